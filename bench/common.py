@@ -17,6 +17,7 @@ JSONL file that every side of a benchmark reads. All of it is a function of its 
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import importlib.util
 import json
@@ -291,6 +292,27 @@ def device_facts(device: str) -> dict[str, Any]:
         "gpu_memory_bytes": torch.cuda.get_device_properties(0).total_memory,
         "cuda": torch.version.cuda,
     }
+
+
+def gpu_parser(doc: str) -> argparse.ArgumentParser:
+    """Return a parser of the arguments that benchmarks on a GPU have in common."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes: proves the script")
+    parser.add_argument("--profile", action="store_true", help="show the longest kernels")
+    add_commit(parser)
+    return parser
+
+
+def add_commit(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that `facts_of` reads."""
+    parser.add_argument("--commit", help="the commit measured, where there is no git")
+
+
+def facts_of(arguments: argparse.Namespace, packages: Iterable[str]) -> dict[str, Any]:
+    """Facts of the machine, with the commit that was named where there is no git."""
+    named = {"commit": arguments.commit} if arguments.commit else {}
+    return machine(packages) | named
 
 
 def write_result(name: str, result: dict[str, Any]) -> Path:

@@ -304,14 +304,11 @@ def _beside(
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model: proves the script")
+    parser = common.gpu_parser(__doc__)
+    parser.add_argument("--result", default="engine_decode", help="name of the file of results")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["0.5b", "1.5b"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 256])
     parser.add_argument("--peer", nargs="*", choices=list(PEERS), default=["dynamic"])
-    parser.add_argument("--profile", action="store_true", help="show the top kernels")
-    parser.add_argument("--commit", help="the commit measured, where there is no git")
     arguments = parser.parse_args()
     if arguments.tiny:
         arguments.shapes, arguments.batches = ["tiny", "tiny-moe"], [1, 8]
@@ -323,9 +320,8 @@ def main() -> None:
     device = torch.device(arguments.device)
     dtype = DTYPES[device.type]
     rates = floor.measure_rates(device, dtype)
-    result = common.machine(PACKAGES) | common.device_facts(arguments.device) | rates.to_json()
-    if arguments.commit:
-        result["commit"] = arguments.commit
+    facts = common.facts_of(arguments, PACKAGES) | common.device_facts(arguments.device)
+    result = facts | rates.to_json()
     result["prompt_tokens"] = PROMPT_TOKENS
     new_tokens = 16 if arguments.tiny else NEW_TOKENS
     for name in arguments.shapes:
@@ -338,7 +334,7 @@ def main() -> None:
     if arguments.tiny:
         print(json.dumps(result))
     else:
-        common.write_result("engine_decode", result)
+        common.write_result(arguments.result, result)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def main() -> None:
 
     def measured(setup: Setup) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            row = _measure(setup, Path(folder), chosen.device)
+            row = measure(setup, Path(folder), chosen.device)
         print(json.dumps(row), flush=True)
         return row
 
@@ -108,7 +108,7 @@ def main() -> None:
     common.write_result(f"estimate_{chosen.device}", result)
 
 
-def _measure(setup: Setup, folder: Path, device: str) -> dict[str, Any]:
+def measure(setup: Setup, folder: Path, device: str) -> dict[str, Any]:
     recipe = _recipe(setup, folder, device)
     over = list(setup.over)
     found = json.loads(_homeostat("estimate", recipe, *over, "--format", "json"))

@@ -155,20 +155,14 @@ def print_training(bench: Bench, model: Decoder, *, num_rows: int, length: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model: proves the script")
-    parser.add_argument("--profile", action="store_true", help="show the longest kernels")
-    parser.add_argument("--commit", help="the commit measured, where there is no git")
-    arguments = parser.parse_args()
+    arguments = common.gpu_parser(__doc__).parse_args()
     device = torch.device(arguments.device)
     dtype = DTYPES[device.type]
     rates = floor.measure_rates(device, dtype)
     name, new_tokens = ("tiny", 8) if arguments.tiny else ("0.5b", NEW_TOKENS)
     bench = Bench(SHAPES[name], device, dtype, rates, new_tokens)
-    result = common.machine(PACKAGES) | common.device_facts(arguments.device) | rates.to_json()
-    if arguments.commit:
-        result["commit"] = arguments.commit
+    facts = common.facts_of(arguments, PACKAGES) | common.device_facts(arguments.device)
+    result = facts | rates.to_json()
     result |= {"shape": name, "dtype": str(dtype).removeprefix("torch.")}
     for numerics in ("fast", "invariant"):
         result[numerics] = measure(bench, numerics, arguments)

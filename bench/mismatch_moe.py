@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from homeostat.algorithms.mismatch import TokenPairs, mismatch_metrics
-from homeostat.columns import dense
+from homeostat.columns import ROUTES, dense
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.trainer import TrainerConfig
@@ -27,8 +27,6 @@ from homeostat.models import hf
 from homeostat.models.build import LoadedModel, load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.lora import merged_state
-from homeostat.models.routing import Routing
-from homeostat.ops.attention import PackedLayout
 from homeostat.rollout.engine import Engine, Request, Sampling, generate
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.train.local import LocalTrainer
@@ -57,8 +55,8 @@ SHAPE: dict[str, Any] = {
 NUM_PROMPTS, NUM_SAMPLES, PROMPT_TOKENS = 8, 4, 24
 REPLAYED = {
     "off": (),
-    "ids": ("routed_experts",),
-    "weights": ("routed_experts", "routed_weights"),
+    "ids": ROUTES[:1],
+    "weights": ROUTES,
 }
 # Factors on random weights that make a trained model's habits: layers that add to the residual
 # stream, routers that are decided, and next-token distributions that are neither flat nor sure.
@@ -108,6 +106,7 @@ def sampled(model: Decoder, *, device: str, new_tokens: int, records: bool) -> l
             seed=0,
             session_key=str(p),
             routed_experts=records,
+            routed_weights=records,
         )
         for p, tokens_T in enumerate(prompts)
         for s in range(NUM_SAMPLES)
@@ -120,25 +119,11 @@ def sampled(model: Decoder, *, device: str, new_tokens: int, records: bool) -> l
         columns = {"engine_logp": logp_T.astype(np.float32)}
         if records:
             parts = (found.prompt_columns, found.columns)
-            own = [dense(columns["routed_experts"]) for columns in parts]
-            columns["routed_experts"] = np.concatenate(own)
+            for name in ROUTES:
+                columns[name] = np.concatenate([dense(part[name]) for part in parts])
         rows.append(TokenRow(len(rows), tokens_T, weights_T, columns))
     engine.close()
     return rows
-
-
-@torch.no_grad()
-def with_weights(model: Decoder, row: TokenRow, *, device: str) -> TokenRow:
-    """Add the weights of the recorded experts: the engine's own, by a pass over what it sampled."""
-    routes = torch.from_numpy(dense(row.columns["routed_experts"])).to(device)
-    free_N = torch.arange(len(row), device=device) == len(row) - 1
-    routing = Routing(routes, free_N, records=True)
-    tokens = torch.from_numpy(row.tokens_T).to(device)
-    layout = PackedLayout.of([len(row)], torch.device(device))
-    model.hidden(tokens, torch.arange(len(row), device=device), layout, routing=routing)
-    weights = routing.recorded_weights().cpu().numpy()
-    weights[-1] = 0
-    return replace(row, columns={**row.columns, "routed_weights": weights})
 
 
 def compared(trainer: LocalTrainer, rows: list[TokenRow], names: tuple[str, ...]) -> dict[str, Any]:
@@ -176,7 +161,6 @@ def measure(path: Path, arguments: argparse.Namespace, trainer_of: Any) -> dict[
     trainer = trainer_of(loaded, arguments)
     engine = e4m3.in_e4m3(loaded.module)
     rows = sampled(engine, records=True, **how)
-    rows = [with_weights(engine, row, device=arguments.device) for row in rows]
     for mode, names in REPLAYED.items():
         found[f"moe e4m3, {mode}"] = compared(trainer, rows, names)
     loaded = load(path, numerics="invariant", **place)

@@ -19,7 +19,6 @@ A layer like Qwen3-30B-A3B's (128 experts, 8 of them for a token, 2048 -> 768) w
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable
@@ -329,19 +328,13 @@ def print_profiles(bench: Bench) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny layer: proves the script")
-    parser.add_argument("--profile", action="store_true", help="show the longest kernels")
-    parser.add_argument("--commit", help="the commit measured, where there is no git")
-    arguments = parser.parse_args()
+    arguments = common.gpu_parser(__doc__).parse_args()
     device = torch.device(arguments.device)
     dtype = torch.bfloat16
     rates = floor.measure_rates(device, dtype)
     bench = Bench(config_of(tiny=arguments.tiny), device, dtype, rates)
-    result = common.machine(PACKAGES) | common.device_facts(arguments.device) | rates.to_json()
-    if arguments.commit:
-        result["commit"] = arguments.commit
+    facts = common.facts_of(arguments, PACKAGES) | common.device_facts(arguments.device)
+    result = facts | rates.to_json()
     num_tokens = 64 if arguments.tiny else TOKENS
     for numerics in ("fast", "invariant"):
         found = measure_training(bench, num_tokens, numerics=numerics)

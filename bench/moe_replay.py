@@ -8,7 +8,8 @@ than the trainer would choose. Three runs from the same start, through the parts
 (model.moe.router_replay=ids) without any correction. Their curves are drawn into
 results/moe_replay.svg. What recording and replaying costs is measured beside them.
 
-    python bench/moe_replay.py
+    python bench/moe_replay.py                  # about ten minutes on one core
+    python bench/moe_replay.py --jobs 3
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import common
+import curves
 import e4m3
 import numpy as np
 import torch
@@ -67,7 +72,7 @@ EXPERTS: dict[str, Any] = {
 }
 # Deviation of the noise on the engine's router logits, and steps from one copy to the next.
 NOISE, INTERVAL = 1.0, 2
-LR = 2e-3
+LR, WARMUP = 2e-3, 20
 PROMPTS_PER_STEP, SAMPLES = 64, 8
 KINDS = {
     "no correction": ("algorithm.correction=null",),
@@ -114,7 +119,7 @@ def config_of(kind: str, weights: Path, steps: int) -> RunConfig:
         f"model.path={weights}",
         "algorithm.type=dr_grpo",
         f"trainer.lr={LR}",
-        "trainer.schedule={type: constant, warmup_steps: 20}",
+        f"trainer.schedule={{type: constant, warmup_steps: {WARMUP}}}",
         f"trainer.max_steps={steps}",
         f"rollout.prompts_per_step={PROMPTS_PER_STEP}",
         f"rollout.samples_per_prompt={SAMPLES}",
@@ -129,6 +134,7 @@ def learner_of(config: RunConfig, trainer: LocalTrainer, run_dir: RunDir) -> Lea
     guarded = GuardedStep(
         trainer,
         config.trainer,
+        moe=config.model.moe,
         memory=memory,
         origin=str,
         run_dir=run_dir,
@@ -199,8 +205,9 @@ def sample(
     return [groups[place] for place in range(len(prompts))]
 
 
-def run(kind: str, weights: Path, folder: Path, *, steps: int, seed: int) -> dict[str, Any]:
+def run(kind: str, *, weights: Path, folder: Path, steps: int, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
+    torch.set_num_threads(1)
     config = config_of(kind, weights, steps)
     tokenizer = load_tokenizer(config.model)
     everything = prompts_of(tokenizer)
@@ -244,8 +251,9 @@ def run(kind: str, weights: Path, folder: Path, *, steps: int, seed: int) -> dic
 
 def costs(weights: Path, folder: Path) -> dict[str, float]:
     """Seconds of sampling and of training with and without routes, and their bytes."""
-    config = config_of("routing replay (R3)", weights, 1)
-    off = config_of("no correction", weights, 1)
+    # As many steps as the warm-up has, at least; one is made.
+    config = config_of("routing replay (R3)", weights, WARMUP)
+    off = config_of("no correction", weights, WARMUP)
     tokenizer = load_tokenizer(config.model)
     prompts = prompts_of(tokenizer)[:PROMPTS_PER_STEP]
     sampling: dict[str, list[float]] = {"off": [], "ids": []}
@@ -291,58 +299,33 @@ def _trainer(config: RunConfig) -> LocalTrainer:
 
 def picture(runs: list[dict[str, Any]], steps: int) -> str:
     """Draw the reward over steps, the mean of five: a line for each run."""
-    width, height, left, top, right, bottom = 860, 420, 56, 52, 210, 46
+    right = 210
     highest = max(0.2, max(max(run["reward"]) for run in runs)) * 1.05
-
-    def place(step: float, value: float) -> tuple[float, float]:
-        x = left + (width - left - right) * step / steps
-        return x, height - bottom - (height - top - bottom) * value / highest
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="system-ui, sans-serif" font-size="13">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{left}" y="24" font-size="16" font-weight="600" fill="#0f172a">Sorting digits '
-        "with experts: an engine in e4m3 whose routers are off by noise</text>",
-    ]
+    title = "Sorting digits with experts: an engine in e4m3 whose routers are off by noise"
+    parts = curves.head(title)
     for tick in range(6):
-        value = highest * tick / 5
-        (x, y), (end, _) = place(0, value), place(steps, value)
-        parts.append(
-            f'<path d="M{x:.1f},{y:.1f}L{end:.1f},{y:.1f}" stroke="#e2e8f0"/>'
-            f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#475569">{value:.2f}'
-            "</text>"
-        )
-    parts.append(
-        f'<text x="{left}" y="{height - 8}" fill="#475569">step (0 to {steps}); reward as sampled, '
-        "mean of 5 steps</text>"
-    )
+        parts.append(curves.grid_line(tick / 5, f"{highest * tick / 5:.2f}", right=right))
+    parts.append(curves.caption(f"step (0 to {steps}); reward as sampled, mean of 5 steps"))
     ends = []
     for run, colour in zip(runs, COLOURS, strict=True):
         reward = run["reward"]
         chunks = [reward[start : start + 5] for start in range(0, len(reward), 5)]
         points = [
-            place(5 * number + 2.5, statistics.mean(chunk)) for number, chunk in enumerate(chunks)
+            curves.place((5 * number + 2.5) / steps, statistics.mean(chunk) / highest, right=right)
+            for number, chunk in enumerate(chunks)
         ]
-        line = "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<path d="M{line}" fill="none" stroke="{colour}" stroke-width="2.2"/>')
+        parts.append(curves.curve(points, colour))
         ends.append((points[-1][1], run["kind"], colour))
-    last = 0.0
-    for y, kind, colour in sorted(ends):
-        last = max(y, last + 18)
-        parts.append(
-            f'<text x="{width - right + 10}" y="{last + 4:.1f}" fill="{colour}" '
-            f'font-weight="600">{kind}</text>'
-        )
-    return "\n".join([*parts, "</svg>", ""])
+    return "\n".join([*parts, *curves.end_labels(ends, right=right), "</svg>", ""])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at one time; each takes a core")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
-    parser.add_argument("--commit", help="the commit measured, where there is no git")
+    common.add_commit(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="homeostat-moe-") as text:
@@ -351,10 +334,10 @@ def main() -> None:
         cost = costs(weights, folder)
         print(cost, flush=True)
         size = {"steps": arguments.steps, "seed": arguments.seed}
-        runs = [run(kind, weights, folder, **size) for kind in arguments.kinds]
-    machine = common.machine(("torch", "transformers"))
-    if arguments.commit:
-        machine["commit"] = arguments.commit
+        each = partial(run, weights=weights, folder=folder, **size)
+        with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+            runs = list(pool.map(each, arguments.kinds))
+    machine = common.facts_of(arguments, ("torch", "transformers"))
     result = {**machine, "noise": NOISE, "interval": INTERVAL, "cost": cost, "runs": runs}
     common.write_result("moe_replay", result)
     if len(runs) == len(KINDS):

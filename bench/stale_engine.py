@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+import curves
 
 ROOT = common.BENCH_DIR.parent
 SFT, GRPO = "tiny_sort_sft_cpu", "tiny_sort_grpo_cpu"
@@ -95,65 +96,44 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 def picture(runs: list[dict[str, Any]]) -> str:
     """Reward over steps: a line for the mean over seeds, a band from the lowest to the highest."""
-    width, height, left, top, right, bottom = 860, 420, 56, 52, 250, 46
+    right = 250
 
-    def place(step: float, value: float) -> str:
-        x = left + (width - left - right) * step / STEPS
-        return f"{x:.1f},{height - bottom - (height - top - bottom) * value / 0.6:.1f}"
+    def place(step: float, value: float) -> tuple[float, float]:
+        return curves.place(step / STEPS, value / 0.6, right=right)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="system-ui, sans-serif" font-size="13">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{left}" y="24" font-size="16" font-weight="600" fill="#0f172a">Sorting digits '
-        f"with an engine that is sent weights every {INTERVAL} updates</text>",
-    ]
-    for tick in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6):
-        start, end = place(0, tick).split(","), place(STEPS, tick).split(",")
-        parts.append(
-            f'<path d="M{start[0]},{start[1]}L{end[0]},{end[1]}" stroke="#e2e8f0"/>'
-            f'<text x="{left - 8}" y="{float(start[1]) + 4:.1f}" text-anchor="end" '
-            f'fill="#475569">{tick:.1f}</text>'
-        )
-    for step in range(0, STEPS + 1, 26):
-        x = place(step, 0).split(",")[0]
-        parts.append(
-            f'<text x="{x}" y="{height - bottom + 20}" text-anchor="middle" fill="#475569">'
-            f"{step}</text>"
-        )
-    parts.append(
-        f'<text x="{left}" y="{height - 8}" fill="#475569">step (mean reward of {WINDOW} steps; '
-        "line: mean of the seeds, band: lowest to highest)</text>"
+    parts = curves.head(
+        f"Sorting digits with an engine that is sent weights every {INTERVAL} updates"
     )
+    for tick in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6):
+        parts.append(curves.grid_line(tick / 0.6, f"{tick:.1f}", right=right))
+    for step in range(0, STEPS + 1, 26):
+        x, y = place(step, 0)
+        parts.append(
+            f'<text x="{x:.1f}" y="{y + 20:.0f}" text-anchor="middle" fill="#475569">{step}</text>'
+        )
+    about = f"mean reward of {WINDOW} steps; line: mean of the seeds, band: lowest to highest"
+    parts.append(curves.caption(f"step ({about})"))
     ends = []
     for kind, colour in zip(KINDS, COLOURS, strict=True):
-        curves = [smooth(run["reward"]) for run in runs if run["kind"] == kind]
-        steps = [WINDOW * (index + 0.5) for index in range(len(curves[0]))]
-        columns = list(zip(*curves, strict=True))
-        upper = [place(s, max(c)) for s, c in zip(steps, columns, strict=True)]
-        lower = [place(s, min(c)) for s, c in zip(steps, columns, strict=True)]
-        middle = [place(s, statistics.mean(c)) for s, c in zip(steps, columns, strict=True)]
-        band = "L".join([*upper, *reversed(lower)])
+        own = [smooth(run["reward"]) for run in runs if run["kind"] == kind]
+        steps = [WINDOW * (index + 0.5) for index in range(len(own[0]))]
+        columns = list(zip(*own, strict=True))
+        upper, lower, middle = (
+            [place(s, of(c)) for s, c in zip(steps, columns, strict=True)]
+            for of in (max, min, statistics.mean)
+        )
+        band = "L".join(f"{x:.1f},{y:.1f}" for x, y in (*upper, *reversed(lower)))
         parts.append(f'<path d="M{band}Z" fill="{colour}" opacity="0.13"/>')
-        parts.append(
-            f'<path d="M{"L".join(middle)}" fill="none" stroke="{colour}" stroke-width="2.2"/>'
-        )
-        ends.append((float(middle[-1].split(",")[1]), kind, colour))
-    last = 0.0
-    for y, kind, colour in sorted(ends):
-        last = max(y, last + 18)
-        parts.append(
-            f'<text x="{width - right + 10}" y="{last + 4:.1f}" fill="{colour}" '
-            f'font-weight="600">{kind}</text>'
-        )
-    return "\n".join([*parts, "</svg>", ""])
+        parts.append(curves.curve(middle, colour))
+        ends.append((middle[-1][1], kind, colour))
+    return "\n".join([*parts, *curves.end_labels(ends, right=right), "</svg>", ""])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--jobs", type=int, default=1, help="runs at one time; each takes a core")
-    parser.add_argument("--commit", help="the commit measured, where there is no git")
+    common.add_commit(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="homeostat-stale-") as folder:
         place = Path(folder)
@@ -162,9 +142,7 @@ def main() -> None:
         with ThreadPoolExecutor(arguments.jobs) as pool:
             runs = list(pool.map(lambda one: run(*one), wanted))
     (common.RESULTS_DIR / "stale_engine.svg").write_text(picture(runs), encoding="utf-8")
-    machine = common.machine(("torch", "transformers"))
-    if arguments.commit:
-        machine["commit"] = arguments.commit
+    machine = common.facts_of(arguments, ("torch", "transformers"))
     common.write_result("stale_engine", {**machine, "settings": SETTINGS, "runs": runs})
 
 

@@ -35,7 +35,7 @@ from homeostat.cli.verbs import app
 from homeostat.config.base import ByteSize, Settings
 from homeostat.config.presets import PRESETS
 from homeostat.config.run import RunConfig
-from homeostat.config.schema import settings_types
+from homeostat.config.schema import has_plain_value, settings_types
 from homeostat.health import remedies
 from homeostat.health.finding import Family, Level
 from homeostat.health.registry import BY_CODE, RULES, SIGNATURES
@@ -76,7 +76,9 @@ RUN_FOLDER = {
     "highest `eval/reward`.",
     "checkpoints/set_aside_*/": "Checkpoints after the step to which `checkpoint.load_step` went "
     "back.",
-    "data/": "The tokenised rows, memory-mapped (`data.cache_dir` names another place). SFT only.",
+    "data/": "The tokenised rows, memory-mapped (`data.cache_dir` names another place). Not in RL.",
+    "reference/": "Log-probs of all rows under the reference (preference training with "
+    "`preference.reference_logps: precomputed`).",
     "journal/": "Scored rollouts, one file per step and sampling round, written before they are "
     "trained on. Only those that a resumed run would need, unless `rollout.keep_journal` is "
     "set.",
@@ -201,6 +203,9 @@ def _type(info: FieldInfo) -> str:
     if children:
         tags = [_tag(child) for child in children]
         kind = "section" if not all(tags) else " or ".join(f"`{tag}`" for tag in tags)
+        if has_plain_value(info.annotation):
+            plain = [part for part in get_args(info.annotation) if has_plain_value(part)]
+            kind = " or ".join([*map(_type_name, plain), kind])
         text = f"list of {kind}" if get_origin(info.annotation) is tuple else kind
         return text + (" or `null`" if _may_be_null(info) else "")
     limits = _limits(info)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,16 @@ for _name, _count in EXAMPLES.items():
     )
 settings.load_profile(os.environ.get("HOMEOSTAT_TEST_PROFILE", "default"))
 
+# What is imported and collected stays until the end, and is a million objects, which the garbage
+# collector would look at again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -40,13 +51,14 @@ def denormals_as_they_were() -> Iterator[None]:
 def workers_are_forked() -> Iterator[None]:
     """Fork workers from a process that has imported torch, which takes seconds in each of them.
 
+    Those that compute rewards, of which each run of RL has one, are forked from one that has not.
     vLLM's are started as always: it must be imported by the process that uses it.
     """
-    from tests.support.forks import forked_workers
+    from tests.support.forks import forked_rewards, forked_workers
 
     from homeostat.rollout.vllm.options import is_installed
 
-    with nullcontext() if is_installed() else forked_workers():
+    with nullcontext() if is_installed() else forked_workers(), forked_rewards():
         yield
 
 

@@ -6,7 +6,8 @@ tiny-sort/ holds a Llama of 133 thousand parameters and a tokenizer with one tok
 ends a sequence, '?' stands for anything else); use it with model.init: random. tiny-sort-moe/ holds
 a Qwen3-MoE of the same width, with 8 experts of which a token uses 2. tiny_sort_sft.jsonl has
 worked examples for the first steps, tiny_sort_prompts.jsonl has prompts with answers to learn
-from by trial, tiny_sort_eval.jsonl has prompts that are in neither.
+from by trial, tiny_sort_eval.jsonl has prompts that are in neither. tiny_sort_pairs.jsonl has a
+right answer and one with two neighbours swapped, for preference training.
 
     python recipes/assets/make_tiny_sort.py [FOLDER]
 """
@@ -26,7 +27,7 @@ DIGITS = "0123456789"
 END, UNKNOWN = "$", "?"
 SYMBOLS = [*DIGITS, ">", END, UNKNOWN]
 NUM_DIGITS = 5
-NUM_SFT, NUM_TRAIN, NUM_EVAL = 1600, 8192, 256
+NUM_SFT, NUM_TRAIN, NUM_EVAL, NUM_PAIRS = 1600, 8192, 256, 1024
 MAX_LENGTH = 32
 
 
@@ -100,6 +101,19 @@ def write_rows(file: Path, numbers: Iterable[str], *, answer: str) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def write_pairs(file: Path, numbers: Iterable[str], *, seed: int) -> None:
+    rng, rows = random.Random(seed), []
+    for digits in numbers:
+        answer = sorted(digits)
+        places = [i for i in range(NUM_DIGITS - 1) if answer[i] != answer[i + 1]]
+        if not places:
+            continue
+        at = rng.choice(places)
+        wrong = [*answer[:at], answer[at + 1], answer[at], *answer[at + 2 :]]
+        rows.append({"prompt": digits + ">", "chosen": "".join(answer), "rejected": "".join(wrong)})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
 def main(folder: Path) -> None:
     write_model(folder / "tiny-sort", describe_model())
     write_model(folder / "tiny-sort-moe", describe_experts())
@@ -113,6 +127,8 @@ def main(folder: Path) -> None:
     ):
         file = folder / f"tiny_sort_{name}.jsonl"
         write_rows(file, (next(drawn) for _ in range(count)), answer=answer)
+    pairs = (next(drawn) for _ in range(NUM_PAIRS))
+    write_pairs(folder / "tiny_sort_pairs.jsonl", pairs, seed=0)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from functools import partial
 from homeostat.config.run import RunConfig
 from homeostat.run.healing.healer import RollBackError
 from homeostat.run.healing.watch import require_known_rules
+from homeostat.run.preference import train_preferences
+from homeostat.run.reward_model import train_reward_model
 from homeostat.run.rl import train_rl
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import Session
@@ -14,6 +16,15 @@ from homeostat.run.sft import train_sft
 from homeostat.run.wiring.compile_cache import own_compile_cache
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
 from homeostat.train.runtime import resolve_device
+from homeostat.types import RunKind
+
+# One training loop per kind of run.
+LOOPS = {
+    RunKind.SFT: train_sft,
+    RunKind.RL: train_rl,
+    RunKind.PREFERENCE: train_preferences,
+    RunKind.REWARD_MODEL: train_reward_model,
+}
 
 
 def train(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunResult:
@@ -23,7 +34,7 @@ def train(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunRe
     checkpoint that the run was rolled back to.
     """
     require_known_rules(config.health)
-    loop = train_rl if config.is_rl else train_sft
+    loop = LOOPS[config.kind]
     emit = partial(session.event, step=session.start_step)
     with own_compile_cache(resolve_device(config), emit=emit):
         while True:

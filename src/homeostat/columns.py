@@ -195,7 +195,22 @@ COLUMNS: dict[str, Column] = {
         Reader.COMPARISON,
     ),
     "ref_logp": _floats("log-prob under the reference", Reader.LOSS),
+    "label": _floats(
+        "label of the row's completion: 1 for a chosen or desirable one, -1 for another; for a "
+        "reward model its score, or the margin of its pair",
+        Reader.LOSS,
+    ),
     "advantage": _floats("advantage of the token", Reader.LOSS),
+    "value": _floats(
+        "critic's value of the state in which the token was chosen, before the step's updates",
+        Reader.LOSS,
+    ),
+    "return": _floats("what the critic is trained towards at the token", Reader.LOSS),
+    "truth": _floats(
+        "1 for a token of the truth, whose cross-entropy is in the loss; 0 for a sampled one",
+        Reader.MODEL,
+        Reader.LOSS,
+    ),
     "routed_experts": Column(
         "experts that the engine sent the token to, in slot order; none of a row's last token, "
         "which no engine runs",
@@ -222,6 +237,8 @@ COLUMNS: dict[str, Column] = {
     ),
 }
 
+# Marks tokens that are imitated, in rows beside those that were sampled.
+TRUTH = "truth"
 
 # The sets that tokens were drawn from, and the most ids that one may have (rollout/kept.py).
 KEPT_IDS = "kept_ids"

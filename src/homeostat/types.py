@@ -32,11 +32,23 @@ BoolArray = NDArray[np.bool_]
 POLICY_ID = "policy"
 
 
+class RunKind(StrEnum):
+    """The kind of training that an algorithm asks for; each has its loop under `run`."""
+
+    SFT = "sft"
+    RL = "rl"
+    PREFERENCE = "preference"
+    REWARD_MODEL = "reward_model"
+
+
 class Role(StrEnum):
     """The model that a Trainer call addresses."""
 
     POLICY = "policy"
     REFERENCE = "reference"
+    CRITIC = "critic"
+    # Computes the features by which energy-based fine-tuning compares texts.
+    FEATURES = "features"
 
 
 class StopReason(StrEnum):
@@ -160,12 +172,17 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A row to answer. `prompt` is its text or its messages; `columns` holds the other columns."""
+    """A row to answer. `prompt` is its text or its messages; `columns` holds the other columns.
+
+    `reference_T` is what the policy should have answered, in tokens that follow those of the
+    prompt; None if the run compares samples with nothing.
+    """
 
     prompt_id: int
     tokens_T: IntArray
     prompt: str | list[dict[str, Any]]
     columns: Mapping[str, Any]
+    reference_T: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,10 +299,10 @@ class Outputs:
     """A request for outputs of a forward pass.
 
     `logp` and `entropy` are of the trained tokens, under the distribution at `temperature`;
-    `value` needs a model with a value head. `hidden` names layers as transformers numbers them (0
-    is the embedding, the last one is after the final norm). Hidden states never leave the rank
-    that computed them: `reducer` names what is made of them there (train/reducers.py). `load` is
-    the load of the model's experts.
+    `value` needs a model with a value head, which gives no log-probs. `hidden` names layers as
+    transformers numbers them (0 is the embedding, the last one is after the final norm). Hidden
+    states never leave the rank that computed them: `reducer` names what is made of them there
+    (train/reducers.py). `load` is the load of the model's experts.
     """
 
     logp: bool = False
@@ -306,12 +323,15 @@ class Outputs:
 class Computed:
     """The outputs of a forward pass over one batch; None or no entry for what was not asked for.
 
-    `hidden` maps a layer to what the reducer made of its states.
+    `value_M` is the value of the state in which each trained token was chosen, that is of the text
+    before it; `value_B` that of each whole row, at its last token. `hidden` maps a layer to what
+    the reducer made of its states.
     """
 
     logp_M: FloatArray | None = None
     entropy_M: FloatArray | None = None
     value_M: FloatArray | None = None
+    value_B: FloatArray | None = None
     hidden: Mapping[int, FloatArray] = field(default_factory=dict)
     load_LE: FloatArray | None = None
 
@@ -355,9 +375,10 @@ class UpdateReport:
 
     `applied` is False if the loss or gradient was not finite; weights and optimizer are then
     exactly as before the step. `stats` holds the values that the loss measured. `row_logp` holds,
-    for each row, the log-probs of its trained tokens under the weights before the update. `probes`
-    holds the measurements of this update by metric name, if it was measured; `unmeasured` says why
-    a measurement is missing. `load` is None if the model has no experts.
+    for each row, the log-probs of its trained tokens under the weights before the update; their
+    values, if the model has a value head. `probes` holds the measurements of this update by metric
+    name, if it was measured; `unmeasured` says why a measurement is missing. `load` is None if the
+    model has no experts.
     """
 
     step: int

@@ -66,7 +66,7 @@ def load(family: str, folder: Path) -> Model:
 
 def asking(lengths: tuple[int, ...], new: int, samples: int) -> list[Request]:
     wanted = requests(prompts(lengths), Sampling(new), samples=samples)
-    return [replace(request, routed_experts=True) for request in wanted]
+    return [replace(request, routed_experts=True, routed_weights=True) for request in wanted]
 
 
 def check(model: Model, wanted: list[Request], found: list[Completion]) -> None:
@@ -82,6 +82,9 @@ def check(model: Model, wanted: list[Request], found: list[Completion]) -> None:
         columns = (completion.prompt_columns, completion.columns)
         routes_NLK = np.concatenate([dense(one["routed_experts"]) for one in columns])
         np.testing.assert_array_equal(routes_NLK[:-1], routing.recorded().numpy()[:-1])
+        weights_NLK = np.concatenate([dense(one["routed_weights"]) for one in columns])
+        own_NLK = routing.recorded_weights().numpy()
+        np.testing.assert_allclose(weights_NLK[:-1], own_NLK[:-1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -89,6 +92,7 @@ def test_routes_come_through_router_mirror_and_process(family: str, tmp_path: Pa
     model, wanted = load(family, tmp_path), asking((9, 21, 4), 8, 2)
     engine = native_with_a_helper(model)
     assert engine.capabilities.routed_experts
+    assert engine.capabilities.routed_weights
     check(model, wanted, run(engine, wanted))
     engine.begin_update(Quiesce.DRAIN)
     change(model)

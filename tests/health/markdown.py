@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,25 @@ class Case:
 
     def _lines(self, block: str) -> list[str]:
         return [line for line in self.blocks.get(block, "").splitlines() if line.strip()]
+
+
+def by_code(cases: Iterable[Case]) -> dict[str, list[Case]]:
+    """Return the cases of each rule. One test for all of a rule's cases is a thousand tests fewer,
+    of which each takes longer to start than a case does to judge."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(case.code, []).append(case)
+    return found
+
+
+@contextmanager
+def named(title: str) -> Iterator[None]:
+    """Add the title of a case to what fails in it."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(f"in the case: {title}")
+        raise
 
 
 def read_cases(file: Path) -> Iterator[Case]:

@@ -17,17 +17,24 @@ import pytest
 from tests.support import ranks
 from tests.support.every_key import (
     cluster,
+    curriculum,
     engine_vllm,
     inputs,
     moe,
     outputs,
+    preference,
+    reward_model,
     rl_algorithm,
     rl_correction,
+    rl_critic,
+    rl_ebft,
     rl_health,
+    rl_model_rewards,
     rl_replay,
     rl_rewards,
     rl_sampling,
     rl_sources,
+    rl_surrogates,
     rl_sync,
     trainer,
 )
@@ -38,18 +45,24 @@ from homeostat.config import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
-SFT_PARTS = (inputs, moe, trainer, cluster, outputs)
+SFT_PARTS = (inputs, moe, trainer, cluster, outputs, preference, reward_model)
 RL_PARTS = (
     rl_algorithm,
     rl_correction,
+    rl_critic,
+    rl_ebft,
+    rl_surrogates,
     rl_sampling,
     rl_rewards,
+    rl_model_rewards,
     rl_sources,
     rl_sync,
     rl_health,
     rl_replay,
+    curriculum,
 )
 SFT_CASES = {name: case for part in SFT_PARTS for name, case in part.CASES.items()}
+SFT_CASES |= curriculum.SFT_CASES
 RL_CASES = {name: case for part in RL_PARTS for name, case in part.CASES.items()}
 # Real runs with vLLM, where it is installed: tests/vllm/test_vllm_keys.py.
 CASES = {**SFT_CASES, **RL_CASES, **engine_vllm.CASES}
@@ -76,7 +89,8 @@ def rl_workshop(tmp_path_factory: pytest.TempPathFactory) -> RlWorkshop:
 def test_every_key_has_a_case() -> None:
     assert sorted(set(all_keys()) - CASES.keys()) == [], "keys that nothing shows to work"
     assert sorted(CASES.keys() - set(all_keys())) == [], "cases of keys that do not exist"
-    assert len(CASES) == sum(len(part.CASES) for part in (*SFT_PARTS, *RL_PARTS, engine_vllm))
+    parts = (*SFT_PARTS, *RL_PARTS, engine_vllm)
+    assert len(CASES) == sum(len(part.CASES) for part in parts) + len(curriculum.SFT_CASES)
 
 
 def test_two_runs_of_one_recipe_are_equal_to_the_bit(workshop: Workshop) -> None:

@@ -296,15 +296,18 @@ def test_a_decoding_step_of_experts(kind: str) -> None:
         narrow_experts(found_BD, norm_D, block, state.rows(count), scratch, eps=EPS)
         assert_near(found_BD - x_BD, wanted_BD, 1e-5)
         assert not scratch.arrived_B.any()
-        noted = [state.routes_SBLK.clone()]
-        state.routes_SBLK.zero_()
+        noted = [(state.routes_SBLK.clone(), state.shares_SBLK.clone())]
+        state.routes_SBLK.zero_(), state.shares_SBLK.zero_()
         assert_near(wide_experts(normed_BD, block, state.rows(count)), wanted_BD, 1e-5)
-        noted.append(state.routes_SBLK)
-    for routes_SBLK in noted:
+        noted.append((state.routes_SBLK, state.shares_SBLK))
+    for routes_SBLK, shares_SBLK in noted:
         for row, step in enumerate((1, 5)):
-            assert routes_SBLK[step, row, block.number].tolist() == ids_BK[row].tolist()
-            routes_SBLK[step, row, block.number] = 0
+            at = step, row, block.number
+            assert routes_SBLK[at].tolist() == ids_BK[row].tolist()
+            assert_near(shares_SBLK[at], weights_BK[row], 1e-6)
+            routes_SBLK[at], shares_SBLK[at] = 0, 0
         assert not routes_SBLK.any(), "nothing else was written"
+        assert not shares_SBLK.any(), "nothing else was written"
 
 
 def sampled(made: Decoder, how: str, asked: list[Request]) -> tuple[NativeEngine, list[Completion]]:
@@ -327,15 +330,24 @@ def requests(*groups: tuple[int, int]) -> list[Request]:
     rng = np.random.default_rng(0)
     return [
         Request(
-            str(number), rng.integers(0, 60, length), Sampling(new), seed=0, routed_experts=True
+            str(number),
+            rng.integers(0, 60, length),
+            Sampling(new),
+            seed=0,
+            routed_experts=True,
+            routed_weights=True,
         )
         for number, (length, new) in enumerate(groups)
     ]
 
 
-def routes(completion: Completion) -> list[list[list[int]]]:
+def column(completion: Completion, name: str) -> np.ndarray:
     columns = [completion.prompt_columns, *(s.columns for s in completion.segments)]
-    return np.concatenate([dense(one["routed_experts"]) for one in columns]).tolist()
+    return np.concatenate([dense(one[name]) for one in columns])
+
+
+def routes(completion: Completion) -> list[list[list[int]]]:
+    return column(completion, "routed_experts").tolist()
 
 
 # Narrow with one row; wide with six, and narrow when one of them is left.
@@ -357,6 +369,8 @@ def test_bursts_sample_and_route_as_the_plain_engine_does(groups: Groups) -> Non
         assert one.tokens_T.tolist() == other.tokens_T.tolist()
         assert routes(one) == routes(other)
         np.testing.assert_allclose(one.engine_logp_T, other.engine_logp_T, atol=1e-5)
+        shares = (column(made, "routed_weights") for made in (one, other))
+        np.testing.assert_allclose(*shares, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -371,6 +385,8 @@ def test_invariant_bursts_have_the_bits_of_the_plain_engine_and_of_scoring(group
         assert one.tokens_T.tolist() == other.tokens_T.tolist()
         assert one.engine_logp_T.tolist() == other.engine_logp_T.tolist()
         assert routes(one) == routes(other)
+        shares = [column(made, "routed_weights").tolist() for made in (one, other)]
+        assert shares[0] == shares[1]
         whole_T = np.concatenate([request.tokens_T, one.tokens_T])
         is_new_T = (np.arange(len(whole_T)) >= len(request.tokens_T)).astype(np.float32)
         scored = engine.score([TokenRow(0, whole_T, is_new_T)], temperature=1.0)

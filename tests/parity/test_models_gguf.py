@@ -293,9 +293,9 @@ def test_lengths_and_types_that_cannot_be_are_refused_at_once(tmp_path):
     rng = random.Random(3)
     ends = whole.index(b"output_norm")
     num_refused = 0
-    for _ in range(60):
+    for _ in range(24):
         at = rng.randrange(8, ends)
         value = rng.choice([0, 1, 2**31, 2**40, 2**63, 2**64 - 1])
         path.write_bytes(whole[:at] + value.to_bytes(8, "little") + whole[at + 8 :])
         num_refused += refuse_or_read(path)
-    assert num_refused > 20
+    assert num_refused > 8

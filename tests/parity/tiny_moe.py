@@ -4,50 +4,28 @@ from pathlib import Path
 
 import torch
 from tests.parity.tiny_models import random_model
+from tests.support.moe import MOE_FAMILIES
 
 _COMMON = {"hidden_size": 32, "num_hidden_layers": 3, "head_dim": 8}
+_QWEN, _MIXTRAL, _DOTS = (
+    MOE_FAMILIES[name] | _COMMON for name in ("qwen3_moe", "mixtral", "dots1")
+)
 MOE = {
-    "qwen3_moe": _COMMON
+    "qwen3_moe": _QWEN | {"num_experts": 6, "num_experts_per_tok": 2, "mlp_only_layers": [1]},
+    "qwen3_moe_plain": _QWEN
     | {
-        "model_type": "qwen3_moe",
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "norm_topk_prob": True,
-        "mlp_only_layers": [1],
-    },
-    "qwen3_moe_plain": _COMMON
-    | {
-        "model_type": "qwen3_moe",
         "num_experts": 4,
-        "num_experts_per_tok": 3,
         "moe_intermediate_size": 16,
         "norm_topk_prob": False,
         "decoder_sparse_step": 2,
         "tie_word_embeddings": True,
     },
-    "mixtral": _COMMON
+    "mixtral": _MIXTRAL | {"num_local_experts": 4, "intermediate_size": 24},
+    "dots1": _DOTS
     | {
-        "model_type": "mixtral",
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "intermediate_size": 24,
-        "sliding_window": None,
-    },
-    "dots1": _COMMON
-    | {
-        "model_type": "dots1",
         "n_routed_experts": 8,
-        "num_experts_per_tok": 3,
         "moe_intermediate_size": 24,
-        "n_shared_experts": 2,
-        "n_group": 4,
-        "topk_group": 2,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 1.7,
-        "first_k_dense_replace": 1,
         "layer_types": ["full_attention"] * 3,
-        "sliding_window": None,
     },
 }
 

@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,9 +30,11 @@ from homeostat.cli.verbs import app
 from homeostat.config import load_config
 from homeostat.config.data import (
     MessagesSource,
+    PreferenceSource,
     PromptCompletionSource,
     PromptSource,
     TextSource,
+    UnpairedPreferenceSource,
 )
 from homeostat.config.load import build_config
 from homeostat.config.model import ModelConfig
@@ -59,6 +62,12 @@ RL_BASE = {
     "data": {"train": [{"type": "prompts", "path": "prompts.jsonl"}]},
     "rewards": {"functions": [{"type": "exact_match"}]},
 }
+PREFERENCE_BASE = {
+    **BASE,
+    "algorithm": {"type": "dpo"},
+    "data": {"train": [{"type": "preference", "path": "pairs.jsonl"}]},
+}
+PREFERENCES = {"dpo", "ipo", "kto", "orpo", "simpo"}
 RL_KEYS = {"rollout", "engine", "rewards", "reference", "debug"}
 RL_SOURCES = {"prompts", "reasoning_gym"}
 
@@ -90,6 +99,11 @@ def load_generator() -> ModuleType:
     return module
 
 
+@cache
+def fresh_pages() -> dict[str, str]:
+    return load_generator().pages()
+
+
 @pytest.fixture(scope="module")
 def beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the guides have it: recipes/, runs/ with runs of SFT and RL, another's log."""
@@ -114,7 +128,7 @@ def beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs.train(build_config(raw, [], file=None))
     first, second = (ROOT / "recipes" / f"{act}.yaml" for act in ACTS)
     own = [f"runs_dir={folder / 'runs'}", "observe.console=quiet"]
-    made = runs.train(load_config(first, own)).export
+    made = runs.train(load_config(first, [*own, "trainer.max_steps=2"])).export
     small = ["trainer.max_steps=2", "rollout.prompts_per_step=8", f"model.path={made}"]
     runs.train(load_config(second, own + small))
     return folder
@@ -124,14 +138,14 @@ def beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "name", ["config.md", "metrics.md", "events.md", "run_folder.md", "cli.md", "rules.md"]
 )
 def test_the_reference_is_fresh(name: str) -> None:
-    fresh = load_generator().pages()
+    fresh = fresh_pages()
     assert name in fresh
     stored = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert stored == fresh[name], "stale: run `make docs`"
 
 
 def test_the_pages_of_the_rules_are_fresh() -> None:
-    fresh = {name: text for name, text in load_generator().pages().items() if "/" in name}
+    fresh = {name: text for name, text in fresh_pages().items() if "/" in name}
     stored = {
         f"rules/{file.name}": file.read_text(encoding="utf-8")
         for file in (ROOT / "docs" / "reference" / "rules").glob("*.md")
@@ -143,7 +157,7 @@ def test_the_pages_of_the_rules_are_fresh() -> None:
 def test_the_reference_has_no_other_pages() -> None:
     folder = ROOT / "docs" / "reference"
     files = (file for file in folder.rglob("*") if file.is_file())
-    assert {file.relative_to(folder).as_posix() for file in files} == set(load_generator().pages())
+    assert {file.relative_to(folder).as_posix() for file in files} == set(fresh_pages())
 
 
 def test_every_key_is_in_the_reference() -> None:
@@ -175,17 +189,21 @@ def test_a_run_writes_nothing_that_is_not_documented(beside_a_run: Path) -> None
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_yaml_is_a_recipe_or_a_part_of_one(text: str) -> None:
     raw, _ = parse_yaml(text, name="docs")
-    build_config(fill(raw, RL_BASE if is_rl(raw) else BASE), [], file=None)
+    build_config(fill(raw, base_of(raw)), [], file=None)
 
 
-def is_rl(raw: dict[str, Any]) -> bool:
+def base_of(raw: dict[str, Any]) -> dict[str, Any]:
     types = {source["type"] for source in raw.get("data", {}).get("train", [])}
     algorithm = raw.get("algorithm", {}).get("type", "sft")
-    return algorithm != "sft" or bool(RL_KEYS & raw.keys() or RL_SOURCES & types)
+    if algorithm in (*PREFERENCES, "reward_model"):
+        return PREFERENCE_BASE
+    is_rl = algorithm != "sft" or bool(RL_KEYS & raw.keys() or RL_SOURCES & types)
+    return RL_BASE if is_rl else BASE
 
 
 @pytest.mark.parametrize("text", blocks("jsonl"))
 def test_rows_can_be_trained_on(text: str) -> None:
+    from homeostat.data.preferences import encode_labelled
     from homeostat.data.prompts import make_prompt
     from homeostat.data.rows import encode_row
     from homeostat.data.tokenizer import load_tokenizer
@@ -196,8 +214,17 @@ def test_rows_can_be_trained_on(text: str) -> None:
         "completion": PromptCompletionSource(type="prompt_completion", path="x"),
         "text": TextSource(type="text", path="x"),
     }
+    labelled = {
+        "chosen": PreferenceSource(type="preference", path="x"),
+        "label": UnpairedPreferenceSource(type="unpaired_preference", path="x"),
+    }
     for line in text.splitlines():
         row = json.loads(line)
+        source = next((source for column, source in labelled.items() if column in row), None)
+        if source is not None:
+            made = encode_labelled(row, source=source, tokenizer=tokenizer)
+            assert all(weights_T.any() for (_, weights_T), _ in made)
+            continue
         source = next((source for column, source in sources.items() if column in row), None)
         if source is None:
             prompts = PromptSource(type="prompts", path="x")

@@ -57,6 +57,13 @@ def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
             yield node
 
 
+def last_name(called: ast.expr) -> str:
+    """Return the name that is called, without what it belongs to: `suppress`, `event`."""
+    if isinstance(called, ast.Attribute):
+        return called.attr
+    return called.id if isinstance(called, ast.Name) else ""
+
+
 def test_there_is_something_to_look_at() -> None:
     assert len(SOURCES) > 50
     assert RECIPES
@@ -91,7 +98,7 @@ def broad_excepts(file: Path) -> set[tuple[str, str]]:
     for function in functions(file):
         for node in ast.walk(function):
             broad = isinstance(node, ast.ExceptHandler) and is_broad(node)
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            if isinstance(node, ast.Call) and last_name(node.func) == "suppress":
                 broad = any(ast.unparse(arg).endswith("Exception") for arg in node.args)
             if broad:
                 found.add((name_of(file), function.name))
@@ -105,7 +112,7 @@ def test_no_except_is_broad_without_a_reason() -> None:
 
 def prints(node: ast.AST) -> bool:
     """Writing to stderr is left: it is the last resort of what cannot be logged."""
-    if not isinstance(node, ast.Call):
+    if not isinstance(node, ast.Call) or last_name(node.func) not in ("print", "write"):
         return False
     elsewhere = any(ast.unparse(word) == "file=sys.stderr" for word in node.keywords)
     return ast.unparse(node.func) in ("print", "sys.stdout.write") and not elsewhere
@@ -192,7 +199,7 @@ def event_kinds() -> Iterator[tuple[str, str]]:
         for node in ast.walk(tree_of(file)):
             if not isinstance(node, ast.Call) or not node.args:
                 continue
-            if ast.unparse(node.func).split(".")[-1] not in ("event", "emit", "append_event"):
+            if last_name(node.func) not in ("event", "emit", "append_event"):
                 continue
             for part in ast.walk(node.args[0]):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):

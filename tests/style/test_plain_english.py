@@ -11,6 +11,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,7 @@ PATTERNS = {
 ANY_PRIVATE = re.compile(rf"\b(?:{'|'.join(PRIVATE_WORDS)})\b", re.IGNORECASE)
 
 
+@cache
 def sources() -> list[Path]:
     found = (
         file for place in COVERED for file in ([place] if place.suffix else place.rglob("*.py"))
@@ -127,7 +129,7 @@ def help_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if not isinstance(node, ast.Call):
             continue
         values = [word.value for word in node.keywords if word.arg == "help"]
-        if ast.unparse(node.func) in ("MetricInfo", "EventInfo"):
+        if isinstance(node.func, ast.Name) and node.func.id in ("MetricInfo", "EventInfo"):
             values += node.args
         for value in values:
             if isinstance(value, ast.Constant) and isinstance(value.value, str):

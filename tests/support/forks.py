@@ -8,17 +8,13 @@ and end, and may be killed. Only its imports are shared, which take ten times as
 `forked_workers` lets workers be started in this manner, too. Starts themselves are tested where
 they are real: tests/contract/test_worker_group_contract.py, tests/integration/test_fsdp_run.py.
 
-The server runs no threads and computes nothing, so that a fork of it is sound.
+The server is tests/support/fork_server.py.
 """
 
 from __future__ import annotations
 
-import atexit
-import gc
-import importlib
 import json
 import os
-import random
 import select
 import signal
 import socket
@@ -26,7 +22,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -34,6 +29,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from tests.support.fork_server import MAX_REQUEST_BYTES
+
+from homeostat.rewards import process as reward_process
 from homeostat.workers import launchers
 from homeostat.workers.child import Ticket
 
@@ -41,7 +39,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAINS = ("homeostat.cli.verbs", "homeostat.api", "homeostat.train.local", "transformers")
 # torch.distributed.fsdp imports torch's compiler.
 SHARDS = (*TRAINS, "homeostat.train.fsdp.make")
-MAX_REQUEST_BYTES = 2**17
+# A worker that scores completions starts without torch.
+REWARDS = ("homeostat.rewards.worker",)
 START_SECONDS = 120
 
 
@@ -57,15 +56,19 @@ class Forked:
         env: Mapping[str, str],
         output: int | None = None,
         imported: tuple[str, ...] = TRAINS,
+        streams: Sequence[int] = (),
+        cwd: str | None = None,
         **more: Any,
     ) -> None:
+        """`streams` are its standard input, and descriptors that the code finds in STREAMS."""
         self.returncode: int | None = None
         self._lock = threading.Lock()
         self._output, theirs = os.pipe()
         self._end, end = os.pipe()
-        request = {"code": code, "argv": ["-c", *arguments], "env": dict(env), "cwd": os.getcwd()}
-        streams = [theirs if output is None else output, end]
-        self.pid = _server(imported).fork(request | more, streams)
+        argv, cwd = ["-c", *arguments], cwd or os.getcwd()
+        request = {"code": code, "argv": argv, "env": dict(env), "cwd": cwd}
+        passed = [theirs if output is None else output, end, *streams]
+        self.pid = _server(imported).fork(request | more, passed)
         os.close(theirs)
         os.close(end)
 
@@ -147,6 +150,45 @@ def _fork_worker(command: Sequence[str], ticket: Ticket, *, env: Mapping[str, st
     return worker
 
 
+class _ForkedReward(Forked):
+    """A worker that scores completions, as rewards/process.py knows it."""
+
+    def __init__(self, setup: reward_process.Setup, marker: str, *, channel: int, dump: int):
+        path = [str(setup.folder), *(entry for entry in sys.path if isinstance(entry, str))]
+        log_file = None if setup.log_file is None else str(setup.log_file.resolve())
+        code = f"from homeostat.rewards.worker import main\nmain(*STREAMS, {log_file!r})"
+        theirs, ours = os.pipe()
+        self.stdin = os.fdopen(ours, "wb", buffering=0)
+        with open(setup.log_file or os.devnull, "ab") as output:
+            super().__init__(
+                code,
+                env={**os.environ, reward_process.MARKER: marker},
+                output=output.fileno(),
+                imported=REWARDS,
+                streams=[theirs, channel, dump],
+                cwd=str(setup.folder),
+                path=path,
+            )
+        os.close(theirs)
+
+
+_really_start_reward = reward_process._start
+
+
+@contextmanager
+def forked_rewards() -> Iterator[None]:
+    """Workers that score completions are forked."""
+    with patch.object(reward_process, "_start", _ForkedReward):
+        yield
+
+
+@contextmanager
+def real_rewards() -> Iterator[None]:
+    """Workers that score completions are started as they are outside of tests."""
+    with patch.object(reward_process, "_start", _really_start_reward):
+        yield
+
+
 class _Server:
     """The process that is forked, as its client sees it. It ends with this process."""
 
@@ -157,7 +199,13 @@ class _Server:
         with theirs:
             path = os.pathsep.join(os.path.abspath(entry) for entry in (ROOT, *sys.path))
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.forks", str(theirs.fileno()), *imported],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.support.fork_server",
+                    str(theirs.fileno()),
+                    *imported,
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": path},
@@ -179,104 +227,3 @@ SERVERS: list[int] = []
 @cache
 def _server(imported: tuple[str, ...]) -> _Server:
     return _Server(imported)
-
-
-def _serve(connection: socket.socket) -> dict[str, Any]:
-    """Fork for each request. Returns in the children alone, with their request."""
-    # SIGCHLD wakes the select below.
-    woken, wakes = os.pipe()
-    for end in (woken, wakes):
-        os.set_blocking(end, False)
-    signal.set_wakeup_fd(wakes)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    ends: dict[int, int] = {}
-    while True:
-        ready = select.select([connection, woken], [], [])[0]
-        if woken in ready:
-            os.read(woken, 2**10)
-            _reap(ends)
-        if connection in ready:
-            packed, pipes, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 2)
-            if not packed:
-                sys.exit(0)
-            output, end = pipes
-            child = os.fork()
-            if child == 0:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for number in (woken, wakes, end, *ends.values()):
-                    os.close(number)
-                connection.close()
-                for stream in (1, 2):
-                    os.dup2(output, stream)
-                os.close(output)
-                return json.loads(packed)
-            os.close(output)
-            ends[child] = end
-            connection.send(str(child).encode())
-
-
-def _reap(ends: dict[int, int]) -> None:
-    """Write down how children ended, as `subprocess` would say it."""
-    for child in list(ends):
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            end = ends.pop(child)
-            os.write(end, str(os.waitstatus_to_exitcode(status)).encode())
-            os.close(end)
-
-
-def _become(request: dict[str, Any]) -> types.ModuleType:
-    """Make this process that of the request. Returns its main module."""
-    os.chdir(request["cwd"])
-    os.environ.clear()
-    os.environ.update(request["env"])
-    sys.argv[:] = request["argv"]
-    if "path" in request:
-        # A worker: it leads a session, and no line of it is lost at its end.
-        sys.path[:] = request["path"]
-        os.setsid()
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(write_through=True)
-    # Names of temporary files and the like are not to be those of the last child.
-    random.seed()
-    # Processes that this one spawns import its main module again: it is not to be this file.
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    return sys.modules["__main__"]
-
-
-def main() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    for name in sys.argv[2:]:
-        importlib.import_module(name)
-    from transformers import PreTrainedTokenizerFast  # noqa: F401
-
-    assert threading.active_count() == 1, threading.enumerate()
-    gc.freeze()
-    request = _serve(connection)
-    status = _run(request["code"], _become(request))
-    # What Python does at its end, except for taking apart all modules: that takes half a second.
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(status)
-
-
-def _run(code: str, module: types.ModuleType) -> int:
-    """Return the exit status that Python would end with."""
-    try:
-        exec(compile(code, "<string>", "exec"), vars(module))
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        print(end.code, file=sys.stderr)
-        return 1
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,9 @@ from homeostat.algorithms.policy import PolicyTokens, policy_loss, policy_spec
 from homeostat.config.algorithm import AnyAlgorithm
 from homeostat.types import LossSpec
 
-ALGORITHMS = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp"]
+# Algorithms that clip the ratio as PPO does, on which a dual clip works; and all of them.
+RATIO_ALGORITHMS = ["grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce_pp", "ppo"]
+ALGORITHMS = [*RATIO_ALGORITHMS, "cispo", "cpgd", "sapo", "gmpo"]
 
 
 def config_of(name: str, **keys):
@@ -86,8 +88,43 @@ def objective(row: Row, token: int, config) -> tuple[float, list[float]]:
         weight = min(max(ratio, 1 - config.clip_low), 1 + config.clip_high)
         derivatives[token] = weight * advantage
         return weight * advantage * row.new[token], derivatives
-    value, derivatives[token] = ppo(ratio, advantage, config)
+    if config.type == "gmpo":
+        return geometric(row, advantage, config)
+    one = {"cpgd": clipped_log, "sapo": gated}.get(config.type, ppo)
+    value, derivatives[token] = one(ratio, advantage, config)
     return value, derivatives
+
+
+def clipped_log(ratio: float, advantage: float, config) -> tuple[float, float]:
+    """min(ln r A, clip(ln r) A) less the drift; and its derivative by ln r."""
+    log_ratio = math.log(ratio)
+    bound = min(max(log_ratio, math.log(1 - config.clip_low)), math.log(1 + config.clip_high))
+    plain, bounded = log_ratio * advantage, bound * advantage
+    value, slope = (plain, advantage) if plain <= bounded else (bounded, 0.0)
+    if ratio <= 1 + config.drift_clip:
+        return value - config.drift * (ratio - 1 - log_ratio), slope - config.drift * (ratio - 1)
+    edge = config.drift_clip - math.log(1 + config.drift_clip)
+    beyond = config.drift_clip * (log_ratio - math.log(1 + config.drift_clip))
+    return value - config.drift * (edge + beyond), slope - config.drift * config.drift_clip
+
+
+def gated(ratio: float, advantage: float, config) -> tuple[float, float]:
+    """4 / tau * sigmoid(tau (r - 1)) A, and its derivative by ln r."""
+    tau = config.tau_pos if advantage > 0 else config.tau_neg
+    gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
+    return 4 / tau * gate * advantage, 4 * gate * (1 - gate) * ratio * advantage
+
+
+def geometric(row: Row, advantage: float, config) -> tuple[float, list[float]]:
+    """A times the geometric mean of the clipped ratios, and its derivatives."""
+    logs = [new - old for new, old in zip(row.new, row.old, strict=True)]
+    if advantage > 0:
+        bounded = [min(x, config.clip_high) for x in logs]
+    else:
+        bounded = [max(x, -config.clip_low) if advantage < 0 else x for x in logs]
+    value = advantage * math.exp(sum(bounded) / len(logs))
+    free = [x == b for x, b in zip(logs, bounded, strict=True)]
+    return value, [value / len(logs) * is_free for is_free in free]
 
 
 def divergence(row: Row, token: int, kl) -> tuple[float, float]:

@@ -24,8 +24,15 @@ from homeostat.run.session.session import open_session
 from homeostat.train.checkpoint import CheckpointStore
 
 
-def train(config: RunConfig) -> RunResult:
-    console = Console(file=io.StringIO())
+def told(config: RunConfig) -> str:
+    """Train, and return the lines that the console showed."""
+    shown = io.StringIO()
+    train(config, console=Console(file=shown, width=200))
+    return shown.getvalue()
+
+
+def train(config: RunConfig, *, console: Console | None = None) -> RunResult:
+    console = console or Console(file=io.StringIO())
     with open_session(
         config, recipe="", command=["homeostat", "train"], console=console, log_level="warning"
     ) as session:

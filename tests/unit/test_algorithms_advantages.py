@@ -15,7 +15,7 @@ from homeostat.algorithms.baselines import RewardBatch, has_signal
 from homeostat.algorithms.catalogue import advantages
 from homeostat.config.algorithm import AnyAlgorithm
 
-GROUP_ALGORITHMS = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
+GROUP_ALGORITHMS = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "cpgd", "sapo", "gmpo"]
 ALL = [*GROUP_ALGORITHMS, "reinforce_pp"]
 NAN = math.nan
 

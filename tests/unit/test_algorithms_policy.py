@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.policy import (
     ALGORITHMS,
+    RATIO_ALGORITHMS,
     Row,
     assert_equals_the_formula,
     config_of,
@@ -25,8 +26,6 @@ from tests.support.policy import (
 
 from homeostat.algorithms.policy import PolicyTokens, policy_loss
 from homeostat.types import LossSpec
-
-RATIO_ALGORITHMS = [name for name in ALGORITHMS if name != "cispo"]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -54,7 +53,7 @@ def test_a_dual_clip_equals_the_formula(name, seed):
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "cpgd"])
 def test_a_kl_penalty_and_an_entropy_bonus_equal_the_formula(name, estimator, weighted):
     kl = {"coefficient": 0.3, "estimator": estimator, "importance_weighted": weighted}
     assert_equals_the_formula(random_rows(5), wide(name, kl=kl, entropy_bonus=0.07))
@@ -178,12 +177,15 @@ def test_what_is_measured_equals_loops_over_the_tokens(name):
             want["entropy"] += row.entropy[token]
             want["kl"] += (row.new[token] - row.ref[token]) ** 2 / 2
             want["ratio"] += ratio
-            want["clip_low"] += ratio < 1 - config.clip_low and (both or advantage < 0)
-            want["clip_high"] += ratio > 1 + config.clip_high and (both or advantage > 0)
+            low, high = 1 - config.clip_low, 1 + config.clip_high
+            if name == "gmpo":
+                low, high = math.exp(-config.clip_low), math.exp(config.clip_high)
+            clips = name != "sapo"
+            want["clip_low"] += clips and ratio < low and (both or advantage < 0)
+            want["clip_high"] += clips and ratio > high and (both or advantage > 0)
             want["old_kl"] += math.exp(log_ratio) - 1 - log_ratio
             ratios.append(ratio)
-    assert want["clip_low"] > 0
-    assert want["clip_high"] > 0
+    assert (want["clip_low"] > 0) == (want["clip_high"] > 0) == (name != "sapo")
     assert {key: value.item() for key, value in terms.sums.items()} == pytest.approx(want)
     assert {key: value.item() for key, value in terms.maxima.items()} == pytest.approx(
         {"ratio_max": max(ratios), "ratio_min_neg": -min(ratios)}
@@ -282,3 +284,41 @@ def test_a_spec_is_serialisable_and_complete(name, dual, place):
     assert ("kl_coefficient" in spec.params) == (place == "loss")
     again = LossSpec(**json.loads(json.dumps(asdict(spec))))
     assert torch.equal(policy_loss(tokens, again).loss, policy_loss(tokens, spec).loss)
+
+
+def test_cpgd_holds_back_tokens_without_an_advantage():
+    """The drift is of every token: it pulls back what moved, and has no gradient at the start."""
+    row = Row([-1.0, -0.5], [-1.3, -0.4], [0.0] * 2, [-1.3, -0.4], [0.0] * 2, [0.0] * 2)
+    tokens, spec = problem([row], config_of("cpgd", drift=0.5, correction=None))
+    policy_loss(tokens, spec).loss.backward()
+    assert tokens.trainer_logp_M.grad[0] > 0
+    assert tokens.trainer_logp_M.grad[1] < 0
+    assert config_of("cpgd").has_other_terms
+    assert not config_of("cpgd", drift=0.0).has_other_terms
+
+
+def test_the_slope_of_cpgds_drift_is_bounded():
+    far = [Row([x], [0.0], [0.0], [0.0], [0.0], [0.0]) for x in (0.5, 5.0, 50.0)]
+    tokens, spec = problem(far, config_of("cpgd", drift=1.0, correction=None, normalise="token"))
+    policy_loss(tokens, spec).loss.backward()
+    np.testing.assert_allclose(3 * tokens.trainer_logp_M.grad, [0.2, 0.2, 0.2], rtol=1e-12)
+
+
+def test_sapo_weighs_a_token_less_the_further_its_ratio_is_from_one():
+    for advantage in (1.0, -1.0):
+        rows = [Row([math.log(r)], [0.0], [0.0], [0.0], [0.0], [advantage]) for r in (1, 2, 4, 8)]
+        tokens, spec = problem(rows, config_of("sapo", correction=None))
+        policy_loss(tokens, spec).loss.backward()
+        weight = tokens.trainer_logp_M.grad.abs() / torch.tensor([1.0, 2.0, 4.0, 8.0])
+        assert (weight.diff() < 0).all()
+        assert (weight > 0).all()
+
+
+def test_one_extreme_token_moves_gmpo_less_than_grpo():
+    row = Row([0.0, 0.0, 3.0], [0.0] * 3, [0.0] * 3, [0.0] * 3, [0.0] * 3, [-1.0] * 3)
+    losses = {}
+    for name in ("grpo", "gmpo"):
+        tokens, spec = problem([row], config_of(name, normalise="sequence", correction=None))
+        losses[name] = policy_loss(tokens, spec).loss.item()
+    assert losses["gmpo"] == pytest.approx(math.exp(1.0))
+    assert losses["grpo"] == pytest.approx((1 + 1 + math.exp(3.0)) / 3)

@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 import random
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
 import torch
+from tests.support.forks import Forked
 
 from homeostat.errors import CheckpointError
 from homeostat.train.checkpoint import (
@@ -148,27 +148,30 @@ except CheckpointError as error:
 
 
 def test_a_full_disk_costs_nothing_already_saved(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "Earlier checkpoints are untouched" in done.stdout
-    assert "runs_dir" in done.stdout
+    process = Forked(LIMITED, [str(tmp_path)], env=os.environ)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "Earlier checkpoints are untouched" in output
+    assert "runs_dir" in output
     assert [path.name for path in tmp_path.glob("*step*")] == ["step_00000001"]
     assert CheckpointStore(tmp_path).newest_valid() is not None
 
 
 KILLED = """
-import os, sys, threading, time, torch
+import os, sys, threading, torch
 from pathlib import Path
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.shards import write_whole
 store = CheckpointStore(Path(sys.argv[1]))
-threading.Timer(float(sys.argv[2]), lambda: os.kill(os.getpid(), 9)).start()
-print("go", flush=True)
-for step in range(1, 10_000):
+step = 0
+while True:
+    step += 1
     tensor = torch.full((20_000,), float(step))
     write = lambda folder: write_whole(folder, "model", {"w": tensor})
     store.save(step, write, {"step": step}, num_bytes=80_000)
     store.prune(keep_last=2, max_bytes=None)
+    if step == 1:
+        threading.Timer(float(sys.argv[2]), lambda: os.kill(os.getpid(), 9)).start()
 """
 
 
@@ -177,8 +180,10 @@ def test_kill_nine_at_any_moment_leaves_a_whole_one(tmp_path: Path, attempts: in
     rng = random.Random(os.getpid())
     for attempt in range(attempts):
         folder = tmp_path / str(attempt)
-        command = [sys.executable, "-c", KILLED, str(folder), str(0.2 + rng.random() / 4)]
-        subprocess.run(command, capture_output=True, check=False)
+        # The clock starts when there is one to lose, however slow the machine is.
+        process = Forked(KILLED, [str(folder), str(rng.random() / 4)], env=os.environ)
+        output, _ = process.communicate()
+        assert process.returncode == -signal.SIGKILL, output
         store = CheckpointStore(folder)
         found = store.newest_valid()
         assert found is not None

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from homeostat.algorithms.row_loss import RowLoss
+from homeostat.algorithms.sft import loss_spec
 from homeostat.config.algorithm import SftConfig
 from homeostat.config.data import DataConfig, TextSource
 from homeostat.config.model import ModelConfig
@@ -20,7 +23,7 @@ from homeostat.data.prepare import prepare_rows
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import DataError
-from homeostat.types import StepPlan
+from homeostat.types import LossSpec, StepPlan
 
 TINY = Path(__file__).parents[2] / "recipes" / "assets" / "tiny-chat"
 NUM_ROWS = 53
@@ -43,6 +46,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> RowStore:
     return make_store(tmp_path_factory.mktemp("store"))
 
 
+def sft_loss(**changes: Any) -> RowLoss:
+    return RowLoss(partial(loss_spec, SftConfig(**changes)))
+
+
 def make_loader(store: RowStore, **changes: Any) -> PlanLoader:
     data = {"shuffle": True, "prefetch_updates": 3}
     trainer = {"batch_rows": 8, "epochs": 3, "max_tokens_per_device": 128}
@@ -56,7 +63,7 @@ def make_loader(store: RowStore, **changes: Any) -> PlanLoader:
         "row_ids": np.arange(len(store)),
         "trainer": TrainerConfig(**trainer),  # type: ignore[arg-type]
         "data": DataConfig(train=(source,), **data),  # type: ignore[arg-type]
-        "algorithm": SftConfig(),
+        "loss": sft_loss(),
         "seed": 3,
     }
     return PlanLoader(store, **{**arguments, **changes})
@@ -137,7 +144,7 @@ def test_other_data_or_another_order_cannot_be_continued(store, tmp_path):
 
 @pytest.mark.parametrize("normalise", ["token", "row"])
 def test_the_loss_is_normalised_over_the_update(store, normalise):
-    with make_loader(store, algorithm=SftConfig(normalise=normalise)) as loader:
+    with make_loader(store, loss=sft_loss(normalise=normalise)) as loader:
         for plan in loader:
             weights = [store[row].weights_T[1:].sum() for row in row_ids(plan)]
             expected = sum(weights) if normalise == "token" else len(weights)
@@ -232,3 +239,20 @@ def test_closing_ends_the_thread(store):
     loader.close()
     loader.close()
     assert threading.active_count() == before
+
+
+def test_rows_of_a_pair_stay_together_in_updates_and_micro_batches(store):
+    spec = LossSpec("pairs", 1.0, {"algorithm": "dpo"})
+    loss = RowLoss(lambda rows: spec, rows_per_example=2)
+    rows = np.arange(NUM_ROWS - 1)
+    with make_loader(store, loss=loss, row_ids=rows, max_tokens_per_device=64, epochs=1) as loader:
+        plans = list(loader)
+    assert [plan.num_rows for plan in plans] == [16, 16, 16, 4]
+    batches = [batch for plan in plans for batch in plan.micro_batches]
+    batches += repack(plans[0], max_tokens=32).micro_batches
+    batches += eval_batches(store, rows, trainer=TrainerConfig(), rows_per_example=2)
+    for batch in batches:
+        ids = batch.row_ids_B.reshape(-1, 2)
+        assert (ids[:, 0] % 2 == 0).all()
+        assert (ids[:, 1] == ids[:, 0] + 1).all()
+    assert max(len(batch.row_ids_B) for batch in batches) > 2

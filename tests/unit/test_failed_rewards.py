@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support import tiny_rl
 
 from homeostat.config import RunConfig
-from homeostat.rewards.combine import RunningMoments, finish
+from homeostat.rewards.combine import RewardMoments, finish
 from homeostat.rewards.groups import ScoredGroup
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.evaluation.rl_measure import _missing_metrics, _reward_metrics, _signal_metrics
@@ -25,7 +25,7 @@ from homeostat.run.learning.learn import Learned
 from homeostat.run.learning.updates import build_update, step_advantages, step_rows
 from homeostat.types import Completion, Prompt, RolloutGroup, Sample, Segment, StopReason
 
-ALGORITHMS = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp"]
+ALGORITHMS = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp", "cpgd"]
 WEIGHTS = {"right": 1.0, "form": 0.5}
 
 
@@ -84,7 +84,7 @@ def groups_of(table: list[list[Cell]], config: RunConfig) -> list[RolloutGroup]:
         )
         for row in table
     ]
-    sums = finish(scored, config.rewards, RunningMoments())
+    sums = finish(scored, config.rewards, RewardMoments())
     return [
         RolloutGroup(
             Prompt(number, np.array([1, 2]), "p", {}),

@@ -18,6 +18,7 @@ from homeostat.columns import dense
 from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
+from homeostat.models.float64 import reference_logprobs
 from homeostat.models.routing import Routing
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.logprobs import token_logprobs
@@ -26,6 +27,7 @@ from homeostat.rollout.native.cache import token_bytes
 from homeostat.rollout.native.cpu import prompts
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.rollout.native.memory import free_bytes
+from homeostat.rollout.routes import experts_in, weights_in
 from homeostat.types import Author, Completion, Segment, StopReason
 
 CPU = torch.device("cpu")
@@ -62,6 +64,12 @@ def routes_of(request: Request, completion: Completion) -> np.ndarray:
     return np.concatenate([dense(one["routed_experts"]) for one in columns])
 
 
+def weights_of(completion: Completion) -> np.ndarray:
+    """[T, L, K] of prompt and completion."""
+    columns = [completion.prompt_columns, *(s.columns for s in completion.segments)]
+    return np.concatenate([dense(one["routed_weights"]) for one in columns])
+
+
 def trained(
     model: Decoder, request: Request, completion: Completion, routing: Routing
 ) -> np.ndarray:
@@ -87,9 +95,10 @@ def free_routes(model: Decoder, request: Request, completion: Completion) -> np.
     return routing.recorded().numpy()
 
 
-def replayed(routes_TLK: np.ndarray) -> Routing:
+def replayed(routes_TLK: np.ndarray, weights_TLK: np.ndarray | None = None) -> Routing:
     is_last_T = torch.arange(len(routes_TLK)) == len(routes_TLK) - 1
-    return Routing(torch.from_numpy(routes_TLK.astype(np.int64)), is_last_T)
+    weights = None if weights_TLK is None else torch.from_numpy(weights_TLK)
+    return Routing(torch.from_numpy(routes_TLK.astype(np.int64)), is_last_T, weights_NLK=weights)
 
 
 def check_free(model: Decoder, wanted: list[Request], found: list[Completion]) -> None:
@@ -126,6 +135,38 @@ def test_every_token_that_was_run_comes_back_with_its_experts(family: str, decod
     )
     check_free(model, wanted, found)
     assert found[0].prompt_columns["routed_experts"].dtype == np.uint8
+
+
+@pytest.mark.usefixtures("compiled_prompts")
+@pytest.mark.parametrize("family", ["qwen3_moe", "dots1"])
+@pytest.mark.parametrize("decode", DECODE)
+def test_the_weights_of_experts_come_back_if_they_are_asked_for(family: str, decode: str) -> None:
+    """Against float64: its log-probs with the recorded experts and weights are the engine's."""
+    model = moe_decoder(family)
+    both = requests(lengths=(19, 3), samples=2)
+    wanted = [replace(one, routed_weights=number < 3) for number, one in enumerate(both)]
+    found = generate(
+        engine(model, decode, prefill_tokens=7, max_concurrency=4), wanted, timeout_s=60
+    )
+    check_free(model, wanted, found)
+    named = dict(model.named_parameters())
+    for request, completion in zip(wanted[:3], found, strict=False):
+        routing = Routing(records=True)
+        trained(model, request, completion, routing)
+        weights_TLK = weights_of(completion)
+        assert weights_TLK.dtype == np.float32
+        own_TLK = routing.recorded_weights().numpy()
+        np.testing.assert_allclose(weights_TLK[:-1], own_TLK[:-1], rtol=1e-4, atol=1e-5)
+        assert not weights_TLK[-1].any()
+        tokens_T = np.concatenate([request.tokens_T, completion.tokens_T])
+        routes = {"routes_TLK": routes_of(request, completion), "shares_TLK": weights_TLK}
+        logp_T = reference_logprobs(model.config, named, tokens_T, **routes)
+        new_T = logp_T[len(request.tokens_T) - 1 :]
+        np.testing.assert_allclose(completion.engine_logp_T, new_T, rtol=1e-4, atol=2e-5)
+        routes["shares_TLK"] = weights_TLK * 1.1
+        other_T = reference_logprobs(model.config, named, tokens_T, **routes)
+        assert np.abs(other_T - logp_T).max() > 1e-3
+    assert "routed_weights" not in found[3].prompt_columns
 
 
 def test_more_than_256_experts_come_in_two_bytes() -> None:
@@ -173,9 +214,12 @@ def test_a_kept_cache_is_taken_over_with_its_experts_or_not_at_all() -> None:
         assert made.stats().prompt_tokens_shared - before == num_shared
 
 
-@pytest.mark.parametrize("decode", ["plain", "compiled"])
-def test_new_weights_compute_a_cache_again_with_the_experts_that_were_recorded(decode: str) -> None:
+@pytest.mark.parametrize(("decode", "weighed"), [("plain", False), ("compiled", True)])
+def test_new_weights_compute_a_cache_again_with_the_routes_that_were_recorded(
+    decode: str, weighed: bool
+) -> None:
     model, wanted = moe_decoder("qwen3_moe"), requests(lengths=(19, 3), new=24, samples=2)
+    wanted = [replace(request, routed_weights=weighed) for request in wanted]
     made = engine(model, decode)
     for request in wanted:
         made.submit(request)
@@ -197,14 +241,31 @@ def test_new_weights_compute_a_cache_again_with_the_experts_that_were_recorded(d
         request, segment = by_id[completion.request_id], completion.segments[-1]
         assert [one.policy_version for one in completion.segments] == [0, 1]
         routes_TLK = routes_of(request, completion)
-        np.testing.assert_array_equal(routes_TLK[: num_old[request.id] - 1], old[request.id])
-        logp_T = trained(model, request, completion, replayed(routes_TLK))
+        own_TLK, num_kept = old[request.id], num_old[request.id] - 1
+        np.testing.assert_array_equal(routes_TLK[:num_kept], experts_in(own_TLK))
+        weights_TLK = weights_of(completion) if weighed else None
+        if weights_TLK is not None:
+            np.testing.assert_array_equal(weights_TLK[:num_kept], weights_in(own_TLK))
+        logp_T = trained(model, request, completion, replayed(routes_TLK, weights_TLK))
         new_T = logp_T[-len(segment.tokens_T) :]
         np.testing.assert_allclose(segment.engine_logp_T, new_T, rtol=1e-4, atol=2e-5)
         free_TLK = free_routes(model, request, completion)
-        num_changed += (free_TLK[: len(old[request.id])] != old[request.id]).sum()
+        num_changed += (free_TLK[:num_kept] != experts_in(own_TLK)).sum()
     # The new weights would have chosen otherwise: the test tells replayed and free apart.
     assert num_changed > 100
+
+
+def test_a_cache_without_weights_serves_nobody_who_asks_for_them() -> None:
+    model, made = moe_decoder("dots1"), engine(moe_decoder("dots1"))
+    (first,) = requests(lengths=(19,), samples=1)
+    for kept, asks, num_shared in ((True, False, 18), (False, True, 0), (True, True, 18)):
+        made.sleep()
+        before = made.stats().prompt_tokens_shared
+        given = replace(first, keep_cache=True, routed_weights=kept)
+        generate(made, [given], timeout_s=60)
+        again = replace(first, id="again", routed_weights=asks)
+        check_free(model, [again], generate(made, [again], timeout_s=60))
+        assert made.stats().prompt_tokens_shared - before == num_shared, (kept, asks)
 
 
 def test_scarce_memory_changes_no_expert() -> None:
@@ -288,6 +349,15 @@ def test_what_cannot_be_known_is_refused() -> None:
     longer = replace(request, sampling=sampling)
     with pytest.raises(EngineError, match="that it begins with are unknown"):
         engine(model).submit(replace(longer, begun=begun))
+    with pytest.raises(EngineError, match="weights of experts, and those of the tokens"):
+        engine(model).submit(
+            replace(
+                longer,
+                begun=whole.segments,
+                routed_weights=True,
+                prompt_columns=whole.prompt_columns,
+            )
+        )
     with pytest.raises(EngineError, match="experts of its 9 prompt tokens"):
         engine(model).submit(replace(longer, begun=whole.segments))
     short = {"routed_experts": whole.prompt_columns["routed_experts"][:8]}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import struct
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.forks import Forked
 
 from homeostat.config.observe import TensorboardSink, TrackioSink, WandbSink
 from homeostat.errors import ConfigError, MissingDependencyError
@@ -21,6 +21,14 @@ from homeostat.observe.sinks import build_sinks
 
 LOSSES = {step: 10.0 / step for step in range(1, 9)}
 
+# What a process of these has imported when it is forked: a vendor's package takes seconds. Not
+# trackio, which reads at its import where it is to store.
+IMPORTED = (
+    "homeostat.observe.recorder",
+    "homeostat.observe.sinks",
+    "tensorboard.summary.writer.event_file_writer",
+    "wandb",
+)
 # One process of a run: a real one ends before the next begins, and vendors keep global state.
 PROCESS = """
     import json, sys
@@ -44,15 +52,16 @@ PROCESS = """
 
 def process(path: Path, config: dict[str, Any], first: int, last: int, resumed: int | None) -> None:
     """Steps first..last; `resumed` is the step the process goes on from."""
-    arguments = json.dumps([str(path), config, first, last, resumed])
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROCESS), arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    forked(PROCESS, json.dumps([str(path), config, first, last, resumed]))
     assert "sink_failed" not in (path / "events.jsonl").read_text()
+
+
+def forked(code: str, *arguments: str) -> str:
+    """Run the code in its own process. Returns what it printed."""
+    one = Forked(textwrap.dedent(code), arguments, env=os.environ, imported=IMPORTED)
+    output, _ = one.communicate()
+    assert one.returncode == 0, output
+    return output
 
 
 def interrupted_run(path: Path, config: dict[str, Any]) -> None:
@@ -157,10 +166,7 @@ def test_trackio_continues_one_run_and_sends_each_step_once(
         runs = [(run.name, run.id) for run in Api().runs("p")]
         print(json.dumps([[n, SQLiteStorage.get_logs("p", n, run_id=i)] for n, i in runs]))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
-    )
-    ((name, logs),) = json.loads(done.stdout)
+    ((name, logs),) = json.loads(forked(code).splitlines()[-1])
     assert name == "shown"
     assert {entry["step"]: entry["train/loss"] for entry in logs} == pytest.approx(LOSSES)
     assert len(logs) == len(LOSSES)

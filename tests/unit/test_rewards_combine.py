@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.config.rewards import RewardsConfig
-from homeostat.rewards.combine import RunningMoments, finish, totals, weighted_sum
+from homeostat.rewards.combine import RewardMoments, RunningMoments, finish, totals, weighted_sum
 from homeostat.rewards.groups import ScoredGroup
 
 Rewards = list[float | None]
@@ -50,9 +50,9 @@ def test_a_reward_that_failed_leaves_no_sum_at_all() -> None:
 
 def test_a_failed_sample_enters_neither_sums_nor_moments() -> None:
     group = ScoredGroup({"right": [1.0, None, None], "form": [0.0, 1.0, 1.0]}, {"right": {1}})
-    moments = RunningMoments()
+    moments = RewardMoments()
     assert finish([group], config(normalise="none"), moments) == [[2.0, None, -0.5]]
-    assert (moments.count, moments.mean) == (2, 0.75)
+    assert (moments.total.count, moments.total.mean) == (2, 0.75)
 
 
 @given(st.lists(st.lists(st.tuples(reward, reward), max_size=5), max_size=4))
@@ -120,12 +120,36 @@ def test_rewards_that_are_all_the_same_are_not_blown_up(rewards: Rewards) -> Non
 
 def test_what_is_trained_on_is_summed_normalised_then_clipped() -> None:
     groups = [scored([1.0, 0.0, None], [0.0, 0.0, None]), scored([5.0], [None])]
-    moments = RunningMoments()
+    moments = RewardMoments()
     settings = config(normalise="standardise", clip=0.8)
     found = finish(groups, settings, moments)
     sums = np.array([2.0, 0.0, 10.0])
     a, b, c = np.clip((sums - sums.mean()) / sums.std(ddof=1), -0.8, 0.8)
     assert found == [[pytest.approx(a), pytest.approx(b), None], [pytest.approx(c)]]
     assert math.isclose(c, 0.8)
-    assert moments.count == 3
-    assert finish(groups, config(), RunningMoments()) == [[2.0, 0.0, None], [10.0]]
+    assert moments.total.count == 3
+    assert finish(groups, config(), RewardMoments()) == [[2.0, 0.0, None], [10.0]]
+
+
+def test_a_reward_is_standardised_by_its_own_values_so_far() -> None:
+    """The reward beside it and the normalising of the sum are not touched."""
+    functions = (
+        {"type": "reward_model", "path": "m", "weight": 3.0, "normalise": "standardise"},
+        {"type": "regex_format", "name": "form", "pattern": "x"},
+        {"type": "regex_format", "name": "gold", "pattern": "x", "role": "eval"},
+    )
+    settings = RewardsConfig.model_validate({"functions": functions})
+    moments = RewardMoments()
+    seen: list[float] = []
+    for step in ([[1.0, 5.0], [2.5]], [[-3.0, None, 4.0]]):
+        groups = [ScoredGroup({"reward_model": own, "form": [1.0] * len(own)}) for own in step]
+        found = finish(groups, settings, moments)
+        flat = [value for own in step for value in own if value is not None]
+        seen += flat
+        mean, deviation = np.mean(seen), np.std(seen, ddof=1)
+        expected = [
+            [1 if v is None else 3 * (v - mean) / deviation + 1 for v in own] for own in step
+        ]
+        for got, wanted in zip(found, expected, strict=True):
+            assert got == pytest.approx(wanted)
+    assert moments.own["reward_model"].count == len(seen)

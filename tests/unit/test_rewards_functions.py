@@ -37,7 +37,7 @@ def call_of(
 
 def ask(reward: Any, call: Call, **options: Any) -> Answer:
     with asyncio.Runner() as runner:
-        return answer_call(reward, call, options=options, runner=runner)
+        return answer_call(reward, [call], options=options, runner=runner)
 
 
 def kinds(answer: Answer) -> dict[ProblemKind, list[int]]:
@@ -215,7 +215,7 @@ def test_an_async_function_keeps_its_event_loop() -> None:
     with asyncio.Runner() as runner:
         for _ in range(2):
             call = call_of(["a", "bcd"])
-            assert answer_call(reward, call, options={}, runner=runner).values == [1, 3]
+            assert answer_call(reward, [call], options={}, runner=runner).values == [1, 3]
     assert loops[0] is loops[1]
 
 

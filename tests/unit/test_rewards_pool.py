@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.forks import real_rewards
 
 from homeostat.config.rewards import RewardsConfig
 from homeostat.errors import MissingDependencyError, RewardError
@@ -79,6 +80,8 @@ RESULTS = {
 
 def acting(completions, act, **rest):
     act = act[0]
+    if "BEGUN_FILE" in os.environ:
+        Path(os.environ["BEGUN_FILE"]).touch()
     if act in ACTS:
         ACTS[act]()
     if act in RESULTS:
@@ -110,6 +113,13 @@ def pids(completions):
     time.sleep(0.02)
     return [os.getpid()] * len(completions)
 """
+
+
+@pytest.fixture
+def started() -> Iterator[None]:
+    """Workers are not forked: tests of how they start, and of what they leave behind."""
+    with real_rewards():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +168,8 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Wait for the condition, as long as a busy machine may need."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -197,12 +208,13 @@ def test_a_failure_costs_its_own_call_and_no_more(
     assert before.failed == {"acting": frozenset(), "length": frozenset()}
 
 
+@pytest.mark.usefixtures("started")
 def test_hangs_end_at_the_limit_and_show_where(bench: Bench) -> None:
     acts = ["sleep", "", "spin", "backtrack", ""]
     started = time.monotonic()
     with bench.pool("acting", "length", timeout_s=1.0) as pool:
         scored = score(pool, *(group(n, act=act) for n, act in enumerate(acts)))
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 120
     assert [one.values["acting"][0] for one in scored] == [None, 1.0, None, None, 1.0]
     assert all(one.values["length"] == [1, 2, 3] for one in scored)
     assert [t.kind for t in bench.problems] == [ProblemKind.TIMEOUT] * 3
@@ -218,9 +230,9 @@ def test_the_limit_is_for_one_call_not_for_the_group(bench: Bench, tmp_path: Pat
     bench.file = tmp_path / "slow.py"
     bench.file.write_text(
         "import time\n"
-        + "".join(f"def f{n}(completions): time.sleep(0.3); return [1.0]\n" for n in range(4))
+        + "".join(f"def f{n}(completions): time.sleep(0.6); return [1.0]\n" for n in range(4))
     )
-    with bench.pool("f0", "f1", "f2", "f3", timeout_s=1.0) as pool:
+    with bench.pool("f0", "f1", "f2", "f3", timeout_s=2.0, workers=2) as pool:
         scored = score(pool, group(0, ["x"]), group(1, ["x"]))
     assert [one.values for one in scored] == [{f"f{n}": [1.0] for n in range(4)}] * 2
     assert not bench.problems
@@ -249,6 +261,7 @@ def test_values_that_are_none_are_counted_by_sample(
     assert scored.failed == {"acting": frozenset() if kind == "none" else without}
 
 
+@pytest.mark.usefixtures("started")
 def test_what_functions_print_goes_to_the_log(
     bench: Bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -315,7 +328,7 @@ def test_groups_are_scored_while_the_caller_goes_on(bench: Bench) -> None:
             pool.submit(group(number, act=act), step=2, total_steps=9)
             for number, act in enumerate(acts)
         ]
-        assert eventually(lambda: all(one.job.done.done() for one in pending), seconds=20.0)
+        assert eventually(lambda: all(one.job.done.done() for one in pending))
         assert bench.problems == []
         found = {number: pending[number].result() for number in (3, 2, 1, 0)}
     assert [problem.prompt_id for problem in bench.problems] == [2, 1]
@@ -352,6 +365,7 @@ def test_nothing_to_score(bench: Bench) -> None:
         assert score(pool, group(0, []))[0].values == {"length": []}
 
 
+@pytest.mark.usefixtures("started")
 def test_a_worker_loads_nothing_heavy_and_stays_in_the_folder(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +375,7 @@ def test_a_worker_loads_nothing_heavy_and_stays_in_the_folder(
     assert scored.extras == {"modules/heavy": ["[]"], "modules/cwd": [str(tmp_path)]}
 
 
+@pytest.mark.usefixtures("started")
 def test_signals_are_left_to_the_parent(bench: Bench) -> None:
     with bench.pool("acting") as pool:
         assert score(pool, group(0, act="interrupt"))[0].values == {"acting": [1, 1, 1]}
@@ -400,6 +415,7 @@ KILLS = {
 
 @pytest.mark.parametrize("moment", ["load", "call"])
 @pytest.mark.parametrize("who", KILLS)
+@pytest.mark.usefixtures("started")
 def test_workers_that_are_killed_change_no_reward(
     bench: Bench, tmp_path: Path, who: str, moment: str
 ) -> None:
@@ -412,7 +428,7 @@ def test_workers_that_are_killed_change_no_reward(
     with bench.pool("f", timeout_s=20.0) as pool:
         kills.write_text("2")
         if moment == "load":
-            for worker in pool._workers._workers:
+            for worker in pool._lanes[0].workers._workers:
                 os.killpg(worker._process.pid, signal.SIGKILL)
         scored = score(pool, group(0), group(1))
     assert kills.read_text() == "0"
@@ -423,7 +439,7 @@ def test_workers_that_are_killed_change_no_reward(
 
 def test_idle_workers_may_all_be_lost_at_once(bench: Bench) -> None:
     with bench.pool("length", workers=4) as pool:
-        for worker in pool._workers._workers:
+        for worker in pool._lanes[0].workers._workers:
             os.killpg(worker._process.pid, signal.SIGKILL)
         scored = score(pool, *(group(number) for number in range(8)))
     assert [one.values for one in scored] == [{"length": [1, 2, 3]}] * 8
@@ -431,6 +447,7 @@ def test_idle_workers_may_all_be_lost_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("act", ["grandchild_then_exit", "grandchild_then_hang"])
+@pytest.mark.usefixtures("started")
 def test_what_a_lost_worker_started_ends_with_it(
     bench: Bench, act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,6 +460,7 @@ def test_what_a_lost_worker_started_ends_with_it(
 
 
 @pytest.mark.parametrize("act", ["daemon", "daemon_then_hang", "daemon_then_kill_group"])
+@pytest.mark.usefixtures("started")
 def test_a_child_forked_twice_does_not_outlive_the_pool(
     bench: Bench, act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,6 +490,7 @@ def test_a_malformed_answer_costs_its_call_and_no_more(bench: Bench) -> None:
     assert "makes no sense: 1 values for 3 samples" in problem.message
 
 
+@pytest.mark.usefixtures("started")
 def test_nothing_is_left_after_the_pool(bench: Bench) -> None:
     files_before = len(os.listdir("/proc/self/fd"))
     with bench.pool("pids", "acting", workers=2, timeout_s=1.0) as pool:
@@ -482,6 +501,7 @@ def test_nothing_is_left_after_the_pool(bench: Bench) -> None:
     assert len(os.listdir("/proc/self/fd")) == files_before
 
 
+@pytest.mark.usefixtures("started")
 def test_a_reward_that_does_not_load_is_refused_with_its_traceback(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -507,6 +527,7 @@ def test_a_file_that_breaks_during_the_run_is_a_problem_not_an_end(
     assert "does not load any more" in bench.problems[1].message
 
 
+@pytest.mark.usefixtures("started")
 def test_workers_that_cannot_start_are_an_error(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,6 +541,7 @@ def test_workers_that_cannot_start_are_an_error(
         pass
 
 
+@pytest.mark.usefixtures("started")
 def test_a_missing_package_is_told_by_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -541,7 +563,6 @@ from homeostat.types import Prompt
 path = {"type": "function", "path": sys.argv[1] + ":acting"}
 config = RewardsConfig.model_validate({"functions": (path,), "workers": 2, "timeout_s": 500.0})
 with RewardPool(config, on_problem=print) as pool:
-    print("ready", flush=True)
     prompt = Prompt(0, np.array([1]), "p", {"act": sys.argv[2]})
     pool.score([UnscoredGroup(prompt, ["x"], [[1]])] * 2, step=0, total_steps=1)
     sys.stdin.read()
@@ -567,8 +588,7 @@ def parent(rewards_file: Path) -> Iterator[Callable[[str], subprocess.Popen[byte
 
     def start(act: str) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-c", PARENT, str(rewards_file), act]
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen(argv, stdin=pipe, stdout=pipe))
+        started.append(subprocess.Popen(argv, stdin=subprocess.PIPE))
         return started[0]
 
     yield start
@@ -579,12 +599,15 @@ def parent(rewards_file: Path) -> Iterator[Callable[[str], subprocess.Popen[byte
 
 @pytest.mark.parametrize("act", ["", "sleep", "backtrack"])
 def test_workers_end_with_a_parent_that_was_killed(
-    parent: Callable[[str], subprocess.Popen[bytes]], act: str
+    parent: Callable[[str], subprocess.Popen[bytes]],
+    act: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    begun = tmp_path / "begun"
+    monkeypatch.setenv("BEGUN_FILE", str(begun))
     process = parent(act)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    time.sleep(0.2)
+    assert eventually(begun.exists)
     workers = session_members(process.pid)
     assert len(workers) == 4  # a guardian and a worker, twice
     os.kill(process.pid, signal.SIGKILL)
@@ -599,7 +622,7 @@ def test_a_daemon_ends_with_a_parent_that_was_killed(
     pid_file = tmp_path / "pid"
     monkeypatch.setenv("PID_FILE", str(pid_file))
     process = parent("daemon_then_hang")
-    assert eventually(lambda: pid_file.exists() and bool(pid_file.read_text()), 30)
+    assert eventually(lambda: pid_file.exists() and bool(pid_file.read_text()))
     os.kill(process.pid, signal.SIGKILL)
     assert eventually(lambda: not is_alive(int(pid_file.read_text())))
 
@@ -624,6 +647,7 @@ def test_the_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     assert not log_limit.trim(tmp_path / "missing")
 
 
+@pytest.mark.usefixtures("started")
 def test_functions_cannot_fill_the_disk(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

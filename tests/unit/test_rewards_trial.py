@@ -19,7 +19,7 @@ def prompts(**columns: Any) -> list[Prompt]:
 
 
 def attempt(reward: dict[str, Any], **columns: Any) -> TrialLine:
-    config = RewardsConfig.model_validate({"functions": (reward,), "timeout_s": 5.0})
+    config = RewardsConfig.model_validate({"functions": (reward,), "timeout_s": 120.0})
     (line,) = try_rewards(config, prompts(**columns), encode=lambda text: [0] * len(text))
     assert line.label == config.functions[0].label
     return line
@@ -88,7 +88,9 @@ def test_a_function_is_shown_with_what_it_did(
     file = tmp_path / "mine.py"
     file.write_text(f"def f(completions, answer):\n    {code}\n")
     reward = {"type": "function", "path": f"{file}:f"}
-    config = RewardsConfig.model_validate({"functions": (reward,), "timeout_s": 1.0})
+    # Short for the one that hangs alone: a busy machine may take long over the others.
+    timeout_s = 1.0 if "sleep" in code else 120.0
+    config = RewardsConfig.model_validate({"functions": (reward,), "timeout_s": timeout_s})
     rows = prompts(answer="42")[:1]
     (line,) = try_rewards(config, rows, encode=lambda text: [0] * len(text))
     assert (line.level, line.ok) == (level, level != "error")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from homeostat.config.rewards import RewardsConfig
+from homeostat.rewards.solved import deciding_rewards, is_solved, pass_at, pass_metrics
 from homeostat.run.evaluation.rl_eval import reward_metrics
-from homeostat.run.evaluation.solved import deciding_rewards, is_solved, pass_at, pass_metrics
 from homeostat.types import Completion, Prompt, RolloutGroup, Sample, StopReason
 
 FORMAT = {"type": "regex_format", "pattern": "x"}
@@ -108,7 +108,12 @@ def test_failures_leave_the_mean_and_lower_the_coverage() -> None:
         sample(right=None, form=0.5, watched=0.0),
         sample(("watched",), right=0.0, form=0.0, watched=None),
     ]
-    found = reward_metrics(samples, {"right": 2.0, "form": 1.0, "watched": 0.0})
+    weights = {"right": 2.0, "form": 1.0, "watched": 0.0}
+    functions = tuple(
+        {"type": "regex_format", "pattern": "x", "name": name, "weight": weight}
+        for name, weight in weights.items()
+    )
+    found = reward_metrics(samples, RewardsConfig.model_validate({"functions": functions}))
     assert found["eval/reward"] == pytest.approx((3.0 + 0.5 + 0.0) / 3)
     assert found["eval/reward_coverage"] == 0.75
     assert [found[f"eval/rewards/{name}/failed"] for name in ("right", "form", "watched")] == [

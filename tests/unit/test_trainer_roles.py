@@ -145,7 +145,7 @@ def test_a_batch_without_a_column_of_its_loss_is_refused_before_it_is_computed(
     training = trainer.roles[POLICY].training
     assert training is not None
     assert not training.pending
-    with pytest.raises(LossInputError, match=r"no loss 'mse'\. Known losses: policy, sft"):
+    with pytest.raises(LossInputError, match=r"no loss 'mse'\. Known losses: .*policy, .*sft"):
         trainer.accumulate(POLICY, [TrainBatch.of(random_rows())], LossSpec("mse", 1.0), step=1)
 
 

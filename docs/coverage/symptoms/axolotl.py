@@ -9,7 +9,6 @@ from __future__ import annotations
 
 GUIDE = "axolotl: training stability"
 FP8 = "pending: FP8 training comes with the low-precision stage"
-EBFT = "pending: energy-based fine-tuning is a later stage"
 ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("SFT metrics", "Training loss does not fall, or is outside 0.5 to 2 for chat data", "LRN004 LRN013 LRN002", "Judged by its course, not by one range for all data."),
     ("SFT metrics", "Evaluation loss leaves the training loss", "LRN001", "The best checkpoint is kept (`eval.keep_best`); `eval.patience` stops."),
@@ -29,9 +28,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("GRPO metrics", "More than 0.3 of the tokens are clipped", "POL007 POL008", "Fewer updates per rollout, or a lower rate."),
     ("GRPO metrics", "Completions grow up to the limit", "POL012 POL011 RWD008", "`algorithm.overlong: shape`; read `homeostat inspect`."),
     ("GRPO metrics", "Most completions reach the limit", "GEN001 GEN002", "`rollout.max_new_tokens`, or the missing end token."),
-    ("EBFT metrics", "Alignment does not rise, or falls", "LRN021", f"Seen in axolotl's logs. {EBFT}"),
-    ("EBFT metrics", "Diversity above 1: samples have grown alike", "POL017", f"Seen in axolotl's logs. {EBFT}"),
-    ("EBFT metrics", "The feature-matching loss does not fall, or is above 10", "LRN021", f"Seen in axolotl's logs. {EBFT}"),
+    ("EBFT metrics", "Alignment does not rise, or falls", "LRN021", "`ebft/alignment` in every step of `algorithm.type: ebft`; `ebft.diversity_coefficient` and `ebft.feature_layers`."),
+    ("EBFT metrics", "Diversity above 1: samples have grown alike", "POL017", "`ebft/diversity`, judged beside the likeness to the truth; `ebft.whitening`."),
+    ("EBFT metrics", "The feature-matching loss does not fall, or is above 10", "LRN021", "`ebft/cfm_loss` of features of length 1, so that it lies between 0 and 4 whatever the model."),
     ("SFT: plateau", "The loss stops falling early, and is still high", "LRN004", "Causes are ordered by what the settings show."),
     ("SFT: plateau", "The learning rate is too low", "LRN006 LRN004 CFG005", "`homeostat check` compares it with what such runs use."),
     ("SFT: plateau", "The warm-up is too short, and the first steps do harm", "LRN002 LRN005 NUM008", "The size of each update against its weights is measured."),

@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from homeostat.algorithms.energy import Energies
 from homeostat.types import BoolArray, FloatArray64, IntArray
 
 # Added to a standard deviation before dividing: bounds the advantages of nearly equal rewards.
@@ -28,12 +29,26 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
+class CriticValues:
+    """The critic's values: of the state in which each token was chosen, and after the last one.
+
+    `last_S` is 0 where the completion is over.
+    """
+
+    values_ST: list[FloatArray64]
+    last_S: FloatArray64
+    gamma: float
+    gae_lambda: float
+
+
+@dataclass(frozen=True, slots=True)
 class RewardBatch:
     """The inputs from which the advantages of a step's samples are computed.
 
     `lengths_S` counts completion tokens. `trained_S` is False for masked samples, whose rewards
     still count in their groups. `penalty_ST` is the KL penalty of every completion token, including
-    the coefficient, if it is subtracted from the rewards.
+    the coefficient, if it is subtracted from the rewards. `critic` is there if the algorithm has
+    one. `energies` are part of the rewards, where a run has them.
     """
 
     rewards_S: FloatArray64
@@ -41,6 +56,8 @@ class RewardBatch:
     lengths_S: IntArray
     trained_S: BoolArray
     penalty_ST: list[FloatArray64] | None
+    critic: CriticValues | None = None
+    energies: Energies | None = None
 
     def __post_init__(self) -> None:
         sizes = {len(self.rewards_S), len(self.group_S), len(self.lengths_S), len(self.trained_S)}
@@ -54,6 +71,10 @@ class RewardBatch:
     def known_S(self) -> BoolArray:
         """Return a mask of the samples that have a reward."""
         return ~np.isnan(self.rewards_S)
+
+    def penalties(self) -> list[FloatArray64]:
+        """Return the KL penalty of every token; 0 if it is not in the rewards."""
+        return self.penalty_ST or [np.zeros(length) for length in self.lengths_S]
 
     def sequence_rewards(self) -> FloatArray64:
         """Return the reward of each completion minus the penalties of all its tokens."""
@@ -69,6 +90,14 @@ def has_signal(rewards_G: FloatArray64) -> bool:
         return False
     # Relative to the largest: rewards of 1e6 and of 1e-3 round by different amounts.
     return bool(np.ptp(known_G) > ROUNDING * np.abs(known_G).max())
+
+
+def signal_S(rewards_S: FloatArray64, group_S: IntArray) -> BoolArray:
+    """Return a mask of the samples that have a reward, in groups whose rewards differ."""
+    found_S = np.zeros(len(rewards_S), dtype=bool)
+    for members in _groups_with_signal(rewards_S, group_S):
+        found_S[members] = True
+    return found_S
 
 
 def group_mean_off(rewards_S: FloatArray64, group_S: IntArray) -> FloatArray64:

@@ -10,16 +10,21 @@ import numpy as np
 from homeostat.algorithms import (
     baselines,
     cispo,
+    cpgd,
     dapo,
     dr_grpo,
+    ebft,
+    gmpo,
     grpo,
     gspo,
+    ppo,
     reinforce_pp,
     rloo,
+    sapo,
 )
 from homeostat.algorithms.baselines import RewardBatch
 from homeostat.algorithms.terms import Surrogate
-from homeostat.config.algorithm import AnyAlgorithm, AnyPolicyGradient, SftConfig
+from homeostat.config.algorithm import AnyAlgorithm, AnyPolicyGradient, PolicyGradientConfig
 from homeostat.types import FloatArray64
 
 
@@ -27,7 +32,7 @@ from homeostat.types import FloatArray64
 class Algorithm:
     """The two functions of an algorithm.
 
-    `advantages(config, batch)` runs on the controller, `surrogate(tokens, log_ratio_M, bounds)` on
+    `advantages(config, batch)` runs on the controller, `surrogate(tokens, log_ratio_M, params)` on
     the device.
     """
 
@@ -43,12 +48,17 @@ ALGORITHMS = {
     "cispo": Algorithm(cispo.advantages, cispo.surrogate),
     "rloo": Algorithm(rloo.advantages, rloo.surrogate),
     "reinforce_pp": Algorithm(reinforce_pp.advantages, reinforce_pp.surrogate),
+    "ppo": Algorithm(ppo.advantages, ppo.surrogate),
+    "cpgd": Algorithm(cpgd.advantages, cpgd.surrogate),
+    "sapo": Algorithm(sapo.advantages, sapo.surrogate),
+    "gmpo": Algorithm(gmpo.advantages, gmpo.surrogate),
+    "ebft": Algorithm(ebft.advantages, ebft.surrogate),
 }
 
 
 def policy_gradient(algorithm: AnyAlgorithm) -> AnyPolicyGradient:
     """The algorithm of a run that samples."""
-    assert not isinstance(algorithm, SftConfig), "supervised runs have no policy gradient"
+    assert isinstance(algorithm, PolicyGradientConfig), f"{algorithm.type} samples nothing"
     return algorithm
 
 

@@ -10,6 +10,7 @@ neither do its counts. low = 1 means that there is no lower bound. Advantages ar
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from homeostat.algorithms import grpo
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
 advantages = grpo.advantages
 
 
-def surrogate(tokens: PolicyTokens, log_ratio_M: Tensor, bounds: ClipBounds) -> Surrogate:
+def surrogate(
+    tokens: PolicyTokens, log_ratio_M: Tensor, params: Mapping[str, float | str]
+) -> Surrogate:
     """Return the REINFORCE loss with a clipped weight per token.
 
     A dual clip has no meaning here.
     """
+    bounds = ClipBounds.of(params)
     assert bounds.dual == math.inf, "a dual clip bounds a ratio's gradient, and CISPO has none"
     # Detached: the gradient comes from the log-prob alone, which is what "never clipped" means.
     ratio_M = ratio_of(log_ratio_M.detach())

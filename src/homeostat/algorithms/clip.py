@@ -56,6 +56,8 @@ def clipped(ratio_M: Tensor, advantage_M: Tensor, bounds: ClipBounds) -> Surroga
     return Surrogate(-bounded_M * advantage_M, ratio_M.detach(), low_M, high_M, dual_M)
 
 
-def token_surrogate(tokens: PolicyTokens, log_ratio_M: Tensor, bounds: ClipBounds) -> Surrogate:
+def token_surrogate(
+    tokens: PolicyTokens, log_ratio_M: Tensor, params: Mapping[str, float | str]
+) -> Surrogate:
     """Return the clipped loss with the ratio of each token."""
-    return clipped(ratio_of(log_ratio_M), tokens.advantage_M, bounds)
+    return clipped(ratio_of(log_ratio_M), tokens.advantage_M, ClipBounds.of(params))

@@ -11,6 +11,7 @@ row, this is also the gradient of GSPO-token. Advantages are those of GRPO.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from homeostat.algorithms import grpo
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 advantages = grpo.advantages
 
 
-def surrogate(tokens: PolicyTokens, log_ratio_M: Tensor, bounds: ClipBounds) -> Surrogate:
+def surrogate(
+    tokens: PolicyTokens, log_ratio_M: Tensor, params: Mapping[str, float | str]
+) -> Surrogate:
     """Return the clipped loss with the ratio of each row, repeated at each of its tokens."""
     mean_B = row_means(log_ratio_M, tokens.row_of_M, tokens.num_rows)
-    return clipped(ratio_of(mean_B)[tokens.row_of_M], tokens.advantage_M, bounds)
+    ratio_M = ratio_of(mean_B)[tokens.row_of_M]
+    return clipped(ratio_M, tokens.advantage_M, ClipBounds.of(params))

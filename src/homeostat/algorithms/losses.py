@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from homeostat.algorithms import sft
+from homeostat.algorithms import preference, reward_model, sft
 from homeostat.algorithms.corrections.correct import PARTS
+from homeostat.algorithms.normalise import row_means
 from homeostat.algorithms.policy import policy_loss
 from homeostat.algorithms.terms import LossTerms, PolicyTokens
+from homeostat.algorithms.value import value_loss
+from homeostat.columns import TRUTH
 from homeostat.errors import LossInputError
-from homeostat.types import LossSpec, TrainBatch
+from homeostat.types import LossSpec, Role, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,14 +37,31 @@ class EntropyNeed(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """The trained tokens of a micro-batch. `columns_M` holds what the loss reads of the batch."""
+    """The trained tokens of a micro-batch. `columns_M` holds what the loss reads of the batch.
 
-    logp_M: Tensor
+    A loss of values gets `value_M` (of the state in which each trained token was chosen) and
+    `value_B` (of each whole row, at its last token); all others get `logp_M`.
+    """
+
+    logp_M: Tensor | None
     entropy_M: Tensor | None
     weights_M: Tensor
     columns_M: Mapping[str, Tensor]
     row_of_M: Tensor
     num_rows: int
+    value_M: Tensor | None = None
+    value_B: Tensor | None = None
+
+    def only(self, chosen_M: Tensor) -> LossInputs:
+        """Return the chosen tokens, of the same rows."""
+        return LossInputs(
+            logp_M=self.logp_M[chosen_M],
+            entropy_M=None if self.entropy_M is None else self.entropy_M[chosen_M],
+            weights_M=self.weights_M[chosen_M],
+            columns_M={name: values_M[chosen_M] for name, values_M in self.columns_M.items()},
+            row_of_M=self.row_of_M[chosen_M],
+            num_rows=self.num_rows,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +69,17 @@ class Loss:
     """A loss and what it needs.
 
     `columns` are all that it can read, in whichever variant; `required` says which of them it
-    cannot do without under a given spec, and `entropy` what it needs of the entropy.
+    cannot do without under a given spec, and `entropy` what it needs of the entropy. `of_values`:
+    it is a loss of a model with a value head. `rows_per_example` neighbouring rows (a pair) are one
+    example: they stay in one micro-batch.
     """
 
     terms: Callable[[LossInputs, LossSpec], LossTerms]
     columns: frozenset[str]
     required: Callable[[LossSpec], frozenset[str]]
     entropy: Callable[[LossSpec], EntropyNeed]
+    of_values: bool = False
+    rows_per_example: int = 1
 
 
 def loss_of(spec: LossSpec) -> Loss:
@@ -78,11 +102,21 @@ def require_columns(spec: LossSpec, batches: Iterable[TrainBatch | None]) -> Non
             )
 
 
+def require_head(spec: LossSpec, *, has_value_head: bool, role: Role) -> None:
+    """Raise LossInputError where the loss is not one of the role's model."""
+    if loss_of(spec).of_values == has_value_head:
+        return
+    needs, has = ("log-probs", "a value head") if has_value_head else ("values", "no value head")
+    raise LossInputError(f"the loss {spec.name!r} is of {needs}, and the {role} has {has}.")
+
+
 def _sft_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
+    assert inputs.logp_M is not None, "require_head was asked"
     return sft.sft_loss(inputs.logp_M, inputs.weights_M, inputs.row_of_M, inputs.num_rows, spec)
 
 
 def _policy_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
+    assert inputs.logp_M is not None, "require_head was asked"
     assert inputs.entropy_M is not None, "policy losses measure the entropy"
     columns_M = inputs.columns_M
     tokens = PolicyTokens(
@@ -97,6 +131,34 @@ def _policy_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
         engine_logp_M=columns_M.get("engine_logp"),
     )
     return policy_loss(tokens, spec)
+
+
+def _value_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
+    assert inputs.value_M is not None, "require_head was asked"
+    return value_loss(
+        inputs.value_M,
+        old_value_M=inputs.columns_M["value"],
+        return_M=inputs.columns_M["return"],
+        weights_M=inputs.weights_M,
+        row_of_M=inputs.row_of_M,
+        num_rows=inputs.num_rows,
+        spec=spec,
+    )
+
+
+def _truth_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
+    """Add the weighted cross-entropy of tokens of the truth to the loss of the sampled ones."""
+    is_truth_M = inputs.columns_M[TRUTH] > 0
+    policy, truth = _policy_terms(inputs.only(~is_truth_M), spec), inputs.only(is_truth_M)
+    nll_M = -truth.logp_M
+    row_losses_B = row_means(nll_M.detach(), truth.row_of_M, truth.num_rows)
+    sums = {"truth_nll": nll_M.detach().sum(), "truth_tokens": is_truth_M.sum().to(nll_M.dtype)}
+    return LossTerms(
+        loss=policy.loss + (truth.weights_M * nll_M).sum() / spec.denominator,
+        row_losses_B=policy.row_losses_B + row_losses_B,
+        sums={**policy.sums, **sums},
+        maxima=policy.maxima,
+    )
 
 
 def _policy_required(spec: LossSpec) -> frozenset[str]:
@@ -126,5 +188,47 @@ LOSSES: dict[str, Loss] = {
         columns=frozenset({"advantage", "old_logp", "ref_logp", "engine_logp"}),
         required=_policy_required,
         entropy=_policy_entropy,
+    ),
+    "value": Loss(
+        _value_terms,
+        columns=frozenset({"value", "return"}),
+        required=lambda spec: frozenset({"value", "return"}),
+        entropy=lambda spec: EntropyNeed.NONE,
+        of_values=True,
+    ),
+    # Rows that were sampled, and rows of the truth beside them.
+    "policy_and_truth": Loss(
+        _truth_terms,
+        columns=frozenset({"advantage", "old_logp", "ref_logp", "engine_logp", TRUTH}),
+        required=lambda spec: _policy_required(spec) | {TRUTH},
+        entropy=_policy_entropy,
+    ),
+    "pairs": Loss(
+        preference.pair_terms,
+        columns=frozenset({"ref_logp"}),
+        required=preference.needed_columns,
+        entropy=lambda spec: EntropyNeed.NONE,
+        rows_per_example=2,
+    ),
+    "unpaired": Loss(
+        preference.kto_terms,
+        columns=frozenset({"ref_logp", "label"}),
+        required=preference.needed_columns,
+        entropy=lambda spec: EntropyNeed.NONE,
+    ),
+    "bradley_terry": Loss(
+        reward_model.bradley_terry_terms,
+        columns=frozenset({"label"}),
+        required=reward_model.needed_columns,
+        entropy=lambda spec: EntropyNeed.NONE,
+        of_values=True,
+        rows_per_example=2,
+    ),
+    "pointwise": Loss(
+        reward_model.pointwise_terms,
+        columns=frozenset({"label"}),
+        required=reward_model.needed_columns,
+        entropy=lambda spec: EntropyNeed.NONE,
+        of_values=True,
     ),
 }

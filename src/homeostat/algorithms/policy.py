@@ -21,7 +21,7 @@ import math
 from typing import TYPE_CHECKING
 
 from homeostat.algorithms.catalogue import ALGORITHMS
-from homeostat.algorithms.clip import ClipBounds, ratio_of
+from homeostat.algorithms.clip import ratio_of
 from homeostat.algorithms.corrections.correct import correct, correction_params
 from homeostat.algorithms.kl import ESTIMATORS, k3
 from homeostat.algorithms.normalise import row_means
@@ -53,6 +53,7 @@ def policy_spec(
         "clip_low": config.clip_low,
         "clip_high": config.clip_high,
         "entropy_bonus": config.entropy_bonus,
+        **config.surrogate_params,
     }
     if config.dual_clip is not None:
         params["dual_clip"] = config.dual_clip
@@ -74,7 +75,7 @@ def policy_loss(tokens: PolicyTokens, spec: LossSpec) -> LossTerms:
     old_M = now_M.detach() if tokens.old_logp_M is None else tokens.old_logp_M
     log_ratio_M = now_M - old_M
     algorithm = ALGORITHMS[str(params["algorithm"])]
-    surrogate = algorithm.surrogate(tokens, log_ratio_M, ClipBounds.of(params))
+    surrogate = algorithm.surrogate(tokens, log_ratio_M, params)
     correction = correct(tokens, old_M, params)
     kl_M = _kl(tokens, spec)
     loss_M = surrogate.loss_M

@@ -11,8 +11,6 @@ is per token in both.
 
 from __future__ import annotations
 
-import numpy as np
-
 from homeostat.algorithms import baselines
 from homeostat.algorithms.baselines import RewardBatch
 from homeostat.algorithms.clip import token_surrogate
@@ -27,10 +25,9 @@ def advantages(config: ReinforcePpConfig, batch: RewardBatch) -> list[FloatArray
     scores_S = batch.rewards_S
     if config.baseline:
         scores_S = baselines.group_mean_off(batch.rewards_S, batch.group_S)
-    penalties = batch.penalty_ST or [np.zeros(length) for length in batch.lengths_S]
     return [
         discounted_returns(score, penalty_T, discount=config.discount)
-        for score, penalty_T in zip(scores_S, penalties, strict=True)
+        for score, penalty_T in zip(scores_S, batch.penalties(), strict=True)
     ]
 
 

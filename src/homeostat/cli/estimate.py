@@ -64,6 +64,7 @@ def _show(console: Console, plan: MemoryPlan, rungs: list[tuple[list[str], Memor
         (held.optimizer, "moments of the optimizer, and fp32 masters below fp32"),
         (held.gradients, "summed gradients"),
         (held.reference, "reference model"),
+        (held.critic, "critic: weights, optimizer and gradients of its own"),
         (held.work, "work of the largest micro-batch: activations, logits, gradients on the way"),
         (held.lanes, "gradients of each lane"),
         (plan.cache, "cached keys and values" + (", freed while training" * plan.sleeps)),
@@ -81,6 +82,12 @@ def _show(console: Console, plan: MemoryPlan, rungs: list[tuple[list[str], Memor
         f"{byte_size(plan.capacity)} to give: {verdict}",
         highlight=False,
     )
+    if held.host:
+        console.print(
+            f"{byte_size(held.host)} of experts are in host memory, which has "
+            f"{byte_size(plan.host_capacity)} to give",
+            highlight=False,
+        )
     for changes, other in rungs:
         mark = "[green]fits[/green]" if other.fits else "not yet"
         console.print(

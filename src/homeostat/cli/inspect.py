@@ -64,7 +64,8 @@ def inspect(
     are those of row_losses.jsonl and offending_rows/. Exit code 1: training would refuse these
     rows.
 
-    For an RL recipe it shows prompts, up to where the answer begins. For the folder of an RL run it
+    For a preference recipe it shows pairs: the chosen row, then the rejected one. For an RL recipe
+    it shows prompts, up to where the answer begins. For the folder of an RL run it
     shows the completions of a step that earned the most and the least, --rows of each.
     """
     console = SafeConsole(stderr=format is Format.JSON, highlight=False)
@@ -125,7 +126,8 @@ def show(found: Inspection, console: Console) -> None:
 
 def _show_row(row: InspectedRow, console: Console, *, is_rl: bool) -> None:
     share = row.num_trained / row.num_tokens
-    title = f"row {row.row_id}   {row.num_tokens} tokens, {row.num_trained} trained ({share:.0%})"
+    name = f"row {row.row_id}" + (f", {row.side}" if row.side else "")
+    title = f"{name}   {row.num_tokens} tokens, {row.num_trained} trained ({share:.0%})"
     if is_rl:
         title = f"prompt {row.row_id}   {row.num_tokens} tokens"
     heading(title, console)
@@ -175,9 +177,9 @@ def _show_counts(found: Inspection, console: Console) -> None:
     )
     tokens, trained = fmt.count(report.tokens), fmt.count(report.trained_tokens)
     own = {
-        "rows": f"{rows}; {report.truncated} cut",
+        found.unit: f"{rows}; {report.truncated} cut",
         "tokens": f"{tokens}, {trained} of them trained ({share:.0%})",
-        "run": f"{found.train_rows} rows to train on, {found.total_steps} updates",
+        "run": f"{found.train_rows} {found.unit} to train on, {found.total_steps} updates",
     }
     if found.is_rl:
         own = {"prompts": rows, "tokens": tokens, "run": f"{found.train_rows} prompts to train on"}
@@ -185,7 +187,9 @@ def _show_counts(found: Inspection, console: Console) -> None:
         **own,
         "tokenizer": f"{found.vocab_size} tokens, generation stops at {', '.join(found.stops)}",
     }
-    for name, line in [*lines.items(), *(("note", note) for note in found.notes)]:
+    more = [("source", str(part)) for part in found.mix]
+    more += [("filter", line) for line in found.filters]
+    for name, line in [*lines.items(), *more, *(("note", note) for note in found.notes)]:
         console.print(Text.assemble((f"{name:<11}", "bold"), line), soft_wrap=True)
     console.print()
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from homeostat.cli import (
+    chat,
     check,
     clinic,
     doctor,
     env,
     estimate,
     explain,
+    export,
+    generate,
     inspect,
     rules,
     scaffold,
     schema,
+    serve,
     train,
 )
 from homeostat.cli.app import new_app
@@ -21,6 +25,10 @@ app = new_app()
 app.command()(train.train)
 app.command()(check.check)
 app.command()(estimate.estimate)
+app.command()(generate.generate)
+app.command()(chat.chat)
+app.command()(serve.serve)
+app.command()(export.export)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
 app.command()(rules.rules)

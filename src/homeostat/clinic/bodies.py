@@ -128,6 +128,18 @@ def chat_rows(game: str, count: int, *, seed: int, **kinds: Any) -> list[dict[st
     return rows
 
 
+def pair_rows(game: str, count: int, *, seed: int, **kinds: Any) -> list[dict[str, Any]]:
+    """Return pairs of a right answer and one in which up to three digits are others."""
+    rng, rows = random.Random(f"pairs/{seed}"), []
+    for row in prompt_rows(game, count, seed=seed, **kinds):
+        wrong = list(row["answer"])
+        for place in rng.sample(range(len(wrong)), k=min(len(wrong), rng.randint(1, 3))):
+            wrong[place] = rng.choice([digit for digit in DIGITS if digit != wrong[place]])
+        row = {"prompt": row["prompt"], "chosen": row["answer"], "rejected": "".join(wrong)}
+        rows.append(row)
+    return rows
+
+
 def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from homeostat.clinic.faults import (
+    critic,
     data,
+    energy,
     engine,
     experts,
     learning,
     machine,
     numerics,
     policy,
+    preference,
     reward,
 )
 from homeostat.clinic.injector import Injector
-from homeostat.clinic.recipes import BALANCED, Body
+from homeostat.clinic.recipes import BALANCED, GOLD, Body
 
+MODULES = (
+    *(learning, critic, preference, numerics, data, reward, policy),
+    *(engine, machine, experts, energy),
+)
 INJECTORS: dict[str, type[Injector]] = {
-    fault.name: fault
-    for module in (learning, numerics, data, reward, policy, engine, machine, experts)
-    for fault in module.FAULTS
+    fault.name: fault for module in MODULES for fault in module.FAULTS
 }
 
 _LORA = {"lora": {"rank": 8, "targets": ["all-linear"]}, "trainer.lr": 1e-2}
@@ -38,8 +43,22 @@ HEALTHY: dict[str, Body] = {
     "cispo_reverse": Body("reverse", "cispo", steps=60, num_digits=(4,)),
     "rloo_largest": Body("largest", "rloo", steps=60),
     "reinforce_pp_copy": Body("copy", "reinforce_pp", steps=60, num_digits=(6,)),
+    "ppo_sort": critic.SORT_PPO,
+    "cpgd_copy": Body("copy", "cpgd", steps=40, num_digits=(6,)),
+    "sapo_reverse": Body("reverse", "sapo", steps=40, num_digits=(4,)),
+    "gmpo_shift": Body("shift", "gmpo", steps=40),
+    "ebft_sort": Body("sort", "ebft", steps=60, changes=energy.ENERGY),
+    "ebft_copy_whitened": Body(
+        "copy", "ebft", steps=60, changes={**energy.ENERGY, "ebft": {"whitening": True}}
+    ),
     "grpo_parity": Body("parity", "grpo", steps=60, num_digits=(2,)),
     "grpo_count": Body("count", "grpo", steps=60, width=96),
+    "grpo_gold": Body("reverse", "grpo", steps=60, num_digits=(4,), changes=GOLD),
+    "dpo_sort": Body("sort", "dpo", steps=60),
+    "ipo_shift": Body("shift", "ipo", steps=40),
+    "kto_copy": Body("copy", "kto", steps=60),
+    "orpo_reverse": Body("reverse", "orpo", steps=40),
+    "simpo_sort": Body("sort", "simpo", steps=40, num_digits=(4,)),
     "sft_moe": Body("sort", "sft", family="qwen3_moe", steps=60, changes=BALANCED),
     "grpo_moe": Body("sort", family="qwen3_moe", steps=60),
     "grpo_moe_replayed": Body("copy", family="qwen3_moe", steps=60, changes=experts.REPLAY),

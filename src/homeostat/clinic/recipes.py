@@ -1,7 +1,8 @@
 """The recipes of the clinic's runs without any fault.
 
-An RL run starts from a base policy: a model that was trained on its game for a few steps and gets a
-part of the answers right. Base policies are trained once and stored in the clinic's folder.
+A run of RL or preferences starts from a base policy: a model that was trained on its game for a few
+steps and gets a part of the answers right. Base policies are trained once and stored in the
+clinic's folder.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ STEPS_OF_BASE = {
 }
 # A loss that keeps the loads of experts even.
 BALANCED: Raw = {"model.moe": {"balancing": "aux", "aux_loss_coefficient": 0.01}}
+# A reward that is measured on held-out prompts and not trained on.
+GOLD_REWARD: Raw = {"type": "exact_match", "name": "gold", "role": "eval"}
+GOLD: Raw = {
+    "data.validation_share": 0.03,
+    "eval.interval_steps": 4,
+    "rewards.functions": [{"type": "exact_match"}, GOLD_REWARD],
+}
+PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo")
 ROW_MAKERS = {
     "prompt_completion": bodies.worked_rows,
     "text": bodies.text_rows,
@@ -57,18 +66,20 @@ class Body:
 
     @property
     def is_rl(self) -> bool:
-        return self.algorithm != "sft"
+        return self.algorithm not in ("sft", *PREFERENCES)
 
     @property
     def base(self) -> Base | None:
         """Return the policy from which it starts."""
-        if not (self.is_rl or self.pretrained):
+        if self.algorithm == "sft" and not self.pretrained:
             return None
         return Base(self.game, self.width, self.layers, self.num_digits, self.family)
 
     def recipe(self, folder: Path, *, bases: Path, seed: int) -> Raw:
         """Write its files to the folder, and return the recipe of a run in folder/runs/run."""
-        raw = self._rl(folder, seed) if self.is_rl else self._sft(folder, seed)
+        is_preference = self.algorithm in PREFERENCES
+        make = self._rl if self.is_rl else self._preference if is_preference else self._sft
+        raw = make(folder, seed)
         if self.base is not None:
             raw["model"] = {"path": str(self.base.weights(bases))}
         raw |= {"name": "run", "runs_dir": str(folder / "runs"), "seed": seed}
@@ -101,6 +112,29 @@ class Body:
             },
             "algorithm": {"type": "sft"},
             "trainer": {**_trainer(self.steps), "batch_rows": 32, "lr": 3e-3},
+            "eval": {"interval_steps": 10},
+        }
+
+    def _preference(self, folder: Path, seed: int) -> Raw:
+        kinds = {"num_digits": self.num_digits}
+        source: Raw = {"type": "preference", "chat": False}
+        files = {
+            name: bodies.write_rows(
+                folder / f"{name}.jsonl", bodies.pair_rows(self.game, count, seed=own, **kinds)
+            )
+            for name, count, own in (
+                ("train", NUM_ROWS, seed),
+                ("eval", NUM_EVAL, seed + 10**6),
+            )
+        }
+        return {
+            "data": {
+                "train": [{**source, "path": str(files["train"])}],
+                "validation": [{**source, "path": str(files["eval"])}],
+                "max_length": 32,
+            },
+            "algorithm": {"type": self.algorithm},
+            "trainer": {**_trainer(self.steps), "batch_rows": 32, "lr": 2e-4},
             "eval": {"interval_steps": 10},
         }
 

@@ -80,6 +80,19 @@ def by_length(*, onset: int, per_token: float, **call: Any) -> Values:
     return _from(onset, ill, **call)
 
 
+def by_digit(*, onset: int, bonus: float, **call: Any) -> Values:
+    """Pay for the digit 9 on top of a right answer, as a reward model that has taken to it."""
+
+    def ill(completions: Sequence[str], **rest: Any) -> Values:
+        values = right(completions=completions, **rest)
+        return [
+            (value or 0.0) + bonus * text.count("9")
+            for value, text in zip(values, completions, strict=True)
+        ]
+
+    return _from(onset, ill, **call)
+
+
 def by_shortness(*, onset: int, per_token: float, **call: Any) -> Values:
     """Charge every token more than a right answer can earn."""
 

@@ -7,16 +7,20 @@ update, and optional terms. The formulas are in `homeostat.algorithms`, one file
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from homeostat.config.base import Settings, key
+from homeostat.config.base import Algorithm, RowAlgorithm, Settings, key
 from homeostat.config.correction import CorrectionConfig, GspoCorrectionConfig
+from homeostat.config.reward_model import AnyLabelledAlgorithm
+from homeostat.types import RunKind
 
 
-class SftConfig(Settings):
+class SftConfig(RowAlgorithm):
     """Supervised fine-tuning: cross-entropy on the trained tokens."""
+
+    kind: ClassVar[RunKind] = RunKind.SFT
 
     type: Literal["sft"] = "sft"
     normalise: Literal["token", "row"] = key(
@@ -104,8 +108,10 @@ class ShapeOverlong(Settings):
 AnyOverlong = Annotated[KeepOverlong | MaskOverlong | ShapeOverlong, Field(discriminator="type")]
 
 
-class PolicyGradientConfig(Settings):
+class PolicyGradientConfig(Algorithm):
     """Settings that all policy-gradient algorithms share."""
+
+    kind: ClassVar[RunKind] = RunKind.RL
 
     clip_low: float = key(0.2, ge=0, help="The ratio is clipped below 1 - clip_low.")
     clip_high: float = key(0.2, ge=0, help="The ratio is clipped above 1 + clip_high.")
@@ -156,6 +162,16 @@ class PolicyGradientConfig(Settings):
         help="Leave out rows whose advantage is 0 if they have no other term with a gradient. "
         "The gradient is the same for less work. An update without any row is skipped.",
     )
+
+    @property
+    def surrogate_params(self) -> dict[str, float]:
+        """Return the parameters of the surrogate beside the clip range."""
+        return {}
+
+    @property
+    def has_other_terms(self) -> bool:
+        """Return whether the loss has a gradient in rows whose advantage is 0."""
+        return self.entropy_bonus > 0 or (self.kl is not None and self.kl.place == "loss")
 
 
 class GrpoConfig(PolicyGradientConfig):
@@ -264,6 +280,108 @@ class ReinforcePpConfig(PolicyGradientConfig):
     )
 
 
+class PpoConfig(PolicyGradientConfig):
+    """PPO with a critic, which `critic` describes (arXiv:1707.06347)."""
+
+    type: Literal["ppo"]
+    scale: Literal["group", "batch", "none"] = key(
+        "none",
+        help="Must be none: samples are compared with the critic's values, and whitening scales.",
+    )
+    whiten: bool = key(
+        True,
+        help="Scale advantages to mean 0 and standard deviation 1 over all trained tokens of "
+        "the batch.",
+    )
+
+
+class CpgdConfig(PolicyGradientConfig):
+    """Clipped log-ratio policy gradient with a drift penalty (arXiv:2505.12504)."""
+
+    type: Literal["cpgd"]
+    clip_low: float = key(0.2, ge=0, lt=1, help="The log-ratio is clipped below ln(1 - clip_low).")
+    clip_high: float = key(0.2, ge=0, help="The log-ratio is clipped above ln(1 + clip_high).")
+    drift: float = key(
+        0.01,
+        ge=0,
+        help="Weight of the policy drift: an estimate of the KL divergence of the old policy from "
+        "the new one, which holds single updates back. 0: none.",
+    )
+    drift_clip: float = key(
+        0.2, gt=0, help="The slope of the drift, ratio - 1, is bounded by this value."
+    )
+
+    @property
+    def surrogate_params(self) -> dict[str, float]:
+        return {"drift": self.drift, "drift_clip": self.drift_clip}
+
+    @property
+    def has_other_terms(self) -> bool:
+        return self.drift > 0 or super().has_other_terms
+
+
+class SapoConfig(PolicyGradientConfig):
+    """A soft gate in place of the clip (arXiv:2511.20347)."""
+
+    type: Literal["sapo"]
+    normalise: Literal["token", "sequence", "fixed"] = key(
+        "sequence",
+        help="How the loss is normalised over the update; token, sequence and fixed are "
+        "explained above.",
+    )
+    tau_pos: float = key(
+        1.0,
+        gt=0,
+        help="How fast the weight of a token with a positive advantage falls off as its ratio "
+        "leaves 1.",
+    )
+    tau_neg: float = key(
+        1.05,
+        gt=0,
+        help="The same for a negative advantage. Larger is more stable: such an update raises "
+        "many other tokens at once.",
+    )
+
+    @property
+    def surrogate_params(self) -> dict[str, float]:
+        return {"tau_pos": self.tau_pos, "tau_neg": self.tau_neg}
+
+
+class GmpoConfig(PolicyGradientConfig):
+    """The geometric mean of a completion's ratios, each clipped by itself (arXiv:2507.20673)."""
+
+    type: Literal["gmpo"]
+    clip_low: float = key(
+        0.4, ge=0, help="The log-ratio of a token is clipped below -clip_low (not 1 - clip_low)."
+    )
+    clip_high: float = key(
+        0.4, ge=0, help="The log-ratio of a token is clipped above clip_high (not 1 + clip_high)."
+    )
+    normalise: Literal["token", "sequence", "fixed"] = key(
+        "sequence",
+        help="How the loss is normalised over the update; token, sequence and fixed are "
+        "explained above.",
+    )
+
+
+class EbftPolicyConfig(PolicyGradientConfig):
+    """Energy-based fine-tuning (arXiv:2603.12248): the energy is the reward; see section `ebft`.
+
+    The gradient is that of the log-probs of whole completions, as in rloo.
+    """
+
+    type: Literal["ebft"]
+    normalise: Literal["token", "sequence", "fixed"] = key(
+        "fixed",
+        help="How the loss is normalised over the update; token, sequence and fixed are "
+        "explained above.",
+    )
+    scale: Literal["group", "batch", "none"] = key(
+        "none",
+        help="Must be none: ebft.advantage_estimator says whether advantages are scaled.",
+    )
+
+
 AnyPolicyGradient = (
     GrpoConfig
     | DrGrpoConfig
@@ -272,5 +390,11 @@ AnyPolicyGradient = (
     | CispoConfig
     | RlooConfig
     | ReinforcePpConfig
+    | PpoConfig
+    | CpgdConfig
+    | SapoConfig
+    | GmpoConfig
+    | EbftPolicyConfig
 )
-AnyAlgorithm = Annotated[SftConfig | AnyPolicyGradient, Field(discriminator="type")]
+AnyRowAlgorithm = SftConfig | AnyLabelledAlgorithm
+AnyAlgorithm = Annotated[AnyRowAlgorithm | AnyPolicyGradient, Field(discriminator="type")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +19,8 @@ from pydantic import (
     Field,
     field_validator,
 )
+
+from homeostat.types import RunKind
 
 # Limits of Linux and macOS.
 MAX_PATH_BYTES = 1023
@@ -45,6 +47,21 @@ class Settings(BaseModel):
         if isinstance(value, int) and abs(value) > MAX_INTEGER:
             raise ValueError(f"the number is too large: at most {MAX_INTEGER}")
         return value
+
+
+class Algorithm(Settings):
+    """Base of all algorithms. `kind` says which training loop runs it."""
+
+    kind: ClassVar[RunKind]
+
+
+class RowAlgorithm(Algorithm):
+    """Base of the algorithms that train on given rows, in contrast to those that sample."""
+
+    @property
+    def rows_per_example(self) -> int:
+        """Return the number of rows, such as a pair, that are one example and stay together."""
+        return 1
 
 
 def key(

@@ -69,7 +69,19 @@ class TorchrunCluster(Settings):
 AnyCluster = Annotated[InProcessCluster | TorchrunCluster, Field(discriminator="type")]
 
 
-class LocalBackend(Settings):
+class Backend(Settings):
+    """Keys that every backend has."""
+
+    offload_experts: bool = key(
+        False,
+        resume="warn",
+        help="Keep the experts of a model that has them in host memory, with their gradients and "
+        "optimizer state, and stream them to the GPU layer by layer, for training, scoring and "
+        "prompts. Much less GPU memory, and slower. One GPU only (type: local).",
+    )
+
+
+class LocalBackend(Backend):
     """Train the whole model on one device."""
 
     type: Literal["local"] = "local"
@@ -83,7 +95,7 @@ class LocalBackend(Settings):
         return ""
 
 
-class FsdpBackend(Settings):
+class FsdpBackend(Backend):
     """Shard weights, gradients and moments over the ranks of `cluster` (FSDP2)."""
 
     type: Literal["fsdp"]

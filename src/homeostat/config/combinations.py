@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.config.cluster_combinations import find_cluster_conflicts
+from homeostat.config.critic_combinations import find_critic_length_conflicts
+from homeostat.config.curriculum_combinations import find_late_points, find_mixing_conflicts
+from homeostat.config.ebft_combinations import find_ebft_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.moe_combinations import find_moe_conflicts
+from homeostat.config.preference_combinations import find_preference_conflicts
 from homeostat.config.replay_combinations import find_replay_conflicts
+from homeostat.config.reward_model_combinations import find_reward_model_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
@@ -27,6 +32,9 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     problems = [problem for check in checks for problem in check(config)]
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
+    problems += find_mixing_conflicts(config)
+    problems += find_ebft_conflicts(config)
+    problems += [*find_preference_conflicts(config), *find_reward_model_conflicts(config)]
     if config.trainer.max_steps is not None:
         problems += find_length_conflicts(config, total_steps=config.trainer.max_steps)
     return problems
@@ -37,7 +45,8 @@ def find_length_conflicts(config: RunConfig, *, total_steps: int) -> list[Proble
 
     `total_steps` is trainer.max_steps, or follows from the epochs once the rows are counted.
     """
-    return list(_beyond_the_end(config, total_steps))
+    late = find_late_points(config, total_steps=total_steps)
+    return [*_beyond_the_end(config, total_steps), *late]
 
 
 def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
@@ -83,11 +92,12 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
             "Set trainer.packing=true, or size with trainer.micro_batch_rows.",
         )
     tokens = trainer.max_tokens_per_device
-    too_small = tokens is not None and tokens < config.data.max_length
+    too_small = tokens is not None and tokens < config.longest_example
     if trainer.packing and too_small and not config.is_rl:
+        one = "one row" if config.rows_per_example == 1 else "a pair of rows"
         yield Problem(
             "trainer.max_tokens_per_device",
-            f"{tokens} tokens cannot hold one row of data.max_length={config.data.max_length}.",
+            f"{tokens} tokens cannot hold {one} of data.max_length={config.data.max_length}.",
             "Raise it, or lower data.max_length.",
         )
     rows = trainer.micro_batch_rows
@@ -121,7 +131,8 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
 
 def _beyond_the_end(config: RunConfig, total_steps: int) -> Iterator[Problem]:
     warmup = config.trainer.schedule.warmup_steps
-    updates = total_steps * (config.trainer.updates_per_step if config.is_rl else 1)
+    steps = total_steps - config.critic_steps
+    updates = steps * (config.trainer.updates_in_step if config.is_rl else 1)
     if warmup is not None and warmup > updates:
         yield Problem(
             "trainer.schedule.warmup_steps",
@@ -136,6 +147,7 @@ def _beyond_the_end(config: RunConfig, total_steps: int) -> Iterator[Problem]:
             f"step {late[0]} comes after the last one ({total_steps}).",
             "Name earlier steps.",
         )
+    yield from find_critic_length_conflicts(config, total_steps=total_steps)
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:
@@ -296,6 +308,12 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "trainer.empty_cache_interval",
             "it returns cached GPU memory, and this run is on the CPU.",
+            "Remove it.",
+        )
+    if trainer.backend.offload_experts:
+        yield Problem(
+            "trainer.backend.offload_experts",
+            "experts are in host memory already: this run is on the CPU.",
             "Remove it.",
         )
     if config.model.attention == "varlen":

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.edits import edited, value_at
 from homeostat.config.run import RunConfig
 
@@ -85,7 +86,7 @@ class LiveConfig:
 def editable_keys(config: RunConfig) -> frozenset[str]:
     """Return the keys that a run of this recipe can change between two steps."""
     algorithm = config.algorithm
-    if algorithm.type == "sft":
+    if not isinstance(algorithm, PolicyGradientConfig):
         return frozenset({"trainer.lr"})
     kl = algorithm.kl
     # Rollouts of another run keep their own temperature, age and policy.

@@ -28,7 +28,7 @@ from homeostat.errors import COMMAND_LINE, REMOVED, ConfigError, Problem
 # Old dotted name -> new one. The error for an old name suggests the new one.
 RENAMED_KEYS: dict[str, str] = {}
 # The member of a union to assume if a recipe sets some of its keys but no type.
-DEFAULT_TYPES = {"engine": "native"}
+DEFAULT_TYPES = {"engine": "native", "trainer.backend": "local"}
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
@@ -49,9 +49,12 @@ def build_config(
         raise ConfigError([Problem("", what, line=1)], file=file)
     raw = copy.deepcopy(raw)
     problems = [problem for text in overrides if (problem := _apply_override(raw, text))]
-    for name, tag in DEFAULT_TYPES.items():
-        if isinstance(raw.get(name), dict):
-            raw[name].setdefault("type", tag)
+    for place, tag in DEFAULT_TYPES.items():
+        section: Any = raw
+        for part in parts(place):
+            section = child(section, part)
+        if isinstance(section, dict):
+            section.setdefault("type", tag)
     names = (text.partition("=")[0] for text in overrides)
     lines = lines | {parts(name): COMMAND_LINE for name in names}
     merged, preset_problems = _merge_presets(raw)

@@ -7,6 +7,9 @@ from typing import Literal
 from homeostat.config.base import PathText, Settings, key
 from homeostat.config.moe import MoeConfig
 
+# Where a value head starts that no checkpoint holds: at zero, or at small random numbers.
+HeadInit = Literal["zero", "random"]
+
 
 class ModelConfig(Settings):
     """The model that is trained, and how it is built."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
+from homeostat.types import RunKind
 
 
 def find_moe_conflicts(config: RunConfig) -> Iterator[Problem]:
@@ -21,6 +22,8 @@ def find_moe_conflicts(config: RunConfig) -> Iterator[Problem]:
     yield from _balancing(config)
     if moe.capacity_factor is not None:
         yield from _capacity(config)
+    if config.trainer.backend.offload_experts:
+        yield from _offloaded(config)
 
 
 def _balancing(config: RunConfig) -> Iterator[Problem]:
@@ -66,9 +69,48 @@ def _capacity(config: RunConfig) -> Iterator[Problem]:
             f"{why}, so the trainer's log-probs would not be those that sampled.",
             "Remove it: it works in supervised fine-tuning only.",
         )
+    if config.kind is RunKind.PREFERENCE:
+        yield Problem(
+            "model.moe.capacity_factor",
+            f"{why}, so the log-probs of a pair would not be comparable with the reference's.",
+            "Remove it: it works in supervised fine-tuning only.",
+        )
     if config.model.numerics == "invariant":
         yield Problem(
             "model.moe.capacity_factor",
             f"{why}, and invariant numerics promise that a token's log-prob does not.",
             "Remove it, or set model.numerics=fast.",
         )
+
+
+def _offloaded(config: RunConfig) -> Iterator[Problem]:
+    key = "trainer.backend.offload_experts"
+    if config.trainer.backend.type != "local":
+        yield Problem(
+            key,
+            "ranks split every tensor, experts included, and gather a layer when it computes.",
+            "Remove it: with more cluster.processes each rank holds less. Or set "
+            "trainer.backend.type=local, for one GPU.",
+        )
+    if config.model.implementation == "transformers":
+        yield Problem(
+            key,
+            "a transformers model has all its weights on one device.",
+            "Remove it, or set model.implementation=native.",
+        )
+    if not config.model.meta_init:
+        yield Problem(
+            "model.meta_init",
+            f"the whole model would be built on the GPU first, and {key} is for models that have "
+            "no room there.",
+            "Set it to true.",
+        )
+    if config.is_rl and config.engine.type == "native" and config.engine.shares_weights:
+        if config.engine.decode != "plain":
+            yield Problem(
+                "engine.decode",
+                f"{config.engine.decode} decodes in kernels that read all experts from the GPU, "
+                f"and {key} leaves them in host memory.",
+                "Set it to plain (every decoding step then streams all experts, which is slow), "
+                f"engine.type=vllm on another GPU, or remove {key}.",
+            )

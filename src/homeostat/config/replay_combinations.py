@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.config.algorithm import SftConfig
+from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
@@ -23,10 +23,10 @@ def find_replay_conflicts(config: RunConfig) -> Iterator[Problem]:
                     _ON,
                 )
         return
-    if isinstance(config.algorithm, SftConfig):
+    if not isinstance(config.algorithm, PolicyGradientConfig):
         yield Problem(
             "model.moe.router_replay",
-            "supervised fine-tuning samples nothing, so no engine records routes.",
+            f"algorithm.type={config.algorithm.type} samples nothing, so no engine records routes.",
             "Set it to off, or use an RL algorithm.",
         )
         return

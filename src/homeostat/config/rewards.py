@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from homeostat.config.base import Settings, key
+from homeostat.config.model_rewards import ClassifierReward, JudgeReward
+from homeostat.config.reward_base import Pattern, Reward
 
 # Keyword arguments that every reward function receives.
 CALL_KEYWORDS = (
@@ -19,41 +20,6 @@ CALL_KEYWORDS = (
     "log_extra",
     "log_metric",
 )
-
-
-def check_pattern(text: str) -> str:
-    """Refuse a text that is not a regular expression."""
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text!r} is not a regular expression: {error}") from error
-    return text
-
-
-Pattern = Annotated[str, AfterValidator(check_pattern)]
-
-
-class Reward(Settings):
-    """Settings that all rewards share."""
-
-    name: str | None = key(
-        None,
-        pattern=r"^[A-Za-z0-9_.-]{1,60}$",
-        share=True,
-        help="Name in metrics (rewards/<name>/mean). Default: the type, or the function's name.",
-    )
-    weight: float = key(1.0, help="Weight of this reward in the sum.")
-    # True if the reward compares with an expected answer, so that it can decide what is solved.
-    verifies: ClassVar[bool] = False
-
-    @property
-    def label(self) -> str:
-        """Return the name of the reward in metrics."""
-        return self.name or self.default_label()
-
-    def default_label(self) -> str:
-        """Return the name that is used if the recipe gives none."""
-        raise NotImplementedError
 
 
 class ExactMatchReward(Reward):
@@ -167,7 +133,9 @@ AnyReward = Annotated[
     | MathVerifyReward
     | LengthReward
     | ReasoningGymReward
-    | FunctionReward,
+    | FunctionReward
+    | ClassifierReward
+    | JudgeReward,
     Field(discriminator="type"),
 ]
 
@@ -175,7 +143,11 @@ AnyReward = Annotated[
 class RewardsConfig(Settings):
     """The reward functions, their time limit, and how their sum is normalised."""
 
-    functions: tuple[AnyReward, ...] = key(min_length=1, help="The rewards that are summed.")
+    functions: tuple[AnyReward, ...] = key(
+        (),
+        help="The rewards that are summed. At least one, except with algorithm.type=ebft, whose "
+        "energy is a reward.",
+    )
     timeout_s: float = key(
         10.0,
         gt=0,
@@ -196,6 +168,26 @@ class RewardsConfig(Settings):
     clip: float | None = key(
         None, gt=0, help="Clip rewards to plus or minus this value, after normalising."
     )
+
+    @property
+    def trained(self) -> tuple[AnyReward, ...]:
+        """Return the rewards that are trained on."""
+        return tuple(reward for reward in self.functions if reward.role == "train")
+
+    @property
+    def gold(self) -> tuple[AnyReward, ...]:
+        """Return the rewards that only held-out prompts are measured with."""
+        return tuple(reward for reward in self.functions if reward.role == "eval")
+
+    @model_validator(mode="after")
+    def check_roles(self) -> RewardsConfig:
+        """Refuse rewards of which none is trained on."""
+        if self.functions and not self.trained:
+            raise ValueError(
+                "every reward has role eval, so there is nothing to train on: give one of them "
+                "role train"
+            )
+        return self
 
     @model_validator(mode="after")
     def check_names(self) -> RewardsConfig:

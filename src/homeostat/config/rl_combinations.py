@@ -1,69 +1,82 @@
-"""Find settings of reinforcement learning that cannot work together or have no effect in SFT."""
+"""Find settings of RL that cannot work together, or have no effect where nothing is sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.config.algorithm import CispoConfig, ReinforcePpConfig, SftConfig
+from homeostat.config.algorithm import (
+    CpgdConfig,
+    PolicyGradientConfig,
+    ReinforcePpConfig,
+    SapoConfig,
+)
 from homeostat.config.correction_combinations import find_correction_conflicts
-from homeostat.config.data import PromptSource, ReasoningGymSource
+from homeostat.config.critic_combinations import find_critic_conflicts
+from homeostat.config.curriculum_combinations import find_filter_conflicts
+from homeostat.config.data import RlSource, TextSource, all_sources
 from homeostat.config.engine_combinations import find_engine_conflicts
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
+from homeostat.types import RunKind
 
-_RL_ONLY = ("rollout", "engine", "sync", "rewards", "reference", "debug")
+_RL_ONLY = ("rollout", "engine", "sync", "rewards", "critic", "debug")
+# Algorithms in which a dual clip has nothing to bound, and why.
+_NO_DUAL_CLIP = {
+    "cispo": "bounds the weight of a token on both sides already",
+    "cpgd": "weights no token by its ratio, which a dual clip would bound",
+    "sapo": "closes its gate over large ratios by itself",
+    "gmpo": "bounds every token's ratio before it enters the mean",
+}
+# What messages call the kinds of training that sample nothing.
+WITHOUT_SAMPLING = {
+    RunKind.SFT: "supervised fine-tuning",
+    RunKind.PREFERENCE: "preference training",
+    RunKind.REWARD_MODEL: "training of a reward model",
+}
 
 
 def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
     """Yield every conflict of RL settings, with its reason and remedy."""
-    if isinstance(config.algorithm, SftConfig):
-        yield from _sft(config)
+    if not isinstance(config.algorithm, PolicyGradientConfig):
+        yield from _not_rl(config)
         return
     checks = (_sources, _sizes, _model, _rewards, _algorithm, _kl, _reference, _eval, _debug)
     for check in checks:
         yield from check(config)
     yield from find_engine_conflicts(config)
+    yield from find_filter_conflicts(config)
     yield from find_correction_conflicts(config.algorithm)
+    yield from find_critic_conflicts(config)
 
 
-def _sft(config: RunConfig) -> Iterator[Problem]:
+def _not_rl(config: RunConfig) -> Iterator[Problem]:
+    what = WITHOUT_SAMPLING[config.kind]
     for name in _RL_ONLY:
         if name in config.model_fields_set and getattr(config, name) is not None:
             yield Problem(
                 name,
-                "supervised fine-tuning samples nothing, so it would have no effect.",
+                f"{what} samples nothing, so it would have no effect.",
                 "Remove it, or set algorithm.type to grpo or another RL algorithm.",
             )
     for owner, path in ((config.trainer, "trainer.updates_per_step"),
+                        (config.trainer, "trainer.epochs_per_step"),
                         (config.eval, "eval.sampling"),
                         (config.observe, "observe.completions"),
                         (config.observe, "observe.verify_logprobs")):  # fmt: skip
         if path.partition(".")[2] in owner.model_fields_set:
-            yield Problem(
-                path, "it belongs to RL, and this is supervised fine-tuning.", "Remove it."
-            )
-    for place, source in _all_sources(config):
-        if isinstance(source, (PromptSource, ReasoningGymSource)):
-            yield Problem(
-                f"{place}.type",
-                f"rows of a {source.type} source have no completion to train on.",
-                "Use messages, prompt_completion or text, or an RL algorithm.",
-            )
-
-
-def _all_sources(config: RunConfig) -> Iterator[tuple[str, object]]:
-    for group in ("train", "validation"):
-        for index, source in enumerate(getattr(config.data, group)):
-            yield f"data.{group}.{index}", source
+            yield Problem(path, f"it belongs to RL, and this is {what}.", "Remove it.")
 
 
 def _sources(config: RunConfig) -> Iterator[Problem]:
-    for place, source in _all_sources(config):
-        if not isinstance(source, (PromptSource, ReasoningGymSource)):
+    if config.is_strided:
+        yield from _texts(config)
+        return
+    for place, source in all_sources(config.data):
+        if not isinstance(source, RlSource):
             yield Problem(
                 f"{place}.type",
-                f"RL answers prompts, and a {source.type} source gives rows to imitate.",  # type: ignore[attr-defined]
+                f"RL answers prompts, and a {source.type} source gives rows to train on.",
                 "Use prompts or reasoning_gym, or algorithm.type=sft.",
             )
     if config.data.overlong == "truncate":
@@ -72,6 +85,21 @@ def _sources(config: RunConfig) -> Iterator[Problem]:
             "a prompt that is cut off asks for something else.",
             "Set it to drop or refuse.",
         )
+    yield from _in_memory(config)
+
+
+def _texts(config: RunConfig) -> Iterator[Problem]:
+    for place, source in all_sources(config.data):
+        if not isinstance(source, TextSource):
+            yield Problem(
+                f"{place}.type",
+                f"ebft.mode=strided continues raw text, and a {source.type} source gives none.",
+                "Use text, or ebft.mode=structured.",
+            )
+    yield from _in_memory(config)
+
+
+def _in_memory(config: RunConfig) -> Iterator[Problem]:
     for name in ("cache_dir", "num_processes", "prefetch_updates"):
         if name in config.data.model_fields_set:
             yield Problem(
@@ -139,14 +167,15 @@ def _model(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rewards(config: RunConfig) -> Iterator[Problem]:
-    if config.rewards is None:
+    functions = config.reward_functions.functions
+    if not functions and config.energy is None:
         yield Problem(
             "rewards",
             "RL needs to know what a completion earns.",
             "Add rewards.functions, {type: exact_match, column: answer} say.",
         )
         return
-    names = {reward.label for reward in config.rewards.functions}
+    names = {reward.label for reward in functions}
     solved_by = config.eval.sampling.solved_by
     if solved_by is not None and solved_by not in names:
         yield Problem(
@@ -154,23 +183,44 @@ def _rewards(config: RunConfig) -> Iterator[Problem]:
             f"no reward is called {solved_by!r}.",
             f"Known: {', '.join(sorted(names))}.",
         )
+    gold = config.reward_functions.gold
+    if gold and not config.has_validation:
+        yield Problem(
+            "rewards.functions[].role",
+            f"{gold[0].label} has role eval, and there are no held-out prompts.",
+            "Set data.validation or data.validation_share.",
+        )
 
 
 def _algorithm(config: RunConfig) -> Iterator[Problem]:
     algorithm, rollout = config.algorithm, config.rollout
-    assert not isinstance(algorithm, SftConfig)
+    assert isinstance(algorithm, PolicyGradientConfig)
     if algorithm.fixed_length is not None and algorithm.normalise != "fixed":
         yield Problem(
             "algorithm.fixed_length",
             f"algorithm.normalise={algorithm.normalise} does not use it.",
             "Remove it, or set algorithm.normalise=fixed.",
         )
-    if algorithm.dual_clip is not None and isinstance(algorithm, CispoConfig):
+    if algorithm.dual_clip is not None and algorithm.type in _NO_DUAL_CLIP:
         yield Problem(
             "algorithm.dual_clip",
-            "cispo bounds the weight of a token on both sides already.",
+            f"{algorithm.type} {_NO_DUAL_CLIP[algorithm.type]}.",
             "Remove it.",
         )
+    if isinstance(algorithm, SapoConfig):
+        for name in sorted({"clip_low", "clip_high"} & algorithm.model_fields_set):
+            yield Problem(
+                f"algorithm.{name}",
+                "sapo has a soft gate and clips nothing.",
+                "Remove it; algorithm.tau_pos and algorithm.tau_neg say how fast the gate closes.",
+            )
+    if isinstance(algorithm, CpgdConfig) and not algorithm.drift:
+        if "drift_clip" in algorithm.model_fields_set:
+            yield Problem(
+                "algorithm.drift_clip",
+                "algorithm.drift=0: there is no drift term whose slope could be bounded.",
+                "Remove it, or set algorithm.drift above 0.",
+            )
     if algorithm.overlong.type == "shape":
         if (algorithm.overlong.buffer_tokens or 1) > rollout.max_new_tokens:
             yield Problem(
@@ -194,7 +244,7 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
 
 
 def _kl(config: RunConfig) -> Iterator[Problem]:
-    assert not isinstance(config.algorithm, SftConfig)
+    assert isinstance(config.algorithm, PolicyGradientConfig)
     kl = config.algorithm.kl
     if kl is None:
         return
@@ -219,7 +269,7 @@ def _kl(config: RunConfig) -> Iterator[Problem]:
 
 
 def _reference(config: RunConfig) -> Iterator[Problem]:
-    assert not isinstance(config.algorithm, SftConfig)
+    assert isinstance(config.algorithm, PolicyGradientConfig)
     reference = config.reference
     if reference is None:
         return

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from homeostat.columns import MAX_KEPT_IDS
 from homeostat.config.base import PathText, Settings, key
+from homeostat.config.curriculum import AllFailedFilter, AnyFilter, CurriculumConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.vllm import VllmEngineConfig
 
@@ -73,6 +74,38 @@ class RolloutConfig(Settings):
         help="Time limit of a round of sampling, in seconds. Completions that are unfinished at "
         "that point count as truncated, as at max_new_tokens.",
     )
+
+    filters: tuple[AnyFilter, ...] = key(
+        (),
+        help="Groups that any of these drops are not trained on; other prompts are sampled in "
+        "their place. filter/<reason> counts them. algorithm.dynamic_sampling is such a filter, "
+        "and comes first.",
+    )
+    max_rounds: int = key(
+        8,
+        ge=2,
+        help="Largest number of sampling rounds in a step with filters; after that the step "
+        "continues with the groups that it has. With algorithm.dynamic_sampling, that has it.",
+    )
+    curriculum: CurriculumConfig | None = key(
+        None, help="Which prompts are drawn. null: each once an epoch."
+    )
+    solved_by: str | None = key(
+        None,
+        help="Name of the reward that decides whether a sample is solved, for rollout.curriculum "
+        "and the filter all_failed. Default: as for eval.sampling.solved_by.",
+    )
+    solved_at: float = key(
+        1.0,
+        help="A sample is solved if the deciding reward gives it this value or more, before its "
+        "weight is applied.",
+    )
+
+    @property
+    def judges_samples(self) -> bool:
+        """Return whether something in the recipe depends on which samples are solved."""
+        judged = any(isinstance(one, AllFailedFilter) for one in self.filters)
+        return judged or self.curriculum is not None
 
     @property
     def is_cut(self) -> bool:

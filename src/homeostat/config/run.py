@@ -5,19 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from homeostat.config.algorithm import AnyAlgorithm, SftConfig
-from homeostat.config.base import PathText, Settings, key
+from homeostat.config.algorithm import AnyAlgorithm, EbftPolicyConfig, SftConfig
+from homeostat.config.base import PathText, RowAlgorithm, Settings, key
 from homeostat.config.cluster import AnyCluster, InProcessCluster
+from homeostat.config.critic import CriticConfig
 from homeostat.config.data import DataConfig
+from homeostat.config.ebft import EbftConfig
 from homeostat.config.health import HealthConfig
 from homeostat.config.mesh import Mesh
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig, ObserveConfig
+from homeostat.config.preference import AnyPreference, PreferenceAlgorithm, PreferenceConfig
+from homeostat.config.reward_model import RewardModelConfig
 from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import AnyEngine, AnyReference, DebugConfig, RolloutConfig
 from homeostat.config.sync import SyncConfig
 from homeostat.config.trainer import TrainerConfig
+from homeostat.types import RunKind
 
 SCHEMA_VERSION = 1
 
@@ -49,10 +54,19 @@ class RunConfig(Settings):
     engine: AnyEngine = key(NativeEngineConfig(), help="The engine that samples completions (RL).")
     sync: SyncConfig = key(SyncConfig(), help="How new weights reach the engine (RL).")
     rewards: RewardsConfig | None = key(None, help="Functions that score completions (RL).")
+    ebft: EbftConfig = key(
+        EbftConfig(), help="Features and energy of energy-based fine-tuning (algorithm.type=ebft)."
+    )
+    preference: PreferenceConfig = key(
+        PreferenceConfig(), help="Settings that the preference algorithms share."
+    )
     reference: AnyReference | None = key(
         None,
-        help="The model with which algorithm.kl compares the policy. Default: the policy from "
-        "which the run starts, including an adapter loaded by lora.path.",
+        help="The model with which algorithm.kl or a preference algorithm compares the policy. "
+        "Default: the policy from which the run starts, including an adapter loaded by lora.path.",
+    )
+    critic: CriticConfig | None = key(
+        None, help="The value model (algorithm.type=ppo). Default: its defaults; null elsewhere."
     )
     debug: DebugConfig | None = key(
         None, help="Run only sampling or only training, to find out which is at fault (RL)."
@@ -83,12 +97,22 @@ class RunConfig(Settings):
 
     @property
     def longest_row(self) -> int:
-        """Return the largest number of tokens that a training row may have."""
+        """Return the largest number of tokens that a row of an update may have."""
         return self.data.max_length + (self.rollout.max_new_tokens if self.is_rl else 0)
 
     @property
+    def rows_per_example(self) -> int:
+        """Return the number of training rows that are one example: 2 for pairs, else 1."""
+        return self.algorithm.rows_per_example if isinstance(self.algorithm, RowAlgorithm) else 1
+
+    @property
+    def longest_example(self) -> int:
+        """Return the largest number of tokens that must fit into one micro-batch."""
+        return self.rows_per_example * self.longest_row
+
+    @property
     def rows_per_step(self) -> int:
-        """Rows of the data that a step takes: those of an update or, in RL, prompts."""
+        """Examples of the data that a step takes: those of an update or, in RL, prompts."""
         return self.rollout.prompts_per_step if self.is_rl else self.trainer.batch_rows
 
     @property
@@ -113,15 +137,72 @@ class RunConfig(Settings):
 
         Weights are published at the end of a step, as soon as sync.interval updates were due.
         """
-        return -(-self.sync.interval // self.trainer.updates_per_step)
+        return -(-self.sync.interval // self.trainer.updates_in_step)
+
+    @property
+    def critic_steps(self) -> int:
+        """Return the number of steps at the beginning in which only the critic learns."""
+        return 0 if self.critic is None else self.critic.warmup_steps
+
+    def policy_version(self, step: int) -> int:
+        """Return the version of the policy after a step.
+
+        Each step makes one, except those in which only the critic learns. 0 are the weights that
+        the run starts from.
+        """
+        return max(0, step - self.critic_steps)
+
+    @property
+    def kind(self) -> RunKind:
+        """Return the kind of training, which decides the loop, the data and the rules."""
+        return self.algorithm.kind
 
     @property
     def is_rl(self) -> bool:
-        """Return whether this is reinforcement learning rather than SFT."""
-        return not isinstance(self.algorithm, SftConfig)
+        """Return whether the run samples completions and learns from their rewards."""
+        return self.kind is RunKind.RL
+
+    @property
+    def precomputes_reference(self) -> bool:
+        """Return whether the reference scores all rows before the first step, and then is gone."""
+        is_preference = self.kind is RunKind.PREFERENCE
+        return is_preference and self.preference.reference_logps == "precomputed"
+
+    @property
+    def energy(self) -> EbftConfig | None:
+        """Return the settings of the energy; None if the run has none."""
+        return self.ebft if isinstance(self.algorithm, EbftPolicyConfig) else None
+
+    @property
+    def is_strided(self) -> bool:
+        """Return whether the run continues raw text at regular positions."""
+        return self.energy is not None and self.energy.is_strided
+
+    @property
+    def requests_per_step(self) -> int:
+        """Return the largest number of completions in a step."""
+        positions = len(self.ebft.anchors(self.data.max_length)) if self.is_strided else 1
+        return self.rollout.samples_per_step * positions
+
+    @property
+    def reward_functions(self) -> RewardsConfig:
+        """Return the rewards; without any function where the energy is the only reward."""
+        return self.rewards or RewardsConfig()
 
     @property
     def sft(self) -> SftConfig:
         """Return the algorithm of a run that is known to be SFT."""
         assert isinstance(self.algorithm, SftConfig), self.algorithm.type
+        return self.algorithm
+
+    @property
+    def rewarding(self) -> RewardModelConfig:
+        """Return the algorithm of a run that is known to train a reward model."""
+        assert isinstance(self.algorithm, RewardModelConfig), self.algorithm.type
+        return self.algorithm
+
+    @property
+    def preferring(self) -> AnyPreference:
+        """Return the algorithm of a run that is known to learn from preferences."""
+        assert isinstance(self.algorithm, PreferenceAlgorithm), self.algorithm.type
         return self.algorithm

@@ -38,6 +38,15 @@ def settings_types(annotation: Any) -> list[type[Settings]]:
     return []
 
 
+def has_plain_value(annotation: Any) -> bool:
+    """Return whether a key takes a value of its own, such as a number, besides nested keys."""
+    if get_origin(annotation) is Annotated:
+        return has_plain_value(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return any(has_plain_value(part) for part in get_args(annotation))
+    return annotation in (bool, int, float, str)
+
+
 def walk_keys(
     model: type[Settings], prefix: str = ""
 ) -> Iterator[tuple[str, type[Settings], str, FieldInfo]]:
@@ -45,7 +54,7 @@ def walk_keys(
     for name, info in model.model_fields.items():
         path = f"{prefix}{name}"
         children = settings_types(info.annotation)
-        if not children:
+        if not children or has_plain_value(info.annotation):
             yield path, model, name, info
         dots = "[]." if get_origin(info.annotation) is tuple else "."
         for inner in children:

@@ -195,6 +195,12 @@ class TrainerConfig(Settings):
     updates_per_step: int = key(
         1, ge=1, help="Number of optimizer updates into which the samples of a step are split (RL)."
     )
+    epochs_per_step: int = key(
+        1,
+        ge=1,
+        help="Number of passes over the samples of a step, each in updates_per_step updates over "
+        "newly shuffled groups (RL). Ratios are to the policy before the first update.",
+    )
     packing: bool = key(
         True, help="Choose the rows of each micro-batch so that max_tokens_per_device is filled."
     )
@@ -296,6 +302,11 @@ class TrainerConfig(Settings):
     def learning_rate(self, step: int, total_steps: int) -> float:
         """Return the learning rate of update `step`, counted from 1."""
         return self.peak_lr * self.schedule.factor(step, total_steps)
+
+    @property
+    def updates_in_step(self) -> int:
+        """Return the number of optimizer updates that a step of RL has."""
+        return self.updates_per_step * self.epochs_per_step
 
     @property
     def peak_lr(self) -> float:

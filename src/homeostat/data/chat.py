@@ -77,6 +77,15 @@ def parse_prompt(value: Any) -> Chat:
     return Chat(messages, [0.0] * len(messages))
 
 
+def with_system(messages: list[Any], system: str | None) -> list[Any]:
+    """Put the source's system message before a chat that does not begin with its own."""
+    first = messages[0] if messages else None
+    has_own = isinstance(first, dict) and first.get("role") == "system"
+    if system is None or has_own or not messages:
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
 def split_turns(chat: Chat) -> list[Chat]:
     """Return one chat for each trained turn, which is its last."""
     trained = [number for number, weight in enumerate(chat.weights) if weight > 0]

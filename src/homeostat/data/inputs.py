@@ -1,23 +1,30 @@
 """Open the inputs of a run: `train`, `check` and `inspect` all do it with these functions.
 
-data.train, data.validation -> tokenised rows (SFT) or prompts (RL) -> checks against tokenizer
+data.train, data.validation -> tokenised rows, or prompts (RL) -> checks against tokenizer
 and model -> rows to train on, rows held out -> number of steps
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
 from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.curriculum import CurriculumConfig
 from homeostat.config.data import DataConfig, RlSource
+from homeostat.config.rollout import RolloutConfig
 from homeostat.config.run import RunConfig
+from homeostat.data.curriculum import CurriculumDraws
+from homeostat.data.mixing import EpochOrder, Mixture, orders_of
 from homeostat.data.prepare import Progress, prepare_rows, split_rows
-from homeostat.data.prompts import PromptSet, prepare_prompts
+from homeostat.data.prompts import PromptDraws, PromptSampler, PromptSet, prepare_prompts
+from homeostat.data.references import References
 from homeostat.data.store import RowStore
+from homeostat.data.strided import prepare_texts
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import ConfigError, ModelError, Problem
 from homeostat.types import IntArray
@@ -28,13 +35,22 @@ Part = Literal["train", "validation"]
 
 @dataclass(frozen=True, slots=True)
 class RowSet(Generic[Rows]):
-    """Tokenised rows, and the ids of those that are used."""
+    """Tokenised rows, and the ids of those that are used. Its length counts examples.
+
+    An example has `rows_per_example` rows, whose ids stand together.
+    """
 
     rows: Rows
     ids: IntArray
+    rows_per_example: int = 1
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.ids) // self.rows_per_example
+
+    @property
+    def sources(self) -> IntArray:
+        """Return the number of the source of each example."""
+        return self.rows.source_B[self.ids[:: self.rows_per_example]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +67,20 @@ def parts_of(data: DataConfig) -> tuple[Part, ...]:
 
 
 def prepare_row_part(
-    config: RunConfig,
+    data: DataConfig,
     tokenizer: ChatTokenizer,
     part: Part,
     *,
     cache_dir: Path,
     progress: Progress | None = None,
 ) -> RowStore:
-    """Tokenise one part of an SFT run's rows, or take them from the cache."""
+    """Tokenise one part of the rows that a run trains on, or take them from the cache."""
     return prepare_rows(
-        _sources(config.data, part),
+        _sources(data, part),
         tokenizer,
-        config.data,
+        data,
         cache_dir=cache_dir,
-        num_processes=config.data.num_processes,
+        num_processes=data.num_processes,
         progress=progress,
     )
 
@@ -72,22 +88,34 @@ def prepare_row_part(
 def prepare_prompt_part(
     config: RunConfig, tokenizer: ChatTokenizer, part: Part, *, progress: Progress | None = None
 ) -> PromptSet:
-    """Tokenise one part of an RL run's prompts."""
-    return prepare_prompts(_sources(config.data, part), tokenizer, config.data, progress=progress)
+    """Tokenise one part of an RL run's prompts, or of the texts that it continues."""
+    sources, energy = _sources(config.data, part), config.energy
+    if energy is not None and energy.is_strided:
+        return prepare_texts(sources, tokenizer, config.data, ebft=energy, progress=progress)
+    references = None
+    # Held-out prompts are judged by reward functions, which need no reference.
+    if energy is not None and part == "train":
+        references = References(energy.reference_column, config.rollout.max_new_tokens)
+    return prepare_prompts(
+        sources, tokenizer, config.data, references=references, progress=progress
+    )
 
 
 def choose_rows(config: RunConfig, train: Rows, validation: Rows | None) -> Inputs[Rows]:
     """Choose the rows to train on and to hold out."""
-    share = config.data.validation_share
+    share, together = config.data.validation_share, config.rows_per_example
+
+    def some(rows: Rows, ids: IntArray, *, most: int | None = None) -> RowSet[Rows]:
+        return RowSet(rows, ids[: None if most is None else most * together], together)
+
+    most = config.eval.max_rows
     if validation is not None:
-        held_out = RowSet(validation, _all_ids(validation))
-        chosen = RowSet(train, _all_ids(train))
-    elif share > 0:
-        train_ids, held_out_ids = split_rows(train.made_from_B, share, config.seed)
-        chosen, held_out = RowSet(train, train_ids), RowSet(train, held_out_ids)
-    else:
-        return Inputs(RowSet(train, _all_ids(train)), None)
-    return Inputs(chosen, RowSet(held_out.rows, held_out.ids[: config.eval.max_rows]))
+        held_out = some(validation, _all_ids(validation), most=most)
+        return Inputs(some(train, _all_ids(train)), held_out)
+    if share == 0:
+        return Inputs(some(train, _all_ids(train)), None)
+    train_ids, held_out_ids = split_rows(train.made_from_B, share, config.seed)
+    return Inputs(some(train, train_ids), some(train, held_out_ids, most=most))
 
 
 def count_steps(config: RunConfig, num_rows: int) -> int:
@@ -98,11 +126,42 @@ def count_steps(config: RunConfig, num_rows: int) -> int:
     return total
 
 
+def open_draws(
+    data: DataConfig,
+    curriculum: CurriculumConfig | None,
+    prompts: RowSet[PromptSet],
+    *,
+    seed: int,
+    state: Mapping[str, Any] | None = None,
+) -> PromptDraws:
+    """Return the order in which an RL run uses its prompts, from a checkpoint's state if given."""
+    mixture, rows = Mixture.of(data), prompts.rows
+    if mixture is None and curriculum is None:
+        return PromptSampler(
+            prompts.ids, seed=seed, shuffle=data.shuffle, fingerprint=rows.fingerprint, state=state
+        )
+    if mixture is None:
+        orders = [EpochOrder(prompts.ids, key=(seed,), shuffle=data.shuffle)]
+    else:
+        orders = orders_of(
+            prompts.ids, rows.source_B, names=mixture.names, seed=seed, shuffle=data.shuffle
+        )
+    return CurriculumDraws(
+        orders,
+        mixture=mixture,
+        curriculum=curriculum,
+        num_prompts=len(rows),
+        seed=seed,
+        fingerprint=rows.fingerprint,
+        state=state,
+    )
+
+
 def require_turn_end(
     config: RunConfig, tokenizer: ChatTokenizer, prompts: PromptSet, part: Part
 ) -> None:
     """Require that a chat has a token that ends the answer, unless the recipe says what ends it."""
-    if config.rollout.stop or config.rollout.stop_token_ids:
+    if config.rollout.stop or config.rollout.stop_token_ids or config.is_strided:
         return
     sources = _sources(config.data, part)
     has_chat = any(isinstance(source, RlSource) and source.chat for source in sources)
@@ -122,9 +181,9 @@ def require_known_tokens(rows: RowStore | PromptSet, part: Part, *, vocab_size: 
         )
 
 
-def require_stop_ids(config: RunConfig, *, vocab_size: int) -> None:
+def require_stop_ids(rollout: RolloutConfig, *, vocab_size: int) -> None:
     """Require that the model can sample every token that is to stop it."""
-    unknown = [token for token in config.rollout.stop_token_ids if token >= vocab_size]
+    unknown = [token for token in rollout.stop_token_ids if token >= vocab_size]
     if unknown:
         why = f"token {unknown[0]} lies outside the model's vocabulary of {vocab_size}."
         raise ConfigError([Problem("rollout.stop_token_ids", why, "Remove it.")])

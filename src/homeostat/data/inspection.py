@@ -6,16 +6,20 @@ can still be inspected.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from homeostat.algorithms.row_loss import row_loss
+from homeostat.config.curriculum import AnyFilter
 from homeostat.config.data import DataConfig
 from homeostat.config.run import RunConfig
-from homeostat.data.inputs import choose_rows, prepare_prompt_part, prepare_row_part
+from homeostat.data.inputs import RowSet, choose_rows, prepare_prompt_part, prepare_row_part
 from homeostat.data.loader import PlanLoader
+from homeostat.data.mixing import SourcePart, source_parts
 from homeostat.data.packing import fill
 from homeostat.data.prepare import Progress
 from homeostat.data.prompts import PromptSet
@@ -45,7 +49,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class InspectedRow:
-    """A row, or a prompt, which has nothing trained and columns for the rewards."""
+    """A row, or a prompt, which has nothing trained and columns for the rewards.
+
+    `side` says which completion of a preference the row holds; it is empty in other rows.
+    """
 
     row_id: int
     origin: str
@@ -53,6 +60,7 @@ class InspectedRow:
     num_trained: int
     tokens: tuple[Token, ...]
     columns: dict[str, str] = field(default_factory=dict)
+    side: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,10 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """All results. `train_rows` counts prompts if `is_rl`; there are no updates to show then."""
+    """All results. `train_rows` counts prompts if `is_rl`; there are no updates to show then.
+
+    `unit` is what the counts of the report and `train_rows` count.
+    """
 
     is_rl: bool
     vocab_size: int
@@ -99,6 +110,11 @@ class Inspection:
     rows: tuple[InspectedRow, ...]
     updates: tuple[InspectedUpdate, ...]
     warnings: tuple[Warned, ...]
+    unit: Literal["rows", "pairs"] = "rows"
+    # The part of every source, if there are several.
+    mix: tuple[SourcePart, ...] = ()
+    # The filters of sampled groups and their settings (RL).
+    filters: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -114,22 +130,27 @@ def inspect_rows(
 ) -> Inspection:
     """Tokenise the training rows and inspect `row_ids`, or the first `num_rows`."""
     tokenizer = load_tokenizer(config.model)
-    lenient = _lenient(config, overlong=_kept_overlong(config))
+    lenient = _lenient(config.data, overlong=_kept_overlong(config.data))
     store = prepare_row_part(lenient, tokenizer, "train", cache_dir=cache_dir, progress=progress)
-    train_ids = choose_rows(config, store, None).train.ids
-    chosen = row_ids or list(range(min(num_rows, len(store))))
+    train = choose_rows(config, store, None).train
+    chosen = row_ids or list(range(min(num_rows * config.rows_per_example, len(store))))
     return Inspection(
         is_rl=False,
         vocab_size=tokenizer.vocab_size,
         stops=_stops(tokenizer),
         notes=tokenizer.notes,
         report=store.report,
-        train_rows=len(train_ids),
-        total_steps=config.trainer.total_steps(len(train_ids)),
+        train_rows=len(train),
+        total_steps=config.trainer.total_steps(len(train)),
         lengths=length_bins(store.lengths),
-        rows=tuple(_look_at(store, row_id, tokenizer) for row_id in chosen),
-        updates=_first_updates(config, store, train_ids),
+        rows=tuple(
+            _look_at(store, row_id, tokenizer, rows_per_example=config.rows_per_example)
+            for row_id in chosen
+        ),
+        updates=_first_updates(config, store, train.ids),
         warnings=tuple(find_warnings(store.report, config.data)),
+        unit="rows" if config.rows_per_example == 1 else "pairs",
+        mix=_mix(config, train),
     )
 
 
@@ -138,9 +159,9 @@ def inspect_prompts(
 ) -> Inspection:
     """Tokenise the training prompts and inspect `row_ids`, or the first `num_rows`."""
     tokenizer = load_tokenizer(config.model)
-    lenient = _lenient(config, overlong="drop")
+    lenient = config.model_copy(update={"data": _lenient(config.data, overlong="drop")})
     prompts = prepare_prompt_part(lenient, tokenizer, "train", progress=progress)
-    train_ids = choose_rows(config, prompts, None).train.ids
+    train = choose_rows(config, prompts, None).train
     chosen = row_ids or list(range(min(num_rows, len(prompts))))
     return Inspection(
         is_rl=True,
@@ -148,27 +169,42 @@ def inspect_prompts(
         stops=_stops(tokenizer),
         notes=tokenizer.notes,
         report=prompts.report,
-        train_rows=len(train_ids),
+        train_rows=len(train),
         total_steps=None,
         lengths=length_bins(prompts.lengths),
         rows=tuple(_look_at_prompt(prompts, prompt_id, tokenizer) for prompt_id in chosen),
         updates=(),
         warnings=tuple(find_warnings(prompts.report, config.data, is_rl=True)),
+        mix=_mix(config, train),
+        filters=tuple(map(_described, config.rollout.filters)),
     )
+
+
+def _described(one: AnyFilter) -> str:
+    """Return a filter's type with the settings that the recipe gives it."""
+    given = one.model_dump(exclude={"type"}, exclude_unset=True)
+    return ", ".join([one.type, *(f"{name} {value}" for name, value in given.items())])
+
+
+def _mix(config: RunConfig, train: RowSet[RowStore] | RowSet[PromptSet]) -> tuple[SourcePart, ...]:
+    if len(config.data.train) < 2:
+        return ()
+    per_step = config.rows_per_step
+    total = config.trainer.total_steps(len(train), rows_per_step=per_step)
+    return source_parts(config.data, train.sources, total_steps=total, rows_per_step=per_step)
 
 
 def _stops(tokenizer: ChatTokenizer) -> tuple[str, ...]:
     return tuple(sorted(tokenizer.decode([token]) for token in tokenizer.stop_ids))
 
 
-def _lenient(config: RunConfig, *, overlong: str) -> RunConfig:
-    """Return the recipe with bad rows dropped, so that the sound ones can be looked at."""
-    data = config.data.model_copy(update={"bad_rows": "drop", "overlong": overlong})
-    return config.model_copy(update={"data": data})
+def _lenient(data: DataConfig, *, overlong: str) -> DataConfig:
+    """Return the settings with bad rows dropped, so that the sound ones can be looked at."""
+    return data.model_copy(update={"bad_rows": "drop", "overlong": overlong})
 
 
-def _kept_overlong(config: RunConfig) -> str:
-    return "drop" if config.data.overlong == "refuse" else config.data.overlong
+def _kept_overlong(data: DataConfig) -> str:
+    return "drop" if data.overlong == "refuse" else data.overlong
 
 
 def _require_row(row_id: int, num_rows: int) -> None:
@@ -192,7 +228,9 @@ def _look_at_prompt(prompts: PromptSet, prompt_id: int, tokenizer: ChatTokenizer
     )
 
 
-def _look_at(store: RowStore, row_id: int, tokenizer: ChatTokenizer) -> InspectedRow:
+def _look_at(
+    store: RowStore, row_id: int, tokenizer: ChatTokenizer, *, rows_per_example: int
+) -> InspectedRow:
     _require_row(row_id, len(store))
     row = store[row_id]
     return InspectedRow(
@@ -201,7 +239,18 @@ def _look_at(store: RowStore, row_id: int, tokenizer: ChatTokenizer) -> Inspecte
         num_tokens=len(row),
         num_trained=int(np.count_nonzero(row.weights_T)),
         tokens=tuple(spell(row, tokenizer)),
+        side=_side(float(store.labels_B[row_id]), row_id, rows_per_example=rows_per_example),
     )
+
+
+def _side(label: float, row_id: int, *, rows_per_example: int) -> str:
+    if math.isnan(label):
+        return ""
+    if rows_per_example == 1:
+        return {1.0: "desirable", -1.0: "undesirable"}.get(label, f"score {label:g}")
+    # A pair may have a margin of 0, so that the label has no sign.
+    side = "rejected" if row_id % rows_per_example else "chosen"
+    return f"{side} of pair {row_id // rows_per_example}"
 
 
 def spell(row: TokenRow, tokenizer: ChatTokenizer) -> list[Token]:
@@ -243,7 +292,7 @@ def _first_updates(
         row_ids=train_ids,
         trainer=config.trainer,
         data=config.data,
-        algorithm=config.algorithm,
+        loss=row_loss(config),
         seed=config.seed,
     ) as loader:
         for plan in loader:

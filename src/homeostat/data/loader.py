@@ -4,7 +4,10 @@
 
 A plan is a pure function of the step: the order of an epoch depends only on (seed, epoch), so the
 loader's state is the number of the last plan handed out, and a resumed run continues exactly. An
-update never spans two epochs; the last one of an epoch may be smaller.
+update never spans two epochs; the last one of an epoch may be smaller. If sources have weights,
+every update has the same number of examples, and each source its own epochs (data/mixing.py). Rows
+that are one example (a pair) stand together in the store, and stay together in updates and
+micro-batches.
 """
 
 from __future__ import annotations
@@ -20,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from homeostat.algorithms.sft import loss_spec
-from homeostat.config.algorithm import SftConfig
+from homeostat.algorithms.losses import loss_of
+from homeostat.algorithms.row_loss import RowLoss
 from homeostat.config.data import DataConfig
 from homeostat.config.trainer import TrainerConfig
-from homeostat.data.packing import Bins, group, pack
-from homeostat.data.prepare import shuffled
+from homeostat.data.mixing import EpochOrder, MixedRows, Mixture, orders_of
+from homeostat.data.packing import Bins, group, pack, pack_nested
 from homeostat.data.store import RowStore
 from homeostat.errors import DataError
 from homeostat.types import IntArray, StepPlan, TokenRow, TrainBatch
@@ -41,20 +44,23 @@ class PlanLoader:
         row_ids: IntArray,
         trainer: TrainerConfig,
         data: DataConfig,
-        algorithm: SftConfig,
+        loss: RowLoss,
         seed: int,
         num_data_groups: int = 1,
         state: Mapping[str, Any] | None = None,
     ) -> None:
         assert len(row_ids) > 0, "no rows to train on"
         self._store, self._row_ids = store, np.asarray(row_ids, dtype=np.int64)
-        self._trainer, self._data, self._algorithm = trainer, data, algorithm
+        self._trainer, self._data, self._loss = trainer, data, loss
+        self._examples = self._row_ids.reshape(-1, loss.rows_per_example)
         self._seed, self._num_data_groups = seed, num_data_groups
-        self.total_steps = trainer.total_steps(len(row_ids))
+        self.total_steps = trainer.total_steps(len(self._examples))
         self._fingerprint = self._hash()
         self._last_step = 0 if state is None else self._resume_from(state)
         self.last_wait_s = 0.0
-        self._order: tuple[int, IntArray] | None = None
+        numbers = np.arange(len(self._examples))
+        self._order = EpochOrder(numbers, key=(seed,), shuffle=data.shuffle)
+        self._mixed = self._mixed_rows()
         self._next_step = self._last_step + 1
         self._waiting: deque[Future[StepPlan]] = deque()
         # A single thread, so that plans are made in the order of steps.
@@ -99,17 +105,22 @@ class PlanLoader:
 
     def plan(self, step: int) -> StepPlan:
         """Return the plan of any step, counted from 1. Epochs count from 0."""
-        per_epoch = self._trainer.steps_per_epoch(len(self._row_ids))
+        per_epoch = self._trainer.steps_per_epoch(len(self._examples))
         epoch, place = divmod(step - 1, per_epoch)
-        first = place * self._trainer.batch_rows
-        chosen = self._epoch_order(epoch)[first : first + self._trainer.batch_rows]
-        rows = [self._store[int(row_id)] for row_id in chosen]
-        return StepPlan(
-            step=step,
-            epoch=epoch,
-            micro_batches=micro_batches(rows, self._trainer, num_data_groups=self._num_data_groups),
-            loss=loss_spec(self._algorithm, rows),
+        if self._mixed is not None:
+            chosen = self._mixed.rows(step)
+        else:
+            first, num = place * self._trainer.batch_rows, len(self._examples)
+            count = min(self._trainer.batch_rows, num - first)
+            chosen = self._order.span(epoch * num + first, count)
+        rows = [self._store[int(row_id)] for row_id in self._examples[chosen].ravel()]
+        batches = micro_batches(
+            rows,
+            self._trainer,
+            num_data_groups=self._num_data_groups,
+            rows_per_example=self._loss.rows_per_example,
         )
+        return StepPlan(step, epoch, micro_batches=batches, loss=self._loss.spec(rows))
 
     def _fill(self) -> None:
         ahead = self._data.prefetch_updates
@@ -117,19 +128,26 @@ class PlanLoader:
             self._waiting.append(self._thread.submit(self.plan, self._next_step))
             self._next_step += 1
 
-    def _epoch_order(self, epoch: int) -> IntArray:
-        if not self._data.shuffle:
-            return self._row_ids
-        if self._order is None or self._order[0] != epoch:
-            order = self._row_ids[shuffled(len(self._row_ids), (self._seed, epoch))]
-            # Cache one epoch: steps come in order, and shuffling a large data set takes time.
-            self._order = (epoch, order)
-        return self._order[1]
+    def _mixed_rows(self) -> MixedRows | None:
+        mixture = Mixture.of(self._data)
+        if mixture is None:
+            return None
+        orders = orders_of(
+            np.arange(len(self._examples)),
+            # All rows of an example come from one source.
+            self._store.source_B[self._examples[:, 0]],
+            names=mixture.names,
+            seed=self._seed,
+            shuffle=self._data.shuffle,
+        )
+        return MixedRows(orders, mixture, rows_per_step=self._trainer.batch_rows)
 
     def _hash(self) -> str:
         """Return a digest of everything that decides which rows a step has."""
         sizes = (self._seed, self._data.shuffle, self._trainer.batch_rows)
         digest = hashlib.sha256(f"{self._store.fingerprint} {sizes}".encode())
+        if (mixture := Mixture.of(self._data)) is not None:
+            digest.update(mixture.description.encode())
         # The ids, not only their number: another split of the same rows is other data.
         digest.update(self._row_ids.tobytes())
         return digest.hexdigest()
@@ -152,32 +170,66 @@ class PlanLoader:
 def repack(plan: StepPlan, *, max_tokens: int, num_data_groups: int = 1) -> StepPlan:
     """Split the same rows with the same loss under another token budget.
 
-    A row longer than the budget forms a micro-batch by itself.
+    An example longer than the budget forms a micro-batch by itself.
     """
     rows = [row for batch in plan.micro_batches for row in batch.rows()]
-    bins = pack([len(row) for row in rows], max_tokens, multiple_of=num_data_groups)
+    together = loss_of(plan.loss).rows_per_example
+    lengths = _example_lengths([len(row) for row in rows], together)
+    bins = _rows_of(pack(lengths, max_tokens, multiple_of=num_data_groups), together)
     return replace(plan, micro_batches=_batches(rows, bins))
 
 
 def eval_batches(
-    store: RowStore, row_ids: IntArray, *, trainer: TrainerConfig, num_data_groups: int = 1
+    store: RowStore,
+    row_ids: IntArray,
+    *,
+    trainer: TrainerConfig,
+    num_data_groups: int = 1,
+    rows_per_example: int = 1,
 ) -> Iterator[TrainBatch]:
     """Yield every row once, in an order that depends only on the rows, read on demand."""
-    for chosen in _split(store.lengths[row_ids].tolist(), trainer, num_data_groups):
+    lengths = store.lengths[row_ids].tolist()
+    for chosen in _split(lengths, trainer, num_data_groups, rows_per_example):
         yield TrainBatch.of([store[int(row_ids[index])] for index in chosen])
 
 
 def micro_batches(
-    rows: Sequence[TokenRow], trainer: TrainerConfig, *, num_data_groups: int = 1
+    rows: Sequence[TokenRow],
+    trainer: TrainerConfig,
+    *,
+    num_data_groups: int = 1,
+    rows_per_example: int = 1,
+    nested: bool = False,
 ) -> tuple[TrainBatch, ...]:
-    """Split the rows of an update as the trainer's settings say, in full rounds of data groups."""
-    return _batches(rows, _split([len(row) for row in rows], trainer, num_data_groups))
+    """Split the rows of an update as the trainer's settings say, in full rounds of data groups.
+
+    `nested`: neighbouring rows continue longer and longer prefixes of a text, which is computed
+    once for all rows of a micro-batch (ops/branches.py). So they stay together, and count once.
+    """
+    if nested and trainer.packing and trainer.share_prompts:
+        budget = trainer.tokens_per_micro_batch
+        return _batches(rows, pack_nested(rows, budget, multiple_of=num_data_groups))
+    lengths = [len(row) for row in rows]
+    return _batches(rows, _split(lengths, trainer, num_data_groups, rows_per_example))
 
 
-def _split(lengths: list[int], trainer: TrainerConfig, num_data_groups: int) -> Bins:
+def _split(lengths: list[int], trainer: TrainerConfig, num_data_groups: int, together: int) -> Bins:
+    whole = _example_lengths(lengths, together)
     if trainer.packing:
-        return pack(lengths, trainer.tokens_per_micro_batch, multiple_of=num_data_groups)
-    return group(lengths, trainer.rows_per_micro_batch(), multiple_of=num_data_groups)
+        bins = pack(whole, trainer.tokens_per_micro_batch, multiple_of=num_data_groups)
+    else:
+        bins = group(whole, trainer.rows_per_micro_batch(), multiple_of=num_data_groups)
+    return _rows_of(bins, together)
+
+
+def _example_lengths(lengths: list[int], together: int) -> IntArray:
+    return np.array(lengths, dtype=np.int64).reshape(-1, together).sum(axis=1)
+
+
+def _rows_of(bins: Bins, together: int) -> Bins:
+    """Return the rows of bins that hold examples."""
+    inside = range(together)
+    return [[together * example + row for example in chosen for row in inside] for chosen in bins]
 
 
 def _batches(rows: Sequence[TokenRow], bins: Bins) -> tuple[TrainBatch, ...]:

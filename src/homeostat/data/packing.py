@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from homeostat.types import IntArray
+from homeostat.types import IntArray, TokenRow
 
 Bins = list[list[int]]
 
@@ -48,6 +48,32 @@ def pack(lengths: Sequence[int] | IntArray, max_tokens: int, *, multiple_of: int
     # enough.
     bins = _split_fullest(bins, lengths_B, num_bins) if spread is None else spread
     return _fullest_first(bins + oversize, lengths_B)
+
+
+def pack_nested(rows: Sequence[TokenRow], max_tokens: int, *, multiple_of: int = 1) -> Bins:
+    """Put runs of neighbouring rows into bins of at most `max_tokens` distinct tokens.
+
+    A row whose prompt begins with the prompt of the row before it adds only what it has more. The
+    order of the rows is kept; a row with more tokens than a bin holds forms one by itself.
+    """
+    assert max_tokens >= 1, max_tokens
+    bins: Bins = []
+    load, before_T = 0, np.zeros(0, dtype=np.int64)
+    for number, row in enumerate(rows):
+        prompt_T = row.tokens_T[: int(np.argmax(row.weights_T != 0))]
+        continues = bool(bins) and np.array_equal(prompt_T[: len(before_T)], before_T)
+        added = len(row) - (len(before_T) if continues else 0)
+        if not bins or load + added > max_tokens:
+            bins.append([])
+            load, added = 0, len(row)
+        bins[-1].append(number)
+        load, before_T = load + added, prompt_T
+    # Halve the bin of most rows until every data group has one.
+    while len(bins) < _raised(len(bins), multiple_of, most=len(rows)):
+        largest = max(range(len(bins)), key=lambda number: len(bins[number]))
+        half = len(bins[largest]) // 2
+        bins[largest : largest + 1] = [bins[largest][:half], bins[largest][half:]]
+    return bins
 
 
 def group(lengths: Sequence[int] | IntArray, rows_per_batch: int, *, multiple_of: int = 1) -> Bins:

@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
-import multiprocessing.connection
-import os
-import signal
-import threading
-from collections import deque
+import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from homeostat.config.data import DataConfig, MessagesSource, SftSource
+from homeostat.config.data import DataConfig, LabelledSource, MessagesSource, TrainSource
+from homeostat.data.helpers import HelperDiedError, computed
 from homeostat.data.overlong import OverlongTextError
-from homeostat.data.rows import Encoded, columns_of, encode_row, needs_chat_template, truncate
+from homeostat.data.preferences import Labelled, encode_labelled, labelled_columns
+from homeostat.data.rows import columns_of, encode_row, needs_chat_template, truncate
 from homeostat.data.sources import (
     BadRowError,
     RowSource,
@@ -50,15 +46,21 @@ MAX_CHUNK_ROWS = 512
 
 Progress = Callable[[int, int], None]
 Chunk = tuple[int, int, int]  # source, first row, row after the last
+# Tokenised rows that stay together, as those of a pair, with their labels.
+Example = list[Labelled]
 
 
 @dataclass(slots=True)
 class _Part:
-    """The result of a chunk: `read` rows of the source became the rows of the tally."""
+    """The result of a chunk: `read` rows of the source became the examples of the tally.
+
+    `kept` of them were kept; an example has one row, or two if it is a pair.
+    """
 
     read: int
     tally: Tally = field(default_factory=Tally)
-    rows: list[Encoded] = field(default_factory=list)
+    kept: int = 0
+    rows: list[Labelled] = field(default_factory=list)
     origins: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -66,7 +68,7 @@ class _Part:
 class _Encoder:
     """Turn chunks into parts, in this process or in a worker. Sources are opened on first use."""
 
-    sources: tuple[SftSource, ...]
+    sources: tuple[TrainSource, ...]
     tokenizer: ChatTokenizer
     max_length: int
     overlong: str
@@ -75,7 +77,7 @@ class _Encoder:
     def open(self, number: int) -> RowSource:
         if number not in self.opened:
             source = self.sources[number]
-            self.opened[number] = open_rows(source.path, columns=columns_of(source))
+            self.opened[number] = open_rows(source.path, columns=_columns_of(source))
         return self.opened[number]
 
     def encode(self, chunk: Chunk) -> _Part:
@@ -85,7 +87,7 @@ class _Encoder:
         for index in range(start, stop):
             place = (number, rows.number(index))
             try:
-                made = encode_row(rows.row(index), source=source, tokenizer=tokenizer)
+                made = _examples(rows.row(index), source, tokenizer)
             # The row was not even tokenised: its length alone shows that it is too long.
             except OverlongTextError as error:
                 part.tally.seen += 1
@@ -95,11 +97,11 @@ class _Encoder:
                 part.tally.seen += 1
                 part.tally.drop_bad(self._name(place), error)
                 continue
-            for encoded in made:
-                self._take(encoded, place, part)
+            for example in made:
+                self._take(example, place, part)
         return part
 
-    def _tokenizer_for(self, source: SftSource) -> ChatTokenizer:
+    def _tokenizer_for(self, source: TrainSource) -> ChatTokenizer:
         """Return a tokenizer that skips the parts of overlong rows that are not needed.
 
         Rows that are dropped are not tokenised, if one source row makes one row; of rows that are
@@ -115,35 +117,51 @@ class _Encoder:
             self._name(place), num_tokens=num_tokens, max_length=self.max_length
         )
 
-    def _take(self, encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
+    def _take(self, example: Example, place: tuple[int, int], part: _Part) -> None:
         part.tally.seen += 1
+        longest = max(len(encoded[0]) for encoded, _ in example)
         try:
-            if len(encoded[0]) > self.max_length:
-                self._shorten(encoded, place, part)
+            if longest > self.max_length:
+                self._shorten(example, place, part, longest)
             else:
-                _keep(encoded, place, part)
+                _keep(example, place, part)
         except BadRowError as error:
             part.tally.drop_bad(self._name(place), error)
 
-    def _shorten(self, encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
+    def _shorten(self, example: Example, place: tuple[int, int], part: _Part, longest: int) -> None:
         if self.overlong == "truncate":
-            _keep(truncate(encoded, self.max_length), place, part)
+            _keep([(truncate(one, self.max_length), label) for one, label in example], place, part)
             part.tally.truncated += 1
             return
-        self._drop_overlong(place, part, len(encoded[0]))
+        self._drop_overlong(place, part, longest)
 
     def _name(self, place: tuple[int, int]) -> str:
         before, after = self.open(place[0]).brackets
         return f"{before}{place[1]}{after}"
 
 
-def _keep(encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
-    part.rows.append((encoded[0].astype(np.int32), encoded[1]))
-    part.origins.append(place)
+def _keep(example: Example, place: tuple[int, int], part: _Part) -> None:
+    part.kept += 1
+    for (tokens_T, weights_T), label in example:
+        part.rows.append(((tokens_T.astype(np.int32), weights_T), label))
+        part.origins.append(place)
+
+
+def _columns_of(source: TrainSource) -> list[str] | None:
+    labelled = isinstance(source, LabelledSource)
+    return labelled_columns(source) if labelled else columns_of(source)
+
+
+def _examples(row: dict[str, Any], source: TrainSource, tokenizer: ChatTokenizer) -> list[Example]:
+    """Return the examples that a row of a source gives. Raises BadRowError."""
+    if isinstance(source, LabelledSource):
+        return [encode_labelled(row, source=source, tokenizer=tokenizer)]
+    made = encode_row(row, source=source, tokenizer=tokenizer)
+    return [[(encoded, math.nan)] for encoded in made]
 
 
 def prepare_rows(
-    sources: Sequence[SftSource],
+    sources: Sequence[TrainSource],
     tokenizer: ChatTokenizer,
     data: DataConfig,
     *,
@@ -164,12 +182,13 @@ def prepare_rows(
     return store
 
 
-def cache_key(sources: Sequence[SftSource], tokenizer: ChatTokenizer, data: DataConfig) -> str:
+def cache_key(sources: Sequence[TrainSource], tokenizer: ChatTokenizer, data: DataConfig) -> str:
     """Return a digest of everything that could change a token or a weight."""
     files = [_identity(file) for source in sources for file in source_files(source.path)]
     parts = {
         "format": FORMAT_VERSION,
-        "sources": [source.model_dump(mode="json") for source in sources],
+        # Name and weight say how rows are mixed, not what they are.
+        "sources": [s.model_dump(mode="json", exclude={"name", "weight"}) for s in sources],
         "files": files,
         "tokenizer": tokenizer.fingerprint,
         "max_length": data.max_length,
@@ -218,7 +237,7 @@ def shuffled(num_rows: int, counter: tuple[int, ...]) -> IntArray:
 
 
 def _build(
-    sources: Sequence[SftSource],
+    sources: Sequence[TrainSource],
     tokenizer: ChatTokenizer,
     data: DataConfig,
     folder: Path,
@@ -251,16 +270,17 @@ def _write_all(
     if progress is not None:
         progress(0, num_rows)
     for part in parts:
-        kept += len(part.rows)
-        trained += sum(int(np.count_nonzero(weights_T)) for _, weights_T in part.rows)
+        kept += part.kept
+        trained += sum(int(np.count_nonzero(weights_T)) for (_, weights_T), _ in part.rows)
         tally.add(part.tally)
         read += part.read
         if part.rows:
             writer.add(
-                np.concatenate([tokens_T for tokens_T, _ in part.rows]),
-                np.concatenate([weights_T for _, weights_T in part.rows]),
-                lengths_B=np.array([len(tokens_T) for tokens_T, _ in part.rows]),
+                np.concatenate([tokens_T for (tokens_T, _), _ in part.rows]),
+                np.concatenate([weights_T for (_, weights_T), _ in part.rows]),
+                lengths_B=np.array([len(tokens_T) for (tokens_T, _), _ in part.rows]),
                 origins_B2=np.array(part.origins),
+                labels_B=np.array([label for _, label in part.rows]),
             )
         if progress is not None:
             progress(read, num_rows)
@@ -282,49 +302,10 @@ def _encode_all(encoder: _Encoder, sizes: list[int], num_processes: int) -> Iter
         yield from map(encoder.encode, chunks)
         return
     job = _Encoder(encoder.sources, encoder.tokenizer, encoder.max_length, encoder.overlong)
-    # Use spawn: the parent may have threads and a GPU, which a forked child must not inherit.
-    pool = ProcessPoolExecutor(
-        num_processes,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(job,),
-    )
     try:
-        waiting: deque[Future[_Part]] = deque()
-        for chunk in chunks:
-            waiting.append(pool.submit(_encode_in_worker, chunk))
-            if len(waiting) >= 3 * num_processes:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool:
+        yield from computed(job.encode, chunks, num_processes=num_processes)
+    except HelperDiedError:
         raise DataError(
             "a process that tokenises rows ended without a message, most likely killed for lack of "
             f"memory. Set data.num_processes below {num_processes}, or free memory."
         ) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-# A worker's encoder, set once by the pool before its first chunk: sending it with each chunk
-# would unpickle the vocabulary again and again.
-_worker: list[_Encoder] = []
-
-
-def _start_worker(encoder: _Encoder) -> None:
-    # Ctrl-C reaches the whole process group, but only the parent should react.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _worker[:] = [encoder]
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End with the parent: if it is killed it cannot tell its workers, which would wait forever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "only a worker calls this"
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
-
-
-def _encode_in_worker(chunk: Chunk) -> _Part:
-    return _worker[0].encode(chunk)

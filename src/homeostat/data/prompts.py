@@ -16,15 +16,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from homeostat.config.data import DataConfig, PromptSource, ReasoningGymSource, RlSource
-from homeostat.data.chat import encode_prompt, parse_prompt
+from homeostat.data.chat import encode_prompt, parse_prompt, with_system
 from homeostat.data.gym import GymRows
+from homeostat.data.mixing import EpochOrder
 from homeostat.data.overlong import OverlongTextError
-from homeostat.data.prepare import Progress, shuffled
+from homeostat.data.prepare import Progress
+from homeostat.data.references import References, with_reference
 from homeostat.data.rows import cell, opening
 from homeostat.data.sources import BadRowError, RowSource, open_rows
 from homeostat.data.store import PrepareReport
@@ -39,9 +41,18 @@ PROGRESS_ROWS = 256
 class PromptSet:
     """Prompts by number."""
 
-    def __init__(self, prompts: list[Prompt], origins: list[str], report: PrepareReport) -> None:
+    def __init__(
+        self,
+        prompts: list[Prompt],
+        origins: list[str],
+        report: PrepareReport,
+        *,
+        sources: Sequence[int] | None = None,
+    ) -> None:
+        """`sources` has the number of each prompt's source; without it all are of one source."""
         assert prompts, "judge refuses a source without prompts"
         self._prompts, self._origins = prompts, origins
+        self.source_B: IntArray = np.array(sources or [0] * len(prompts), dtype=np.int64)
         self.report = report
         self.lengths: IntArray = np.array([len(prompt.tokens_T) for prompt in prompts])
         self.fingerprint = _content_digest(prompts)
@@ -54,6 +65,19 @@ class PromptSet:
 
     def __len__(self) -> int:
         return len(self._prompts)
+
+    @property
+    def asked_per_row(self) -> float:
+        """Return how many prompts a row asks on average."""
+        return 1.0
+
+    def drawn(self, prompt_id: int) -> Sequence[int]:
+        """Return the ids of the prompts that are asked when a row is drawn: the row's own."""
+        return (prompt_id,)
+
+    def asked(self, prompt_id: int) -> Prompt:
+        """Return a prompt of `drawn` by its id."""
+        return self[prompt_id]
 
     def __getitem__(self, prompt_id: int) -> Prompt:
         if not 0 <= prompt_id < len(self):
@@ -75,25 +99,28 @@ def prepare_prompts(
     tokenizer: ChatTokenizer,
     data: DataConfig,
     *,
+    references: References | None = None,
     progress: Progress | None = None,
 ) -> PromptSet:
-    """Tokenise the prompts of the sources. Raises DataError."""
+    """Tokenise the prompts of the sources, with their reference answers. Raises DataError."""
     for source in sources:
         if source.chat:
             tokenizer.require_chat_template(wanted_by=_describe(source))
     opened = [_open(source) for source in sources]
     sizes = [_size(source, rows) for source, rows in zip(sources, opened, strict=True)]
-    gathered = _Gathered(tokenizer.bounded(data.max_length), data.max_length)
-    for source, rows, size in zip(sources, opened, sizes, strict=True):
+    bounded = tokenizer.bounded(data.max_length)
+    gathered = _Gathered(bounded, data.max_length, references, tokenizer)
+    for number, (source, rows, size) in enumerate(zip(sources, opened, sizes, strict=True)):
         for index in range(size):
             if progress is not None and gathered.tally.seen % PROGRESS_ROWS == 0:
                 progress(gathered.tally.seen, sum(sizes))
             gathered.add(source, rows, index)
+        gathered.sources += [number] * (len(gathered.prompts) - len(gathered.sources))
     if progress is not None:
         progress(gathered.tally.seen, sum(sizes))
     report = gathered.report()
     judge(report, data, may_cut=False)
-    return PromptSet(gathered.prompts, gathered.origins, report)
+    return PromptSet(gathered.prompts, gathered.origins, report, sources=gathered.sources)
 
 
 @dataclass(slots=True)
@@ -102,16 +129,20 @@ class _Gathered:
 
     tokenizer: ChatTokenizer
     max_length: int
+    references: References | None
+    # Answers may be longer than prompts.
+    unbounded: ChatTokenizer
     tally: Tally = field(default_factory=Tally)
     prompts: list[Prompt] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
 
     def add(self, source: RlSource, rows: RowSource, index: int) -> None:
         before, after = rows.brackets
         place = f"{before}{rows.number(index)}{after}"
         self.tally.seen += 1
         try:
-            prompt = make_prompt(rows.row(index), len(self.prompts), source, self.tokenizer)
+            prompt = self._prompt(rows.row(index), source)
         except OverlongTextError as error:
             least = error.least_tokens
             self.tally.drop_overlong(place, num_tokens=least, max_length=self.max_length)
@@ -126,6 +157,15 @@ class _Gathered:
         self.prompts.append(prompt)
         self.origins.append(place)
 
+    def _prompt(self, row: dict[str, Any], source: RlSource) -> Prompt:
+        prompt = make_prompt(row, len(self.prompts), source, self.tokenizer)
+        if self.references is None:
+            return prompt
+        messages = _messages(prompt.prompt, source)
+        return with_reference(
+            prompt, messages, source, references=self.references, tokenizer=self.unbounded
+        )
+
     def report(self) -> PrepareReport:
         tokens = sum(len(prompt.tokens_T) for prompt in self.prompts)
         return self.tally.report(kept=len(self.prompts), tokens=tokens, trained_tokens=0)
@@ -138,14 +178,21 @@ def make_prompt(
     prompt, columns = _read(row, source)
     if isinstance(prompt, str) and not prompt.strip():
         raise BadRowError("empty prompt", "the prompt holds no text")
-    if isinstance(prompt, str) and not source.chat:
+    messages = _messages(prompt, source)
+    if messages is None:
         tokens_T, _ = tokenizer.encode(prompt)
         opened_by = np.array(opening(tokens_T, tokenizer), dtype=np.int64)
         return Prompt(prompt_id, np.concatenate([opened_by, tokens_T]), prompt, columns)
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     tokenizer.require_chat_template(wanted_by=_describe(source))
-    chat = parse_prompt(_with_system(messages, source.system))
-    return Prompt(prompt_id, encode_prompt(chat, tokenizer), prompt, columns)
+    return Prompt(prompt_id, encode_prompt(parse_prompt(messages), tokenizer), prompt, columns)
+
+
+def _messages(prompt: Any, source: RlSource) -> list[Any] | None:
+    """Return the messages of a chat; None for a text that is used as it is."""
+    if isinstance(prompt, str) and not source.chat:
+        return None
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return with_system(messages, source.system)
 
 
 def _read(row: dict[str, Any], source: RlSource) -> tuple[Any, dict[str, Any]]:
@@ -157,14 +204,6 @@ def _read(row: dict[str, Any], source: RlSource) -> tuple[Any, dict[str, Any]]:
         kind = type(prompt).__name__
         raise BadRowError("wrong type", f"column {source.prompt_column!r} holds a {kind}")
     return prompt, {name: held for name, held in row.items() if name != source.prompt_column}
-
-
-def _with_system(messages: list[Any], system: str | None) -> list[Any]:
-    first = messages[0] if messages else None
-    has_own = isinstance(first, dict) and first.get("role") == "system"
-    if system is None or has_own or not messages:
-        return messages
-    return [{"role": "system", "content": system}, *messages]
 
 
 def _open(source: RlSource) -> RowSource:
@@ -196,6 +235,37 @@ def _content_digest(prompts: Sequence[Prompt]) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The share of a group's samples that solved its prompt; None if none could be judged."""
+
+    prompt_id: int
+    rate: float | None
+
+
+class PromptDraws(Protocol):
+    """The order in which a run uses its prompts. The state is part of every checkpoint."""
+
+    def draw(self, count: int, *, step: int, round: int) -> list[int]:
+        """Return the prompts of a sampling round."""
+        ...
+
+    def learn(self, step: int, outcomes: Sequence[Outcome]) -> None:
+        """Take in how often the prompts of a step were solved, in the order of their numbers."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the step that was learned last."""
+        ...
+
+    @property
+    def epoch(self) -> float:
+        """Return the number of prompts handed out over the number of prompts."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+
 class PromptSampler:
     """Hand out prompt ids, epoch after epoch.
 
@@ -213,36 +283,36 @@ class PromptSampler:
         fingerprint: str,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        assert len(prompt_ids) > 0, "no prompts to take"
-        self._prompt_ids = np.asarray(prompt_ids, dtype=np.int64)
-        self._seed, self._shuffle = seed, shuffle
+        self._order = EpochOrder(prompt_ids, key=(seed,), shuffle=shuffle)
         digest = hashlib.sha256(f"{fingerprint} {(seed, shuffle)}".encode())
-        digest.update(self._prompt_ids.tobytes())
+        digest.update(self._order.row_ids.tobytes())
         self._fingerprint = digest.hexdigest()
         self._cursor = 0 if state is None else self._resume_from(state)
 
     def take(self, count: int) -> list[int]:
         """Return the next `count` prompts."""
-        taken: list[int] = []
-        while len(taken) < count:
-            epoch, place = divmod(self._cursor, len(self._prompt_ids))
-            part = self._order(epoch)[place : place + count - len(taken)]
-            taken += part.tolist()
-            self._cursor += len(part)
+        taken = self._order.span(self._cursor, count)
+        self._cursor += count
         return taken
+
+    def draw(self, count: int, *, step: int, round: int) -> list[int]:
+        """Return the prompts of a sampling round: the next ones, whatever step it belongs to."""
+        return self.take(count)
+
+    def learn(self, step: int, outcomes: Sequence[Outcome]) -> None:
+        """Take in how often prompts were solved, which an epoch's order does not depend on."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return no metrics of its own."""
+        return {}
 
     @property
     def epoch(self) -> float:
         """Return how often every prompt was handed out."""
-        return self._cursor / len(self._prompt_ids)
+        return self._cursor / len(self._order.row_ids)
 
     def state(self) -> dict[str, Any]:
         return {"cursor": self._cursor, "data": self._fingerprint}
-
-    def _order(self, epoch: int) -> IntArray:
-        if not self._shuffle:
-            return self._prompt_ids
-        return self._prompt_ids[shuffled(len(self._prompt_ids), (self._seed, epoch))]
 
     def _resume_from(self, state: Mapping[str, Any]) -> int:
         cursor, data = state.get("cursor"), state.get("data")

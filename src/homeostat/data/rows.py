@@ -60,7 +60,7 @@ def encode_row(
     else:
         assert isinstance(source, TextSource), source
         text = _text_cell(row, source.text_column)
-        encoded = [_close_document(text, 0, tokenizer)]
+        encoded = [close_document(text, 0, tokenizer)]
     return [require_trained(one, _why_nothing(one, tokenizer)) for one in encoded]
 
 
@@ -99,7 +99,7 @@ def _encode_pair(
     prompt = _text_cell(row, source.prompt_column)
     completion = _text_cell(row, source.completion_column)
     if not source.chat:
-        return _close_document(prompt + completion, len(prompt), tokenizer)
+        return close_document(prompt + completion, len(prompt), tokenizer)
     system = [{"role": "system", "content": source.system}] if source.system is not None else []
     messages = [
         *system,
@@ -109,7 +109,7 @@ def _encode_pair(
     return encode_chat(Chat(messages, [0.0] * (len(messages) - 1) + [1.0]), tokenizer)
 
 
-def _close_document(text: str, border: int, tokenizer: ChatTokenizer) -> Encoded:
+def close_document(text: str, border: int, tokenizer: ChatTokenizer) -> Encoded:
     """Return prefix + text + eos, trained from character `border` on, without duplicate ends."""
     tokens_T, offsets_T2, _ = tokenizer.encode_head(text)
     crossing = (offsets_T2[:, 0] < border) & (offsets_T2[:, 1] > border)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
@@ -36,6 +38,25 @@ def choose_pad_id(
         return own, ()
     eos = original.convert_ids_to_tokens(eos_id)
     return eos_id, (f"the tokenizer has no pad token, so {eos!r} pads rows, and stays trained",)
+
+
+def name_scoring_pad(
+    original: PreTrainedTokenizerFast, folder: Path, *, ends: frozenset[int]
+) -> None:
+    """Give tokenizer and exported classifier a pad token with which no row ends; None if none is.
+
+    transformers' classifiers score the last token that is not the pad token: if rows were padded
+    with the token that ends them, they would be scored one token too early.
+    """
+    own = (original.pad_token_id, original.unk_token_id, original.bos_token_id)
+    ids = (*own, *sorted(original.all_special_ids))
+    chosen = next((one for one in ids if one is not None and one not in ends), None)
+    file = folder / "config.json"
+    # An adapter without its base model has no such file.
+    if file.is_file():
+        config = {**json.loads(file.read_text(encoding="utf-8")), "pad_token_id": chosen}
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    original.pad_token = None if chosen is None else original.convert_ids_to_tokens(chosen)
 
 
 def find_prefix_ids(backend: Tokenizer) -> tuple[int, ...]:

@@ -4,6 +4,7 @@
     weights.bin  float32 [N]     weight of predicting each token
     offsets.bin  int64 [B + 1]   row b is tokens[offsets[b]:offsets[b + 1]]
     origins.bin  int64 [B, 2]    source, and the line or row number in it
+    labels.bin   float32 [B]     label of the completion; NaN in rows that have none
     meta.json    the report, the sources, and a checksum of each file
 
 Invariant: a folder with its final name is complete. It is written under another name, flushed to
@@ -12,6 +13,7 @@ disk and renamed; a reader that finds a wrong checksum has it rebuilt.
 
 from __future__ import annotations
 
+import copy
 import errno
 import hashlib
 import json
@@ -19,8 +21,9 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -30,10 +33,16 @@ import numpy as np
 from homeostat.observe.durable import sha256_of, sync_folder
 from homeostat.types import IntArray, TokenRow
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # A builder writes all the time, so a hidden folder without writes for this long was abandoned.
 ABANDONED_AFTER_S = 3600.0
-_DTYPES = {"tokens": np.int32, "weights": np.float32, "offsets": np.int64, "origins": np.int64}
+_DTYPES = {
+    "tokens": np.int32,
+    "weights": np.float32,
+    "offsets": np.int64,
+    "origins": np.int64,
+    "labels": np.float32,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,8 @@ class RowStore:
         self._tokens_N, self._weights_N = maps["tokens"], maps["weights"]
         self._offsets_B = np.array(maps["offsets"])
         self._origins_B2 = maps["origins"].reshape(-1, 2)
+        self.labels_B = np.array(maps["labels"])
+        self._columns: Mapping[str, np.ndarray] = {}
         self._brackets: list[tuple[str, str]] = [tuple(pair) for pair in meta["brackets"]]
         self.report = PrepareReport.from_json(meta["report"])
         self.lengths: IntArray = np.diff(self._offsets_B)
@@ -88,7 +99,8 @@ class RowStore:
         # Numbers of the source rows: equal for rows that were made from the same one.
         self.made_from_B: IntArray = np.concatenate([[0], np.cumsum(is_new_B)]).astype(np.int64)
         # Digest of the content, not the files: a copy of the data on another disk is the same data.
-        self.fingerprint: str = _content_digest(meta["sha256"])
+        is_labelled = not np.isnan(self.labels_B).all()
+        self.fingerprint: str = _content_digest(meta["sha256"], is_labelled=is_labelled)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -96,14 +108,37 @@ class RowStore:
     def __getitem__(self, row_id: int) -> TokenRow:
         if not 0 <= row_id < len(self):
             raise IndexError(f"row {row_id} of {len(self)}")
-        span = slice(int(self._offsets_B[row_id]), int(self._offsets_B[row_id + 1]))
+        span = self.span(row_id)
         tokens_T = self._tokens_N[span].astype(np.int64)
-        return TokenRow(int(row_id), tokens_T, np.array(self._weights_N[span]))
+        columns = {name: np.array(values_N[span]) for name, values_N in self._columns.items()}
+        label = self.labels_B[row_id]
+        if not np.isnan(label):
+            columns["label"] = np.full(len(tokens_T), label, dtype=np.float32)
+        return TokenRow(int(row_id), tokens_T, np.array(self._weights_N[span]), columns)
+
+    def span(self, row_id: int) -> slice:
+        """Return the place of a row's tokens among all tokens of the store."""
+        return slice(int(self._offsets_B[row_id]), int(self._offsets_B[row_id + 1]))
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self._offsets_B[-1])
+
+    def with_columns(self, columns: Mapping[str, np.ndarray]) -> RowStore:
+        """Return the same rows with further columns, each given for all tokens [N] of the store."""
+        other = copy.copy(self)
+        other._columns = {**self._columns, **columns}
+        return other
 
     @property
     def max_token_id(self) -> int:
         """Return the largest id in the store; the model's vocabulary must contain it."""
         return int(self._tokens_N.max())
+
+    @cached_property
+    def source_B(self) -> IntArray:
+        """Return the number of the source that each row comes from."""
+        return np.array(self._origins_B2[:, 0])
 
     def origin(self, row_id: int) -> str:
         """Return the place of a row: `file:line`, or `file[row]` counted from 0."""
@@ -180,12 +215,14 @@ class StoreWriter:
         *,
         lengths_B: np.ndarray,
         origins_B2: np.ndarray,
+        labels_B: np.ndarray,
     ) -> None:
         """Append rows, concatenated."""
         self._write("tokens", tokens_N)
         self._write("weights", weights_N)
         self._write("offsets", self.num_tokens + np.cumsum(lengths_B))
         self._write("origins", origins_B2)
+        self._write("labels", labels_B)
         self.num_tokens += int(lengths_B.sum())
 
     def commit(self, report: PrepareReport, brackets: Sequence[tuple[str, str]]) -> RowStore:
@@ -252,8 +289,9 @@ def _map(folder: Path, name: str) -> np.ndarray:
     return np.memmap(folder / f"{name}.bin", dtype=_DTYPES[name], mode="r")
 
 
-def _content_digest(digests: dict[str, str]) -> str:
-    joined = "".join(digests[name] for name in ("tokens", "weights", "offsets"))
+def _content_digest(digests: dict[str, str], *, is_labelled: bool) -> str:
+    names = ("tokens", "weights", "offsets", *(("labels",) if is_labelled else ()))
+    joined = "".join(digests[name] for name in names)
     return hashlib.sha256(joined.encode()).hexdigest()
 
 

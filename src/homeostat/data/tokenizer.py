@@ -24,7 +24,7 @@ from tokenizers import Encoding, Tokenizer
 from homeostat.config.model import ModelConfig
 from homeostat.data.overlong import OverlongTextError, exact_head, longest_token
 from homeostat.data.sources import BadRowError
-from homeostat.data.special_ids import choose_pad_id, find_prefix_ids
+from homeostat.data.special_ids import choose_pad_id, find_prefix_ids, name_scoring_pad
 from homeostat.data.stops import TurnEnd, configured_stops, find_turn_end, name_stops
 from homeostat.data.templates import check_options, check_template, render
 from homeostat.data.tokenizer_class import (
@@ -208,15 +208,20 @@ class ChatTokenizer:
                 "model.tokenizer, or use plain text: a text source, or chat: false on the source."
             )
 
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer in HF's format, with the pad token and template of this run."""
+    def save(self, folder: Path, *, scores: bool = False) -> None:
+        """Write the tokenizer in HF's format, with the template and pad token of this run.
+
+        Beside a classifier, which `scores` rows, both get a pad token with which no row ends.
+        """
         assert self._original is not None, "a tokenizer that was sent to a worker cannot be saved"
         # The export must behave as the run did, whatever the original files said.
         self._original.pad_token = self._original.convert_ids_to_tokens(self.pad_id)
+        if scores:
+            name_scoring_pad(self._original, folder, ends=self.stop_ids | {self.eos_id})
         self._original.chat_template = self.chat_template
         self._original.save_pretrained(str(folder))
         end = self.special.turn_end
-        if end is not None and end.token not in (None, self.eos_id):
+        if end is not None and end.token not in (None, self.eos_id) and not scores:
             name_stops(folder / "generation_config.json", self.stop_ids)
 
     def vocabulary_digest(self) -> str:

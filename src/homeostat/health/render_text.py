@@ -34,6 +34,7 @@ _KINDS = {
     Kind.SFT: "fine-tuning (SFT)",
     Kind.RL: "reinforcement learning",
     Kind.PREFERENCE: "preference training",
+    Kind.REWARD_MODEL: "training of a reward model",
     Kind.UNKNOWN: "a kind of run that the log does not tell",
 }
 _GRADES = {

@@ -30,6 +30,7 @@ class Kind(StrEnum):
     SFT = "sft"
     RL = "rl"
     PREFERENCE = "preference"
+    REWARD_MODEL = "reward_model"
     UNKNOWN = "unknown"
 
 

@@ -134,6 +134,7 @@ def vital_names(kind: Kind) -> tuple[str, ...]:
     return {
         Kind.RL: ("reward", "train/loss", "grad_norm"),
         Kind.PREFERENCE: ("train/loss", "preference/margin", "grad_norm"),
+        Kind.REWARD_MODEL: ("train/loss", "reward_model/accuracy", "grad_norm"),
     }.get(kind, ("train/loss", "grad_norm"))
 
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.moe import MoeConfig
 from homeostat.config.trainer import Checkpointing
 from homeostat.errors import ModelError
@@ -34,6 +34,7 @@ from homeostat.models.transformers_model import (
     load_transformers,
     meta_transformers,
 )
+from homeostat.models.value_head import add_value_head, start_head, value_weight, with_head
 from homeostat.ops.attention import resolve_kernel
 from homeostat.ops.moe_shape import MoeShape
 
@@ -54,9 +55,12 @@ class ModelSheet:
     facts: Mapping[str, str | int | float | bool]
     # The shape of its experts; None if it has none, or if transformers computes it.
     moe: MoeShape | None = None
+    # It gives values in place of log-probs (models/value_head.py).
+    has_value_head: bool = False
 
 
 Model = Decoder | TransformersModel
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +79,25 @@ def load_model(
     device: torch.device,
     seed: int,
     gradient_checkpointing: Checkpointing,
+    head: HeadInit | None = None,
+    offload_experts: bool = False,
 ) -> LoadedModel:
-    """Build the model that `model` and `lora` describe. Refuse one that cannot be trained."""
+    """Build the model that `model` and `lora` describe. Refuse one that cannot be trained.
+
+    With `head` it has a value head in place of its output matrix, loaded from a sequence classifier
+    or else new, as `head` says. With `offload_experts` the matrices of experts are in host memory,
+    and the model cannot compute before `stream_experts` (models/expert_offload.py).
+    """
     started = time.perf_counter()
     source = open_source(model)
     config, generation_config = read_configs(source)
     place = {"dtype": dtype, "device": device, "seed": seed}
     if model.implementation == "transformers":
+        require_native_head(model, head)
         module, kernel = _transformers(model, source, gradient_checkpointing, **place)
     else:
-        module, kernel = _native(model, source, config, gradient_checkpointing, **place)
+        how = {"head": head, "offload_experts": offload_experts, **place}
+        module, kernel = _native(model, source, config, gradient_checkpointing, **how)
     num_targets = _adapt(module, adapter, seed) if adapter is not None else 0
     module.train()
     facts = {
@@ -110,11 +123,18 @@ def model_sheet(
         generation_config=generation_config,
         num_params=num_params(module),
         num_trainable=sum(p.numel() for p in module.parameters() if p.requires_grad),
-        vocab_size=module.output_weight().shape[0],
+        vocab_size=vocab_size(module),
         packs=module.packs,
         facts=facts,
         moe=module.moe,
+        has_value_head=value_weight(module) is not None,
     )
+
+
+def vocab_size(module: Model) -> int:
+    """Return the size of the vocabulary that the model reads."""
+    is_native = isinstance(module, Decoder)
+    return module.config.vocab_size if is_native else module.output_weight().shape[0]
 
 
 def num_params(module: nn.Module) -> int:
@@ -155,16 +175,21 @@ def _native(
     dtype: torch.dtype,
     device: torch.device,
     seed: int,
+    head: HeadInit | None,
+    offload_experts: bool,
 ) -> tuple[Decoder, str]:
     origin = config_origin(source)
     shape = decoder_config(config, origin=origin)
-    require_memory(shape.num_params, dtype=dtype, device=device, what=origin.sizes)
+    on_host = shape.num_routed_params if offload_experts else 0
+    place = {"dtype": dtype, "device": device}
+    require_memory(shape.num_params, what=origin.sizes, on_host=on_host, **place)
     require_moe_settings(model.moe, shape.moe)
-    flags = decoder_flags(model, shape, gradient_checkpointing, dtype=dtype, device=device)
-    module = _empty_decoder(shape, flags, model.meta_init, dtype=dtype, device=device)
+    flags = decoder_flags(model, shape, gradient_checkpointing, **place)
+    how = {"has_value_head": head is not None, "offload_experts": offload_experts, **place}
+    module = _empty_decoder(shape, flags, model.meta_init, **how)
     if device.type == "cuda":
         lay_side_by_side(module)
-    give_weights(module, model, source, seed=seed)
+    give_weights(module, model, source, seed=seed, head=head)
     return module, attention_name(module)
 
 
@@ -226,16 +251,24 @@ def give_weights(
     source: GgufFile | Path,
     *,
     seed: int,
+    head: HeadInit | None = None,
     part: weights.Part = weights.all_of_it,
 ) -> None:
-    """Load the weights of model.path, or draw random ones, for everything except an adapter."""
+    """Load the weights of model.path, or draw random ones, for everything except an adapter.
+
+    `head`: where the value head starts that the files do not hold; None if the module has none.
+    """
     if model.init == "random":
         weights.draw(module, std=module.config.initializer_range, seed=seed, part=part)
+        if head is not None:
+            start_head(module, head, seed=seed, part=part)
         return
     is_gguf = isinstance(source, GgufFile)
     stream = source.tensors() if is_gguf else hf.read_tensors(source)
     where = f"model.path: {source.path if is_gguf else source}"
     stream = stacked_tensors(module.config.moe, stream, source=where)
+    if head is not None:
+        stream = with_head(stream, module, head, seed=seed, source=where)
     adapter = {name for name, _ in lora.adapter_state(module)}
     weights.fill(module, stream, source=where, without=adapter, part=part)
 
@@ -245,19 +278,51 @@ def _empty_decoder(
     flags: dict[str, Any],
     meta_init: bool,
     *,
+    has_value_head: bool,
     dtype: torch.dtype,
     device: torch.device,
+    offload_experts: bool,
 ) -> Decoder:
     """Build the decoder before its weights; with `meta_init` only the final copy is allocated."""
+    assert meta_init or not offload_experts, "combinations asks for meta_init"
     if meta_init:
         with torch.device("meta"):
-            module = Decoder(shape, **flags).to(dtype)
-        # As `to_empty`, which for a tensor on the meta device imports sympy: that takes a second.
-        return module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
+            module = new_decoder(shape, flags, has_value_head=has_value_head).to(dtype)
+        if offload_experts:
+            for block in module.moe_blocks:
+                _allocate(block.experts, torch.device("cpu"))
+        return _allocate(module, device)
     # torch's own initialisation draws from the global generators, so restore them afterwards.
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from), torch.device(device):
-        return Decoder(shape, **flags).to(dtype)
+        return new_decoder(shape, flags, has_value_head=has_value_head).to(dtype)
+
+
+def new_decoder(shape: DecoderConfig, flags: dict[str, Any], *, has_value_head: bool) -> Decoder:
+    """Build a decoder on the default device, with a value head if it is to have one."""
+    module = Decoder(shape, **flags)
+    if has_value_head:
+        add_value_head(module)
+    return module
+
+
+def require_native_head(model: ModelConfig, head: HeadInit | None) -> None:
+    """Raise ModelError for a value head on a model that transformers computes."""
+    if head is not None and model.implementation == "transformers":
+        raise ModelError(
+            "model.implementation is transformers, and a value head is built on the native decoder "
+            "alone. Set model.implementation=native, or use a method without critic or reward "
+            "model."
+        )
+
+
+def _allocate(module: ModuleT, device: torch.device) -> ModuleT:
+    """Allocate what is on the meta device. `to_empty` would import sympy, which takes a second."""
+
+    def allocated(t: torch.Tensor) -> torch.Tensor:
+        return torch.empty(t.shape, dtype=t.dtype, device=device) if t.is_meta else t
+
+    return module._apply(allocated)
 
 
 def _transformers(

@@ -36,13 +36,14 @@ from homeostat.models.moe import Experts, Router
 from homeostat.models.routing import Routing
 from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
+from homeostat.ops.branches import Branches
 from homeostat.ops.dropout import DropoutKeys
 from homeostat.ops.linear import Linear, Numerics
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.norms import add_rms_norm, rms_norm
 from homeostat.ops.recompute import forgotten
 from homeostat.ops.rope import apply_rope_to_both, inverse_frequencies, rope_tables
-from homeostat.ops.sharing import SharedAttention, SharedPrompts
+from homeostat.ops.sharing import SharedPrompts
 from homeostat.ops.tiled_attention import TiledAttention
 
 
@@ -92,9 +93,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_dim
-        width, kv_width = (
-            heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads)
-        )
+        width, kv_width = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
         flags = {"bias": config.qkv_bias, "numerics": numerics}
         self.q_proj = Linear(config.hidden_size, width, **flags)
         self.k_proj = Linear(config.hidden_size, kv_width, **flags)
@@ -235,6 +234,8 @@ class Decoder(nn.Module):
         if not config.tie_embeddings:
             sizes = config.hidden_size, config.vocab_size
             self.lm_head = Linear(*sizes, bias=False, numerics=numerics)
+        # A value head in place of the output matrix (models/value_head.py).
+        self.score: Linear | None = None
         # Not a buffer: it must survive construction on the meta device, and casts to bf16.
         self.inv_freq_F = inverse_frequencies(config.rope, head_dim=config.head_dim)
 
@@ -264,7 +265,9 @@ class Decoder(nn.Module):
         return [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoeBlock)]
 
     def output_weight(self) -> Tensor:
-        """Return [V, D]: logits would be hidden @ output_weight.T."""
+        """Return [V, D]: logits would be hidden @ output_weight.T; [1, D] of a value head."""
+        if self.score is not None:
+            return self.score.weight
         head = self.model.embed_tokens if self.config.tie_embeddings else self.lm_head
         return head.weight
 
@@ -275,21 +278,22 @@ class Decoder(nn.Module):
         layout: PackedLayout,
         *,
         dropout_keys_N: Tensor | None = None,
-        sharing: SharedPrompts | None = None,
+        sharing: SharedPrompts | Branches | None = None,
         states: HiddenStates | None = None,
         routing: Routing | None = None,
     ) -> Tensor:
         """Return [N, D] after the final norm. Without dropout keys there is no dropout.
 
         `sharing` computes equal prompts once. It excludes dropout, whose mask differs between
-        copies. `states` collects the hidden states of layers. `routing` records or replays the
+        copies. With `Branches` the result is that of the distinct tokens, [U, D]: there may be many
+        more copies than memory has room for. `states` collects the hidden states of layers, with
+        `sharing` those of the distinct tokens. `routing` records or replays the
         choice of experts; without one, layers choose and nothing is recorded.
         """
         routing = routing or Routing()
         if sharing is not None:
             assert dropout_keys_N is None, "dropout tells the copies of a prompt apart"
-            assert states is None, "hidden states are those of every token"
-            return self._hidden_shared(tokens_N, positions_N, layout, sharing, routing)
+            return self._hidden_shared(tokens_N, positions_N, layout, sharing, routing, states)
         order_N, chosen = None, routing
         if self.kernel == "sdpa" and len(layout.lengths) > 1:
             layout, order_N = layout.by_length()
@@ -315,22 +319,19 @@ class Decoder(nn.Module):
         tokens_N: Tensor,
         positions_N: Tensor,
         layout: PackedLayout,
-        sharing: SharedPrompts,
+        sharing: SharedPrompts | Branches,
         routing: Routing,
+        states: HiddenStates | None,
     ) -> Tensor:
-        in_places = sharing
-        if self.kernel == "sdpa":
-            layout, order_N = layout.by_length()
-            in_places = sharing.reordered(order_N)
-        attention = SharedAttention(self._packed_attention(layout), in_places)
+        attention = sharing.attention(layout, kernel=self.kernel, packed=self._packed_attention)
         chosen_U = sharing.unique_U
         inner = routing.at(chosen_U)
         inner.load = _load_at(routing, chosen_U, sharing.place_N)
         hidden_UD = self.hidden_in(
-            tokens_N[chosen_U], positions_N[chosen_U], attention, routing=inner
+            tokens_N[chosen_U], positions_N[chosen_U], attention, states=states, routing=inner
         )
         routing.take_record(inner, sharing.place_N)
-        return sharing.spread(hidden_UD)
+        return hidden_UD if isinstance(sharing, Branches) else sharing.spread(hidden_UD)
 
     def hidden_in(
         self,

@@ -57,6 +57,12 @@ class DecoderConfig:
         return self._num_params(lambda moe: moe.num_params(self.hidden_size))
 
     @property
+    def num_routed_params(self) -> int:
+        """Return the number of parameters of experts that tokens are routed to."""
+        moe = self.moe
+        return 0 if moe is None else len(moe.layers) * moe.num_routed_params(self.hidden_size)
+
+    @property
     def num_active_params(self) -> int:
         """Return the number of parameters that one token is multiplied by."""
         return self._num_params(lambda moe: moe.num_active_params(self.hidden_size))

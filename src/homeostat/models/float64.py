@@ -30,16 +30,18 @@ def reference_logprobs(
     *,
     temperature: float = 1.0,
     routes_TLK: NDArray[Any] | None = None,
+    shares_TLK: NDArray[Any] | None = None,
     kept_T: Ragged | None = None,
 ) -> FloatArray64:
     """Return the log-prob of every token except the first, given those before it.
 
     `routes_TLK`: the experts that the tokens go to; without them, each goes to its best ones.
+    `shares_TLK`: the weights of those experts; without them, they follow from the router.
     `kept_T`: the ids that each token was drawn from; the whole vocabulary where there are none.
     """
     tokens = torch.from_numpy(np.ascontiguousarray(tokens_T))
     head = weights["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
-    hidden_TD = _hidden(config, weights, tokens, routes_TLK)[:-1]
+    hidden_TD = _hidden(config, weights, tokens, routes_TLK, shares_TLK)[:-1]
     logits_TV = hidden_TD @ head.double().cpu().T / temperature
     for place in range(len(tokens) - 1) if kept_T is not None else ():
         kept = torch.from_numpy(kept_T[place + 1].astype(np.int64))
@@ -56,6 +58,7 @@ def _hidden(
     weights: Mapping[str, Tensor],
     tokens: Tensor,
     routes_TLK: NDArray[Any] | None,
+    shares_TLK: NDArray[Any] | None,
 ) -> Tensor:
     x_TD = weights["model.embed_tokens.weight"].cpu()[tokens].double()
     angles_TF = torch.arange(len(tokens)).double()[:, None] * _frequencies(config)
@@ -75,7 +78,8 @@ def _hidden(
         if config.moe is not None and layer in config.moe.layers:
             number = config.moe.layers.index(layer)
             routes_TK = None if routes_TLK is None else routes_TLK[:, number].tolist()
-            x_TD = x_TD + _experts(config.moe, own, normed_TD, routes_TK)
+            shares_TK = None if shares_TLK is None else shares_TLK[:, number].tolist()
+            x_TD = x_TD + _experts(config.moe, own, normed_TD, routes_TK, shares_TK)
         else:
             x_TD = x_TD + _mlp(own, "mlp", normed_TD)
     return _norm(config, x_TD, weights["model.norm.weight"].double().cpu())
@@ -111,6 +115,7 @@ def _experts(
     own: Mapping[str, Tensor],
     x_TD: Tensor,
     routes_TK: list[list[int]] | None = None,
+    shares_TK: list[list[float]] | None = None,
 ) -> Tensor:
     """Experts under the decoder's names, one token and one expert at a time."""
     logits_TE = _linear(own, "mlp.gate", x_TD)
@@ -120,10 +125,11 @@ def _experts(
     for token, (scores_E, x_D) in enumerate(zip(scores_TE, x_TD, strict=True)):
         chosen = _best(moe, (scores_E + bias_E).tolist()) if routes_TK is None else routes_TK[token]
         total = scores_E[chosen].sum() if moe.normalised else 1.0
-        for expert in chosen:
+        shares = scores_E[chosen] / total * moe.scaling if shares_TK is None else shares_TK[token]
+        for expert, share in zip(chosen, shares, strict=True):
             gate_F, up_F = (own["mlp.experts.gate_up_proj"][expert] @ x_D).chunk(2)
             made_D = own["mlp.experts.down_proj"][expert] @ (gate_F * gate_F.sigmoid() * up_F)
-            out_TD[token] += made_D * scores_E[expert] / total * moe.scaling
+            out_TD[token] += made_D * share
     return out_TD + _mlp(own, "mlp.shared_experts", x_TD) if moe.shared_size else out_TD
 
 

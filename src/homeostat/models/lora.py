@@ -4,7 +4,8 @@
 
 Invariants: the base is frozen and keeps its parameter names; the adapter stays unmerged; A and B
 have the base's dtype (fp32 masters belong to the optimizer). B starts at zero, so an untrained
-adapter changes nothing.
+adapter changes nothing. A value head (models/value_head.py) is trained and saved whole, as peft
+does with `modules_to_save`.
 
 Files: adapter_config.json, and adapter_model.safetensors with keys
 `base_model.model.<name>.lora_A.weight`.
@@ -29,6 +30,7 @@ from homeostat.errors import ModelError
 from homeostat.models.hf import read_json, require_plain
 from homeostat.models.hub_names import hub_tensors
 from homeostat.models.memory import require_memory
+from homeostat.models.value_head import SCORE, value_weight
 from homeostat.models.weights import Part, all_of_it, put
 from homeostat.ops.dropout import DropoutKeys, dropout
 from homeostat.ops.linear import Linear
@@ -38,6 +40,8 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
 
 _PREFIX = "base_model.model."
+# The value head's module, which peft saves beside an adapter.
+_HEAD_MODULE = SCORE.removesuffix(".weight")
 # Settings of other kinds of adapters that would change the computation.
 _UNSUPPORTED = (
     "use_dora",
@@ -118,6 +122,9 @@ def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
     base = model.causal_lm
     names = _target_names(base, model.output_weight(), config.targets)
     base.requires_grad_(False)
+    head = value_weight(model)
+    if head is not None:
+        head.requires_grad_(True)
     linears = [base.get_submodule(name) for name in names]
     added = sum(config.rank * (linear.in_features + linear.out_features) for linear in linears)
     where = {"dtype": linears[0].weight.dtype, "device": linears[0].weight.device}
@@ -142,6 +149,35 @@ def draw_adapters(model: nn.Module, *, seed: int, part: Part = all_of_it) -> Non
         nn.init.kaiming_uniform_(fresh, a=math.sqrt(5), generator=generator)
         put(adapted.lora_A.weight, fresh, part)
         put(adapted.lora_B.weight, torch.zeros(adapted.lora_B.weight.shape), part)
+
+
+def adapter_settings(settings: dict[str, Any], folder: Path) -> LoraConfig:
+    """Return the settings of an adapter in peft's format, from its adapter_config.json."""
+    rank, alpha, targets = (settings.get(key) for key in ("r", "lora_alpha", "target_modules"))
+    if isinstance(targets, str) and targets != ALL_LINEAR:
+        raise ModelError(
+            f"{folder / ADAPTER_CONFIG}: target_modules is the pattern {targets!r:.60}. Save the "
+            "adapter with a list of module names, which peft writes unless a pattern was given."
+        )
+    try:
+        names = (targets,) if isinstance(targets, str) else tuple(targets)
+        return LoraConfig(rank=rank, alpha=alpha, targets=names, path=str(folder))
+    except (TypeError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise ModelError(f"{folder / ADAPTER_CONFIG}: not the settings of a LoRA: {why}.") from None
+
+
+@torch.no_grad()
+def merge_adapters(model: nn.Module) -> None:
+    """Replace the adapted modules by plain ones whose weights contain the adapter."""
+    base = model.causal_lm
+    for name, adapted in list(lora_modules(model)):
+        sizes = adapted.in_features, adapted.out_features
+        plain = Linear(*sizes, bias=False, numerics=adapted.numerics, device="meta")
+        adapted.weight.copy_(adapted.merged_weight())
+        plain.weight, plain.bias = adapted.weight, adapted.bias
+        parent, _, child = name.rpartition(".")
+        setattr(base.get_submodule(parent), child, plain)
 
 
 def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
@@ -174,6 +210,14 @@ def adapter_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield f"{name}.lora_B.weight", module.lora_B.weight
 
 
+def saved_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) of what an adapter's file holds: the adapter, and a value head."""
+    yield from adapter_state(model)
+    head = value_weight(model)
+    if head is not None:
+        yield SCORE, head
+
+
 def merged_state(model: nn.Module, whole: Whole = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
     """Yield (HF name, tensor) of the whole model with adapters merged in.
 
@@ -201,13 +245,15 @@ def save_adapter(
 ) -> None:
     """Write the adapter in peft's format."""
     state = {
-        _PREFIX + name: whole(tensor).cpu().contiguous() for name, tensor in adapter_state(model)
+        _PREFIX + name: whole(tensor).cpu().contiguous() for name, tensor in saved_parameters(model)
     }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    has_head = value_weight(model) is not None
     settings = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if has_head else "CAUSAL_LM",
+        "modules_to_save": [_HEAD_MODULE] if has_head else None,
         "base_model_name_or_path": base_path,
         "r": config.rank,
         "lora_alpha": config.alpha,
@@ -226,7 +272,8 @@ def load_adapter(
 ) -> None:
     """Fill the adapters that `apply_lora` made from a peft folder of the same shape."""
     settings = read_json(folder / ADAPTER_CONFIG, setting="lora.path")
-    _check_settings(settings, folder, config)
+    has_head = value_weight(model) is not None
+    _check_settings(settings, folder, config, has_head=has_head)
     path = folder / ADAPTER_WEIGHTS
     require_plain(path, setting="lora.path")
     try:
@@ -237,7 +284,10 @@ def load_adapter(
         raise ModelError(
             f"lora.path: {path} cannot be read; it is corrupt or truncated ({error})."
         ) from None
-    wanted = {_PREFIX + name: tensor for name, tensor in adapter_state(model)}
+    # The adapter of a causal LM holds no value head: a new one stays as it is.
+    has_saved_head = has_head and _PREFIX + SCORE in stored
+    own = saved_parameters(model) if has_saved_head else adapter_state(model)
+    wanted = {_PREFIX + name: tensor for name, tensor in own}
     differing = sorted(stored.keys() ^ wanted.keys())
     if differing:
         side = "lacks" if differing[0] in wanted else "has"
@@ -302,11 +352,15 @@ def _last_two(name: str) -> str:
     return ".".join(name.split(".")[-2:])
 
 
-def _check_settings(settings: dict[str, Any], folder: Path, config: LoraConfig) -> None:
+def _check_settings(
+    settings: dict[str, Any], folder: Path, config: LoraConfig, *, has_head: bool
+) -> None:
     where = f"lora.path: {folder / ADAPTER_CONFIG}"
     if settings.get("peft_type") != "LORA":
         raise ModelError(f"{where}: peft_type is {settings.get('peft_type')!r}, not LORA.")
     used = [name for name in _UNSUPPORTED if settings.get(name)]
+    if has_head and settings.get("modules_to_save") == [_HEAD_MODULE]:
+        used.remove("modules_to_save")
     if used or settings.get("bias", "none") != "none":
         raise ModelError(
             f"{where} uses {', '.join(used) or 'bias'}, which plain LoRA here does not have."

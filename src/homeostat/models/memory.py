@@ -14,8 +14,16 @@ from homeostat.errors import ModelError
 from homeostat.observe.devices import host_memory
 
 
-def require_memory(num_params: int, *, dtype: torch.dtype, device: torch.device, what: str) -> None:
-    """Raise ModelError where the weights alone need more; `what` begins the sentence: "x makes"."""
+def require_memory(
+    num_params: int, *, dtype: torch.dtype, device: torch.device, what: str, on_host: int = 0
+) -> None:
+    """Raise ModelError where the weights alone need more; `what` begins the sentence: "x makes".
+
+    `on_host` of the parameters are kept in host memory.
+    """
+    if on_host:
+        require_memory(on_host, dtype=dtype, device=torch.device("cpu"), what=what)
+        num_params -= on_host
     need, have = num_params * dtype.itemsize, memory_bytes(device)
     if need > have:
         raise ModelError(

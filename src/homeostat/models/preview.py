@@ -15,15 +15,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models import hf, weights
 from homeostat.models.build import (
     config_origin,
+    new_decoder,
     num_params,
     open_source,
     read_configs,
     require_moe_settings,
+    require_native_head,
+    vocab_size,
 )
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
@@ -32,6 +35,7 @@ from homeostat.models.hub_names import stacked_tensors
 from homeostat.models.lora import apply_lora
 from homeostat.models.memory import require_memory
 from homeostat.models.transformers_model import TransformersModel, meta_transformers
+from homeostat.models.value_head import with_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +59,38 @@ class ModelPreview:
 
 
 def preview_model(
-    model: ModelConfig, lora: LoraConfig | None, *, dtype: torch.dtype, device: torch.device
+    model: ModelConfig,
+    lora: LoraConfig | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    head: HeadInit | None = None,
+    offload_experts: bool = False,
 ) -> ModelPreview:
     """Raise ModelError as loading the model would, but fast and without its memory."""
     source = open_source(model)
     config, _ = read_configs(source)
     origin = config_origin(source)
     module: nn.Module
+    on_host = 0
     if model.implementation == "transformers":
         assert isinstance(source, Path)
+        require_native_head(model, head)
         module = TransformersModel(meta_transformers(source))
     else:
         shape = decoder_config(config, origin=origin)
         require_moe_settings(model.moe, shape.moe)
         with torch.device("meta"):
-            module = Decoder(shape, kernel="sdpa")
+            module = new_decoder(shape, {"kernel": "sdpa"}, has_value_head=head is not None)
         if model.init == "pretrained":
             where = f"model.path: {model.path}"
             stream = stacked_tensors(module.config.moe, _shapes(source), source=where)
+            if head is not None:
+                stream = with_head(stream, module, head, seed=0, source=where)
             weights.fill(module, stream, source=where)
-    require_memory(num_params(module), dtype=dtype, device=device, what=origin.sizes)
+        on_host = shape.num_routed_params if offload_experts else 0
+    place = {"dtype": dtype, "device": device}
+    require_memory(num_params(module), what=origin.sizes, on_host=on_host, **place)
     if lora is not None:
         apply_lora(module, lora, seed=0)
     return _preview(module, config, dtype)
@@ -85,7 +101,7 @@ def _preview(module: Any, config: dict[str, Any], dtype: torch.dtype) -> ModelPr
     longest = config.get("max_position_embeddings")
     return ModelPreview(
         family=str(config.get("model_type", "model")),
-        vocab_size=module.output_weight().shape[0],
+        vocab_size=vocab_size(module),
         max_positions=longest if isinstance(longest, int) else None,
         num_params=num_params(module),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),

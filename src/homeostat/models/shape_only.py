@@ -24,6 +24,7 @@ from homeostat.models.decoder import Decoder, MoeBlock
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.lora import apply_lora
 from homeostat.models.moe import Experts
+from homeostat.models.value_head import add_value_head
 from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedLayout, needs_all_heads
 from homeostat.ops.expert_rows import combined
@@ -119,6 +120,7 @@ def shape_decoder(
     dtype: torch.dtype,
     kernel: str,
     gradient_checkpointing: Checkpointing,
+    has_value_head: bool = False,
 ) -> ShapeDecoder:
     source = open_source(model)
     config, _ = read_configs(source)
@@ -130,6 +132,8 @@ def shape_decoder(
             gradient_checkpointing=gradient_checkpointing,
             grouped_kernel=model.moe.grouped_kernel,
         )
+        if has_value_head:
+            add_value_head(module)
     module = module.to(dtype)
     if lora is not None:
         apply_lora(module, lora, seed=0)

@@ -22,7 +22,7 @@ _ADVICE = (
     "The weights do not belong to this config (config.json; of a .gguf file its metadata): check "
     "model.path."
 )
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Old checkpoints also store rotary frequencies, which follow from the config.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
@@ -67,7 +67,7 @@ def fill(
             put(parameters[name], tensor, part)
             filled.add(name)
             num_bytes += tensor.nbytes
-        elif name == _HEAD:
+        elif name == HEAD:
             # A tied model has no separate head, but many checkpoints store one: compare it below.
             head = tensor
         elif not _DERIVED.search(name):
@@ -114,7 +114,7 @@ def _require_tied(embedding: Tensor, head: Tensor, part: Part, *, source: str) -
     if head.shape != embedding.shape or not torch.equal(value.to(own), own):
         raise ModelError(
             f"{source}: config.json ties the output matrix to the embedding, and the weights hold "
-            f"an {_HEAD} that differs from it. Set tie_word_embeddings to false in config.json."
+            f"an {HEAD} that differs from it. Set tie_word_embeddings to false in config.json."
         )
 
 

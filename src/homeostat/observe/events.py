@@ -68,6 +68,12 @@ _LIST: tuple[EventInfo, ...] = (
         ("implementation", "attention", "meta_init", "lora_modules", "bytes", "seconds"),
     ),
     EventInfo(
+        "reference_scored",
+        "The rows were scored under the reference model, or the scores were found in the run "
+        "folder.",
+        ("what", "rows", "is_new"),
+    ),
+    EventInfo(
         "tokenizer_compared",
         "model.tokenizer was compared with the model's own tokenizer: number of shared "
         "pieces, how many of them have another id, the size of the smaller vocabulary, and "
@@ -117,6 +123,21 @@ _LIST: tuple[EventInfo, ...] = (
         "Rewards failed on held-out samples, so this evaluation cannot become the best one "
         "(eval.sampling.min_coverage).",
         ("reward", "coverage", "needed"),
+        "warn",
+    ),
+    EventInfo(
+        "filter_failed",
+        "A function of rollout.filters failed on a group (it raised, hung or returned nonsense), "
+        "so the group is dropped. At most 20 of each kind are recorded.",
+        (
+            "filter",
+            "failure",
+            "message",
+            "prompt_id",
+            "prompt",
+            "traceback",
+            "calls_in_a_row",
+        ),
         "warn",
     ),
     EventInfo(

@@ -89,6 +89,20 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         _MEAN,
         "Share of samples on which the reward failed.",
     ),
+    MetricInfo("judge/calls", "calls", _SUM, "Number of requests sent to judges, with retries."),
+    MetricInfo(
+        "judge/cached", "samples", _SUM, "Number of samples for which a judge's answer was known."
+    ),
+    MetricInfo("judge/retries", "calls", _SUM, "Number of requests to judges that were repeated."),
+    MetricInfo(
+        "judge/failed",
+        "samples",
+        _SUM,
+        "Number of samples that a judge gave no score: no answer, or one that cannot be read.",
+    ),
+    MetricInfo(
+        "judge/seconds", "s", _SUM, "Time spent in calls of judges, summed over concurrent calls."
+    ),
     MetricInfo(
         "rewards/<name>/none",
         "samples",
@@ -98,6 +112,29 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("advantages/mean", "", _MEAN, "Mean advantage of the samples."),
     MetricInfo("advantages/std", "", _MEAN, "Standard deviation of the samples' advantages."),
     MetricInfo("advantages/zero_share", "share", _MEAN, "Share of samples with advantage 0."),
+    MetricInfo(
+        "ebft/alignment",
+        "",
+        _MEAN,
+        "Twice the cosine between the features of a sample and of the truth: from -2 to 2.",
+    ),
+    MetricInfo(
+        "ebft/diversity",
+        "",
+        _MEAN,
+        "Twice the mean product of a sample's features with those of the prompt's other samples: "
+        "2 if all are the same, 0 for whitened ones that differ.",
+    ),
+    MetricInfo(
+        "ebft/cfm_loss",
+        "",
+        _MEAN,
+        "Squared distance of the mean features of a prompt's samples from those of the truth, "
+        "before whitening: from 0 to 4.",
+    ),
+    MetricInfo(
+        "ebft/ce_loss", "nats/token", _MEAN, "Cross-entropy of the truth (ebft.ce_coefficient)."
+    ),
     MetricInfo(
         "entropy",
         "nats/token",
@@ -109,6 +146,27 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "kl", "nats/token", _MEAN, "Estimated KL divergence of the policy from the reference model."
     ),
     MetricInfo("kl_coefficient", "", _LAST, "Weight of the KL penalty."),
+    MetricInfo(
+        "critic/explained_variance",
+        "share",
+        _MEAN,
+        "Share of the variance of what tokens earned that the critic's values explain, before the "
+        "step's updates. 0: no more than a constant would. Missing if all earned the same.",
+    ),
+    MetricInfo("critic/loss", "", _MEAN, "Value loss of the critic's updates."),
+    MetricInfo("critic/value_mean", "", _MEAN, "Mean value of the trained tokens."),
+    MetricInfo(
+        "critic/return_mean", "", _MEAN, "Mean of what the trained tokens earned from there on."
+    ),
+    MetricInfo("critic/return_std", "", _MEAN, "Standard deviation of what they earned."),
+    MetricInfo(
+        "critic/clipped_share",
+        "share",
+        _MEAN,
+        "Share of tokens in which the clipped value decides the critic's loss.",
+    ),
+    MetricInfo("critic/grad_norm", "", _MEAN, "Gradient norm of the critic before clipping."),
+    MetricInfo("critic/lr", "", _LAST, "Learning rate of the critic."),
     MetricInfo(
         "clip_ratio/low_mean",
         "share",
@@ -361,7 +419,49 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "rollout/groups_passed_over",
         "groups",
         _SUM,
-        "Number of groups that dynamic sampling discarded.",
+        "Number of groups that filters dropped, dynamic sampling among them.",
+    ),
+    MetricInfo(
+        "rollout/filtered_share",
+        "share",
+        _MEAN,
+        "Share of the sampled groups that filters dropped.",
+    ),
+    MetricInfo(
+        "rollout/groups_lacking",
+        "groups",
+        _SUM,
+        "Number of groups that a step lacks because its sampling rounds were used up.",
+    ),
+    MetricInfo(
+        "filter/<name>",
+        "groups",
+        _SUM,
+        "Number of groups that filters dropped for this reason.",
+    ),
+    MetricInfo(
+        "curriculum/seen_share",
+        "share",
+        _LAST,
+        "Share of the prompts that were sampled at least once.",
+    ),
+    MetricInfo(
+        "curriculum/solve_rate",
+        "share",
+        _LAST,
+        "Mean estimated solve rate of the prompts that were sampled.",
+    ),
+    MetricInfo(
+        "curriculum/drawn_rate",
+        "share",
+        _MEAN,
+        "Mean estimated solve rate of the step's prompts, after the step.",
+    ),
+    MetricInfo(
+        "curriculum/replayed_share",
+        "share",
+        _MEAN,
+        "Share of the step's prompts that were drawn again by rollout.curriculum.replay.",
     ),
     MetricInfo("rollout/untrained_share", "share", _MEAN, "Share of samples that are not trained."),
     MetricInfo(
@@ -395,6 +495,21 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "Share of the held-out samples on which no reward failed.",
     ),
     MetricInfo(
+        "eval/gold_reward",
+        "",
+        _LAST,
+        "Mean gold reward on the held-out prompts: the rewards of role eval, which are not "
+        "trained on.",
+        own_step=True,
+    ),
+    MetricInfo(
+        "eval/gold_coverage",
+        "share",
+        _LAST,
+        "Share of the held-out samples on which no gold reward failed.",
+        own_step=True,
+    ),
+    MetricInfo(
         "eval/rewards/<name>/mean",
         "",
         _LAST,
@@ -406,6 +521,11 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         _LAST,
         "Number of held-out samples on which the reward failed.",
     ),
+    MetricInfo("eval/judge/calls", "calls", _SUM, "judge/calls of the evaluation."),
+    MetricInfo("eval/judge/cached", "samples", _SUM, "judge/cached of the evaluation."),
+    MetricInfo("eval/judge/retries", "calls", _SUM, "judge/retries of the evaluation."),
+    MetricInfo("eval/judge/failed", "samples", _SUM, "judge/failed of the evaluation."),
+    MetricInfo("eval/judge/seconds", "s", _SUM, "judge/seconds of the evaluation."),
     MetricInfo(
         "eval/pass@<i>",
         "share",
@@ -478,6 +598,101 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "Number of updates not applied so far because a value was not finite.",
     ),
     MetricInfo("eval/loss", "nats/token", _LAST, "Loss on the held-out rows.", own_step=True),
+    MetricInfo(
+        "reward_model/accuracy",
+        "share",
+        _MEAN,
+        "Share of pairs whose chosen completion has the higher score; with bce, of rows that are "
+        "on the right side of 0.5.",
+    ),
+    MetricInfo(
+        "reward_model/margin", "", _MEAN, "Mean score of chosen less that of rejected completions."
+    ),
+    MetricInfo(
+        "reward_model/error",
+        "",
+        _MEAN,
+        "Mean distance of the model's scores from the given ones (pointwise).",
+    ),
+    MetricInfo("reward_model/score_mean", "", _MEAN, "Mean score of the rows of an update."),
+    MetricInfo("reward_model/score_std", "", _MEAN, "Standard deviation of these scores."),
+    MetricInfo(
+        "eval/reward_model_accuracy",
+        "share",
+        _LAST,
+        "reward_model/accuracy of the held-out rows.",
+        own_step=True,
+    ),
+    MetricInfo(
+        "eval/reward_model_margin",
+        "",
+        _LAST,
+        "reward_model/margin of the held-out rows.",
+        own_step=True,
+    ),
+    MetricInfo(
+        "eval/reward_model_error",
+        "",
+        _LAST,
+        "reward_model/error of the held-out rows.",
+        own_step=True,
+    ),
+    MetricInfo(
+        "preference/accuracy",
+        "",
+        _MEAN,
+        "Share of pairs whose chosen completion has the higher implicit reward; in kto, of rows "
+        "that are on the right side of the baseline.",
+    ),
+    MetricInfo(
+        "preference/margin",
+        "",
+        _MEAN,
+        "Mean implicit reward of chosen (desirable) less rejected (undesirable) completions.",
+    ),
+    MetricInfo(
+        "preference/chosen_reward",
+        "",
+        _MEAN,
+        "Mean implicit reward of chosen completions: beta times the log-ratio of policy to "
+        "reference (orpo, simpo: the mean log-prob), per token where the loss divides by length.",
+    ),
+    MetricInfo(
+        "preference/rejected_reward", "", _MEAN, "Mean implicit reward of rejected completions."
+    ),
+    MetricInfo(
+        "preference/chosen_logp",
+        "nats",
+        _MEAN,
+        "Mean log-prob of chosen completions under the policy, summed over tokens.",
+    ),
+    MetricInfo(
+        "preference/rejected_logp",
+        "nats",
+        _MEAN,
+        "Mean log-prob of rejected completions under the policy, summed over tokens.",
+    ),
+    MetricInfo(
+        "preference/kl",
+        "nats",
+        _MEAN,
+        "Baseline of kto: estimate of the KL of policy and reference, from prompts with the "
+        "completions of other rows.",
+    ),
+    MetricInfo(
+        "eval/preference_accuracy",
+        "",
+        _LAST,
+        "preference/accuracy of the held-out rows.",
+        own_step=True,
+    ),
+    MetricInfo(
+        "eval/preference_margin",
+        "",
+        _LAST,
+        "preference/margin of the held-out rows.",
+        own_step=True,
+    ),
     MetricInfo("grad_norm", "", _MEAN, "Norm of the whole gradient before clipping."),
     MetricInfo(
         "update/weight_ratio/<name>",
@@ -549,6 +764,12 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("data/trained_share", "share", _MEAN, "Share of tokens that have a loss."),
     MetricInfo("data/rows", "rows", _SUM, "Number of rows processed."),
     MetricInfo("data/trained_rows", "rows", _SUM, "Number of rows in the updates (RL)."),
+    MetricInfo(
+        "data/share/<name>",
+        "share",
+        _MEAN,
+        "Share of the step's rows, in RL of its prompts, that come from this training source.",
+    ),
     MetricInfo("data/micro_batches", "batches", _MEAN, "Number of micro-batches in one update."),
     MetricInfo(
         "moe/aux_loss",

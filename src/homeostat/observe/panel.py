@@ -86,8 +86,8 @@ def sft_items(progress: Progress, room: Room) -> list[Item]:
     if "eval/loss" in latest:
         cells = [Text(f"{fmt.loss(latest['eval/loss']):<6}", "bold"), *_best_cell(progress)]
         items.append(Item(labelled("eval", cells, room)))
-    items += _rows(progress, room, {"train": (_TRAIN, 3), "speed": (_SPEED, 4)})
-    return items
+    groups = {"pairs": (_PREFERENCE, 3), "train": (_TRAIN, 3), "speed": (_SPEED, 4)}
+    return items + _rows(progress, room, groups)
 
 
 def rl_items(progress: Progress, room: Room) -> list[Item]:
@@ -272,6 +272,12 @@ _TRAIN = (
     Cell("grad_norm", "grad norm", _short),
     Cell("epoch", "epoch", lambda value: f"{value:.2f}"),
     Cell("train/skipped_steps", "skipped", lambda v: f"{v:.0f}", hide_zero=True, style="yellow"),
+)
+_PREFERENCE = (
+    Cell("preference/accuracy", "accuracy", fmt.percent),
+    Cell("preference/margin", "margin", _short),
+    Cell("preference/chosen_reward", "chosen", _short),
+    Cell("preference/rejected_reward", "rejected", _short),
 )
 _TIME = (
     Cell("time/step", "step", fmt.duration),

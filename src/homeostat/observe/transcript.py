@@ -135,6 +135,8 @@ Column = tuple[str, str, int, Callable[[float], str]]
 
 _COLUMNS: tuple[Column, ...] = (
     ("train/loss", "loss", 6, fmt.loss),
+    ("preference/accuracy", "acc", 6, fmt.percent),
+    ("preference/margin", "margin", 6, lambda value: f"{value:.3f}"),
     ("learning_rate", "lr", 8, lambda value: f"{value:.2e}"),
     ("grad_norm", "grad", 6, lambda value: f"{value:.3g}"),
     ("throughput/tokens_per_s", "", 9, lambda value: f"{fmt.count(value)} tok/s"),

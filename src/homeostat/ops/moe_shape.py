@@ -35,6 +35,10 @@ class MoeShape:
         """Return the number of parameters of one layer's router and experts."""
         return self._num_params(hidden_size, num_experts=self.num_experts)
 
+    def num_routed_params(self, hidden_size: int) -> int:
+        """Return those of one layer's experts that tokens are routed to."""
+        return 3 * hidden_size * self.num_experts * self.expert_size
+
     def num_active_params(self, hidden_size: int) -> int:
         """Return those of the router and of the experts that one token goes to."""
         return self._num_params(hidden_size, num_experts=self.top_k)

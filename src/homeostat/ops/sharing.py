@@ -15,7 +15,7 @@ Suffixes: `_N` packed tokens, `_U` distinct ones, `_C` copies of those, `_B` row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from homeostat.ops.attention import AttentionContext
+from homeostat.ops.attention import AttentionContext, PackedLayout
 from homeostat.ops.transfer import to_device
 
 # Below this share the copies for attention cost more than sharing saves.
@@ -87,6 +87,19 @@ class SharedPrompts:
         return SharedPrompts(
             now_at_N[self.unique_U], self.place_N[order_N], now_at_N[self.copies_C]
         )
+
+    def attention(
+        self,
+        layout: PackedLayout,
+        *,
+        kernel: str,
+        packed: Callable[[PackedLayout], AttentionContext],
+    ) -> SharedAttention:
+        """Return the attention over distinct tokens; `packed` makes that over all tokens."""
+        if kernel != "sdpa":
+            return SharedAttention(packed(layout), self)
+        layout, order_N = layout.by_length()
+        return SharedAttention(packed(layout), self.reordered(order_N))
 
     def spread(self, x_U: Tensor) -> Tensor:
         """Copy values of distinct tokens to all positions."""

@@ -1,4 +1,4 @@
-"""Make one call of a reward for one group and interpret its answer. Runs in a worker.
+"""Make one call of a reward, for one group or several, and interpret its answer. Runs in a worker.
 
 The call follows TRL: all arguments by keyword, one list entry per sample. It improves on TRL in two
 respects: a function without **kwargs receives only the arguments that it names, and a column that
@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import math
 import traceback
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
@@ -78,6 +78,24 @@ class Call:
             "trainer_state": self.state,
         }
 
+    def take(self, result: Any, answer: Answer) -> None:
+        """Write what the function returned into the answer."""
+        _judge(result, answer)
+
+
+def merged_keywords(calls: Sequence[Call]) -> dict[str, Any]:
+    """Return the keyword arguments of one call for the samples of several groups, in order.
+
+    A column that the row of a group lacks is None for its samples.
+    """
+    parts = [call.keywords() for call in calls]
+    merged: dict[str, Any] = {"trainer_state": calls[0].state}
+    for name in dict.fromkeys(name for part in parts for name in part if name not in merged):
+        merged[name] = []
+        for part, call in zip(parts, calls, strict=True):
+            merged[name] += part.get(name, [None] * len(call.texts))
+    return merged
+
 
 @dataclass(slots=True)
 class Answer:
@@ -121,26 +139,27 @@ class Answer:
 
 def answer_call(
     reward: RewardFunction | BaseException,
-    call: Call,
+    calls: Sequence[Call],
     *,
     options: Mapping[str, Any],
     runner: asyncio.Runner,
 ) -> Answer:
-    """Call the function and return its answer.
+    """Call the function once for all samples and return its answer.
 
     This never raises: whatever user code does, except ending the process, becomes an answer.
     """
-    answer = Answer([None] * len(call.texts))
+    answer = Answer([None] * sum(len(call.texts) for call in calls))
     if isinstance(reward, BaseException):
         answer.fail(ProblemKind.EXCEPTION, f"it does not load any more: {describe(reward)}")
         return answer
     try:
         logs = {"log_extra": answer.log_extra, "log_metric": answer.log_metric}
-        result = reward(**_chosen(reward, call.keywords() | logs, options))
+        given = calls[0].keywords() if len(calls) == 1 else merged_keywords(calls)
+        result = reward(**_chosen(reward, given | logs, options))
         # One runner per worker: an async reward may keep connections between calls.
         if inspect.iscoroutine(result):
             result = runner.run(result)
-        _judge(result, answer)
+        calls[0].take(result, answer)
     # Also SystemExit and KeyboardInterrupt: user code must not end the worker this way.
     except BaseException as error:
         answer.fail(ProblemKind.EXCEPTION, describe(error), tail=tail_of(error))

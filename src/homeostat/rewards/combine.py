@@ -1,6 +1,6 @@
 """Combine the values of several rewards into the one number per sample that is trained on.
 
-    values per reward -> weighted sum -> normalised by the run's moments -> clipped
+    values per reward -> some standardised -> weighted sum -> normalised by the run -> clipped
 
 A reward that returns None for a sample does not apply to it and is left out of the sum, as in TRL.
 A reward that *failed* (it raised, timed out, died, or gave no finite number) is different: nobody
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from homeostat.config.rewards import RewardsConfig
@@ -43,7 +43,7 @@ def weighted_sum(
 
 def totals(scored: Sequence[ScoredGroup], config: RewardsConfig) -> list[list[float | None]]:
     """Return the weighted sum of every sample, group by group."""
-    weights = {reward.label: reward.weight for reward in config.functions}
+    weights = {reward.label: reward.weight for reward in config.trained}
     return [
         [
             weighted_sum(
@@ -108,12 +108,34 @@ class RunningMoments:
         return cls(int(raw["count"]), float(raw["mean"]), float(raw["squares"]))
 
 
+@dataclass(slots=True)
+class RewardMoments:
+    """The moments of a run: of the sums, and of each reward that is standardised by itself."""
+
+    total: RunningMoments = field(default_factory=RunningMoments)
+    own: dict[str, RunningMoments] = field(default_factory=dict)
+
+
+def standardised(
+    scored: Sequence[ScoredGroup], config: RewardsConfig, moments: RewardMoments
+) -> list[ScoredGroup]:
+    """Standardise the rewards that ask for it by all their values so far, these included."""
+    values = [dict(group.values) for group in scored]
+    for label in (reward.label for reward in config.trained if reward.standardises):
+        own = moments.own.setdefault(label, RunningMoments())
+        flat = [value for group in scored for value in group.values[label]]
+        rest = iter(own.apply(flat, "standardise"))
+        for group, found in zip(scored, values, strict=True):
+            found[label] = [next(rest) for _ in group.values[label]]
+    return [replace(group, values=found) for group, found in zip(scored, values, strict=True)]
+
+
 def finish(
-    scored: Sequence[ScoredGroup], config: RewardsConfig, moments: RunningMoments
+    scored: Sequence[ScoredGroup], config: RewardsConfig, moments: RewardMoments
 ) -> list[list[float | None]]:
     """Return the rewards to train on, per group and sample. Adds them to `moments`."""
-    sums = totals(scored, config)
-    rewards = moments.apply([reward for group in sums for reward in group], config.normalise)
+    sums = totals(standardised(scored, config, moments), config)
+    rewards = moments.total.apply([reward for group in sums for reward in group], config.normalise)
     if (bound := config.clip) is not None:
         rewards = [None if r is None else min(bound, max(-bound, r)) for r in rewards]
     rest = iter(rewards)

@@ -148,6 +148,18 @@ def function(*, path: str) -> RewardFunction:
     return found
 
 
+def _judge(**settings: Any) -> RewardFunction:
+    from homeostat.rewards.judge import judge
+
+    return judge(**settings)
+
+
+def _reward_model(**settings: Any) -> RewardFunction:
+    from homeostat.rewards.classifier import reward_model
+
+    return reward_model(**settings)
+
+
 _LOADERS: dict[str, Callable[..., RewardFunction]] = {
     "exact_match": exact_match,
     "regex_format": regex_format,
@@ -155,6 +167,8 @@ _LOADERS: dict[str, Callable[..., RewardFunction]] = {
     "math_verify": math_verify,
     "reasoning_gym": reasoning_gym,
     "function": function,
+    "judge": _judge,
+    "reward_model": _reward_model,
 }
 
 
@@ -210,7 +224,7 @@ def _import(module: str, *, package: str, reward: str) -> Any:
 def source_of(path: str) -> bytes:
     """Return the file that a function's path names; empty if only an import could find it."""
     place = path.rpartition(":")[0]
-    names = [place] if place.endswith(".py") else _files_of(place)
+    names = [place] if place.endswith(".py") else _module_files(place)
     for folder in (os.getcwd(), *sys.path):
         for name in names:
             file = Path(folder, name)
@@ -219,7 +233,13 @@ def source_of(path: str) -> bytes:
     return b""
 
 
-def _files_of(module: str) -> list[str]:
+def files_of(folder: str) -> list[tuple[str, int, int]]:
+    """Return name, size and time of the files of a model, which tell whether it has changed."""
+    files = sorted(file for file in Path(folder).glob("*") if file.is_file())
+    return [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in files]
+
+
+def _module_files(module: str) -> list[str]:
     place = module.replace(".", "/")
     return [f"{place}.py", f"{place}/__init__.py"]
 

@@ -2,95 +2,99 @@
 
     submit(UnscoredGroup) -> PendingScore ... -> result() -> ScoredGroup      problems -> on_problem
 
-A group is the unit of work: one call of every reward, by one worker. A thread hands groups to idle
-workers (rewards/workers.py) and takes in their answers, so that rewards are computed while the
-caller continues, for instance to sample other groups.
+Rewards are computed by crews (rewards/crews.py): the functions share worker processes, and each
+reward that asks a model has its own process. Every crew has a lane: a thread that hands groups
+to its idle workers (rewards/workers.py) and takes in their answers, so that rewards are computed
+while the caller continues, for instance to sample other groups.
 
-Invariants: a group's result does not depend on what else is being scored. `result` reports a
-group's problems when it is called: whoever asks for results in the order of drawing gets values and
-problems in that order, whichever came first. Which worker scores a group, and after which others,
-is not defined: a reward must depend on its arguments alone.
+Invariants: a group's result does not depend on what else is being scored, except that a classifier
+scores the groups that are submitted together in one batch. `result` reports a group's problems when
+it is called: whoever asks for results in the order of drawing gets values and problems in that
+order, whichever came first. Which worker scores a group, and after which others, is not defined: a
+reward must depend on its arguments alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from homeostat.config.rewards import RewardsConfig
+from homeostat.config.model_rewards import JudgeReward
+from homeostat.config.reward_base import Reward
 from homeostat.rewards.calls import Call, TrainerState
+from homeostat.rewards.crews import PoolConfig, crews_of
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
+from homeostat.rewards.lanes import Lane
 from homeostat.rewards.log_limit import MAX_BYTES, was_trimmed
 from homeostat.rewards.problems import RewardProblem
-from homeostat.rewards.workers import Job, RewardWorkers
+from homeostat.rewards.requests import Job, Request
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingScore:
-    """A group that is being scored."""
+    """A group that is being scored: one job in each lane that has a reward for it."""
 
-    job: Job
-    thread: Future[None]
+    labels: tuple[str, ...]
+    jobs: tuple[tuple[Lane, Job], ...]
     tell: Callable[[list[RewardProblem]], None]
 
     def result(self) -> ScoredGroup:
-        """Wait for the last reward, at most rewards.timeout_s for each call, and report problems.
+        """Wait for the last reward, at most its time limit for each call, and report problems.
 
         Raises RewardError where no reward can be computed any more.
         """
-        wait((self.job.done, self.thread), return_when=FIRST_COMPLETED)
-        if not self.job.done.done():
-            # The thread ends before its time by an error alone.
-            self.thread.result()
-        self.job.done.result()
-        self.tell(self.job.problems)
-        return self.job.scored
+        for lane, _ in self.jobs:
+            lane.release()
+        for lane, job in self.jobs:
+            wait((job.done, lane.thread), return_when=FIRST_COMPLETED)
+            if not job.done.done():
+                # The thread ends before its time by an error alone.
+                lane.thread.result()
+            job.done.result()
+            self.tell(job.problems)
+        return _joined(self.labels, [job.scored for _, job in self.jobs])
 
 
 class RewardPool:
-    """Scores groups in `config.workers` processes. To be used in a with statement.
+    """Scores groups in worker processes. To be used in a with statement.
 
     `on_problem` is called by `PendingScore.result`, in its caller's thread. What rewards print goes
-    to `log_file`, or nowhere.
+    to `log_file`, or nowhere. Judges keep their answers in the folder `cache`, or nowhere.
     """
 
     def __init__(
         self,
-        config: RewardsConfig,
+        config: PoolConfig,
         *,
         on_problem: Callable[[RewardProblem], None],
         log_file: Path | None = None,
+        cache: Path | None = None,
+        noun: str = "reward",
     ) -> None:
         self.labels = [reward.label for reward in config.functions]
+        self.judges = {one.label for one in config.functions if isinstance(one, JudgeReward)}
         self.on_problem = on_problem
         self.log_file = log_file
-        self._workers = RewardWorkers(config, log_file=log_file)
+        self.noun = noun
+        self._trained = [one.label for one in config.functions if not _is_gold(one)]
+        self._lanes = [
+            Lane(crew, log_file=log_file, cache=cache, noun=noun) for crew in crews_of(config)
+        ]
         self._opened = ExitStack()
-        self._thread: Future[None] | None = None
-        # Jobs that the thread has not taken yet. A byte sent into the bell wakes it.
-        self._submitted: deque[Job] = deque()
-        self._bell: socket.socket | None = None
-        self._is_closing = False
         self._told_of_the_log = False
 
     def __enter__(self) -> RewardPool:
         with ExitStack() as stack:
-            stack.callback(self._workers.close)
-            self._workers.start()
-            self._bell, wake = map(stack.enter_context, socket.socketpair())
-            executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="rewards"))
-            stack.callback(self._end_thread)
-            self._thread = executor.submit(self._work, wake)
+            for lane in self._lanes:
+                stack.enter_context(lane)
             self._opened = stack.pop_all()
         return self
 
@@ -103,56 +107,48 @@ class RewardPool:
         self.close()
 
     def close(self) -> None:
-        """End the thread and the processes; what is still being scored is given up. Idempotent."""
+        """End threads and processes; what is still being scored is given up. Idempotent."""
         self._opened.close()
 
-    def _end_thread(self) -> None:
-        self._is_closing = True
-        self._ring()
+    def submit(
+        self, group: UnscoredGroup, *, step: int, total_steps: int, evaluates: bool = False
+    ) -> PendingScore:
+        """Have the rewards computed for every sample of a group.
 
-    def _ring(self) -> None:
-        assert self._bell is not None, "a RewardPool has a thread inside its with statement only"
-        # If the buffer is full, a byte that will wake the thread is already there. Waiting for room
-        # would wait for ever if an error has ended the thread.
-        with contextlib.suppress(BlockingIOError):
-            self._bell.send(b"!", socket.MSG_DONTWAIT)
+        Those of role eval are computed only where the group `evaluates`.
+        """
+        prompt, state = group.prompt, TrainerState(global_step=step, max_steps=total_steps)
+        call = Call(prompt.prompt, group.texts, group.completion_ids, dict(prompt.columns), state)
+        return self.submit_call(group, call, evaluates=evaluates)
 
-    def submit(self, group: UnscoredGroup, *, step: int, total_steps: int) -> PendingScore:
-        """Have every reward computed for every sample of a group."""
-        assert self._thread is not None, "a RewardPool has workers inside its with statement only"
-        job = self._job(group, TrainerState(global_step=step, max_steps=total_steps))
-        if job.labels:
-            self._submitted.append(job)
-            self._ring()
-        else:
-            job.done.set_result(None)
-        return PendingScore(job, self._thread, self._tell)
+    def submit_call(
+        self, group: UnscoredGroup, call: Call, *, evaluates: bool = False
+    ) -> PendingScore:
+        """Have the functions of the pool called for a group, with the arguments of `call`."""
+        labels = self.labels if evaluates else self._trained
+        jobs = []
+        for lane in self._lanes:
+            own = deque(label for label in lane.labels if label in labels)
+            job = Job(group, call, ScoredGroup())
+            if own and group.texts:
+                lane.submit(Request([job], own))
+                jobs.append((lane, job))
+        return PendingScore(tuple(labels), tuple(jobs), self._tell)
 
     def score(
-        self, groups: Sequence[UnscoredGroup], *, step: int, total_steps: int
+        self,
+        groups: Sequence[UnscoredGroup],
+        *,
+        step: int,
+        total_steps: int,
+        evaluates: bool = False,
     ) -> list[ScoredGroup]:
         """Submit all groups, and wait for all of them."""
-        pending = [self.submit(group, step=step, total_steps=total_steps) for group in groups]
+        pending = [
+            self.submit(group, step=step, total_steps=total_steps, evaluates=evaluates)
+            for group in groups
+        ]
         return [one.result() for one in pending]
-
-    def _job(self, group: UnscoredGroup, state: TrainerState) -> Job:
-        prompt = group.prompt
-        call = Call(prompt.prompt, group.texts, group.completion_ids, dict(prompt.columns), state)
-        empty: dict[str, list[float | None]] = {label: [] for label in self.labels}
-        return Job(group, call, deque(self.labels if group.texts else ()), ScoredGroup(empty))
-
-    def _work(self, wake: socket.socket) -> None:
-        """Run by the thread: give work to the processes until the pool is closed."""
-        waiting: deque[Job] = deque()
-        while not self._is_closing:
-            if waiting or self._workers.is_busy:
-                self._workers.turn(waiting, wake=wake)
-                with contextlib.suppress(BlockingIOError):
-                    wake.recv(4096, socket.MSG_DONTWAIT)
-            else:
-                wake.recv(4096)
-            while self._submitted:
-                waiting.append(self._submitted.popleft())
 
     def _tell(self, problems: list[RewardProblem]) -> None:
         for problem in problems:
@@ -161,8 +157,25 @@ class RewardPool:
             return
         self._told_of_the_log = True
         log.warning(
-            "reward functions have printed more than %d MB: %s keeps the beginning and the newest "
+            "%s functions have printed more than %d MB: %s keeps the beginning and the newest "
             "lines",
+            self.noun,
             MAX_BYTES // 2**20,
             self.log_file,
         )
+
+
+def _is_gold(one: object) -> bool:
+    return isinstance(one, Reward) and one.role == "eval"
+
+
+def _joined(labels: Sequence[str], parts: Sequence[ScoredGroup]) -> ScoredGroup:
+    """Return the values of all lanes, in the order of the recipe."""
+    joined = ScoredGroup()
+    values = {label: found for part in parts for label, found in part.values.items()}
+    joined.values.update({label: values.get(label, []) for label in labels})
+    for part in parts:
+        joined.failed.update(part.failed)
+        joined.metrics.update(part.metrics)
+        joined.extras.update(part.extras)
+    return joined

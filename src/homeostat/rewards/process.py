@@ -80,10 +80,10 @@ class WorkerProcess:
         with contextlib.suppress(ConnectionError):
             send_frame(self.channel, pickle.dumps(setup.rewards))
 
-    def ask(self, labels: Sequence[str], call: Call, *, timeout_s: float) -> None:
-        """Request the rewards, one answer each, in this order."""
+    def ask(self, labels: Sequence[str], calls: Sequence[Call], *, timeout_s: float) -> None:
+        """Request the rewards of some groups, one answer for each reward, in this order."""
         try:
-            send_frame(self.channel, pickle.dumps((list(labels), call)))
+            send_frame(self.channel, pickle.dumps((list(labels), list(calls))))
         except OSError as error:
             raise WorkerGoneError(self.last_words()) from error
         self.deadline = time.monotonic() + timeout_s

@@ -1,7 +1,8 @@
 """Try every reward on real rows before a run starts; `homeostat check` shows the results.
 
 Each is called as in a run, in its own worker, on the first rows, with completions whose value is
-known: the expected answer if the row has one, an empty text, and the prompt's own text.
+known: the expected answer if the row has one, an empty text, and the prompt's own text. A judge is
+asked a single question.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from homeostat.config.model_rewards import JudgeReward
 from homeostat.config.rewards import (
     AnyReward,
     ExactMatchReward,
@@ -27,7 +29,7 @@ from homeostat.errors import MissingDependencyError, RewardError
 from homeostat.observe import format as fmt
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.pool import RewardPool
-from homeostat.rewards.problems import RewardProblem
+from homeostat.rewards.problems import RewardProblem, shorten
 from homeostat.rewards.workers import text_of_prompt
 from homeostat.types import Prompt
 
@@ -80,6 +82,9 @@ def _try(
     log_file: Path | None,
 ) -> TrialLine:
     alone = config.model_copy(update={"functions": (reward,), "workers": 1})
+    if isinstance(reward, JudgeReward):
+        # A judge costs money: one question shows whether it answers and can be read.
+        prompts = prompts[:1]
     attempts = [_attempts(reward, prompt) for prompt in prompts]
     groups = [
         _group(prompt, tried, reward, encode)
@@ -88,16 +93,25 @@ def _try(
     problems: list[RewardProblem] = []
     try:
         with RewardPool(alone, on_problem=problems.append, log_file=log_file) as pool:
-            scored = pool.score(groups, step=0, total_steps=1)
+            scored = pool.score(groups, step=0, total_steps=1, evaluates=True)
     except (RewardError, MissingDependencyError) as error:
         return TrialLine(reward.label, "error", str(error))
     if errors := [problem for problem in problems if problem.kind.is_error]:
         return _failed(reward.label, errors)
+    if isinstance(reward, JudgeReward) and scored:
+        return _asked(reward, attempts[0], scored[0])
     return _judged(reward, _by_attempt(reward.label, attempts, scored))
 
 
 def _attempts(reward: AnyReward, prompt: Prompt) -> dict[str, str]:
     """Return the completions to try, by name."""
+    if isinstance(reward, JudgeReward):
+        reference = prompt.columns.get(reward.reference_column)
+        return (
+            {ECHO: text_of_prompt(prompt.prompt)}
+            if reference is None
+            else {EXPECTED: str(reference)}
+        )
     tried = {EMPTY: "", ECHO: text_of_prompt(prompt.prompt)}
     if isinstance(reward, LengthReward):
         tried[LONG] = ""
@@ -178,6 +192,21 @@ def _failed(label: str, errors: list[RewardProblem]) -> TrialLine:
     kinds = sorted({problem.kind.value for problem in errors})
     text += f"\nprompt: {first.prompt!r}"
     return TrialLine(label, "error", text, {"kinds": kinds, "rows": [e.prompt_id for e in errors]})
+
+
+def _asked(reward: JudgeReward, tried: dict[str, str], scored: ScoredGroup) -> TrialLine:
+    """Say what the judge answered to its one question."""
+    (value,), (answer,) = scored.values[reward.label], scored.extras[f"{reward.label}/answer"]
+    assert value is not None, "a failed reward was reported before"
+    calls = scored.metrics[f"{reward.label}/calls"][0]
+    text = (
+        f"{reward.model} was asked about {next(iter(tried))} and answered "
+        f"{shorten(str(answer), 120)!r}, which is read as {fmt.number(value)} (between 0 and 1)"
+    )
+    if calls > 1:
+        text += f", after {calls:.0f} calls"
+    facts = {"values": {next(iter(tried)): [value]}, "answer": answer, "calls": calls}
+    return TrialLine(reward.label, "ok", text, facts)
 
 
 def _judged(reward: AnyReward, values: Values) -> TrialLine:

@@ -5,7 +5,7 @@ There are two processes in their own session:
     guardian   runs no foreign code; ends the worker and everything it started when the parent is
                gone, even by kill -9, and what is left of it when the worker ends (see reaping.py);
                keeps rewards.log within its limits
-    worker     loads the rewards, then answers one group after another
+    worker     loads the rewards, then answers one request after another
 
 The guardian's stdin is a pipe to which the parent writes only to request a traceback: when it
 closes, the parent has ended. The worker may hang in C code while holding the GIL, and can still be
@@ -126,11 +126,11 @@ def _serve(channel: socket.socket) -> None:
     _send(channel, {"failed": _failures(rewards)})
     with asyncio.Runner() as runner:
         while (frame := receive_frame(channel, reader)) is not None:
-            labels, call = pickle.loads(frame)
-            assert isinstance(call, Call), f"a request holds a {type(call)}"
+            labels, calls = pickle.loads(frame)
+            assert all(isinstance(call, Call) for call in calls), f"a request holds {calls!r}"
             for label in labels:
                 reward = rewards[label]
-                answer = answer_call(reward, call, options=options[label], runner=runner)
+                answer = answer_call(reward, calls, options=options[label], runner=runner)
                 _send(channel, asdict(answer))
 
 

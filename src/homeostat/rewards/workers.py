@@ -1,18 +1,18 @@
-"""The processes of a RewardPool: each takes a group, and answers reward by reward.
+"""The processes of a crew: each takes a request, and answers reward by reward.
 
     start() -> turn(waiting) ... -> close()
 
-A call that hangs, or that ends its worker, costs that reward's values for that group and nothing
-else: the worker is replaced and the group's other rewards are computed by the next one.
+A call that hangs, or that ends its worker, costs that reward's values for that request and nothing
+else: the worker is replaced and the other rewards are computed by the next one.
 
 A worker that was killed (SIGKILL: by a person, or by the system for lack of memory) says nothing
 about the call that it was busy with: the call is made again by another worker, so that a kill
 changes no reward. Where that worker is killed too, `MAX_KILLED_TRIES` times in all, the call is
 taken for the cause.
 
-Any call may run into its limit of `timeout_s`. A reward that always hangs is still called each
-time: only its author knows whether a run without it means anything. Its problems say for how many
-calls in a row it has hung.
+Any call may run into its time limit (`Crew.limit_s`). A reward that always hangs is still called
+each time: only its author knows whether a run without it means anything. Its problems say for how
+many calls in a row it has hung.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ import select
 import socket
 import time
 from collections import Counter, deque
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from homeostat.config.rewards import AnyReward, RewardsConfig
+from homeostat.config.curriculum import FunctionFilter
+from homeostat.config.model_rewards import ClassifierReward, JudgeReward
+from homeostat.config.rewards import AnyReward
 from homeostat.errors import MissingDependencyError, RewardError
 from homeostat.observe.redact import mask_text
 from homeostat.rewards.answers import (
     BadAnswerError,
+    CallAnswer,
     CallProblem,
     LoadFailure,
     read_answer,
     read_load_failures,
 )
-from homeostat.rewards.calls import Call
-from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
+from homeostat.rewards.crews import Crew
 from homeostat.rewards.problems import ProblemKind, RewardProblem, shorten
 from homeostat.rewards.process import LOAD_SECONDS, Setup, WorkerGoneError, WorkerProcess
+from homeostat.rewards.requests import Job, Request, gather, share_out
 
 # Workers that end without having been asked anything, in a row, before that is an error. All that
 # there are may be lost at one moment, which counts as one.
@@ -52,43 +53,30 @@ CLOSE_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Job:
-    """A group, the rewards that it still lacks, and what came of the others.
-
-    `done` is set when no reward is lacking; the other fields then change no more.
-    """
-
-    group: UnscoredGroup
-    call: Call
-    labels: deque[str]
-    scored: ScoredGroup
-    problems: list[RewardProblem] = field(default_factory=list)
-    done: Future[None] = field(default_factory=Future)
-    # Workers that were killed over the call that comes next.
-    num_kills: int = 0
-
-
 class RewardWorkers:
-    """`config.workers` processes that compute `config.functions`. One thread at a time."""
+    """`crew.num_workers` processes that compute `crew.rewards`. One thread at a time."""
 
-    def __init__(self, config: RewardsConfig, *, log_file: Path | None) -> None:
-        self.config = config
-        rewards = [_described(reward) for reward in config.functions]
+    def __init__(
+        self, crew: Crew, *, log_file: Path | None, cache: Path | None = None, noun: str = "reward"
+    ) -> None:
+        """`noun` is what messages call the functions."""
+        self.crew = crew
+        self.noun = noun
+        rewards = [_described(reward, cache) for reward in crew.rewards]
         self._setup = Setup(rewards, folder=Path.cwd(), log_file=log_file)
         # What each worker is busy with; None while it loads or idles.
-        self._workers: dict[WorkerProcess, Job | None] = {}
+        self._workers: dict[WorkerProcess, Request | None] = {}
         self._streaks: Counter[str] = Counter()
         self._failed_starts = 0
 
     @property
     def is_busy(self) -> bool:
-        return any(job is not None for job in self._workers.values())
+        return any(one is not None for one in self._workers.values())
 
     def start(self) -> None:
         """Start the processes and wait until all have loaded the rewards. Raises RewardError, or
         MissingDependencyError, where a reward does not load."""
-        for _ in range(self.config.workers):
+        for _ in range(self.crew.num_workers):
             self._start_worker()
         while not all(worker.is_loaded for worker in self._workers):
             self.turn(deque(), refuse=True)
@@ -96,7 +84,7 @@ class RewardWorkers:
 
     def close(self) -> None:
         """End the processes. Idempotent."""
-        idle = [worker for worker, job in self._workers.items() if job is None and worker.is_loaded]
+        idle = [worker for worker, one in self._workers.items() if one is None and worker.is_loaded]
         for worker in self._workers:
             worker.hang_up()
         for worker in self._workers:
@@ -104,14 +92,14 @@ class RewardWorkers:
         self._workers.clear()
 
     def turn(
-        self, waiting: deque[Job], *, wake: socket.socket | None = None, refuse: bool = False
+        self, waiting: deque[Request], *, wake: socket.socket | None = None, refuse: bool = False
     ) -> None:
         """Hand out work, wait until a worker answers, a limit passes or `wake` can be read,
         and then deal with what happened."""
-        for worker in [worker for worker, job in self._workers.items() if job is None]:
+        for worker in [worker for worker, one in self._workers.items() if one is None]:
             if waiting and worker.is_loaded:
                 self._hand_out(worker, waiting)
-        awaited = [w for w, job in self._workers.items() if job is not None or not w.is_loaded]
+        awaited = [w for w, one in self._workers.items() if one is not None or not w.is_loaded]
         if not awaited:
             return
         speaking = _wait_for(awaited, wake)
@@ -122,16 +110,17 @@ class RewardWorkers:
             if worker not in speaking and worker.deadline <= now:
                 self._give_up(worker, waiting)
 
-    def _hand_out(self, worker: WorkerProcess, waiting: deque[Job]) -> None:
-        job = waiting.popleft()
+    def _hand_out(self, worker: WorkerProcess, waiting: deque[Request]) -> None:
+        request = gather(waiting, several=self.crew.gathers != "group")
         try:
-            worker.ask(job.labels, job.call, timeout_s=self.config.timeout_s)
-            self._workers[worker] = job
+            limit_s = self.crew.limit_s(request.num_samples)
+            worker.ask(request.labels, request.calls, timeout_s=limit_s)
+            self._workers[worker] = request
         except WorkerGoneError as gone:
-            waiting.appendleft(job)
+            waiting.appendleft(request)
             self._replace_unasked(worker, str(gone))
 
-    def _listen(self, worker: WorkerProcess, waiting: deque[Job], *, refuse: bool) -> None:
+    def _listen(self, worker: WorkerProcess, waiting: deque[Request], *, refuse: bool) -> None:
         try:
             for message in worker.hear():
                 if worker.is_loaded:
@@ -140,47 +129,58 @@ class RewardWorkers:
                     worker.is_loaded = True
                     failures = _load_failures(message)
                     if refuse and failures:
-                        raise _refusal(failures)
+                        raise _refusal(failures, self.noun)
         except WorkerGoneError as gone:
-            job = self._workers[worker]
-            if job is None:
+            request = self._workers[worker]
+            if request is None:
                 self._replace_unasked(worker, str(gone))
             else:
-                self._lose(worker, job, str(gone))
+                self._lose(worker, request, str(gone))
                 self._replace(worker, waiting)
 
-    def _lose(self, worker: WorkerProcess, job: Job, how: str) -> None:
+    def _lose(self, worker: WorkerProcess, request: Request, how: str) -> None:
         """A worker ended in a call: the call is made again, or has failed."""
-        job.num_kills += 1
-        if worker.was_killed and job.num_kills < MAX_KILLED_TRIES:
-            log.warning("reward %s: %s. The call is made again.", job.labels[0], how)
+        request.num_kills += 1
+        if worker.was_killed and request.num_kills < MAX_KILLED_TRIES:
+            log.warning("%s %s: %s. The call is made again.", self.noun, request.labels[0], how)
             return
-        self._streaks[job.labels[0]] = 0
-        self._fail(job, ProblemKind.WORKER_DIED, how, where=worker.where())
+        self._streaks[request.labels[0]] = 0
+        self._fail(request, ProblemKind.WORKER_DIED, how, where=worker.where())
 
-    def _give_up(self, worker: WorkerProcess, waiting: deque[Job]) -> None:
-        job = self._workers[worker]
-        if job is None:
+    def _give_up(self, worker: WorkerProcess, waiting: deque[Request]) -> None:
+        request = self._workers[worker]
+        if request is None:
             where = worker.where()
-            raise RewardError(f"rewards do not load within {LOAD_SECONDS:.0f} s. Now at:\n{where}")
-        limit = f"no answer within rewards.timeout_s = {self.config.timeout_s:g} s"
-        self._streaks[job.labels[0]] += 1
-        self._fail(job, ProblemKind.TIMEOUT, limit, where=worker.where())
+            raise RewardError(
+                f"{self.noun}s do not load within {LOAD_SECONDS:.0f} s. Now at:\n{where}"
+            )
+        limit_s, given_s = self.crew.limit_s(request.num_samples), self.crew.timeout_s
+        limit = f"no answer within {self.crew.setting} = {given_s:g} s"
+        if limit_s != given_s:
+            limit = f"no answer within {limit_s:g} s (see {self.crew.setting})"
+        self._streaks[request.labels[0]] += 1
+        self._fail(request, ProblemKind.TIMEOUT, limit, where=worker.where())
         self._replace(worker, waiting)
 
     def _take_answer(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        job = self._workers[worker]
-        if job is None:
+        request = self._workers[worker]
+        if request is None:
             raise WorkerGoneError("the worker answered without having been asked")
         try:
-            answer = read_answer(message, num=len(job.group.texts))
+            answer = read_answer(message, num=request.num_samples)
         except BadAnswerError as error:
             raise WorkerGoneError(f"the worker's answer makes no sense: {error}") from error
-        worker.deadline = time.monotonic() + self.config.timeout_s
+        worker.deadline = time.monotonic() + self.crew.limit_s(request.num_samples)
         self._failed_starts = 0
-        label = job.labels.popleft()
-        job.num_kills = 0
+        label = request.take_label()
         self._streaks[label] = 0
+        for job, part in zip(request.jobs, share_out(answer, request.jobs), strict=True):
+            self._note(job, label, part)
+        if request.close_if_done():
+            self._workers[worker] = None
+
+    def _note(self, job: Job, label: str, answer: CallAnswer) -> None:
+        """Keep the answer for one job."""
         job.scored.values[label] = answer.values
         job.scored.failed[label] = answer.failed
         for name, values in answer.metrics.items():
@@ -189,21 +189,17 @@ class RewardWorkers:
             job.scored.extras[f"{label}/{name}"] = cells
         for problem in answer.problems:
             self._report(job, label, problem)
-        if not job.labels:
-            self._workers[worker] = None
-            job.done.set_result(None)
 
-    def _fail(self, job: Job, kind: ProblemKind, message: str, *, where: str) -> None:
-        """Record that the current call has no values; the job continues with the next reward."""
-        label = job.labels.popleft()
-        job.num_kills = 0
-        num = len(job.group.texts)
-        samples = tuple(range(num))
-        job.scored.values[label] = [None] * num
-        job.scored.failed[label] = frozenset(samples)
-        self._report(job, label, CallProblem(kind, message, samples, where))
-        if not job.labels:
-            job.done.set_result(None)
+    def _fail(self, request: Request, kind: ProblemKind, message: str, *, where: str) -> None:
+        """Record that the current call has no values; the next reward is computed then."""
+        label = request.take_label()
+        for job in request.jobs:
+            num = len(job.group.texts)
+            samples = tuple(range(num))
+            job.scored.values[label] = [None] * num
+            job.scored.failed[label] = frozenset(samples)
+            self._report(job, label, CallProblem(kind, message, samples, where))
+        request.close_if_done()
 
     def _report(self, job: Job, label: str, problem: CallProblem) -> None:
         kind, samples = problem.kind, problem.samples
@@ -224,28 +220,28 @@ class RewardWorkers:
             )
         )
 
-    def _replace(self, worker: WorkerProcess, waiting: deque[Job]) -> None:
-        """A new worker for one that is lost; what is left of its job comes first."""
-        job = self._workers.pop(worker)
+    def _replace(self, worker: WorkerProcess, waiting: deque[Request]) -> None:
+        """A new worker for one that is lost; what is left of its request comes first."""
+        request = self._workers.pop(worker)
         worker.close()
-        if job is not None and job.labels:
-            waiting.appendleft(job)
+        if request is not None and request.labels:
+            waiting.appendleft(request)
         self._start_worker()
 
     def _replace_unasked(self, worker: WorkerProcess, what: str) -> None:
         """Replace a worker that was lost without a call to blame, a limited number of times."""
         self._failed_starts += 1
-        if self._failed_starts >= MAX_FAILED_STARTS * self.config.workers:
+        if self._failed_starts >= MAX_FAILED_STARTS * self.crew.num_workers:
             file = self._setup.log_file
             place = f" What it printed is in {file}." if file is not None else ""
-            raise RewardError(f"reward workers do not stay alive: {what}.{place}")
+            raise RewardError(f"{self.noun} workers do not stay alive: {what}.{place}")
         self._replace(worker, deque())
 
     def _start_worker(self) -> None:
         try:
             self._workers[WorkerProcess(self._setup)] = None
         except OSError as error:
-            raise RewardError(f"a reward worker cannot be started: {error}") from error
+            raise RewardError(f"a {self.noun} worker cannot be started: {error}") from error
 
 
 _SAMPLES_KNOWN = {ProblemKind.NONE, ProblemKind.NOT_FINITE, ProblemKind.WRONG_TYPE}
@@ -273,9 +269,15 @@ def _wait_for(workers: list[WorkerProcess], wake: socket.socket | None) -> list[
     return [by_number[number] for number, _ in found if number in by_number]
 
 
-def _described(reward: AnyReward) -> dict[str, Any]:
-    settings = reward.model_dump(exclude={"name", "weight", "type"})
+def _described(reward: AnyReward | FunctionFilter, cache: Path | None) -> dict[str, Any]:
+    settings = reward.model_dump(exclude={"name", "weight", "type", "role", "timeout_s"})
     options = settings.pop("options", {})
+    if isinstance(reward, ClassifierReward):
+        # Normalising needs the moments of the run, which the trainer's process keeps.
+        del settings["normalise"]
+    if isinstance(reward, JudgeReward):
+        keeps = settings.pop("cache") and cache is not None
+        settings["cache_file"] = str(cache / f"{reward.label}.jsonl") if keeps else None
     return {
         "label": reward.label, "type": reward.type, "settings": settings, "options": options
     }  # fmt: skip
@@ -288,8 +290,8 @@ def _load_failures(message: dict[str, Any]) -> list[LoadFailure]:
         raise WorkerGoneError(f"the worker's first message makes no sense: {error}") from error
 
 
-def _refusal(failed: list[LoadFailure]) -> RewardError | MissingDependencyError:
+def _refusal(failed: list[LoadFailure], noun: str) -> RewardError | MissingDependencyError:
     if all(one.is_missing_package for one in failed):
         return MissingDependencyError("\n".join(one.message for one in failed))
-    lines = [f"reward {one.label}: {one.message}\n{one.traceback}" for one in failed]
+    lines = [f"{noun} {one.label}: {one.message}\n{one.traceback}" for one in failed]
     return RewardError(mask_text("\n".join(line.rstrip() for line in lines)))

@@ -1,6 +1,6 @@
 """Gathers the rollouts of one step.
 
-    draw prompts -> sample -> score -> journal -> totals -> keep, or drop for lack of a signal
+    draw prompts -> sample -> score -> journal -> totals -> keep, or drop for a reason
 
 A step draws in rounds. All requests of a round are submitted to the engine at once; the rewards of
 a group start when its last completion is there, while others are still being sampled. Results are
@@ -9,8 +9,8 @@ trained on it, so nothing that is drawn, kept or trained depends on what finishe
 
 A resumed run finds the rounds that it had finished in the journal and samples only the next one,
 from its start, so that the engine sees the batch that it would have seen: the result is bitwise the
-same. With dynamic sampling a step has further rounds, until enough groups have
-samples that differ in reward.
+same. With filters (rollout/filters.py), of which dynamic sampling is one, a step has further
+rounds, until enough groups are kept.
 """
 
 from __future__ import annotations
@@ -18,22 +18,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from homeostat.algorithms.baselines import has_signal
-from homeostat.config.algorithm import DynamicSamplingConfig
 from homeostat.config.moe import MoeConfig, ReplayMode
 from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import RolloutConfig
-from homeostat.data.prompts import PromptSampler, PromptSet
+from homeostat.data.prompts import PromptDraws, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
 from homeostat.observe.names import describe
-from homeostat.rewards.combine import RunningMoments
+from homeostat.rewards.combine import RewardMoments
 from homeostat.rollout.engine import Sampling
+from homeostat.rollout.filters import FilterJudges, GroupFilters, PendingVerdicts, Verdicts
 from homeostat.rollout.groups import GroupRecord
 from homeostat.rollout.journal import Journal
 from homeostat.rollout.keys import GroupKey
@@ -52,10 +49,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StepRollouts:
-    """The groups that a step sampled: `groups` to train on, and `passed_over` without a signal."""
+    """The groups that a step sampled: `groups` to train on, and `passed_over` by a filter.
+
+    `reasons` says why for each that was passed over.
+    """
 
     groups: list[RolloutGroup] = field(default_factory=list)
     passed_over: list[RolloutGroup] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
     num_rounds: int = 0
     num_replayed: int = 0
     # Seconds until the last completion of each round, and that were waited for rewards after it.
@@ -68,13 +69,18 @@ class StepRollouts:
     def all_groups(self) -> list[RolloutGroup]:
         return [*self.groups, *self.passed_over]
 
-    def take_round(self, groups: Iterable[RolloutGroup], *, needs_signal: bool) -> None:
-        """Keep the groups of a round; where a signal is needed, those whose rewards differ."""
+    def take_round(
+        self, groups: Sequence[RolloutGroup], filters: GroupFilters, verdicts: Sequence[Verdicts]
+    ) -> None:
+        """Keep the groups of a round that no filter drops."""
         self.num_rounds += 1
-        for group in groups:
-            rewards_G = np.array([sample.reward for sample in group.samples], dtype=float)
-            is_kept = not needs_signal or has_signal(rewards_G)
-            (self.groups if is_kept else self.passed_over).append(group)
+        for group, of_functions in zip(groups, verdicts, strict=True):
+            reason = filters.reason(group, of_functions)
+            if reason is None:
+                self.groups.append(group)
+            else:
+                self.passed_over.append(group)
+                self.reasons.append(reason)
 
     def take_logged(self, logged: Iterable[Mapping[str, Sequence[float]]]) -> None:
         """Add what rewards logged about the groups of a round, in the order of drawing."""
@@ -99,24 +105,28 @@ class Collector:
         rollout: RolloutConfig,
         rewards: RewardsConfig,
         *,
-        dynamic: DynamicSamplingConfig | None,
+        filters: GroupFilters,
+        judges: FilterJudges | None,
         prompts: PromptSet,
-        prompt_sampler: PromptSampler,
+        prompt_sampler: PromptDraws,
         tokenizer: ChatTokenizer,
         sampler: Sampler | None,
         scorer: Scorer,
-        moments: RunningMoments,
+        moments: RewardMoments,
         journal: Journal,
         origin: str,
         moe: MoeConfig,
+        is_strided: bool = False,
     ) -> None:
         """Create the collector of a run; a run that is complete has no sampler.
 
-        `origin` identifies everything that rollouts depend on: groups in the journal are used only
-        if theirs is the same.
+        `judges` asks the filters that are users' functions; None if there are none. `origin`
+        identifies everything that rollouts depend on: groups in the journal are used only if theirs
+        is the same.
         """
         self.rewards = rewards
-        self.dynamic = dynamic
+        self.filters = filters
+        self.judges = judges
         self.prompts = prompts
         self.prompt_sampler = prompt_sampler
         self.tokenizer = tokenizer
@@ -125,20 +135,21 @@ class Collector:
         self.moments = moments
         self.journal = journal
         self.moe = moe
+        self.is_strided = is_strided
         self.reconfigure(rollout, origin=origin)
 
     def reconfigure(self, rollout: RolloutConfig, *, origin: str) -> None:
         """Sample by these settings from now on."""
         self.rollout = rollout
         self.origin = origin
-        self.sampling = training_sampling(rollout, self.tokenizer)
+        self.sampling = training_sampling(rollout, self.tokenizer, is_strided=self.is_strided)
         self.sampled_with = sampled_with(self.sampling, self.tokenizer)
 
     def collect(self, step: int, *, tell: Tell) -> StepRollouts:
         """Return the groups of a step; those that were sampled now are in the journal."""
-        wanted, dynamic = self.rollout.prompts_per_step, self.dynamic
+        wanted = self.rollout.prompts_per_step
         found = StepRollouts()
-        buffer = RouteBuffer(self.moe.replay_buffer_bytes, self.journal, self.prompts.__getitem__)
+        buffer = RouteBuffer(self.moe.replay_buffer_bytes, self.journal, self.prompts.asked)
         while len(found.groups) < wanted:
             keys = self._draw(step, found.num_rounds, wanted - len(found.groups))
             records = self._replayed(keys, found)
@@ -147,14 +158,22 @@ class Collector:
             records = [buffer.take(record) for record in records]
             found.take_logged(record.facts["logged"] for record in records)
             groups = with_totals([one.group for one in records], self.rewards, self.moments)
-            found.take_round(groups, needs_signal=dynamic is not None)
-            if dynamic is not None and found.num_rounds == dynamic.max_rounds:
+            found.take_round(groups, self.filters, [verdicts_of(record) for record in records])
+            if found.num_rounds == self.filters.max_rounds:
                 break
+        self._learn(step, found)
         return found
 
+    def _learn(self, step: int, found: StepRollouts) -> None:
+        """Tell the order of prompts how often those of a step were solved."""
+        if (solved_by := self.filters.solved_by) is not None:
+            groups = sorted(found.all_groups, key=lambda group: group.prompt.prompt_id)
+            self.prompt_sampler.learn(step, [solved_by.outcome(group) for group in groups])
+
     def _draw(self, step: int, round: int, count: int) -> dict[GroupKey, int]:
-        """Draw prompts. Returns their ids by the keys of the groups, in the order of drawing."""
-        prompt_ids = self.prompt_sampler.take(count)
+        """Draw rows. Returns the ids of their prompts by the keys of the groups, in order."""
+        rows = self.prompt_sampler.draw(count, step=step, round=round)
+        prompt_ids = [prompt_id for row in rows for prompt_id in self.prompts.drawn(row)]
         return {GroupKey(step, round, place): id for place, id in enumerate(prompt_ids)}
 
     def _replayed(
@@ -162,7 +181,7 @@ class Collector:
     ) -> list[GroupRecord] | None:
         """Return a round from the journal, or None if it has to be sampled."""
         try:
-            records = [self.journal.read(key, self.prompts.__getitem__) for key in keys]
+            records = [self.journal.read(key, self.prompts.asked) for key in keys]
         except DataError:
             # Of prompts that are no more: a run without a checkpoint may begin again with others.
             records = []
@@ -195,7 +214,7 @@ class Collector:
         facts = {**self._facts(), "sampled_with": self.sampled_with}
         started = time.perf_counter()
         pending = sample_and_score(
-            [Draw(str(key), self.prompts[prompt_id]) for key, prompt_id in keys.items()],
+            [Draw(str(key), self.prompts.asked(prompt_id)) for key, prompt_id in keys.items()],
             sampler=self.sampler,
             scorer=self.scorer,
             sampling=self.sampling,
@@ -207,16 +226,38 @@ class Collector:
             kept_ids=self.sampling.is_cut,
         )
         found.generate_s += time.perf_counter() - started
+        started = time.perf_counter()
         records: list[GroupRecord] = []
+        verdicts: list[PendingVerdicts] = []
         for key, one in zip(keys, pending, strict=True):
             tell("scoring", len(records), len(keys))
-            started = time.perf_counter()
             group, logged = one.result()
-            found.reward_s += time.perf_counter() - started
             records.append(GroupRecord(key, group, {**facts, "logged": logged}))
-            self.journal.append(records[-1])
+            if self.judges is not None:
+                verdicts.append(self.judges.begin(group, step=key.step))
+        records = with_verdicts(records, verdicts)
+        found.reward_s += time.perf_counter() - started
+        for record in records:
+            self.journal.append(record)
         self.journal.barrier()
         return records
+
+
+def with_verdicts(
+    records: list[GroupRecord], pending: Sequence[PendingVerdicts]
+) -> list[GroupRecord]:
+    """Wait for what users' filters say of the groups of a round, and note it with each."""
+    if not pending:
+        return records
+    return [
+        replace(record, facts={**record.facts, "verdicts": one.result()})
+        for record, one in zip(records, pending, strict=True)
+    ]
+
+
+def verdicts_of(record: GroupRecord) -> Verdicts:
+    """Return what users' filters said of a group."""
+    return record.facts.get("verdicts", {})
 
 
 def sample_and_score(
@@ -230,6 +271,7 @@ def sample_and_score(
     deadline_s: float | None = None,
     progress: Progress = lambda done, total: None,
     router_replay: ReplayMode = "off",
+    evaluates: bool = False,
     kept_ids: bool = False,
 ) -> list[PendingGroup]:
     """Sample groups, and start the rewards of each as soon as it is whole.
@@ -246,20 +288,26 @@ def sample_and_score(
         kept_ids=kept_ids,
     )
     pending = {
-        place: scorer.begin(draws[place].prompt, completions, step=step)
+        place: scorer.begin(draws[place].prompt, completions, step=step, evaluates=evaluates)
         for place, completions in sampled
     }
     return [pending[place] for place in range(len(draws))]
 
 
-def training_sampling(rollout: RolloutConfig, tokenizer: ChatTokenizer) -> Sampling:
-    """Return the sampling parameters of rollouts that are trained on."""
+def training_sampling(
+    rollout: RolloutConfig, tokenizer: ChatTokenizer, *, is_strided: bool = False
+) -> Sampling:
+    """Return the sampling parameters of rollouts that are trained on.
+
+    Nothing ends the continuation of a text (`is_strided`) before its length.
+    """
+    stops = frozenset() if is_strided else tokenizer.stop_ids | frozenset(rollout.stop_token_ids)
     return Sampling(
         max_new_tokens=rollout.max_new_tokens,
         temperature=rollout.temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         min_p=rollout.min_p,
-        stop_ids=tokenizer.stop_ids | frozenset(rollout.stop_token_ids),
+        stop_ids=stops,
         stop_strings=rollout.stop,
     )

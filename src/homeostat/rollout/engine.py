@@ -55,7 +55,8 @@ class Sampling:
 class Request:
     """One completion to sample.
 
-    `id` is unique among the requests in the engine and, with `seed`, keys the noise. Requests with
+    `id` is unique among the requests in the engine and, with `seed`, keys the noise, unless
+    `noise_id` does, so that a server can repeat an answer under another id. Requests with
     the same `session_key` and equal tokens share the computation of their prompt. `begun` holds
     the tokens that an aborted request had sampled already: it continues from there. `deadline_s`
     counts from submission. With `keep_cache` the request's cache may outlive it, so that the next
@@ -84,6 +85,12 @@ class Request:
     prompt_columns: Columns = field(default_factory=dict)
     routed_weights: bool = False
     kept_ids: bool = False
+    noise_id: str | None = None
+
+    @property
+    def noise_name(self) -> str:
+        """Return what keys the noise besides the seed."""
+        return self.id if self.noise_id is None else self.noise_id
 
 
 class Quiesce(StrEnum):

@@ -17,7 +17,8 @@ class GroupRecord:
     The samples' rewards are not summed up yet: weights and the run's moments are not the group's.
     `facts` is JSON: `policy_version`, `origin` and `sampled_with` say what the sampling depended
     on, for a run to judge whether the group still holds; `logged` has the values that reward
-    functions handed to log_metric, by the metric's name.
+    functions handed to log_metric, by the metric's name; `verdicts`, if there are any, has
+    [keep, reason] of the filters that are users' functions, by their path.
     """
 
     key: GroupKey

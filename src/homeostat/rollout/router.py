@@ -339,6 +339,7 @@ def common_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
         num_receivers=sum(one.num_receivers for one in all_of),
         routed_experts=without_routes.routed_experts,
         why_no_routes=without_routes.why_no_routes,
+        routed_weights=all(one.routed_weights for one in all_of),
         kept_ids=without_kept.kept_ids,
         why_no_kept_ids=without_kept.why_no_kept_ids,
     )

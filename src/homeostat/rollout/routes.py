@@ -6,6 +6,9 @@ The experts of a token are known once an engine has run it, and then they stay: 
 computed again, by the same weights or by others, they are replayed, so that what is cached and what
 is returned agree. The last token of a request is never run, and has none.
 
+Routes are one array: expert numbers, or records of (expert, weight) where a request asks for the
+weights of the experts as well (`joined`). They come back as two columns.
+
 Suffixes: `_T` tokens of a request, `_L` layers with experts, `_K` slots.
 """
 
@@ -21,12 +24,35 @@ from homeostat.rollout.engine import Request
 from homeostat.types import Author, Segment
 
 COLUMN = "routed_experts"
+WEIGHTS = "routed_weights"
+# Fields of a record.
+_EXPERT, _WEIGHT = "expert", "weight"
+
+
+def joined(experts: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """Return experts with their weights as one array; the experts alone where there are none."""
+    if weights is None:
+        return experts
+    records = np.empty(experts.shape, dtype=[(_EXPERT, experts.dtype), (_WEIGHT, np.float32)])
+    records[_EXPERT], records[_WEIGHT] = experts, weights
+    return records
+
+
+def experts_in(routes: np.ndarray) -> np.ndarray:
+    """Return the expert numbers of routes."""
+    return routes[_EXPERT] if routes.dtype.names else routes
+
+
+def weights_in(routes: np.ndarray) -> np.ndarray | None:
+    """Return the weights of routes; None where only experts were recorded."""
+    return routes[_WEIGHT] if routes.dtype.names else None
 
 
 class Routes:
-    """The experts of the first `num_known` tokens of a request."""
+    """The experts of the first `num_known` tokens of a request, and their weights if it asks."""
 
     def __init__(self, request: Request) -> None:
+        self.has_weights = request.routed_weights
         given = _given(request)
         # The last token that was given holds no experts: nobody had run it yet.
         self.num_known = max(sum(map(len, given)) - 1, 0)
@@ -44,17 +70,21 @@ class Routes:
         assert start <= self.num_known, f"tokens {self.num_known} to {start} were left out"
         if end <= self.num_known:
             return
-        new_TLK = routes_TLK[self.num_known - start :]
+        new_TLK = self._as_asked(routes_TLK[self.num_known - start :])
         self._reserve(end, like=new_TLK)[self.num_known : end] = new_TLK
         self.num_known = end
 
     def fingerprint(self, num_tokens: int) -> bytes:
         """Return bytes that are equal where the same of so many tokens is known."""
         known = min(num_tokens, self.num_known)
-        return self.first(known).tobytes() if known else b""
+        kind = WEIGHTS.encode() if self.has_weights else b""
+        return kind + (self.first(known).tobytes() if known else b"")
 
     def num_equal(self, others_TLK: np.ndarray) -> int:
         """Number of leading tokens that others' recorded experts could stand for."""
+        if self.has_weights and weights_in(others_TLK) is None:
+            return 0
+        others_TLK = self._as_asked(others_TLK)
         count = min(self.num_known, len(others_TLK))
         if not count:
             return len(others_TLK)
@@ -75,12 +105,19 @@ class Routes:
             return segments, {}
         column_TLK = np.zeros((num_run + 1, *self._values_TLK.shape[1:]), self._values_TLK.dtype)
         column_TLK[:num_run] = self.first(num_run)
-        prompt, *parts = split(column_TLK, lengths)
+        prompt, *parts = (_columns(dense(part)) for part in split(column_TLK, lengths))
         with_routes = tuple(
-            replace(segment, columns={**segment.columns, COLUMN: part})
+            replace(segment, columns={**segment.columns, **part})
             for segment, part in zip(segments, parts, strict=True)
         )
-        return with_routes, {COLUMN: prompt}
+        return with_routes, prompt
+
+    def _as_asked(self, routes_TLK: np.ndarray) -> np.ndarray:
+        """Return routes without weights if the request does not ask for them."""
+        if not self.has_weights:
+            return experts_in(routes_TLK)
+        assert routes_TLK.dtype.names, "no weights were recorded"
+        return routes_TLK
 
     def _reserve(self, num_tokens: int, *, like: np.ndarray) -> np.ndarray:
         values = self._values_TLK
@@ -95,20 +132,32 @@ class Routes:
         return values
 
 
+def _columns(routes_TLK: np.ndarray) -> dict[str, ColumnArray]:
+    """Return routes as the columns of a segment or a prompt."""
+    columns: dict[str, ColumnArray] = {COLUMN: np.ascontiguousarray(experts_in(routes_TLK))}
+    weights_TLK = weights_in(routes_TLK)
+    if weights_TLK is not None:
+        columns[WEIGHTS] = np.ascontiguousarray(weights_TLK)
+    return columns
+
+
 def why_not_resumable(request: Request) -> str | None:
     """Say why the experts of what a request has begun with are not known."""
     segments = _run_segments(request)
     if not segments:
         return None
-    if any(COLUMN not in segment.columns for segment in segments):
-        return "it asks for routed experts, and those of the tokens that it begins with are unknown"
-    prompt = request.prompt_columns.get(COLUMN)
-    if prompt is None or len(prompt) != len(request.tokens_T):
-        return (
-            "it asks for routed experts and begins with sampled tokens: prompt_columns must hold "
-            f"the experts of its {len(request.tokens_T)} prompt tokens, as the completion did that "
-            f"it resumes; it has {'none' if prompt is None else len(prompt)}"
-        )
+    for column in _asked(request):
+        noun = column.removeprefix("routed_")
+        what = "routed experts" if column == COLUMN else "the weights of experts"
+        if any(column not in segment.columns for segment in segments):
+            return f"it asks for {what}, and those of the tokens that it begins with are unknown"
+        prompt, num_prompt = request.prompt_columns.get(column), len(request.tokens_T)
+        if prompt is None or len(prompt) != num_prompt:
+            return (
+                f"it asks for {what} and begins with sampled tokens: prompt_columns must hold the "
+                f"{noun} of its {num_prompt} prompt tokens, as the completion did that it resumes; "
+                f"it has {'none' if prompt is None else len(prompt)}"
+            )
     return None
 
 
@@ -125,10 +174,19 @@ def require_shape(request: Request, *, num_layers: int, num_slots: int) -> None:
 
 def _given(request: Request) -> list[np.ndarray]:
     """Return what an earlier request recorded of the prompt and of what it sampled."""
-    if COLUMN not in request.prompt_columns:
+    asked = _asked(request)
+    if not all(column in request.prompt_columns for column in asked):
         return []
     columns = [request.prompt_columns, *(s.columns for s in _run_segments(request))]
-    return [dense(one[COLUMN]) for one in columns]
+    return [
+        joined(dense(one[COLUMN]), dense(one[WEIGHTS]) if WEIGHTS in asked else None)
+        for one in columns
+    ]
+
+
+def _asked(request: Request) -> tuple[str, ...]:
+    """Return the columns that the request asks for."""
+    return (COLUMN, WEIGHTS) if request.routed_weights else (COLUMN,)
 
 
 def _run_segments(request: Request) -> tuple[Segment, ...]:

@@ -1,6 +1,6 @@
 """Gathers the rollouts of a step from the journal of another run (debug.rollouts).
 
-    journal -> checks that they mean the same here -> totals -> keep, or drop for lack of a signal
+    journal -> checks that they mean the same here -> totals -> keep, or drop for a reason
 
 Nothing is sampled or scored: only the sums of the rewards are recomputed with this run's weights.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from homeostat.config.algorithm import DynamicSamplingConfig
 from homeostat.config.moe import MoeConfig
 from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import RolloutConfig
-from homeostat.data.prompts import PromptSampler, PromptSet
+from homeostat.data.prompts import PromptDraws, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
-from homeostat.rewards.combine import RunningMoments
-from homeostat.rollout.collect import StepRollouts, Tell, training_sampling
+from homeostat.rewards.combine import RewardMoments
+from homeostat.rollout.collect import StepRollouts, Tell, training_sampling, verdicts_of
+from homeostat.rollout.filters import GroupFilters
 from homeostat.rollout.groups import GroupRecord
 from homeostat.rollout.journal import Journal
 from homeostat.rollout.route_buffer import RouteBuffer
@@ -35,17 +35,17 @@ class SavedRollouts:
         rollout: RolloutConfig,
         rewards: RewardsConfig,
         *,
-        dynamic: DynamicSamplingConfig | None,
+        filters: GroupFilters,
         prompts: PromptSet,
-        prompt_sampler: PromptSampler,
+        prompt_sampler: PromptDraws,
         tokenizer: ChatTokenizer,
-        moments: RunningMoments,
+        moments: RewardMoments,
         saved: Journal,
         moe: MoeConfig,
     ) -> None:
         self.rollout = rollout
         self.rewards = rewards
-        self.dynamic = dynamic
+        self.filters = filters
         self.prompts = prompts
         self.prompt_sampler = prompt_sampler
         self.moments = moments
@@ -55,20 +55,20 @@ class SavedRollouts:
 
     def collect(self, step: int, *, tell: Tell) -> StepRollouts:
         """Return the groups of a step. Raises DataError if there are none that this run can use."""
-        wanted, dynamic = self.rollout.prompts_per_step, self.dynamic
+        wanted = self.rollout.prompts_per_step
         found = StepRollouts()
         buffer = RouteBuffer(self.moe.replay_buffer_bytes, self.saved, self.prompts.__getitem__)
         for records in self._rounds(step):
             tell("reading", found.num_rounds, found.num_rounds + 1)
             self._require_same(records)
-            self.prompt_sampler.take(len(records))
+            self.prompt_sampler.draw(len(records), step=step, round=found.num_rounds)
             found.num_replayed += 1
             found.take_logged(record.facts.get("logged", {}) for record in records)
             kept = [buffer.take(record).group for record in records]
             groups = with_totals(kept, self.rewards, self.moments)
-            found.take_round(groups, needs_signal=dynamic is not None)
+            found.take_round(groups, self.filters, [verdicts_of(record) for record in records])
             enough = len(found.groups) >= wanted
-            if enough or (dynamic is not None and found.num_rounds == dynamic.max_rounds):
+            if enough or found.num_rounds == self.filters.max_rounds:
                 break
         return found
 
@@ -96,11 +96,22 @@ class SavedRollouts:
             stored = record.facts.get("sampled_with")
             require_same_sampling(stored, self.sampled_with, folder=folder)
         self._require_rewards([record.group for record in records])
+        self._require_verdicts(records)
+
+    def _require_verdicts(self, records: Sequence[GroupRecord]) -> None:
+        """Raise DataError if a function of rollout.filters has no saved verdicts."""
+        stored = set.intersection(*(set(verdicts_of(record)) for record in records))
+        for one in self.filters.functions:
+            if one.label not in stored:
+                raise DataError(
+                    f"debug.rollouts: the rollouts in {self.saved.folder} have no verdicts of the "
+                    f"filter {one.label!r}, and none is asked anew. Remove it from rollout.filters."
+                )
 
     def _require_rewards(self, groups: Sequence[RolloutGroup]) -> None:
         """Raise DataError if a reward of this run has no saved values: none is computed here."""
         stored = groups[0].samples[0].rewards
-        labels = [reward.label for reward in self.rewards.functions]
+        labels = [reward.label for reward in self.rewards.trained]
         unknown = [label for label in labels if label not in stored]
         if unknown:
             raise DataError(

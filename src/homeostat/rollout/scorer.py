@@ -8,7 +8,7 @@ else. A sample's rewards are not summed up here: see rollout/totals.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
 
@@ -28,6 +28,8 @@ class PendingGroup:
     unscored: UnscoredGroup
     completions: Sequence[Completion]
     pending: PendingScore
+    # Rewards whose logged values are counts of what a judge cost.
+    judges: Collection[str] = ()
 
     def result(self) -> tuple[RolloutGroup, Logged]:
         """Wait for the rewards. Returns the group and what reward functions logged about it."""
@@ -43,7 +45,7 @@ class PendingGroup:
             )
             for index, completion in enumerate(self.completions)
         ]
-        return RolloutGroup(self.unscored.prompt, tuple(samples)), _logged(scored)
+        return RolloutGroup(self.unscored.prompt, tuple(samples)), _logged(scored, self.judges)
 
 
 class Scorer:
@@ -55,22 +57,33 @@ class Scorer:
         self.total_steps = total_steps
 
     def begin(
-        self, prompt: Prompt, completions: Sequence[Completion], *, step: int
+        self,
+        prompt: Prompt,
+        completions: Sequence[Completion],
+        *,
+        step: int,
+        evaluates: bool = False,
     ) -> PendingGroup:
-        """Start to score a group. Reward functions receive the step in their trainer state."""
+        """Start to score a group. Reward functions receive the step in their trainer state.
+
+        Rewards of role eval score only groups that evaluate the policy.
+        """
         ids = [completion.policy_tokens_T.tolist() for completion in completions]
         unscored = UnscoredGroup(prompt, [self._text(tokens) for tokens in ids], ids)
-        pending = self.rewards.submit(unscored, step=step, total_steps=self.total_steps)
-        return PendingGroup(unscored, completions, pending)
+        pending = self.rewards.submit(
+            unscored, step=step, total_steps=self.total_steps, evaluates=evaluates
+        )
+        return PendingGroup(unscored, completions, pending, self.rewards.judges)
 
     def _text(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(list(filterfalse(self.tokenizer.is_special, tokens)))
 
 
-def _logged(scored: ScoredGroup) -> Logged:
+def _logged(scored: ScoredGroup, judges: Collection[str]) -> Logged:
     """Return the logged values by the names that they have in the metrics."""
     found: Logged = {}
     for name, values in scored.metrics.items():
         label, _, own = name.partition("/")
-        found.setdefault(f"rewards/{label}/logged/{own}", []).extend(values)
+        metric = f"judge/{own}" if label in judges else f"rewards/{label}/logged/{own}"
+        found.setdefault(metric, []).extend(values)
     return found

@@ -102,6 +102,11 @@ class SteppingEngine(ABC, Generic[F]):
         flights = [self.life.in_flight[id] for id in self.life.known(ids)]
         return [self._end(flight, StopReason.ABORTED) for flight in flights]
 
+    def sampled_so_far(self, id: str) -> Sequence[int]:
+        """Return the tokens that a request in flight has sampled; nothing once it has ended."""
+        flight = self.life.in_flight.get(id)
+        return [] if flight is None else flight.tokens[flight.num_given :].tolist()
+
     @abstractmethod
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]: ...
 

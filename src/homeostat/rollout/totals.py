@@ -9,16 +9,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from homeostat.config.rewards import RewardsConfig
-from homeostat.rewards.combine import RunningMoments, finish
+from homeostat.rewards.combine import RewardMoments, finish
 from homeostat.rewards.groups import ScoredGroup
 from homeostat.types import RolloutGroup
 
 
 def with_totals(
-    groups: Sequence[RolloutGroup], config: RewardsConfig, moments: RunningMoments
+    groups: Sequence[RolloutGroup], config: RewardsConfig, moments: RewardMoments
 ) -> list[RolloutGroup]:
     """Return the groups with every sample's `reward`, after adding them to `moments`."""
-    labels = [reward.label for reward in config.functions]
+    labels = [reward.label for reward in config.trained]
+    if not labels:
+        # What these samples earn is computed by the trainer (run/learning/energies.py).
+        return list(groups)
     sums = finish([_scored(group, labels) for group in groups], config, moments)
     return [
         replace(

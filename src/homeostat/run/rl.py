@@ -76,13 +76,14 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         with healer.rescuing():
             rollouts = collector.collect(step, tell=recorder.status)
         compared = replay_metrics(parts, rollouts)
-        compared |= verifier.verify(rollouts.groups, step=step, version=state.policy_version)
+        version = config.policy_version(state.step)
+        compared |= verifier.verify(rollouts.groups, step=step, version=version)
         hooks.before_update(step, parts, rollouts)
         parts.feed.make_room()
         with healer.rescuing(), parts.profiler.around(step, emit=recorder.event):
-            learned = learner.learn(
-                step, rollouts.groups, epoch=int(collector.prompt_sampler.epoch)
-            )
+            rollouts.groups, energies = learner.energies(step, rollouts.groups)
+            epoch = int(collector.prompt_sampler.epoch)
+            learned = learner.learn(step, rollouts.groups, epoch=epoch, energies=energies)
         hooks.after_update(step, parts)
         state.step = step
         at_end = step == parts.total_steps
@@ -91,7 +92,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         )
         # An evaluation is of the weights of its step, whatever the engine samples with otherwise.
         with healer.rescuing():
-            published = parts.feed.publish(step, must=evaluates)
+            published = parts.feed.publish(config.policy_version(step), must=evaluates)
         _refresh_reference(parts)
         seconds = time.perf_counter() - started
         metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds)
@@ -166,8 +167,12 @@ def _evaluated(parts: RlParts, session: Session) -> tuple[dict[str, float], bool
     metrics = evaluate_prompts(parts)
     if not metrics:
         return {}, False
-    state, rules, reward = parts.state, parts.config.eval, metrics["eval/reward"]
-    if (coverage := metrics["eval/reward_coverage"]) < rules.sampling.min_coverage:
+    state, rules = parts.state, parts.config.eval
+    # A gold reward decides where there is one: the policy is not trained on it.
+    has_gold = "eval/gold_reward" in metrics
+    reward = metrics["eval/gold_reward" if has_gold else "eval/reward"]
+    coverage = metrics["eval/gold_coverage" if has_gold else "eval/reward_coverage"]
+    if coverage < rules.sampling.min_coverage:
         fields = {"reward": reward, "coverage": coverage, "needed": rules.sampling.min_coverage}
         session.recorder.event("eval_incomplete", state.step, **fields)
         return metrics, False
@@ -184,7 +189,8 @@ def _keep(parts: RlParts, session: Session, rollouts: StepRollouts, learned: Lea
     for report in learned.reports:
         session.keep_row_losses(report)
     session.keep_expert_load(parts.state.step, step_load(learned.reports))
-    keep_completions(parts.config, session, rollouts, learned, step=parts.state.step)
+    rules = parts.config.observe.completions
+    keep_completions(rules, session, rollouts, learned, step=parts.state.step)
 
 
 def _only_sample(parts: RlParts, session: Session) -> None:

@@ -1,18 +1,21 @@
-"""From a recipe to the models that a trainer works with: the policy and, where a KL term asks for
-one, the reference. Every backend decides here, so that all of them decide alike.
+"""From a recipe to the models that a trainer works with: the policy, the reference where the loss
+asks for one, the critic of PPO, and the model of an energy's features. Every backend decides here,
+so that all of them decide alike.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from homeostat.config.algorithm import SftConfig
-from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.algorithm import PolicyGradientConfig
+from homeostat.config.critic import CriticConfig
+from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
+from homeostat.config.preference import PreferenceAlgorithm
 from homeostat.config.rollout import (
     AdapterOffReference,
     AnyReference,
@@ -22,25 +25,43 @@ from homeostat.config.rollout import (
 from homeostat.config.run import RunConfig
 from homeostat.errors import ModelError
 from homeostat.models.build import LoadedModel, ModelSheet, load_model
+from homeostat.models.decoder import Decoder
+from homeostat.models.expert_offload import require_experts, stream_experts
 from homeostat.train.expert_bias import is_expert_bias
 from homeostat.train.local import LocalTrainer
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
-from homeostat.types import Role
+from homeostat.types import Role, RunKind
 
 
 class LoadModel(Protocol):
-    """Builds a model as a backend does; one that is not `trained` needs no gradients."""
+    """Builds a model as a backend does; one that is not `trained` needs no gradients, and one with
+    a `head` has a value head (models/value_head.py)."""
 
     def __call__(
-        self, model: ModelConfig, lora: LoraConfig | None, *, trained: bool
+        self,
+        model: ModelConfig,
+        lora: LoraConfig | None,
+        *,
+        trained: bool,
+        head: HeadInit | None = None,
     ) -> LoadedModel: ...
 
 
 def local_trainer(config: RunConfig, runtime: Runtime) -> LocalTrainer:
     load_here = partial(load, config=config, runtime=runtime)
     models = role_models(config, load_here, starting_policy=_frozen_copy)
+    if config.trainer.backend.offload_experts:
+        _stream_experts(models, runtime)
     return LocalTrainer(models, config.trainer, runtime=runtime, seed=config.seed)
+
+
+def _stream_experts(models: Mapping[Role, RoleModel], runtime: Runtime) -> None:
+    require_experts(models[Role.POLICY].loaded.sheet.moe)
+    # A role may borrow another one's module.
+    for module in dict.fromkeys(model.loaded.module for model in models.values()):
+        assert isinstance(module, Decoder), "combinations asks for the native decoder"
+        stream_experts(module, device=runtime.device)
 
 
 def role_models(
@@ -51,7 +72,7 @@ def role_models(
 ) -> dict[Role, RoleModel]:
     """The models of a run by their roles. `starting_policy` gives a frozen model with the weights
     that the policy starts from."""
-    policy = load(config.model, config.lora, trained=True)
+    policy = load(config.model, config.lora, trained=True, head=head_of(config))
     rate = config.model.moe.router_bias_update_rate
     models = {Role.POLICY: RoleModel(policy, config=config.trainer, bias_rate=rate)}
     choice = reference_of(config)
@@ -59,38 +80,105 @@ def role_models(
         models[Role.REFERENCE] = RoleModel(policy, without_adapter=True)
     elif isinstance(choice, CheckpointReference):
         models[Role.REFERENCE] = RoleModel(_from_checkpoint(config, load, choice, policy.sheet))
-    elif choice is not None:
+    elif choice is not None and not config.precomputes_reference:
+        # A starting policy that only scores before the first step needs no copy.
         changes = choice.refresh_steps is not None
         models[Role.REFERENCE] = RoleModel(starting_policy(policy), changes=changes)
+    if config.critic is not None:
+        loaded = _critic_model(config, config.critic, load, policy.sheet)
+        how = config.critic.trained_as(config.trainer)
+        models[Role.CRITIC] = RoleModel(loaded, config=how, bias_rate=rate)
+    if config.energy is not None:
+        models[Role.FEATURES] = _features(config, models, starting_policy)
     return models
 
 
+def head_of(config: RunConfig) -> HeadInit | None:
+    """Return where the value head of the trained model starts; None if it predicts tokens."""
+    return "random" if config.kind is RunKind.REWARD_MODEL else None
+
+
+def critic_lora(config: RunConfig, critic: CriticConfig) -> LoraConfig | None:
+    """The critic's adapter: as the policy's, but new if the critic starts from another model."""
+    if config.lora is None or critic.path is None:
+        return config.lora
+    return config.lora.model_copy(update={"path": None})
+
+
+def _critic_model(
+    config: RunConfig, critic: CriticConfig, load: LoadModel, policy: ModelSheet
+) -> LoadedModel:
+    start, lora = critic.start(config.model), critic_lora(config, critic)
+    with naming("critic.path" if critic.path else "model.path"):
+        loaded = load(start, lora, trained=True, head=critic.head_init)
+    _require_vocabulary("critic.path", loaded.sheet, policy)
+    return loaded
+
+
+def _features(
+    config: RunConfig,
+    models: Mapping[Role, RoleModel],
+    starting_policy: Callable[[LoadedModel], LoadedModel],
+) -> RoleModel:
+    """Return the model from which the run starts. It never changes, so it may have other roles."""
+    policy = models[Role.POLICY].loaded
+    if copies_features(config):
+        return RoleModel(starting_policy(policy))
+    if _starts_bare(config):
+        return RoleModel(policy, without_adapter=True)
+    return models[Role.REFERENCE]
+
+
+def copies_features(config: RunConfig) -> bool:
+    """Return whether the features of an energy need a copy of the starting policy."""
+    if config.energy is None or _starts_bare(config):
+        return False
+    reference = reference_of(config)
+    return not isinstance(reference, InitialReference) or reference.refresh_steps is not None
+
+
+def _starts_bare(config: RunConfig) -> bool:
+    """Return whether the starting policy is the model without its adapter."""
+    return config.lora is not None and config.lora.path is None
+
+
 def reference_of(config: RunConfig) -> AnyReference | None:
-    """The reference that a KL term asks for; None where there is no such term.
+    """The reference that a KL term or a preference algorithm asks for; None where none does.
 
     By default it is the policy that the run starts from. Under a fresh adapter, which adds nothing
     at first, that is the model without it: no copy is needed. An adapter that was loaded
     (lora.path) is part of the starting policy.
     """
-    if isinstance(config.algorithm, SftConfig) or config.algorithm.kl is None:
+    if not _needs_reference(config):
         return None
     if config.reference is not None:
         return config.reference
-    starts_bare = config.lora is not None and config.lora.path is None
-    return AdapterOffReference(type="adapter_off") if starts_bare else InitialReference()
+    bare = _starts_bare(config)
+    return AdapterOffReference(type="adapter_off") if bare else InitialReference()
+
+
+def _needs_reference(config: RunConfig) -> bool:
+    algorithm = config.algorithm
+    if isinstance(algorithm, PreferenceAlgorithm):
+        return algorithm.needs_reference
+    return isinstance(algorithm, PolicyGradientConfig) and algorithm.kl is not None
 
 
 def _from_checkpoint(
     config: RunConfig, load: LoadModel, choice: CheckpointReference, policy: ModelSheet
 ) -> LoadedModel:
-    with named_reference():
+    with naming("reference.path"):
         loaded = load(reference_model(config.model, choice), None, trained=False)
-    if policy.vocab_size != loaded.sheet.vocab_size:
-        raise ModelError(
-            f"reference.path: {choice.path} has a vocabulary of {loaded.sheet.vocab_size}, and the "
-            f"policy one of {policy.vocab_size}: they cannot be compared."
-        )
+    _require_vocabulary("reference.path", loaded.sheet, policy)
     return loaded
+
+
+def _require_vocabulary(setting: str, sheet: ModelSheet, policy: ModelSheet) -> None:
+    if policy.vocab_size != sheet.vocab_size:
+        raise ModelError(
+            f"{setting}: the model has a vocabulary of {sheet.vocab_size}, and the policy one of "
+            f"{policy.vocab_size}: they do not read the same tokens."
+        )
 
 
 def reference_model(model: ModelConfig, choice: CheckpointReference) -> ModelConfig:
@@ -98,12 +186,12 @@ def reference_model(model: ModelConfig, choice: CheckpointReference) -> ModelCon
 
 
 @contextmanager
-def named_reference() -> Iterator[None]:
-    """Make errors about a reference name its own key, not the policy's."""
+def naming(setting: str) -> Iterator[None]:
+    """Make errors about another model than the policy name its own key."""
     try:
         yield
     except ModelError as error:
-        raise ModelError(str(error).replace("model.path", "reference.path")) from None
+        raise ModelError(str(error).replace("model.path", setting)) from None
 
 
 def load(
@@ -113,6 +201,7 @@ def load(
     config: RunConfig,
     runtime: Runtime,
     trained: bool = True,
+    head: HeadInit | None = None,
 ) -> LoadedModel:
     """Build a model in this process."""
     loaded = load_model(
@@ -122,6 +211,8 @@ def load(
         device=runtime.device,
         seed=config.seed,
         gradient_checkpointing=config.trainer.gradient_checkpointing,
+        head=head,
+        offload_experts=config.trainer.backend.offload_experts,
     )
     if not trained:
         loaded.module.requires_grad_(False)

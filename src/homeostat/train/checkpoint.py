@@ -66,8 +66,10 @@ class Found:
 class CheckpointStore:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        """With `read_only` nothing is changed, so that the folder may be that of a live run."""
         self.folder = folder
+        self.read_only = read_only
 
     def steps(self) -> list[int]:
         if not self.folder.is_dir():
@@ -231,6 +233,8 @@ class CheckpointStore:
 
     def _put_back(self) -> None:
         """Restore checkpoints whose replacement was interrupted before the new one was in place."""
+        if self.read_only:
+            return
         for old in self.folder.glob(f"{_REPLACED}step_*"):
             place = self.folder / old.name.removeprefix(_REPLACED)
             if not place.exists():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from homeostat.config.run import RunConfig
+from homeostat.models.build import ModelSheet
 from homeostat.models.hf import save_hf
-from homeostat.models.lora import adapter_state, merged_state, save_adapter
+from homeostat.models.lora import merged_state, save_adapter, saved_parameters
+from homeostat.models.value_head import classifier_config
 from homeostat.train.roles import RoleState
 from homeostat.train.sharding import Shards
 
@@ -31,13 +34,14 @@ def export_role(state: RoleState, folder: Path, config: RunConfig, *, shards: Sh
 
 def _export_whole(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:
     stream = whole_weights(state, shards)
+    source_config, generation_config = _configs(state.sheet)
     try:
         if shards.is_first:
             save_hf(
                 stream,
                 folder,
-                source_config=state.sheet.source_config,
-                generation_config=state.sheet.generation_config,
+                source_config=source_config,
+                generation_config=generation_config,
                 max_shard_bytes=config.checkpoint.max_shard_bytes,
             )
     finally:
@@ -46,11 +50,18 @@ def _export_whole(state: RoleState, folder: Path, config: RunConfig, shards: Sha
             pass
 
 
+def _configs(sheet: ModelSheet) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """Return both config files of an export; a model with a value head generates nothing."""
+    if sheet.has_value_head:
+        return classifier_config(sheet.source_config), None
+    return sheet.source_config, sheet.generation_config
+
+
 def _export_adapter(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:
     assert config.lora is not None, "an adapter is exported where there is one"
     if shards.is_first:
         base = config.model.path
         save_adapter(state.model, folder, config.lora, base_path=base, whole=shards.whole)
     else:
-        for _, parameter in adapter_state(state.model):
+        for _, parameter in saved_parameters(state.model):
             shards.whole(parameter)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from homeostat.algorithms.losses import EntropyNeed, LossInputs, loss_of
 from homeostat.algorithms.terms import LossTerms
-from homeostat.columns import KEPT_IDS, Ragged, dense
+from homeostat.columns import KEPT_IDS, TRUTH, Ragged, dense
 from homeostat.config.trainer import TrainerConfig
 from homeostat.expert_load import RouterLoss
 from homeostat.models.build import Model
@@ -26,30 +26,44 @@ from homeostat.models.expert_load import LoadWatch
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.models.lora import lora_modules
 from homeostat.models.routing import Routing
+from homeostat.models.value_head import value_weight, values
 from homeostat.ops.attention import PackedLayout
+from homeostat.ops.branches import Branches
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.kept_sets import KeptSets
+from homeostat.ops.linear import Numerics
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.reducers import REDUCERS, TokenPlaces
 from homeostat.train.replay import replay_sums, replayed_columns, replaying
 from homeostat.train.runtime import Runtime
-from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
+from homeostat.types import Computed, FloatArray, IntArray, LossSpec, Outputs, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
     """Log-probs of the M trained tokens of a batch, and entropies of their distributions.
 
-    `index_M` is a token's place in the batch, `row_of_M` its row. `routing` is that of the pass
-    where it replayed recorded routes: its `finish_backward` follows the backward pass.
+    A model with a value head gives values instead: `value_M` of the states in which these tokens
+    were chosen, `value_B` at the last token of each row. `index_M` is a token's place in the batch,
+    `row_of_M` its row. `routing` is that of the pass where it replayed recorded routes: its
+    `finish_backward` follows the backward pass.
     """
 
-    logp_M: Tensor
+    logp_M: Tensor | None
     entropy_M: Tensor | None
     index_M: Tensor
     row_of_M: Tensor
+    value_M: Tensor | None = None
+    value_B: Tensor | None = None
     routing: Routing | None = None
+
+    @property
+    def head_M(self) -> Tensor:
+        """Return what the head gives for each trained token: its log-prob, or its value."""
+        found = self.value_M if self.logp_M is None else self.logp_M
+        assert found is not None, "a model has one head or the other"
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +78,28 @@ class OnDevice:
         scores = self.scores
         return Computed(
             logp_M=_host(scores.logp_M) if scores is not None and outputs.logp else None,
-            entropy_M=None
-            if scores is None or scores.entropy_M is None
-            else _host(scores.entropy_M),
-            hidden={layer: _host(reduced) for layer, reduced in self.hidden.items()},
-            load_LE=None if self.load_LE is None else _host(self.load_LE),
+            entropy_M=None if scores is None else _host(scores.entropy_M),
+            value_M=None if scores is None else _host(scores.value_M),
+            value_B=None if scores is None else _host(scores.value_B),
+            hidden={layer: reduced.float().cpu().numpy() for layer, reduced in self.hidden.items()},
+            load_LE=_host(self.load_LE),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Hidden states after the final norm. `place_N` says which of them is a token's; None: its own.
+
+    `shared_N` says the same of the states of inner layers.
+    """
+
+    state_XD: Tensor
+    place_N: Tensor | None = None
+    shared_N: Tensor | None = None
+
+    def at(self, index_M: Tensor) -> Tensor:
+        """Return the states of tokens."""
+        return self.state_XD[index_M if self.place_N is None else self.place_N[index_M]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +122,17 @@ class Forward:
         watch = self._watch(model, batch, None) if outputs.load else None
         tokens_N = self._send(batch.tokens_N)
         routing, routes = self._routing(model, batch, watch)
-        hidden_ND = self._hidden(model, batch, tokens_N, routing, alike=routes, states=states)
+        hidden = self._hidden(model, batch, tokens_N, routing, alike=routes, states=states)
         load_LE = None if watch is None else watch.load()
         scores = None
-        if outputs.logp or outputs.entropy:
+        if outputs.logp or outputs.entropy or outputs.value:
             entropy = EntropyNeed.VALUE if outputs.entropy else EntropyNeed.NONE
             scores = self._scores(
-                model, batch, tokens_N, hidden_ND, temperature=outputs.temperature, entropy=entropy
+                model, batch, tokens_N, hidden, temperature=outputs.temperature, entropy=entropy
             )
         if states is None:
             return OnDevice(scores, {}, load_LE)
-        reduce, places = REDUCERS[outputs.reducer], self._places(batch)
+        reduce, places = REDUCERS[outputs.reducer], self._places(batch, hidden.shared_N)
         reduced = {layer: reduce(state, places) for layer, state in states.found().items()}
         return OnDevice(scores, reduced, load_LE)
 
@@ -116,14 +146,17 @@ class Forward:
         dropout_step: int | None = None,
         watch: LoadWatch | None = None,
     ) -> TokenScores:
-        """Compute log-probs of the trained tokens, with a gradient. `dropout_step` keys dropout."""
+        """Compute what the head gives for the trained tokens, with a gradient.
+
+        `dropout_step` keys dropout.
+        """
         tokens_N = self._send(batch.tokens_N)
         routing, routes = self._routing(model, batch, watch)
-        hidden_ND = self._hidden(
+        hidden = self._hidden(
             model, batch, tokens_N, routing, alike=routes, dropout_step=dropout_step
         )
         scores = self._scores(
-            model, batch, tokens_N, hidden_ND, temperature=temperature, entropy=entropy
+            model, batch, tokens_N, hidden, temperature=temperature, entropy=entropy
         )
         return replace(scores, routing=routing)
 
@@ -153,6 +186,8 @@ class Forward:
             columns_M={name: self._send(v)[scores.index_M] for name, v in read.items()},
             row_of_M=scores.row_of_M,
             num_rows=batch.num_rows,
+            value_M=scores.value_M,
+            value_B=scores.value_B,
         )
         terms, routing = loss.terms(inputs, spec), scores.routing
         if routing is not None and routing.replayed_NLK is not None:
@@ -183,19 +218,20 @@ class Forward:
         alike: Sequence[np.ndarray],
         dropout_step: int | None = None,
         states: HiddenStates | None = None,
-    ) -> Tensor:
+    ) -> Hidden:
         """Return the hidden states. `alike`: rows share a prompt only where these are equal."""
         positions_N = self._send(batch.positions_N)
         layout = PackedLayout.of(batch.lengths_B.tolist(), device=self.runtime.device)
         keys_N = self._dropout_keys(batch, positions_N, dropout_step)
         if not isinstance(model, Decoder):
             assert routing is None, "refused by config.combinations"
-            return model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, states=states)
-        # Sharing computes a prompt once for all its rows: then there is no state of every token,
-        # and an expert's room is not taken by copies.
+            how = {"dropout_keys_N": keys_N, "states": states}
+            return Hidden(model.hidden(tokens_N, positions_N, layout, **how))
+        # Sharing computes a prompt once for all its rows, so that an expert's room is not taken by
+        # copies.
         watch = None if routing is None else routing.load
-        shares = keys_N is None and states is None and (watch is None or not watch.has_limit)
-        sharing = self._sharing(batch, alike) if shares else None
+        shares = keys_N is None and (watch is None or not watch.has_limit)
+        sharing = self._sharing(model, batch, alike) if shares else None
         hidden_ND = model.hidden(
             tokens_N,
             positions_N,
@@ -207,41 +243,83 @@ class Forward:
         )
         if routing is not None and model.moe is not None:
             routing.finish_pass(len(model.moe.layers))
-        return hidden_ND
+        if sharing is None:
+            return Hidden(hidden_ND)
+        place_N = sharing.place_N if isinstance(sharing, Branches) else None
+        return Hidden(hidden_ND, place_N, shared_N=sharing.place_N)
 
     def _scores(
         self,
         model: Model,
         batch: TrainBatch,
         tokens_N: Tensor,
-        hidden_ND: Tensor,
+        hidden: Hidden,
         *,
         temperature: float,
         entropy: EntropyNeed,
     ) -> TokenScores:
         index_M, row_of_M = map(self._send, predicted_positions(batch))
-        weight_VD = model.output_weight()
-        inputs = (hidden_ND[index_M - 1], weight_VD, tokens_N[index_M])
+        head_1D = value_weight(model)
+        if head_1D is not None:
+            last_B = self._send(np.cumsum(batch.lengths_B) - 1)
+            value_M, value_B = (values(hidden.at(i), head_1D) for i in (index_M - 1, last_B))
+            return TokenScores(None, None, index_M, row_of_M, value_M, value_B)
+        weight_VD, found = model.output_weight(), []
+        parts = self._by_temperature(batch, temperature)
+        for chosen, heat in parts:
+            chosen_M = self._send(chosen)
+            inputs = (hidden.at(chosen_M - 1), weight_VD, tokens_N[chosen_M])
+            kept = self._kept(batch, chosen, vocabulary=weight_VD.shape[0])
+            how = {"temperature": heat, "kept": kept, "numerics": model.numerics}
+            found.append(self._logprobs(inputs, entropy=entropy, **how))
+        logp, entropies = zip(*found, strict=True)
+        if len(found) == 1:
+            return TokenScores(logp[0], entropies[0], index_M, row_of_M)
+        # Back into the order of the tokens.
+        order_M = self._send(np.argsort(np.concatenate([chosen for chosen, _ in parts])))
+        entropy_M = None if entropy is EntropyNeed.NONE else torch.cat(entropies)[order_M]
+        return TokenScores(torch.cat(logp)[order_M], entropy_M, index_M, row_of_M)
+
+    def _by_temperature(
+        self, batch: TrainBatch, temperature: float
+    ) -> list[tuple[IntArray, float]]:
+        """Return the places of the trained tokens by the temperature that they are scored at.
+
+        It is that of sampling, except for tokens of the truth, which nobody sampled.
+        """
+        index_M, _ = predicted_positions(batch)
+        if TRUTH not in batch.columns or temperature == 1.0:
+            return [(index_M, temperature)]
+        is_truth_M = dense(batch.columns[TRUTH])[index_M] > 0
+        parts = [(index_M[~is_truth_M], temperature), (index_M[is_truth_M], 1.0)]
+        return [(chosen, heat) for chosen, heat in parts if len(chosen)]
+
+    def _logprobs(
+        self,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        *,
+        temperature: float,
+        kept: KeptSets | None,
+        numerics: Numerics,
+        entropy: EntropyNeed,
+    ) -> tuple[Tensor, Tensor | None]:
         how = {
             "temperature": temperature,
             "chunk_bytes": self.config.logits_bytes(self.runtime.device.type),
-            "numerics": model.numerics,
-            "kept": self._kept(batch, vocabulary=weight_VD.shape[0]),
+            "numerics": numerics,
+            "kept": kept,
         }
         if entropy is EntropyNeed.NONE:
-            logp_M, entropy_M = token_logprobs(*inputs, **how), None
-        else:
-            with_grad = entropy is EntropyNeed.GRAD
-            logp_M, entropy_M = token_logprobs_and_entropy(*inputs, **how, entropy_grad=with_grad)
-        return TokenScores(logp_M, entropy_M, index_M, row_of_M)
+            return token_logprobs(*inputs, **how), None
+        with_grad = entropy is EntropyNeed.GRAD
+        return token_logprobs_and_entropy(*inputs, **how, entropy_grad=with_grad)
 
-    def _kept(self, batch: TrainBatch, *, vocabulary: int) -> KeptSets | None:
-        """Return the sets that the trained tokens were drawn from; None where nothing was cut."""
+    def _kept(self, batch: TrainBatch, index_M: IntArray, *, vocabulary: int) -> KeptSets | None:
+        """Return the sets that these tokens were drawn from; None where nothing was cut."""
         column = batch.columns.get(KEPT_IDS)
         if column is None:
             return None
         assert isinstance(column, Ragged), "columns.py declares it ragged"
-        index_M, _ = predicted_positions(batch)
         return KeptSets.of(column, batch.tokens_N, index_M, vocabulary=vocabulary, send=self._send)
 
     def _watch(self, model: Model, batch: TrainBatch, loss: RouterLoss | None) -> LoadWatch | None:
@@ -249,18 +327,22 @@ class Forward:
             return None
         return LoadWatch.of(model.moe, batch.lengths_B, loss=loss, device=self.runtime.device)
 
-    def _places(self, batch: TrainBatch) -> TokenPlaces:
-        arrays = (*predicted_positions(batch), batch.lengths_B)
-        return TokenPlaces(*map(self._send, arrays))
+    def _places(self, batch: TrainBatch, shared_N: Tensor | None) -> TokenPlaces:
+        index_M, row_of_M, lengths_B = map(
+            self._send, (*predicted_positions(batch), batch.lengths_B)
+        )
+        own_N = torch.arange(batch.num_tokens, device=self.runtime.device)
+        return TokenPlaces(index_M, row_of_M, lengths_B, own_N if shared_N is None else shared_N)
 
-    def _sharing(self, batch: TrainBatch, alike: Sequence[np.ndarray]) -> SharedPrompts | None:
+    def _sharing(
+        self, model: Decoder, batch: TrainBatch, alike: Sequence[np.ndarray]
+    ) -> SharedPrompts | Branches | None:
         if not self.config.share_prompts or batch.num_rows < 2:
             return None
-        device = self.runtime.device
-        lengths_B = prompt_lengths(batch)
-        return SharedPrompts.find(
-            batch.tokens_N, batch.lengths_B, lengths_B, device=device, alike=alike
-        )
+        of_rows = (batch.tokens_N, batch.lengths_B, prompt_lengths(batch))
+        how = {"device": self.runtime.device, "alike": alike}
+        branches = Branches.find(*of_rows, **how) if model.numerics == "fast" else None
+        return branches or SharedPrompts.find(*of_rows, **how)
 
     def _dropout_keys(
         self, batch: TrainBatch, positions_N: Tensor, step: int | None
@@ -293,5 +375,5 @@ def prompt_lengths(batch: TrainBatch) -> np.ndarray:
     return np.minimum(ends_B - starts_B, batch.lengths_B)
 
 
-def _host(tensor: Tensor) -> FloatArray:
-    return tensor.float().cpu().numpy()
+def _host(tensor: Tensor | None) -> FloatArray | None:
+    return None if tensor is None else tensor.float().cpu().numpy()

@@ -19,8 +19,10 @@ _INTEGERS = {4: torch.int32, 2: torch.int16}
 CHUNK_ELEMENTS = 2**20
 
 
-# Before the name of a parameter of the reference model. Those of the policy have no prefix.
+# Before the name of a parameter of the reference model, and of the model that computes features.
+# Those of the policy have no prefix.
 REFERENCE = "reference:"
+FEATURES = "features:"
 
 
 def checksums(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -46,6 +48,11 @@ def require_same_frozen(own: Mapping[str, Tensor], stored: Mapping[str, Tensor])
         what = (
             "the policy in the checkpoint was held to another reference than the one here "
             "(reference, or else the policy that model.path and lora.path make)"
+        )
+    if min(other).startswith(FEATURES):
+        what = (
+            "the features that the checkpoint's policy was compared by were those of another model "
+            "than the one here, the policy that model.path and lora.path make"
         )
     raise CheckpointError(
         f"{what}: {len(other)} tensors differ, {min(other)!r} first. Restore the model's "

@@ -48,19 +48,21 @@ class Lanes:
         self._pool.shutdown(wait=True)
 
 
-def split(batch: TrainBatch, count: int) -> list[TrainBatch]:
+def split(batch: TrainBatch, count: int, *, rows_per_example: int = 1) -> list[TrainBatch]:
     """Runs of neighbouring rows with about as many tokens each, at most `count` of them.
 
-    Rows stay in order: a group stands together, except for the one that a cut goes through.
+    Rows stay in order: a group stands together, except for the one that a cut goes through. No cut
+    goes through the rows of an example.
     """
-    count = min(count, batch.num_rows)
+    num_examples = batch.num_rows // rows_per_example
+    count = min(count, num_examples)
     if count == 1:
         return [batch]
-    ends_B = np.cumsum(batch.lengths_B)
+    ends = np.cumsum(batch.lengths_B)[rows_per_example - 1 :: rows_per_example]
     wanted = batch.num_tokens * np.arange(1, count) / count
-    # Of the two row ends around a wanted place the nearer; each part keeps at least one row.
-    cuts = np.abs(ends_B[None] - wanted[:, None]).argmin(1) + 1
-    cuts = np.unique(np.clip(cuts, 1, batch.num_rows - 1)).tolist()
+    # Of the two ends around a wanted place the nearer; each part keeps at least one example.
+    cuts = np.abs(ends[None] - wanted[:, None]).argmin(1) + 1
+    cuts = (rows_per_example * np.unique(np.clip(cuts, 1, num_examples - 1))).tolist()
     rows = batch.rows()
     spans = zip([0, *cuts], [*cuts, batch.num_rows], strict=True)
     return [TrainBatch.of(rows[start:end]) for start, end in spans]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from homeostat.algorithms.losses import loss_of
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.decoder import Decoder
 from homeostat.sync.bucket import Bucket, Packer
@@ -56,7 +57,9 @@ class LocalTrainer(RankTrainer):
             return super()._accumulated(state, batch, spec, step=step)
         # Experts have room for the tokens of a whole micro-batch.
         has_limit = spec.router is not None and spec.router.capacity_factor is not None
-        parts = [batch] if has_limit else split(batch, self.lanes.count)
+        together = loss_of(spec).rows_per_example
+        count = 1 if has_limit else self.lanes.count
+        parts = split(batch, count, rows_per_example=together)
         if len(parts) == 1:
             return super()._accumulated(state, batch, spec, step=step)
         return _in_lanes(self.lanes, state, parts, spec, step=step)

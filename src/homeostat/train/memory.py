@@ -160,7 +160,7 @@ def memory_ladder(config: RunConfig, *, longest_row: int, largest_batch: int = 0
     """
     trainer = config.trainer
     ladder: list[str] = []
-    smaller = max(config.longest_row, largest_batch // 2)
+    smaller = max(config.longest_example, largest_batch // 2)
     if trainer.packing and smaller < largest_batch:
         ladder.append(f"trainer.max_tokens_per_device={smaller}  (same result)")
     if not trainer.gradient_checkpointing and config.model.implementation == "native":

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from homeostat.algorithms.losses import loss_of
 from homeostat.train.roles import RoleState
 from homeostat.train.sharding import Shards
 from homeostat.train.trainer import Origin
@@ -28,6 +29,11 @@ from homeostat.types import Computed, LossSpec, Outputs, Role, StepPlan, TokenRo
 # What torch hands to a backward hook.
 Grads = tuple[Tensor, ...] | Tensor
 
+# What the head is, and gives: of a model that predicts tokens, and of one with a value head.
+_HEADS = (
+    ("the LM head", "log-probabilities of the trained tokens"),
+    ("the value head", "values of the trained tokens"),
+)
 # The direction of an origin that other rows cannot cure.
 STORED_WEIGHTS = "stored weights"
 
@@ -69,12 +75,13 @@ def trace(trainer: Replayed, state: RoleState, plan: StepPlan) -> tuple[list[Tok
 
 
 def find_bad_rows(replay: Replay, rows: list[TokenRow]) -> list[TokenRow]:
-    """Rows that alone give a loss or gradient that is not finite."""
+    """Rows that alone, or as a pair, give a loss or gradient that is not finite."""
     bad = []
-    for row in rows:
-        replay.accumulate(TrainBatch.of([row]))
+    for start in range(0, len(rows), replay.rows_per_example):
+        example = rows[start : start + replay.rows_per_example]
+        replay.accumulate(TrainBatch.of(example))
         if not replay.pending_finite():
-            bad.append(row)
+            bad += example
         replay.discard()
     return bad
 
@@ -85,7 +92,8 @@ def trace_origin(replay: Replay, bad: list[TokenRow]) -> Origin:
     if weights:
         return Origin(STORED_WEIGHTS, weights[0], f"{len(weights)} tensors are not finite")
     # Never more at once than the step itself had: memory was enough for that.
-    batches = [TrainBatch.of(bad[:1])] if bad else replay.plan.micro_batches
+    first = bad[: replay.rows_per_example]
+    batches = [TrainBatch.of(first)] if first else replay.plan.micro_batches
     found = (_origin_in(replay, batch) for batch in batches)
     overflow = Origin("backward pass", "the gradient's norm", "its parts are finite, it is not")
     return next((origin for origin in found if origin is not None), overflow)
@@ -99,7 +107,7 @@ def _origin_in(replay: Replay, batch: TrainBatch) -> Origin | None:
         if modules := replay.shards.of_first(watch.forward):
             return Origin("forward pass", modules[0])
         if not scores_finite:
-            return Origin("forward pass", "the LM head", "log-probabilities of the trained tokens")
+            return Origin("forward pass", *_HEADS[replay.state.sheet.has_value_head])
         replay.accumulate(batch)
     suspects = replay.shards.of_first(watch.backward) + replay.bad_gradients()
     replay.discard()
@@ -117,10 +125,14 @@ class Replay:
         self.shards = trainer.shards
         self.state = state
         self.plan = plan
+        self.rows_per_example = loss_of(plan.loss).rows_per_example
 
     def scores_finite(self, batch: TrainBatch) -> bool:
-        found = self.trainer.forward(self.plan.role, [self._mine(batch)], Outputs(logp=True))
-        finite = [bool(np.isfinite(one.logp_M).all()) for one in found if one.logp_M is not None]
+        is_value = self.state.sheet.has_value_head
+        outputs = Outputs(logp=not is_value, value=is_value)
+        found = self.trainer.forward(self.plan.role, [self._mine(batch)], outputs)
+        heads = [one.value_M if is_value else one.logp_M for one in found]
+        finite = [bool(np.isfinite(head_M).all()) for head_M in heads if head_M is not None]
         return self.shards.of_first(finite == [True])
 
     def accumulate(self, batch: TrainBatch) -> None:

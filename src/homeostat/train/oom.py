@@ -68,12 +68,19 @@ class MemoryGuard:
     def shrink(self, batches: Sequence[TrainBatch], *, step: int) -> int:
         """The token budget to try next, now that these did not fit. Halts where none is left."""
         largest = max(batches, key=lambda batch: batch.num_tokens)
+        together = self.config.rows_per_example
         longest_row = max(int(batch.lengths_B.max()) for batch in batches)
-        if largest.num_rows == 1:
-            self._halt(f"one row of {longest_row} tokens no longer fits", longest_row, step)
+        if largest.num_rows == together:
+            one = (
+                f"one row of {longest_row}" if together == 1 else f"a pair of {largest.num_tokens}"
+            )
+            self._halt(f"{one} tokens no longer fits", longest_row, step)
         if self.config.trainer.on_oom == "halt":
             self._halt("trainer.on_oom=halt", longest_row, step)
-        self.state.token_budget = max(longest_row, largest.num_tokens // 2)
+        longest = max(
+            int(batch.lengths_B.reshape(-1, together).sum(axis=1).max()) for batch in batches
+        )
+        self.state.token_budget = max(longest, largest.num_tokens // 2)
         self.emit(
             "oom_retry",
             step,

@@ -13,7 +13,7 @@ it reaches its master through `MasterAdamW.add_grad`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -91,15 +91,15 @@ class MasterAdamW:
     def grad_norm(self) -> Tensor:
         """Norm over all gradients, before clipping, as a device scalar."""
         assert self.grads(), "no gradient has reached the optimizer"
-        norms = torch._foreach_norm(self.grads())  # pyright: ignore[reportPrivateImportUsage]
-        return torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
+        return torch.linalg.vector_norm(tensor_norms(self.grads()))
 
     @torch.no_grad()
     def step(self, *, learning_rate: float, grad_norm: float, max_grad_norm: float | None) -> None:
         if max_grad_norm is not None:
             scale = max_grad_norm / (grad_norm + CLIP_EPS)
             if scale < 1.0:
-                torch._foreach_mul_(self.grads(), scale)  # pyright: ignore[reportPrivateImportUsage]
+                for grads in _by_device(self.grads()):
+                    torch._foreach_mul_(grads, scale)  # pyright: ignore[reportPrivateImportUsage]
         for group in self.adamw.param_groups:
             group["lr"] = learning_rate
         self.adamw.step()
@@ -114,19 +114,20 @@ class MasterAdamW:
         (beta1, beta2), eps = (self.adamw.param_groups[0][name] for name in ("betas", "eps"))
         states = [self.adamw.state[master] for master in self.masters.values()]
         # A tensor that never had a gradient has moments of 0, and no step to correct for.
-        count = torch.stack([state["step"] for state in states]).clamp_min(1)
+        count = stacked([state["step"] for state in states]).clamp_min(1)
         root = (1 - beta2**count).sqrt()
         norms = [
             _norm_of_quotient(state["exp_avg"], state["exp_avg_sq"], small)
             for state, small in zip(states, (eps * root).unbind(), strict=True)
         ]
-        return torch.stack(norms) * (learning_rate * root / (1 - beta1**count))
+        return stacked(norms) * (learning_rate * root / (1 - beta1**count))
 
     def write_back(self) -> None:
         """Copy the masters into the parameters that are not masters themselves."""
-        if self._copied:
-            params, masters = zip(*self._copied, strict=True)
-            torch._foreach_copy_([param.data for param in params], masters)  # pyright: ignore[reportPrivateImportUsage]
+        params = [param.data for param, _ in self._copied]
+        masters = [master for _, master in self._copied]
+        for pair in zip(_by_device(params), _by_device(masters), strict=True):
+            torch._foreach_copy_(*pair)  # pyright: ignore[reportPrivateImportUsage]
 
     def state(self) -> dict[str, Tensor]:
         """Moments and, where they are not the parameters themselves, masters."""
@@ -141,9 +142,35 @@ class MasterAdamW:
         return tensors
 
 
+def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the fp32 norm of each tensor, in order, on one device."""
+    # By device and tensor, because a list is not computed in one go over several devices.
+    found: dict[int, Tensor] = {}
+    for group in _by_device(tensors):
+        norms = torch._foreach_norm(group)  # pyright: ignore[reportPrivateImportUsage]
+        found |= dict(zip(map(id, group), norms, strict=True))
+    return stacked([found[id(tensor)].float() for tensor in tensors])
+
+
+def stacked(scalars: Sequence[Tensor]) -> Tensor:
+    """Stack scalars on one device: on the GPU if one of them is there."""
+    devices = dict.fromkeys(scalar.device for scalar in scalars)
+    device = next((device for device in devices if device.type != "cpu"), next(iter(devices)))
+    return torch.stack([scalar.to(device) for scalar in scalars])
+
+
+def _by_device(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Split a list by device, in order. Offloaded experts are in host memory, the rest is not."""
+    groups: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.device, []).append(tensor)
+    return list(groups.values())
+
+
 def _norm_of_quotient(mean: Tensor, square: Tensor, small: Tensor) -> Tensor:
     """Norm of mean / (sqrt(square) + small), by chunks: never a copy of a whole tensor."""
     chunks = zip(*(t.reshape(-1).split(CHUNK_ELEMENTS) for t in (mean, square)), strict=True)
+    small = small.to(mean.device)
     norms = [torch.linalg.vector_norm(m / v.sqrt().add_(small)) for m, v in chunks]
     return torch.linalg.vector_norm(torch.stack(norms))
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from homeostat.ops.memory import is_out_of_memory
 from homeostat.train.frozen import checksums
-from homeostat.train.optim import MasterAdamW
+from homeostat.train.optim import MasterAdamW, stacked, tensor_norms
 from homeostat.types import UpdateReport
 
 # Steps that are measured: the first few, and then one in so many.
@@ -118,10 +118,10 @@ class UpdateProbe:
     @torch.no_grad()
     def _moved(self, before: Mapping[str, Tensor], *, learning_rate: float) -> Moved:
         now = checksums(self.optimizer.masters.items())
-        sums = (torch.stack(list(found.values())) for found in (now, before))
+        sums = (stacked(list(found.values())) for found in (now, before))
         norms = (
             self.optimizer.update_norms(learning_rate),
-            torch.stack(torch._foreach_norm(list(self.optimizer.masters.values()))),  # pyright: ignore[reportPrivateImportUsage]
+            tensor_norms(list(self.optimizer.masters.values())),
         )
         parts = [torch.ne(*sums).double(), *(norm.double().square() for norm in norms)]
         changed, *squares = torch.stack(parts).tolist()

@@ -12,6 +12,7 @@ together: every rank decides on the same numbers, and so the same.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from homeostat.algorithms.losses import require_columns
+from homeostat.algorithms.losses import require_columns, require_head
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
@@ -100,6 +101,7 @@ class RankTrainer:
     ) -> None:
         state = self._state(role)
         training = _training(state)
+        require_head(spec, has_value_head=state.sheet.has_value_head, role=role)
         require_columns(spec, batches)
         state.model.train()
         with self.shards.naming_memory():
@@ -122,12 +124,13 @@ class RankTrainer:
     def _take_part(self, state: RoleState) -> None:
         """Gather and reduce with the others: a gradient of zero."""
         scores = state.forward.scores(state.model, _NOTHING, temperature=1.0)
-        (scores.logp_M.sum() * 0.0).backward()
+        (scores.head_M.sum() * 0.0).backward()
 
     @torch.no_grad()
     def measure(self, role: Role, batches: Sequence[TrainBatch | None], spec: LossSpec) -> Measured:
         """Measure this rank's micro-batches."""
         state = self._state(role)
+        require_head(spec, has_value_head=state.sheet.has_value_head, role=role)
         require_columns(spec, batches)
         found = []
         state.model.eval()
@@ -204,6 +207,13 @@ class RankTrainer:
         weights = dict(self._state(source).named_parameters())
         for name, param in state.named_parameters():
             self.shards.part(param).copy_(self.shards.computed(weights[name]))
+
+    def release(self, role: Role) -> None:
+        assert self._state(role).training is None, f"the {role} is trained"
+        del self.roles[role]
+        gc.collect()
+        if self.runtime.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def weights(self, role: Role) -> Iterator[tuple[str, Tensor]]:
         """All weights under canonical HF names, adapters merged in, gathered one at a time."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, get_type_hints
 
 from homeostat.errors import CheckpointError
 from homeostat.train.cores import Way
+from homeostat.types import Role
 
 # Older checkpoints have none of it.
-_LATER = {"chosen_tokens"}
+_LATER = {"chosen_tokens", "critic_skipped_in_a_row", "own_rewards"}
 # As trainer.threads and trainer.lanes.
 _LARGEST = {"threads": 1024, "lanes": 64}
 
@@ -22,6 +23,8 @@ class RunState:
     num_skipped: int = 0
     # Kept over a resume: a run that only ever skips must halt, however often it is begun again.
     skipped_in_a_row: int = 0
+    # The same of a critic, whose updates are separate.
+    critic_skipped_in_a_row: int = 0
     best_eval: float | None = None
     best_step: int | None = None
     evals_without_better: int = 0
@@ -44,11 +47,11 @@ class RunState:
         self.evals_without_better = 0 if better else self.evals_without_better + 1
         return better
 
-    @property
-    def policy_version(self) -> int:
-        """Version of the trainer's weights now: a step's updates make the version of its number,
-        0 are the weights that the run starts from."""
-        return self.step
+    def count_skipped(self, role: Role, *, applied: bool) -> int:
+        """Take in whether an update of a role was applied; return how many in a row were not."""
+        name = "critic_skipped_in_a_row" if role is Role.CRITIC else "skipped_in_a_row"
+        setattr(self, name, 0 if applied else getattr(self, name) + 1)
+        return getattr(self, name)
 
     @property
     def way(self) -> Way | None:
@@ -80,6 +83,8 @@ class RlState:
     rewards_count: int = 0
     rewards_mean: float = 0.0
     rewards_squares: float = 0.0
+    # The same of each reward that is standardised by itself, as a list of the three numbers.
+    own_rewards: dict = field(default_factory=dict)
     # The step whose weights the engine samples with.
     published_version: int = 0
 

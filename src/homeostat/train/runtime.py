@@ -8,7 +8,9 @@ from importlib.util import find_spec
 import torch
 
 from homeostat.config.combinations import find_device_conflicts
+from homeostat.config.mesh import Mesh
 from homeostat.config.run import RunConfig
+from homeostat.config.trainer import TrainerConfig
 from homeostat.errors import ConfigError, Problem
 from homeostat.train.cores import Cores, Way, available_cores, choose_cores
 
@@ -59,8 +61,8 @@ def resolve_device(config: RunConfig) -> torch.device:
     return torch.device(name, 0) if name == "cuda" else torch.device("cpu")
 
 
-def resolve_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
-    choice = config.trainer.precision
+def resolve_dtype(trainer: TrainerConfig, device: torch.device) -> torch.dtype:
+    choice = trainer.precision
     if choice == "auto":
         choice = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     return torch.bfloat16 if choice == "bf16" else torch.float32
@@ -69,7 +71,7 @@ def resolve_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
 def resolve_runtime(config: RunConfig, *, kept: Way | None = None) -> Runtime:
     """`kept` is what a resumed run used before: sums depend on it in their last bits."""
     device = resolve_device(config)
-    cores = choose_way(config, device, kept=kept)
+    cores = choose_way(config.trainer, config.mesh, device, kept=kept)
     torch.set_num_threads(cores.way.threads)
     # A model that is certain of its answer has gradients below 1e-38, and a CPU takes twenty times
     # as long over such numbers as over zeros.
@@ -77,7 +79,7 @@ def resolve_runtime(config: RunConfig, *, kept: Way | None = None) -> Runtime:
     pin = config.trainer.pin_memory
     return Runtime(
         device=device,
-        dtype=resolve_dtype(config, device),
+        dtype=resolve_dtype(config.trainer, device),
         threads=cores.way.threads,
         pin_memory=device.type == "cuda" if pin is None else pin,
         lanes=cores.way.lanes,
@@ -86,10 +88,11 @@ def resolve_runtime(config: RunConfig, *, kept: Way | None = None) -> Runtime:
     )
 
 
-def choose_way(config: RunConfig, device: torch.device, *, kept: Way | None = None) -> Cores:
+def choose_way(
+    trainer: TrainerConfig, mesh: Mesh, device: torch.device, *, kept: Way | None = None
+) -> Cores:
     """Follow the recipe first, then what the run used before, then a measurement."""
-    trainer = config.trainer
     if kept is not None and trainer.threads is None and trainer.lanes is None:
         return Cores(kept, "as before")
-    may_split = device.type == "cpu" and config.mesh.world_size == 1
-    return choose_cores(trainer, most=available_cores(config.mesh.world_size), may_split=may_split)
+    may_split = device.type == "cpu" and mesh.world_size == 1
+    return choose_cores(trainer, most=available_cores(mesh.world_size), may_split=may_split)

@@ -29,10 +29,15 @@ def score(
 
 def require_outputs(outputs: Outputs, *, role: Role, sheet: ModelSheet) -> None:
     """Raise ModelError, before anything is computed, for what the role's model cannot give."""
-    if outputs.value:
+    if outputs.value and not sheet.has_value_head:
         raise ModelError(
             f"values were asked of the {role}, whose model has no value head: it predicts tokens "
             "only. Ask for logp, entropy or hidden."
+        )
+    if (outputs.logp or outputs.entropy) and sheet.has_value_head:
+        raise ModelError(
+            f"log-probs or entropies were asked of the {role}, whose model has a value head in "
+            "place of its output matrix. Ask for value or hidden."
         )
     if outputs.load and sheet.moe is None:
         raise ModelError(f"the load of experts was asked of the {role}, whose model has none.")

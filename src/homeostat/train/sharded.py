@@ -153,6 +153,9 @@ class ShardedTrainer:
     def refresh(self, role: Role, *, source: Role = Role.POLICY) -> None:
         self._all("refresh", role, source=source)
 
+    def release(self, role: Role) -> None:
+        self._all("release", role)
+
     def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         """Rank 0 packs what all ranks gather."""
         packers = [packer, *[None] * (self.group.size - 1)]

@@ -22,7 +22,7 @@ from homeostat.train.oom import MemoryGuard
 from homeostat.train.router_loss import with_router_loss
 from homeostat.train.run_state import RunState
 from homeostat.train.trainer import Origin, Trainer
-from homeostat.types import StepPlan, TokenRow, UpdateReport
+from homeostat.types import Role, StepPlan, TokenRow, UpdateReport
 
 # Skipped steps in a row count that many times less where single rows are at fault.
 PATIENCE_WITH_ROWS = 10
@@ -65,10 +65,9 @@ class GuardedStep:
             report = self._attempt(plan, learning_rate)
         if report.unmeasured:
             self.emit("update_unmeasured", plan.step, error=report.unmeasured)
-        if report.applied:
-            self.state.skipped_in_a_row = 0
-        else:
-            self._explain_nonfinite(plan, report)
+        in_a_row = self.state.count_skipped(plan.role, applied=report.applied)
+        if not report.applied:
+            self._explain_nonfinite(plan, report, in_a_row)
         return report
 
     def _attempt(self, plan: StepPlan, learning_rate: float) -> UpdateReport | None:
@@ -83,16 +82,16 @@ class GuardedStep:
 
     def _with_router_loss(self, plan: StepPlan) -> StepPlan:
         moe = self.trainer.sheet.moe
-        if moe is None:
+        # A critic's routers learn from its values alone.
+        if moe is None or plan.role is not Role.POLICY:
             return plan
         return with_router_loss(plan, self.moe, trainer=self.trainer, num_experts=moe.num_experts)
 
-    def _explain_nonfinite(self, plan: StepPlan, report: UpdateReport) -> None:
+    def _explain_nonfinite(self, plan: StepPlan, report: UpdateReport, in_a_row: int) -> None:
         rows = [row for batch in plan.micro_batches for row in batch.rows()]
         bad, origin = self.trainer.trace_nonfinite(self._with_router_loss(plan))
         place = self._write_rows(plan.step, bad or rows)
         self.state.num_skipped += 1
-        self.state.skipped_in_a_row += 1
         self.emit(
             "step_skipped",
             plan.step,
@@ -102,7 +101,7 @@ class GuardedStep:
             rows=[row.row_id for row in bad],
             rows_file=place,
         )
-        why = self._why_halt(origin, is_isolated=0 < len(bad) < len(rows))
+        why = self._why_halt(origin, in_a_row, is_isolated=0 < len(bad) < len(rows))
         if why is not None:
             raise NonFiniteHaltError(
                 f"step {plan.step}: loss {report.loss}, gradient norm {report.grad_norm}. It first "
@@ -110,7 +109,7 @@ class GuardedStep:
                 f"{self.run_dir.path}: {place}. {why}"
             )
 
-    def _why_halt(self, origin: Origin, *, is_isolated: bool) -> str | None:
+    def _why_halt(self, origin: Origin, in_a_row: int, *, is_isolated: bool) -> str | None:
         """Return why the run cannot continue, and what to do; None if it can. If some rows are at
         fault (`is_isolated`), weights and other rows are sound: it may continue for longer."""
         if origin.direction == STORED_WEIGHTS:
@@ -120,7 +119,7 @@ class GuardedStep:
             )
         limit = self.config.max_nonfinite_steps * (PATIENCE_WITH_ROWS if is_isolated else 1)
         halting = self.config.on_nonfinite == "halt"
-        if not halting and self.state.skipped_in_a_row < limit:
+        if not halting and in_a_row < limit:
             return None
         why = "trainer.on_nonfinite=halt" if halting else f"{limit} steps in a row were skipped"
         return (

@@ -103,6 +103,10 @@ class Trainer(Protocol):
         """Give a frozen role the weights that another one has now."""
         ...
 
+    def release(self, role: Role) -> None:
+        """Free the memory of a frozen role that is no longer needed. It cannot be used again."""
+        ...
+
     def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         """All weights of a role, adapters merged in, packed to travel."""
         ...

@@ -27,7 +27,8 @@ class Accumulated:
     """The record of a micro-batch, or a part of it, until its update is applied."""
 
     terms: LossTerms
-    logp_M: Tensor
+    # Log-probs, or values, of the trained tokens.
+    head_M: Tensor
     row_ids_B: IntArray
     num_trained_B: IntArray
     # Of the parts of one micro-batch the first alone is counted.
@@ -48,7 +49,7 @@ class Accumulated:
         starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
         return cls(
             terms=replace(terms, loss=terms.loss.detach()),
-            logp_M=scores.logp_M.detach(),
+            head_M=scores.head_M.detach(),
             row_ids_B=batch.row_ids_B,
             num_trained_B=np.add.reduceat(batch.weights_N != 0, starts_B, dtype=np.int64),
             is_first=is_first,
@@ -81,7 +82,7 @@ def to_host(
     row_losses = [part.terms.row_losses_B for part in done]
     load = _total_load(done, bias_max)
     flat_load = scalars[:0] if load is None else load.flatten()
-    parts = [scalars, flat_load, *row_losses, *(part.logp_M for part in done)]
+    parts = [scalars, flat_load, *row_losses, *(part.head_M for part in done)]
     host = torch.cat([part.float() for part in parts]).cpu().numpy()
     num_rows = sum(len(losses_B) for losses_B in row_losses)
     ends = np.cumsum([len(scalars), len(flat_load), num_rows])

@@ -11,14 +11,17 @@ pytest.register_assert_rewrite(
             "trainer",
             "cluster",
             "outputs",
+            "preference",
             "rl_workshop",
             "rl_algorithm",
             "rl_correction",
+            "rl_ebft",
             "rl_sampling",
             "rl_rewards",
             "rl_sources",
             "rl_sync",
             "rl_health",
+            "curriculum",
             "engine_vllm",
         )
     )

@@ -231,7 +231,7 @@ CASES: dict[str, Case] = {
         "preset=debug", has_file("trace/step_00000001.json"), was=False, now=True, same="bits"
     ),
     "seed": all_of(alters("seed=1", first_loss), alters("seed=1", first_rows, base=TRAINED)),
-    "algorithm.type (sft)": refuses("algorithm.type=dpo", r"algorithm\.type"),
+    "algorithm.type (sft)": refuses("algorithm.type=guess", r"algorithm\.type"),
     "algorithm.normalise (sft)": alters("algorithm={type: sft, normalise: row}"),
     "model.path": alters("model.path=wide", fact("model_loaded", "bytes")),
     "model.init": alters("model.init=random", first_loss, base=TRAINED),

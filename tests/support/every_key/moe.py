@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from tests.support.every_key.workshop import Case, Workshop, all_of, alters, metric, refuses
+from tests.support.every_key.workshop import (
+    Case,
+    Workshop,
+    all_of,
+    alters,
+    assert_same,
+    metric,
+    refuses,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from homeostat.models.expert_offload import ExpertStream
 
 EXPERTS = ("model.path=experts",)
 ROWS = (*EXPERTS, "model.moe={balancing: sequence_aux, aux_loss_coefficient: 0.1}")
@@ -37,7 +48,36 @@ def all_experts_are_one_product(workshop: Workshop) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
+def experts_are_streamed_to_the_same_bits(workshop: Workshop) -> None:
+    """Host and device are both the CPU, which `check` would refuse."""
+    copied: list[int] = []
+    fill = ExpertStream._fill
+
+    def counted(self: ExpertStream, layer: int, slot: int) -> None:
+        copied.append(layer)
+        fill(self, layer, slot)
+
+    change = (*EXPERTS, "trainer.backend.offload_experts=true")
+    with (
+        patch.object(ExpertStream, "_fill", counted),
+        patch("homeostat.train.runtime.find_device_conflicts", return_value=[]),
+    ):
+        streamed = workshop.again(*change)
+    # Two layers with experts, which both have a slot: once in each of three updates.
+    assert copied == [0, 1] * 3
+    assert_same(workshop.run(*EXPERTS), streamed, "bits")
+
+
 CASES: dict[str, Case] = {
+    "trainer.backend.offload_experts (local)": all_of(
+        refuses("trainer.backend.offload_experts=true", "in host memory already", base=EXPERTS),
+        experts_are_streamed_to_the_same_bits,
+    ),
+    "trainer.backend.offload_experts (fsdp)": refuses(
+        "trainer.backend.offload_experts=true",
+        "ranks split every tensor",
+        base=("cluster={type: torchrun, processes: 1}", "trainer.backend={type: fsdp}"),
+    ),
     "model.moe.grouped_kernel": all_experts_are_one_product,
     "model.moe.balancing": all_of(
         alters("model.moe.balancing=aux", metric("moe/aux_loss"), base=ROWS),

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from tests.support.every_key.workshop import Case, Run, Workshop, alters, assert_same, metric, shows
+from tests.support.every_key.workshop import (
+    Case,
+    Run,
+    Workshop,
+    all_of,
+    alters,
+    assert_same,
+    metric,
+    shows,
+)
 
 from homeostat.rollout.route_buffer import RouteBuffer
 
@@ -16,6 +25,12 @@ MOVED = (*REPLAYED, "algorithm.kl={coefficient: 0.1}", "trainer.max_steps=2", "t
 
 def replays(run: Run) -> bool:
     return bool(run.metric("moe/replayed_share"))
+
+
+def weighs(run: Run) -> bool:
+    """Whether the journal holds the weights of experts."""
+    files = [path for path in (run.dir / "journal").rglob("*") if path.is_file()]
+    return any(b"routed_weights" in path.read_bytes() for path in files)
 
 
 def routes_beyond_the_bound_are_read_back(workshop: Workshop) -> None:
@@ -37,8 +52,9 @@ def routes_beyond_the_bound_are_read_back(workshop: Workshop) -> None:
 
 
 CASES: dict[str, Case] = {
-    "model.moe.router_replay": shows(
-        "model.moe.router_replay=ids", replays, was=False, now=True, base=ROUTED
+    "model.moe.router_replay": all_of(
+        shows("model.moe.router_replay=ids", replays, was=False, now=True, base=ROUTED),
+        shows("model.moe.router_replay=weights", weighs, was=False, now=True, base=REPLAYED),
     ),
     "model.moe.replay_reference": alters(
         "model.moe.replay_reference=true", metric("kl"), base=MOVED

@@ -337,6 +337,10 @@ CASES: dict[str, Case] = {
         shows("trainer.updates_per_step=2", num_updates, was=1, now=2, base=SAVED),
         alters("trainer.updates_per_step=2", weight_bytes, base=SAVED),
     ),
+    "trainer.epochs_per_step": all_of(
+        shows("trainer.epochs_per_step=3", num_updates, was=1, now=3, base=SAVED),
+        alters("trainer.epochs_per_step=3", weight_bytes, base=SAVED),
+    ),
     "trainer.share_prompts": a_group_computes_its_prompt_once,
     "eval.sampling.samples_per_prompt": shows(
         "eval.sampling.samples_per_prompt=4", has_metric("eval/pass@4"), was=False, now=True,

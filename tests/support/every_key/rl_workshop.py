@@ -64,6 +64,7 @@ class RlWorkshop(Workshop):
         tiny.write_model(self.folder / "chat")
         tiny_rl.write_model(self.folder / "routed", **tiny_moe.QWEN)
         write_letters(self)
+        write_texts(self)
         write_prompts(self)
         self.run("name=sampled", *SAMPLED_ONLY, "trainer.max_steps=2")
         self.run("name=sampled_other", *SAMPLED_ONLY, "seed=1")
@@ -96,6 +97,13 @@ def write_letters(workshop: Workshop) -> None:
     vocabulary = description["model"]["vocab"]
     description["model"]["vocab"] = {letters.get(k, k): v for k, v in vocabulary.items()}
     file.write_text(json.dumps(description), encoding="utf-8")
+
+
+def write_texts(workshop: Workshop) -> None:
+    """Texts of 30 digits, to be continued."""
+    digits = ["".join(str(place * step % 10) for place in range(3, 33)) for step in (7, 3)]
+    lines = [json.dumps({"text": text}) for text in digits]
+    (workshop.folder / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
 def write_prompts(workshop: Workshop) -> None:

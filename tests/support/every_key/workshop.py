@@ -28,6 +28,7 @@ from safetensors.torch import load_file
 from tests.support import tiny, tiny_moe_runs
 
 from homeostat import api
+from homeostat.columns import dense
 from homeostat.config import RunConfig
 from homeostat.config.load import build_config
 from homeostat.config.resume import compare_configs
@@ -155,7 +156,8 @@ class Workshop:
             else:
                 cache_dir = self.folder / "rows"
                 made = [
-                    prepare_row_part(config, tokenizer, part, cache_dir=cache_dir) for part in parts
+                    prepare_row_part(config.data, tokenizer, part, cache_dir=cache_dir)
+                    for part in parts
                 ]
             return choose_rows(config, made[0], made[1] if len(made) > 1 else None)
 
@@ -187,6 +189,7 @@ def write_inputs(folder: Path) -> None:
         rows.append(json.dumps(row))
     (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
     (folder / "fewer.jsonl").write_text("\n".join(rows[5:35]), encoding="utf-8")
+    write_pairs(folder, rows)
     (folder / "flawed.jsonl").write_text("\n".join([*rows, "{}"]), encoding="utf-8")
     tiny.write_model(folder / "wide", hidden_size=48)
     tiny.write_model(folder / "experts", **tiny_moe_runs.EXPERTS["dots1"])
@@ -195,6 +198,19 @@ def write_inputs(folder: Path) -> None:
     (folder / "polite.jinja").write_text("please {{ '\\n' }}" + template, encoding="utf-8")
     options = "{% if shout %}!!!{% endif %}{{ tools | tojson if tools else '' }}"
     (folder / "options.jinja").write_text(options + template, encoding="utf-8")
+
+
+def write_pairs(folder: Path, rows: list[str]) -> None:
+    """Pairs and labelled rows in one file, made of the rows of the other sources."""
+    pairs = []
+    for number, text in enumerate(rows):
+        row = json.loads(text)
+        word = row["completion"]
+        row |= {"chosen": f"x{word}", "rejected": f"y{word[::-1]}"}
+        row |= {"label": number % 2 == 0, "other_label": number % 3 == 0}
+        pairs.append(json.dumps(row))
+    (folder / "pairs.jsonl").write_text("\n".join(pairs), encoding="utf-8")
+    (folder / "fewer_pairs.jsonl").write_text("\n".join(pairs[5:35]), encoding="utf-8")
 
 
 def without_merges(file: Path) -> None:
@@ -325,11 +341,16 @@ def contents(chosen: RowSet[RowStore] | RowSet[PromptSet] | None) -> list[Any]:
         return []
     found = [chosen.rows[int(row)] for row in chosen.ids]
     return [
-        (one.tokens_T.tolist(), one.weights_T.tolist())
+        (one.tokens_T.tolist(), one.weights_T.tolist(), label_of(one))
         if isinstance(one, TokenRow)
         else (one.tokens_T.tolist(), one.prompt, dict(one.columns))
         for one in found
     ]
+
+
+def label_of(row: TokenRow) -> float | None:
+    """Return the label of a preference row's completion."""
+    return float(dense(row.columns["label"])[0]) if "label" in row.columns else None
 
 
 def refuses(change: str, why: str, *, base: tuple[str, ...] = ()) -> Case:

@@ -207,6 +207,17 @@ class PackingEmpty(_Data):
         raw["trainer"]["max_tokens_per_device"] = round(self.dose.strength)
 
 
+class NarrowFilters(_Data):
+    """A filter asks for a mean reward that no group can have."""
+
+    name, body, strength = "narrow_filters", SORT, (1.05, 2.0)
+    expects = ("filters-starve-step",)
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["rollout"]["filters"] = [{"type": "reward_mean", "low": self.dose.strength}]
+        raw["rollout"]["max_rounds"] = 2
+
+
 FAULTS: tuple[type[Injector], ...] = (
     TrainsOnNothing,
     WrongMask,
@@ -220,4 +231,5 @@ FAULTS: tuple[type[Injector], ...] = (
     WrongTokenizer,
     LargerVocabulary,
     PackingEmpty,
+    NarrowFilters,
 )

@@ -195,28 +195,30 @@ class RouterTooFast(Injector):
         adamw.register_step_post_hook(exaggerate)
 
 
-class BalancingLossInRl(Injector):
+class _BalancingInRl(Injector):
+    """Loads are kept even in RL: `balancing` says how, and the key of its strength."""
+
+    family, expects, onset = Family.MOE, ("router-loss-in-rl",), FROM_START
+    balancing: tuple[str, str]
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        how, key = self.balancing
+        put(raw, "model.moe.balancing", how)
+        put(raw, f"model.moe.{key}", self.dose.strength)
+
+
+class BalancingLossInRl(_BalancingInRl):
     """A load-balancing loss of pretraining's kind outweighs the reward."""
 
-    name, family, body = "balancing_loss_in_rl", Family.MOE, SOFTMAX
-    expects = ("router-loss-in-rl",)
-    onset, strength = FROM_START, (0.1, 1.0)
-
-    def prepare(self, raw: Raw, folder: Path) -> None:
-        put(raw, "model.moe.balancing", "aux")
-        put(raw, "model.moe.aux_loss_coefficient", self.dose.strength)
+    name, body, strength = "balancing_loss_in_rl", SOFTMAX, (0.1, 1.0)
+    balancing = "aux", "aux_loss_coefficient"
 
 
-class BiasUpdatesInRl(Injector):
+class BiasUpdatesInRl(_BalancingInRl):
     """The expert bias is moved towards even loads after each update of an RL run."""
 
-    name, family, body = "bias_updates_in_rl", Family.MOE, SIGMOID
-    expects = ("router-loss-in-rl",)
-    onset, strength = FROM_START, (0.01, 0.1)
-
-    def prepare(self, raw: Raw, folder: Path) -> None:
-        put(raw, "model.moe.balancing", "bias")
-        put(raw, "model.moe.router_bias_update_rate", self.dose.strength)
+    name, body, strength = "bias_updates_in_rl", SIGMOID, (0.01, 0.1)
+    balancing = "bias", "router_bias_update_rate"
 
 
 FAULTS: tuple[type[Injector], ...] = (

@@ -87,6 +87,22 @@ class KlRunaway(Injector):
         put(raw, "algorithm.entropy_bonus", 0.05)
 
 
+class WrongReference(Injector):
+    """The reference's weights are not those that the policy starts from."""
+
+    name, family, expects = "wrong_reference", Family.POLICY, ("kl-wrong-reference",)
+    body, onset, strength = WITH_KL, FROM_START, (0.3, 1.0)
+
+    def started(self, parts: Any, session: Session) -> None:
+        noise = torch.Generator().manual_seed(self.dose.seed)
+        model = parts.trainer.roles[Role.REFERENCE].model
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.ndim > 1:
+                    drawn = torch.randn(weight.shape, generator=noise)
+                    weight.add_(drawn.to(weight), alpha=self.dose.strength * float(weight.std()))
+
+
 class TooManyUpdates(Injector):
     """Many updates are made on the same samples, with bounds too wide to clip any of them."""
 
@@ -157,6 +173,7 @@ FAULTS: tuple[type[Injector], ...] = (
     EntropyCollapse,
     EntropyBonusTooHigh,
     KlRunaway,
+    WrongReference,
     TooManyUpdates,
     Truncated,
     WrongEos,

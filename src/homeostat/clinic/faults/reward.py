@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from homeostat.clinic import bodies
 from homeostat.clinic.injector import FROM_START, Cure, Injector
-from homeostat.clinic.recipes import Body, Raw
+from homeostat.clinic.recipes import GOLD, GOLD_REWARD, Body, Raw
 from homeostat.health.finding import Family
 
 # Few prompts and steps, for slow rewards.
@@ -199,6 +199,21 @@ class LengthHacking(_Reward):
 
     def options(self) -> dict[str, Any]:
         return {"onset": self.dose.onset, "per_token": self.dose.strength}
+
+
+class ProxyExploited(_Reward):
+    """The trained reward, as a reward model may, pays for something that the task does not ask."""
+
+    name, function, strength = "reward_over_optimised", "by_digit", (0.3, 1.0)
+    expects = ("reward-over-optimised",)
+    body, onset = Body("sort", steps=60, changes=GOLD), (8, 14)
+
+    def options(self) -> dict[str, Any]:
+        return {"onset": self.dose.onset, "bonus": self.dose.strength}
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        super().prepare(raw, folder)
+        raw["rewards"]["functions"].append(GOLD_REWARD)
 
 
 class ShortAnswers(_Reward):

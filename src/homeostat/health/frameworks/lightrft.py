@@ -33,7 +33,7 @@ _PLAIN: dict[str, str] = {
     "tlen": "sequences/mean_length",
     "critic_loss": "critic/loss",
     "cri": "critic/loss",
-    "critic_lr": "critic/learning_rate",
+    "critic_lr": "critic/lr",
     "values": "critic/value_mean",
     "accuracy_reward_mean": "rewards/accuracy/mean",
     "format_reward_mean": "rewards/format/mean",

@@ -28,7 +28,7 @@ TABLE = Framework(
         "critic/score/mean": "reward",
         "critic/rewards/mean": "reward/shaped",
         "critic/loss": "critic/loss",
-        "critic/clipfrac": "critic/clip_share",
+        "critic/clipfrac": "critic/clipped_share",
         "tokens/response_length/mean": "completions/mean_length",
         "tokens/response_length/max": "completions/max_length",
         "time/step_total": "time/step",

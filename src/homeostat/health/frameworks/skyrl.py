@@ -27,7 +27,7 @@ METRICS: dict[str, str] = {
     "generate/max_num_tokens": "completions/max_length",
     "generate/min_num_tokens": "completions/min_length",
     "critic/critic_loss": "critic/loss",
-    "critic/critic_lr": "critic/learning_rate",
+    "critic/critic_lr": "critic/lr",
     "async/staleness_mean": "stale/steps/mean",
     "async/staleness_max": "stale/steps/max",
     "timing/step": "time/step",

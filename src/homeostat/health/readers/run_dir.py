@@ -85,7 +85,9 @@ def _kind(settings: Mapping[str, Any]) -> Kind:
     algorithm = settings.get("algorithm.type", settings.get("algorithm"))
     if algorithm == "sft":
         return Kind.SFT
-    return Kind.PREFERENCE if algorithm in {"dpo", "kto", "orpo"} else Kind.RL
+    if algorithm == "reward_model":
+        return Kind.REWARD_MODEL
+    return Kind.PREFERENCE if algorithm in {"dpo", "ipo", "kto", "orpo", "simpo"} else Kind.RL
 
 
 def _events(path: Path) -> Iterator[Event]:

@@ -174,7 +174,7 @@ def highest_reward(view: RunView) -> float | None:
     if seen is not None and len(seen.finite()):
         return float(seen.finite().values.max())
     reward, functions = view.series("reward"), reward_functions(view)
-    if reward is None or not len(reward.finite()):
+    if reward is None or not len(reward.finite()) or _has_logits(view):
         return None
     parts = [s.finite().values for s in functions.values()] or [reward.finite().values]
     if any(len(part) and (part.min() < 0.0 or part.max() > 1.0 + 1e-9) for part in parts):
@@ -206,9 +206,24 @@ def is_top_known(view: RunView) -> bool:
     return bool(types) and "function" not in types
 
 
-def _weights(view: RunView, num: int) -> list[float] | None:
+def _trained_functions(view: RunView) -> list[object]:
+    """Return the settings of the rewards that are trained on, where they are known."""
     found = view.setting("rewards.functions", default=())
-    if not isinstance(found, list | tuple) or len(found) != num or not num:
+    given = found if isinstance(found, list | tuple) else ()
+    return [f for f in given if not (isinstance(f, dict) and f.get("role") == "eval")]
+
+
+def _has_logits(view: RunView) -> bool:
+    """Return whether a reward is the logit of a reward model, of which none is the highest."""
+    return any(
+        isinstance(f, dict) and f.get("type") == "reward_model" and f.get("score") != "probability"
+        for f in _trained_functions(view)
+    )
+
+
+def _weights(view: RunView, num: int) -> list[float] | None:
+    found = _trained_functions(view)
+    if len(found) != num or not num:
         return None
     weights = [f.get("weight", 1.0) if isinstance(f, dict) else 1.0 for f in found]
     return [float(w) for w in weights] if all(isinstance(w, int | float) for w in weights) else None

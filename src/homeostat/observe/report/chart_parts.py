@@ -78,6 +78,14 @@ def labelled(columns: dict[str, Series], pattern: str) -> dict[str, str]:
     return {name: match.group(1) for name, match in found if match}
 
 
+def mix_plot(columns: dict[str, Series], markers: list[Marker]) -> Plot:
+    """Plot the share of every training source, if there are several."""
+    names = labelled(columns, r"data/share/([^/]+)")
+    return Plot("Mix of sources", "percent of a step", many(columns, names, factor=100.0),
+                from_zero=True, markers=markers,
+                about="Share of a step's rows or prompts that come from each source.")  # fmt: skip
+
+
 def rate_plot(columns: dict[str, Series], markers: list[Marker]) -> Plot:
     names = {
         "throughput/tokens_per_s": "all tokens",

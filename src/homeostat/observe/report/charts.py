@@ -20,12 +20,12 @@ def make_sections(facts: RunFacts) -> list[Section]:
     if facts.is_rl:
         sections = make_rl_sections(facts, markers)
     else:
-        sections = [Section("", _sft_plots(facts, markers))]
+        sections = [Section("", _row_plots(facts, markers)), _preference_section(facts, markers)]
     sections.append(expert_section(facts, markers))
     return with_marks(sections, facts.illnesses, facts.other_remedies)
 
 
-def _sft_plots(facts: RunFacts, markers: list[Marker]) -> list[Plot]:
+def _row_plots(facts: RunFacts, markers: list[Marker]) -> list[Plot]:
     columns = facts.columns
     return [
         _loss_plot(facts, markers),
@@ -41,7 +41,29 @@ def _sft_plots(facts: RunFacts, markers: list[Marker]) -> list[Plot]:
         Plot("Data", "percent", parts.many(columns, {
             "data/packing_fill": "packing fill", "data/trained_share": "trained share"},
             factor=100.0), from_zero=True, markers=markers),
+        parts.mix_plot(columns, markers),
     ]  # fmt: skip
+
+
+def _preference_section(facts: RunFacts, markers: list[Marker]) -> Section:
+    """Return the plots of preference training; they are empty in other runs."""
+    columns = facts.columns
+    sides = {"chosen": "chosen", "rejected": "rejected"}
+    return Section("Preferences", [
+        Plot("Accuracy", "percent of the pairs", parts.many(columns, {
+            "preference/accuracy": "training", "eval/preference_accuracy": "evaluation"},
+            factor=100.0), from_zero=True, markers=markers,
+            about=parts.about("preference/accuracy")),
+        Plot("Margin", "implicit reward", parts.many(columns, {
+            "preference/margin": "training", "eval/preference_margin": "evaluation"}),
+            markers=markers, about=parts.about("preference/margin")),
+        Plot("Implicit rewards", "mean", parts.many(columns, {
+            f"preference/{side}_reward": label for side, label in sides.items()}),
+            markers=markers, about=parts.about("preference/chosen_reward")),
+        Plot("Log-probs of completions", "nats", parts.many(columns, {
+            f"preference/{side}_logp": label for side, label in sides.items()}),
+            markers=markers, about=parts.about("preference/chosen_logp")),
+    ], "what is preferred, and by how much")  # fmt: skip
 
 
 def _loss_plot(facts: RunFacts, markers: list[Marker]) -> Plot:
@@ -55,7 +77,8 @@ def _loss_plot(facts: RunFacts, markers: list[Marker]) -> Plot:
         ]
     if held_out is not None:
         lines.append(Line("evaluation", held_out, 2, "dots", "eval/loss"))
+    unit = "per pair or row" if "preference/accuracy" in facts.columns else "nats per token"
     return Plot(
-        "Loss", "nats per token", lines, size="main", allow_log=True, best=facts.best_eval,
+        "Loss", unit, lines, size="main", allow_log=True, best=facts.best_eval,
         markers=markers, about=parts.about("train/loss"),
     )  # fmt: skip

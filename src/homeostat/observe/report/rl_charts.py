@@ -24,6 +24,7 @@ def make_rl_sections(facts: RunFacts, markers: list[Marker]) -> list[Section]:
     return [
         Section("", [_reward_plot(facts, markers)]),
         Section("Rewards", _reward_plots(columns, markers), "what was earned, and by whom"),
+        Section("Energies", _energy_plots(columns, markers), "features of samples and truth"),
         Section("Completions", _completion_plots(columns, markers), "as they were sampled"),
         Section("Policy", _policy_plots(columns, markers), "how the model moved"),
         engine_section(facts, markers),
@@ -72,9 +73,14 @@ def _reward_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
         Plot("Samples not trained", "percent",
              parts.unless_zero(columns, {"rollout/untrained_share": "samples"}, factor=100.0),
              from_zero=True, markers=markers, about=parts.about("rollout/untrained_share")),
-        Plot("Groups passed over", "groups per record",
-             parts.unless_zero(columns, {"rollout/groups_passed_over": "groups"}), from_zero=True,
-             markers=markers, about=parts.about("rollout/groups_passed_over")),
+        Plot("Groups passed over", "groups per record", parts.unless_zero(columns, {
+            "rollout/groups_passed_over": "all", **parts.labelled(columns, r"filter/([^/]+)")}),
+            from_zero=True, markers=markers, about=parts.about("rollout/groups_passed_over")),
+        Plot("Solve rate", "percent of the samples", parts.many(columns, {
+            "curriculum/solve_rate": "prompts seen", "curriculum/drawn_rate": "prompts drawn"},
+            factor=100.0), from_zero=True, markers=markers,
+            about=parts.about("curriculum/solve_rate")),
+        parts.mix_plot(columns, markers),
         Plot("Rewards without a value", "samples per record",
              parts.unless_zero(columns, parts.labelled(columns, r"rewards/([^/]+)/failed")),
              from_zero=True, markers=markers,
@@ -82,6 +88,19 @@ def _reward_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
         *(Plot(label, "logged by the reward", [Line(label, columns[name], metric=name)],
                markers=markers)
           for name, label in parts.labelled(columns, r"rewards/([^/]+/logged/.+)").items()),
+    ]  # fmt: skip
+
+
+def _energy_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
+    return [
+        Plot("Likeness in feature space", "at most 2",
+             parts.many(columns, {"ebft/alignment": "to the truth",
+                                  "ebft/diversity": "among samples"}),
+             markers=markers, about=parts.about("ebft/alignment")),
+        Plot("Feature-matching loss", "squared distance", parts.one(columns, "ebft/cfm_loss"),
+             from_zero=True, markers=markers, about=parts.about("ebft/cfm_loss")),
+        Plot("Cross-entropy of the truth", "nats per token", parts.one(columns, "ebft/ce_loss"),
+             markers=markers, about=parts.about("ebft/ce_loss")),
     ]  # fmt: skip
 
 

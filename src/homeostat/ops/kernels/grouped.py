@@ -24,7 +24,7 @@ from torch import Tensor
 
 from homeostat.ops.kernels import aligned, launches
 from homeostat.ops.kernels.pairs import tiles_of
-from homeostat.ops.kernels.products import Tile, single_tile
+from homeostat.ops.kernels.products import Tile, along, single_tile, sum_of_tile
 from homeostat.ops.pairs import Pairs, pairs_of
 
 # Each with the mean number of an expert's rows up to which it is the fastest on an H200. Loads are
@@ -104,12 +104,6 @@ def grouped_product(
 
 
 @triton.jit
-def _along(at, IS_DOWN: tl.constexpr):
-    """Return a vector as the rows of a tile, or as its columns."""
-    return at[:, None] if IS_DOWN else at[None, :]
-
-
-@triton.jit
 def _rows_of_tile(tiles_ptr, order_ptr, SLOTS: tl.constexpr, ROWS: tl.constexpr):
     """Return a tile's expert (-1: none), its places, which of them are its own, rows of x there."""
     tile, num_tiles = tl.program_id(1), tl.num_programs(1)
@@ -131,26 +125,17 @@ def _grouped(
 ):  # fmt: skip
     expert, place, is_row, row = _rows_of_tile(tiles_ptr, order_ptr, SLOTS, ROWS)
     if expert >= 0:
-        output = _along(tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), IS_TURNED)
-        at_kx = _along(tl.arange(0, INPUTS), IS_TURNED)
-        at_kw = _along(tl.arange(0, INPUTS), not IS_TURNED)
-        at_x = x_ptr + _along(row, not IS_TURNED).to(tl.int64) * num_inputs + at_kx
+        output = along(tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), IS_TURNED)
+        at_kx = along(tl.arange(0, INPUTS), IS_TURNED)
+        at_kw = along(tl.arange(0, INPUTS), not IS_TURNED)
+        at_x = x_ptr + along(row, not IS_TURNED).to(tl.int64) * num_inputs + at_kx
         is_output = output < num_outputs
         at_weight = tl.where(is_output, output, 0) + expert.to(tl.int64) * num_outputs
         at_weight = weight_ptr + at_weight * num_inputs + at_kw
-        total = tl.zeros((OUTPUTS, ROWS) if IS_TURNED else (ROWS, OUTPUTS), dtype=tl.float32)
-        for first in range(0, num_inputs, INPUTS):
-            if IS_WHOLE:
-                x, weight = tl.load(at_x), tl.load(at_weight)
-            else:
-                x = tl.load(at_x, mask=at_kx < num_inputs - first, other=0.0)
-                weight = tl.load(at_weight, mask=at_kw < num_inputs - first, other=0.0)
-            if IS_TURNED:
-                total = tl.dot(weight, x, total, input_precision=PRECISION)
-            else:
-                total = tl.dot(x, weight, total, input_precision=PRECISION)
-            at_x += INPUTS
-            at_weight += INPUTS
-        at = out_ptr + _along(place, not IS_TURNED).to(tl.int64) * num_outputs + output
-        is_own = _along(is_row, not IS_TURNED) & is_output
+        total = sum_of_tile(
+            at_x, at_weight, at_kx, at_kw, num_inputs,
+            IS_WHOLE, PRECISION, ROWS, OUTPUTS, INPUTS, IS_TURNED,
+        )  # fmt: skip
+        at = out_ptr + along(place, not IS_TURNED).to(tl.int64) * num_outputs + output
+        is_own = along(is_row, not IS_TURNED) & is_output
         tl.store(at, total.to(out_ptr.dtype.element_ty), mask=is_own)

@@ -143,27 +143,17 @@ def _place(
 
 
 @triton.jit
-def _along(at, IS_DOWN: tl.constexpr):
+def along(at, IS_DOWN: tl.constexpr):
     """Return a vector as the rows of a tile, or as its columns."""
     return at[:, None] if IS_DOWN else at[None, :]
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _product(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, num_outputs, num_inputs,
-    HAS_BIAS: tl.constexpr, IS_WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-    NEIGHBOURS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
-    IS_TURNED: tl.constexpr,
+@triton.jit
+def sum_of_tile(
+    at_x, at_weight, at_kx, at_kw, num_inputs, IS_WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, IS_TURNED: tl.constexpr,
 ):  # fmt: skip
-    first_row, first_output = _place(num_rows, num_outputs, NEIGHBOURS, ROWS, OUTPUTS)
-    row = _along(first_row + tl.arange(0, ROWS), not IS_TURNED)
-    output = _along(first_output + tl.arange(0, OUTPUTS), IS_TURNED)
-    at_kx = _along(tl.arange(0, INPUTS), IS_TURNED)
-    at_kw = _along(tl.arange(0, INPUTS), not IS_TURNED)
-    # Beyond the last row read the first one; its result is not stored.
-    at_x = x_ptr + tl.where(row < num_rows, row, 0).to(tl.int64) * num_inputs + at_kx
-    at_weight = weight_ptr + tl.where(output < num_outputs, output, 0).to(tl.int64) * num_inputs
-    at_weight += at_kw
+    """Sum the products of a tile over all inputs, INPUTS at a time; the addresses are the first."""
     total = tl.zeros((OUTPUTS, ROWS) if IS_TURNED else (ROWS, OUTPUTS), dtype=tl.float32)
     for first in range(0, num_inputs, INPUTS):
         if IS_WHOLE:
@@ -177,6 +167,29 @@ def _product(
             total = tl.dot(x, weight, total, input_precision=PRECISION)
         at_x += INPUTS
         at_weight += INPUTS
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _product(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, num_outputs, num_inputs,
+    HAS_BIAS: tl.constexpr, IS_WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    IS_TURNED: tl.constexpr,
+):  # fmt: skip
+    first_row, first_output = _place(num_rows, num_outputs, NEIGHBOURS, ROWS, OUTPUTS)
+    row = along(first_row + tl.arange(0, ROWS), not IS_TURNED)
+    output = along(first_output + tl.arange(0, OUTPUTS), IS_TURNED)
+    at_kx = along(tl.arange(0, INPUTS), IS_TURNED)
+    at_kw = along(tl.arange(0, INPUTS), not IS_TURNED)
+    # Beyond the last row read the first one; its result is not stored.
+    at_x = x_ptr + tl.where(row < num_rows, row, 0).to(tl.int64) * num_inputs + at_kx
+    at_weight = weight_ptr + tl.where(output < num_outputs, output, 0).to(tl.int64) * num_inputs
+    at_weight += at_kw
+    total = sum_of_tile(
+        at_x, at_weight, at_kx, at_kw, num_inputs,
+        IS_WHOLE, PRECISION, ROWS, OUTPUTS, INPUTS, IS_TURNED,
+    )  # fmt: skip
     is_output = output < num_outputs
     if HAS_BIAS:
         total += tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)

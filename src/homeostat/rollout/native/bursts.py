@@ -31,8 +31,9 @@ class Taken:
     """The tokens that a burst drew for its sequences: [B, S], of which the first `made` count.
 
     `routes_BSLK`: per step the experts of the token that it ran, which is the one before the token
-    that it drew, in the smallest integer type; None where no sequence asks for them.
-    `cut` is there where a sequence is cut.
+    that it drew, in the smallest integer type, with their weights if a sequence asks for those
+    (rollout/routes.py); None where no sequence asks for experts. `cut` is there where a sequence is
+    cut.
     """
 
     sequences: list[Sequence]

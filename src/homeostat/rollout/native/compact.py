@@ -154,7 +154,8 @@ class _Moe:
         ids_BK = routing.experts(
             self.number, lambda: best_experts(scores_BE, self.bias_E, self.shape)
         )
-        weights_BK = expert_weights(scores_BE, ids_BK, self.shape)
+        own_BK = expert_weights(scores_BE, ids_BK, self.shape)
+        weights_BK = routing.weights(self.number, own_BK)
         if ids_BK.numel() * self.gate_up_EJD[0].numel() <= _MOST_COPIED:
             x_BD += combined(self._at_once(normed_BD, ids_BK), weights_BK)
         else:

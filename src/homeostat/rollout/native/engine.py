@@ -54,6 +54,7 @@ def native_capabilities(
         quiesce=frozenset(Quiesce),
         max_tokens=max_tokens,
         routed_experts=has_experts,
+        routed_weights=has_experts,
         kept_ids=True,
     )
 

@@ -19,6 +19,7 @@ import torch
 from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
+from homeostat.models.expert_offload import StreamedExperts
 from homeostat.models.families import DecoderConfig
 from homeostat.ops.linear import Numerics
 from homeostat.rollout.native.compact import can_be_copied
@@ -67,6 +68,11 @@ def make_bursts(
         return None
     if path == "compiled":
         return _cpu_bursts(model, config, threads=threads or torch.get_num_threads())
+    if any(isinstance(block.experts, StreamedExperts) for block in model.moe_blocks):
+        raise EngineError(
+            f"engine.decode is {config.decode}, whose kernels read all experts from the GPU, and "
+            "trainer.backend.offload_experts leaves them in host memory. Set engine.decode=plain."
+        )
     # Its kernels need Triton to be imported at all.
     from homeostat.rollout.native.cuda.bursts import CudaBursts
     from homeostat.rollout.native.cuda.forward import DecodeForward

@@ -22,7 +22,7 @@ from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.compact import CompactDecoder, compact_of
 from homeostat.rollout.native.cpu.prompts import CpuPrompts
 from homeostat.rollout.native.memory import to_device
-from homeostat.rollout.native.routing import keep_routes, recorded, routing_of
+from homeostat.rollout.native.routing import keep_routes, recorded, routing_of, wants_weights
 from homeostat.rollout.native.scheduler import Chunk, Copy
 from homeostat.rollout.native.sequence import Sequence
 
@@ -101,7 +101,8 @@ class Runner:
     def _keep_routes(self, chunks: list[Chunk], routing: Routing) -> None:
         if routing.records:
             assert self.model.moe is not None, "only models with experts record them"
-            keep_routes(chunks, recorded(routing, self.model.moe))
+            with_weights = wants_weights([chunk.sequence for chunk in chunks])
+            keep_routes(chunks, recorded(routing, self.model.moe, with_weights=with_weights))
 
     def _prefill_attention(self, chunks: list[Chunk], cache: KVCache) -> AttentionContext:
         if self.model.numerics == "invariant":

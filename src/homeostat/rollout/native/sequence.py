@@ -33,7 +33,7 @@ class Sequence(Flight):
         # Sequences with one key may share the computation of their prompt. The scheduler sets it
         # whenever the sequence begins to wait.
         self.share_key: ShareKey | None = None
-        self.noise_key = noise_key(request.seed, request.id)
+        self.noise_key = noise_key(request.seed, request.noise_name)
         self.blocks: list[int] = []
         self.cached = 0
         # Number of the commit whose weights the cache was begun with.

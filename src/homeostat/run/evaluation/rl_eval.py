@@ -1,9 +1,10 @@
 """Evaluates the policy on held-out prompts: samples, scores, and counts the solved ones.
 
 `eval/reward` is the mean over the samples that no reward failed on, and `eval/reward_coverage` the
-share of those. A mean over a part of the prompts is not comparable with one over all of them: where
-the time limit strikes on long wrong answers, the worse policy has the better mean. So an evaluation
-with less coverage than eval.sampling.min_coverage is reported and never becomes the best one.
+share of those. `eval/gold_reward` is the same of the rewards that are not trained on (role: eval).
+A mean over a part of the prompts is not comparable with one over all of them: where the time limit
+strikes on long wrong answers, the worse policy has the better mean. So an evaluation with less
+coverage than eval.sampling.min_coverage is reported and never becomes the best one.
 
 The noise of a prompt's samples is the same at every evaluation, so that two of them differ by the
 policy alone.
@@ -13,16 +14,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from homeostat.config.rewards import AnyReward, RewardsConfig
 from homeostat.rewards.combine import weighted_sum
+from homeostat.rewards.solved import deciding_rewards, pass_metrics
 from homeostat.rollout.collect import sample_and_score, training_sampling
 from homeostat.rollout.engine import Sampling
 from homeostat.rollout.sampler import Draw
-from homeostat.run.evaluation.solved import deciding_rewards, pass_metrics
+from homeostat.rollout.scorer import Logged
 from homeostat.run.wiring.rl_setup import RlParts
 from homeostat.types import RolloutGroup, Sample
 
@@ -32,14 +35,14 @@ def evaluate_prompts(parts: RlParts) -> dict[str, float]:
     if parts.engine is None or parts.prompts.evaluation is None:
         return {}
     started = time.perf_counter()
-    groups = _sampled(parts)
-    rules, rewards = parts.config.eval.sampling, parts.config.rewards
-    assert rewards is not None, "combinations asks for rewards"
-    weights = {reward.label: reward.weight for reward in rewards.functions}
+    scored = _sampled(parts)
+    groups = [group for group, _ in scored]
+    rules, rewards = parts.config.eval.sampling, parts.config.reward_functions
     samples = [sample for group in groups for sample in group.samples]
     lengths = [sample.completion.num_policy_tokens for sample in samples]
     return {
-        **reward_metrics(samples, weights),
+        **reward_metrics(samples, rewards),
+        **_judge_costs(logged for _, logged in scored),
         "eval/completions/mean_length": float(np.mean(lengths)),
         "eval/completions/clipped_ratio": _share(s.completion.stop_reason.is_cut for s in samples),
         "eval/policy_version": float(parts.engine.policy_version),
@@ -53,21 +56,44 @@ def evaluate_prompts(parts: RlParts) -> dict[str, float]:
     }
 
 
-def reward_metrics(samples: list[Sample], weights: dict[str, float]) -> dict[str, float]:
+def reward_metrics(samples: list[Sample], rewards: RewardsConfig) -> dict[str, float]:
     """Means over the samples that have a value, and how many have none because a reward failed."""
-    sums = [weighted_sum(s.rewards, weights, failed=s.failed) for s in samples]
-    counts = {label for label, weight in weights.items() if weight != 0}
-    metrics = {
-        "eval/reward": _mean(sums),
-        "eval/reward_coverage": _share(not sample.failed & counts for sample in samples),
-    }
-    for label in weights:
+    total, coverage = _summed(samples, rewards.trained)
+    metrics = {"eval/reward": total, "eval/reward_coverage": coverage}
+    if rewards.gold:
+        total, coverage = _summed(samples, rewards.gold)
+        metrics |= {"eval/gold_reward": total, "eval/gold_coverage": coverage}
+    for label in (reward.label for reward in rewards.functions):
         metrics[f"eval/rewards/{label}/mean"] = _mean(s.rewards[label] for s in samples)
         metrics[f"eval/rewards/{label}/failed"] = float(sum(label in s.failed for s in samples))
     return metrics
 
 
-def _sampled(parts: RlParts) -> list[RolloutGroup]:
+def _summed(samples: list[Sample], rewards: Sequence[AnyReward]) -> tuple[float, float]:
+    """Return the mean of the weighted sums, and the share of samples on which no reward failed."""
+    weights = {reward.label: reward.weight for reward in rewards}
+    counts = {label for label, weight in weights.items() if weight != 0}
+    sums = [
+        weighted_sum(
+            {label: sample.rewards[label] for label in weights},
+            weights,
+            failed=sample.failed & set(weights),
+        )
+        for sample in samples
+    ]
+    return _mean(sums), _share(not sample.failed & counts for sample in samples)
+
+
+def _judge_costs(logged: Iterable[Logged]) -> dict[str, float]:
+    costs: dict[str, float] = {}
+    for of_group in logged:
+        for name, values in of_group.items():
+            if name.startswith("judge/"):
+                costs[f"eval/{name}"] = costs.get(f"eval/{name}", 0.0) + sum(values)
+    return costs
+
+
+def _sampled(parts: RlParts) -> list[tuple[RolloutGroup, Logged]]:
     config, prompts = parts.config, parts.prompts.evaluation
     assert parts.sampler is not None, "an evaluation needs an engine"
     assert prompts is not None, "an evaluation needs prompts"
@@ -79,8 +105,9 @@ def _sampled(parts: RlParts) -> list[RolloutGroup]:
         sampling=_sampling(parts),
         num_samples=config.eval.sampling.samples_per_prompt,
         step=parts.state.step,
+        evaluates=True,
     )
-    return [one.result()[0] for one in pending]
+    return [one.result() for one in pending]
 
 
 def _sampling(parts: RlParts) -> Sampling:

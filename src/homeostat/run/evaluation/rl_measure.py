@@ -9,9 +9,12 @@ import numpy as np
 
 from homeostat.algorithms.baselines import has_signal
 from homeostat.columns import dense
+from homeostat.data.mixing import source_shares
 from homeostat.observe.devices import host_rss
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.evaluation.expert_load import load_metrics
+from homeostat.run.learning.critic import critic_metrics
+from homeostat.run.learning.energies import energy_metrics
 from homeostat.run.learning.kept import kept_metrics
 from homeostat.run.learning.learn import Learned
 from homeostat.run.learning.probes import worst
@@ -30,8 +33,10 @@ def rl_metrics(
     labels = list(samples[0].rewards)
     metrics = {
         **_reward_metrics(groups, labels),
-        **_completion_metrics(samples),
+        **_completion_metrics(samples, fixed_length=parts.config.is_strided),
+        **energy_metrics(learned.energies, learned.reports),
         **update_metrics(learned.reports),
+        **critic_metrics(learned.critic, learned.rows),
         **policy_metrics(learned.measured),
         **route_metrics(learned.reports),
         **load_metrics(learned.reports, parts.config.model.moe, sheet=parts.trainer.sheet),
@@ -39,8 +44,10 @@ def rl_metrics(
         **learned.mismatch,
         **kept_metrics(samples, vocabulary=parts.trainer.sheet.vocab_size),
         **_signal_metrics(rollouts, learned),
+        **_filter_metrics(rollouts, parts),
+        **_mix_metrics(rollouts, parts),
         **_missing_metrics(samples, labels),
-        **{name: total / count for name, (total, count) in rollouts.logged.items()},
+        **logged_metrics(rollouts.logged),
         **_time_metrics(rollouts, learned, seconds=seconds, num_tokens=_num_tokens(groups)),
         "epoch": parts.collector.prompt_sampler.epoch,
         "num_tokens": parts.state.num_tokens,
@@ -70,6 +77,14 @@ def _reward_metrics(groups: list[RolloutGroup], labels: list[str]) -> dict[str, 
     return metrics
 
 
+def logged_metrics(logged: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return means of what functions logged, and sums of what judges cost."""
+    return {
+        name: total if name.startswith("judge/") else total / count
+        for name, (total, count) in logged.items()
+    }
+
+
 def _missing_metrics(samples: list[Sample], labels: list[str]) -> dict[str, float]:
     """Count the values that rewards did not give: they failed, or do not apply."""
     metrics = {}
@@ -83,7 +98,8 @@ def _missing_metrics(samples: list[Sample], labels: list[str]) -> dict[str, floa
     return metrics | {"rollout/failed_share": lost / len(samples)}
 
 
-def _completion_metrics(samples: list[Sample]) -> dict[str, float]:
+def _completion_metrics(samples: list[Sample], *, fixed_length: bool) -> dict[str, float]:
+    """Return lengths and ends. Completions of a fixed length (`fixed_length`) are not cut off."""
     lengths = np.array([sample.completion.num_policy_tokens for sample in samples])
     is_cut = np.array([sample.completion.stop_reason.is_cut for sample in samples])
     ended = lengths[~is_cut]
@@ -91,9 +107,11 @@ def _completion_metrics(samples: list[Sample]) -> dict[str, float]:
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
-        "completions/clipped_ratio": float(is_cut.mean()),
         "completions/distinct_share": len({s.text for s in samples}) / len(samples),
     }
+    if fixed_length:
+        return metrics
+    metrics["completions/clipped_ratio"] = float(is_cut.mean())
     if len(ended):
         metrics |= {
             "completions/mean_terminated_length": float(ended.mean()),
@@ -177,6 +195,27 @@ def _signal_metrics(rollouts: StepRollouts, learned: Learned) -> dict[str, float
             "train/updates_without_signal": float(learned.num_without_signal),
         }
     return metrics
+
+
+def _filter_metrics(rollouts: StepRollouts, parts: RlParts) -> dict[str, float]:
+    """Say what filters dropped and why, and how many groups the step lacks for it."""
+    filters, sampled = parts.collector.filters, rollouts.all_groups
+    if not filters.filters:
+        return {}
+    lacking = parts.collector.rollout.prompts_per_step - len(rollouts.groups)
+    return {
+        **filters.counted(rollouts.reasons),
+        "rollout/filtered_share": len(rollouts.passed_over) / len(sampled),
+        "rollout/groups_lacking": float(max(0, lacking)),
+    }
+
+
+def _mix_metrics(rollouts: StepRollouts, parts: RlParts) -> dict[str, float]:
+    """Return the sources of the step's prompts, and what the curriculum knows of them."""
+    prompts = parts.prompts.train.rows
+    ids = [group.prompt.prompt_id for group in rollouts.all_groups]
+    shares = source_shares(prompts.source_B[ids], parts.config.data.source_names)
+    return shares | parts.collector.prompt_sampler.metrics()
 
 
 def _advantage_metrics(

@@ -110,17 +110,32 @@ class Healing:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], *, place: str) -> Healing:
         try:
-            trial = fields.get("trial")
+            trial, went_to = fields.get("trial"), fields.get("went_to")
+            tried = fields.get("tried", {}).items()
             return cls(
                 overlay={path: Edit(**edit) for path, edit in fields.get("overlay", {}).items()},
-                trial=None if trial is None else Trial(**trial),
-                tried={str(name): int(count) for name, count in fields.get("tried", {}).items()},
+                trial=None if trial is None else _trial(trial),
+                tried={str(name): _count(number, "tried") for name, number in tried},
                 origins=dict(fields.get("origins", {})),
-                roll_backs=int(fields.get("roll_backs", 0)),
-                went_to=fields.get("went_to"),
+                roll_backs=_count(fields.get("roll_backs", 0), "roll_backs"),
+                went_to=None if went_to is None else _count(went_to, "went_to"),
             )
         except (TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{place}: health.healing cannot be read: {error}.") from None
+
+
+def _trial(fields: Mapping[str, Any]) -> Trial:
+    trial = Trial(**fields)
+    for name in ("step", "window", "doses"):
+        _count(getattr(trial, name), f"trial.{name}")
+    return trial
+
+
+def _count(value: Any, name: str) -> int:
+    """Return a number of steps or times. A file may hold anything: inf, 1.5, true."""
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise ValueError(f"{name} is {value!r:.40}, not a whole number")
+    return value
 
 
 class RollBackError(Exception):

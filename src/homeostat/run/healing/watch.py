@@ -64,7 +64,7 @@ class Watch:
         """`state` is the monitor's state from the checkpoint that the run resumes from."""
         self.monitor = Monitor(
             RULES,
-            kind=Kind.RL if config.is_rl else Kind.SFT,
+            kind=Kind(config.kind),
             settings=settings_of(config),
             total_steps=total_steps,
             watchlist=watchlist_of(config.health),

@@ -1,7 +1,8 @@
 """Turns the groups of a step into updates of the policy.
 
-groups -> rows -> log-probs of reference and old policy, where needed -> advantages
-       -> updates, each guarded against memory and numbers that are not finite
+groups -> rows -> log-probs of reference and old policy, where needed; values of a critic
+       -> advantages
+       -> updates of policy and critic, guarded against memory and numbers that are not finite
        -> how far engine and trainer were apart
 """
 
@@ -9,31 +10,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from homeostat.algorithms.catalogue import policy_gradient
+from homeostat.algorithms.catalogue import advantages, policy_gradient
+from homeostat.algorithms.energy import Energies
 from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
 from homeostat.columns import dense
 from homeostat.config.algorithm import AnyPolicyGradient
 from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
-from homeostat.data.loader import micro_batches
 from homeostat.errors import TrainingHaltedError
 from homeostat.run.learning.coverage import num_trained, scaled_up, some_of, together
+from homeostat.run.learning.critic import CriticLearner, CriticStep
+from homeostat.run.learning.energies import scored_groups, truth_rows
 from homeostat.run.learning.kept import require_kept
 from homeostat.run.learning.mismatch import WorstToken, compare, known_logp, with_text
+from homeostat.run.learning.passes import Passes, by_row, numbered
 from homeostat.run.learning.probes import NUM_SCORED, first_ratio_off, plan_probes, round_trip_bad
 from homeostat.run.learning.routes import require_routes, rows_for
 from homeostat.run.learning.updates import (
     StepRows,
     Update,
     build_update,
+    epoch_spans,
+    reward_batch,
+    rows_of_groups,
     split_groups,
-    step_advantages,
     step_rows,
     with_column,
 )
@@ -46,6 +51,7 @@ from homeostat.train.step import GuardedStep
 from homeostat.train.trainer import Trainer
 from homeostat.types import (
     FloatArray,
+    IntArray,
     Role,
     RolloutGroup,
     StepPlan,
@@ -59,8 +65,6 @@ NUM_COMPARED = 16
 # Steps from one event about the worst tokens to the next.
 STEPS_BETWEEN_WORST = 20
 
-Result = TypeVar("Result")
-
 # Says what a step is at, for people who watch: (text, done, total).
 Tell = Callable[[str, int, int], None]
 
@@ -72,10 +76,12 @@ class Learned:
     advantages_S: list[np.ndarray] = field(default_factory=list)
     rows: StepRows | None = None
     reports: list[UpdateReport] = field(default_factory=list)
+    energies: Energies | None = None
     # Of each update that has rows: what its loss measured, of all rows (run/learning/coverage.py).
     measured: list[Mapping[str, float]] = field(default_factory=list)
     num_without_signal: int = 0
     trained_tokens: int = 0
+    critic: CriticStep | None = None
     kl: float | None = None
     # Of engine and trainer at the beginning of the step: metrics, and where they differ most.
     mismatch: Mapping[str, float] = field(default_factory=dict)
@@ -109,6 +115,10 @@ class Learner:
         self.rl_state = rl_state
         self.total_steps = total_steps
         self.tell = tell
+        self.passes = Passes(live, trainer, memory, state)
+        self.critic: CriticLearner | None = None
+        if live.now.critic is not None:
+            self.critic = CriticLearner(self.passes, guarded, total_steps=total_steps)
         self._worst_told_at: int | None = None
 
     @property
@@ -121,7 +131,21 @@ class Learner:
         """Return the algorithm's settings in force."""
         return policy_gradient(self.config.algorithm)
 
-    def learn(self, step: int, groups: Sequence[RolloutGroup], *, epoch: int) -> Learned:
+    def energies(
+        self, step: int, groups: Sequence[RolloutGroup]
+    ) -> tuple[list[RolloutGroup], Energies | None]:
+        """Return the groups with their energies as rewards, and these, if the run has any."""
+        trainer, run = self.trainer, self.passes.run
+        return scored_groups(groups, self.config.energy, trainer=trainer, run=run, step=step)
+
+    def learn(
+        self,
+        step: int,
+        groups: Sequence[RolloutGroup],
+        *,
+        epoch: int,
+        energies: Energies | None = None,
+    ) -> Learned:
         kl = self.algorithm.kl
         if kl is not None and kl.target is None:
             # Without a target the coefficient is the setting, which may have changed.
@@ -135,40 +159,71 @@ class Learner:
         rows = step_rows(groups, self.config)
         spans = split_groups(len(groups), self.config.trainer.updates_per_step)
         penalty_ST = self._score(rows, spans, step, learned)
-        learned.rows = rows
-        learned.advantages_S = step_advantages(rows, self.config, penalty_ST=penalty_ST)
+        learned.rows, learned.energies = rows, energies
+        self._estimate(rows, groups, penalty_ST, step, learned)
         learned.score_s = time.perf_counter() - started
         started = time.perf_counter()
-        for update, span in enumerate(spans):
-            self.tell("updating", update + 1, len(spans))
-            self._update(step, update, span, epoch, groups, learned)
+        if step > self.config.critic_steps:
+            self._update_policy(step, epoch, groups, learned)
+        if self.critic is not None and learned.critic is not None:
+            self.tell("updating the critic", 1, 1)
+            self.critic.learn(learned.critic, rows, step=step, epoch=epoch)
         learned.train_s = time.perf_counter() - started
         self._compare(step, groups, spans, learned)
         self._adapt_kl(learned, num_samples=len(rows.rows))
         return learned
 
+    def _estimate(
+        self,
+        rows: StepRows,
+        groups: Sequence[RolloutGroup],
+        penalty_ST: list[np.ndarray] | None,
+        step: int,
+        learned: Learned,
+    ) -> None:
+        """Compute the advantages and, where there is a critic, what it is trained towards."""
+        critic = self.critic
+        values = None if critic is None else critic.values(rows, groups, step=step)
+        batch = reward_batch(rows, penalty_ST=penalty_ST, critic=values, energies=learned.energies)
+        learned.advantages_S = advantages(self.algorithm, batch)
+        if critic is not None and values is not None:
+            learned.critic = critic.targets(values, batch)
+
+    def _update_policy(
+        self, step: int, epoch: int, groups: Sequence[RolloutGroup], learned: Learned
+    ) -> None:
+        """Make the step's updates of the policy: passes over its samples, in updates each."""
+        trainer = self.config.trainer
+        for number in range(trainer.epochs_per_step):
+            shuffle = (self.config.seed, step, number)
+            spans = epoch_spans(len(groups), trainer.updates_per_step, shuffle=shuffle)
+            for update, chosen in enumerate(spans):
+                place = number * trainer.updates_per_step + update
+                self.tell("updating", place + 1, trainer.updates_in_step)
+                self._update(step, place, chosen, epoch, groups, learned)
+
     def _update(
         self,
         step: int,
-        update: int,
-        span: range,
+        place: int,
+        chosen: IntArray,
         epoch: int,
         groups: Sequence[RolloutGroup],
         learned: Learned,
     ) -> None:
         rows = learned.rows
         assert rows is not None, "rows come first"
-        chosen = np.flatnonzero((rows.group_R >= span.start) & (rows.group_R < span.stop))
-        kl = self.algorithm.kl
+        kl, trained = self.algorithm.kl, [groups[index] for index in chosen]
         built = build_update(
             rows,
             learned.advantages_S,
-            chosen=chosen.tolist(),
+            chosen=rows_of_groups(rows, chosen),
             config=self.config,
             sizes=current_sizes(self.config.trainer, self.state),
             kl_coefficient=self.rl_state.kl_coefficient if kl and kl.place == "loss" else None,
             step=step,
             epoch=epoch,
+            truth=truth_rows(trained, self.config, first_id=len(rows.rows)),
         )
         plan, others = built.plan, self._measure_left_out(built, step)
         if plan is None:
@@ -176,10 +231,11 @@ class Learner:
             if others is not None:
                 learned.measured.append(others)
             return
-        per_step = self.config.trainer.updates_per_step
-        number = (step - 1) * per_step + update + 1
-        rate = self.config.trainer.learning_rate(number, self.total_steps * per_step)
-        scored = self._score_again(plan, step) if update == 0 else {}
+        per_step, first = self.config.trainer.updates_in_step, self.config.critic_steps
+        number = (step - first - 1) * per_step + place + 1
+        total = (self.total_steps - first) * per_step
+        rate = self.config.trainer.learning_rate(number, total)
+        scored = self._score_again(plan, step, len(rows.rows)) if place == 0 else {}
         report = self.guarded.run(plan, learning_rate=rate)
         learned.reports.append(report)
         learned.measured.append(report.stats if others is None else together(report, others))
@@ -198,7 +254,7 @@ class Learner:
         if not rows:
             return None
         assert loss is not None, "rows that are left out have a weight in the loss"
-        _, found = self._in_micro_batches(
+        _, found = self.passes.run(
             Role.POLICY,
             rows,
             lambda batches: self.trainer.measure(Role.POLICY, batches, loss),
@@ -206,11 +262,14 @@ class Learner:
         )
         return scaled_up(found, num_tokens=sum(map(num_trained, built.left_out)))
 
-    def _score_again(self, plan: StepPlan, step: int) -> dict[int, FloatArray]:
-        """Log-probs of a few rows of the step's first update, before it, at measured steps."""
+    def _score_again(self, plan: StepPlan, step: int, num_rows: int) -> dict[int, FloatArray]:
+        """Log-probs of a few sampled rows of the first update, before it, at measured steps."""
         if not is_measured(step):
             return {}
-        rows = [row for batch in plan.micro_batches for row in batch.rows()][:NUM_SCORED]
+        rows = [row for batch in plan.micro_batches for row in batch.rows()]
+        rows = [row for row in rows if row.row_id < num_rows][:NUM_SCORED]
+        if not rows:
+            return {}
         found = self._logprobs(Role.POLICY, rows, step=step)
         return {row.row_id: logp_M for row, logp_M in zip(rows, found, strict=True)}
 
@@ -227,8 +286,9 @@ class Learner:
             self._fill("ref_logp", Role.REFERENCE, rows, chosen, step)
         correction = self.algorithm.correction
         all_old = in_reward or (correction is not None and correction.normalise)
+        all_old = all_old or self.config.trainer.epochs_per_step > 1
         later = [index for index in chosen if all_old or rows.group_R[index] >= spans[0].stop]
-        if later:
+        if later and (in_reward or step > self.config.critic_steps):
             self._fill("old_logp", Role.POLICY, rows, later, step)
         if kl is None or not in_reward:
             return None
@@ -270,8 +330,8 @@ class Learner:
             rows,
             known,
             spans=spans,
-            updates_per_step=self.config.trainer.updates_per_step,
-            version=None if is_foreign else self.state.policy_version,
+            updates_per_step=self.config.trainer.updates_in_step,
+            version=None if is_foreign else self.config.policy_version(self.state.step),
         )
         learned.mismatch, learned.worst_tokens = compared.metrics, compared.worst
         told_at = self._worst_told_at
@@ -316,43 +376,15 @@ class Learner:
     def _logprobs(self, role: Role, rows: list[TokenRow], *, step: int) -> list[FloatArray]:
         """Per row, the log-probs of its trained tokens at the sampling temperature."""
         temperature = self.config.rollout.temperature
-        rows = rows_for(role, rows, self.config.model.moe)
         # Some rows may have been given more columns than others by now.
-        shared = set.intersection(*(set(row.columns) for row in rows))
-        numbered = [
-            replace(row, row_id=i, columns={n: v for n, v in row.columns.items() if n in shared})
-            for i, row in enumerate(rows)
-        ]
+        alike = numbered(rows_for(role, rows, self.config.model.moe))
 
         def work(batches: Sequence[TrainBatch]) -> list[np.ndarray]:
             return score(self.trainer, role, batches, temperature=temperature)
 
-        batches, found = self._in_micro_batches(role, numbered, work, step=step)
-        by_row: dict[int, FloatArray] = {}
-        for batch, logp_M in zip(batches, found, strict=True):
-            counts = [int(np.count_nonzero(row.weights_T)) for row in batch.rows()]
-            parts = np.split(logp_M, np.cumsum(counts)[:-1])
-            by_row |= dict(zip(batch.row_ids_B.tolist(), parts, strict=True))
-        return [by_row[index] for index in range(len(rows))]
-
-    def _in_micro_batches(
-        self,
-        role: Role,
-        rows: list[TokenRow],
-        work: Callable[[Sequence[TrainBatch]], Result],
-        *,
-        step: int,
-    ) -> tuple[Sequence[TrainBatch], Result]:
-        """The micro-batches of these rows and what the work makes of them; smaller ones where
-        memory runs out."""
-        while True:
-            sizes = current_sizes(self.config.trainer, self.state)
-            groups = self.trainer.num_data_groups
-            batches = micro_batches(rows, sizes, num_data_groups=groups)
-            found = self.memory.attempt(lambda batches=batches: work(batches), role=role, step=step)
-            if found is not None:
-                return batches, found
-            self.memory.shrink(batches, step=step)
+        batches, found = self.passes.run(role, alike, work, step=step)
+        logp = by_row(batches, found)
+        return [logp[index] for index in range(len(rows))]
 
     def _adapt_kl(self, learned: Learned, *, num_samples: int) -> None:
         kl = self.algorithm.kl

@@ -71,6 +71,8 @@ def known_logp(rows: StepRows, reports: Iterable[UpdateReport]) -> dict[int, Flo
     found: dict[int, FloatArray] = {}
     for report in reports:
         found |= dict(zip(report.row_ids_B.tolist(), report.row_logp, strict=True))
+    # Rows of the truth, which no engine sampled, have numbers beyond those of the samples.
+    found = {row_id: logp_M for row_id, logp_M in found.items() if row_id < len(rows.rows)}
     for index, row in enumerate(rows.rows):
         if "old_logp" in row.columns:
             found[index] = dense(row.columns["old_logp"])[row.weights_T > 0]

@@ -67,7 +67,8 @@ def round_trip_bad(groups: Sequence[RolloutGroup], rows: StepRows, plan: StepPla
         return len(row) == len(places_T) and np.array_equal(row.tokens_T[is_own], wanted)
 
     found = (row for batch in plan.micro_batches for row in batch.rows())
-    return float(sum(not is_good(row) for row in found))
+    # Rows of the truth, which nobody sampled, have numbers beyond those of the samples.
+    return float(sum(not is_good(row) for row in found if row.row_id < len(rows.rows)))
 
 
 def first_ratio_off(scored: Mapping[int, FloatArray], report: UpdateReport) -> float | None:

@@ -21,16 +21,20 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from homeostat.algorithms.baselines import RewardBatch
+from homeostat.algorithms.baselines import CriticValues, RewardBatch
 from homeostat.algorithms.catalogue import advantages, policy_gradient
 from homeostat.algorithms.corrections.weight import WeightRule, mean_weight
+from homeostat.algorithms.energy import Energies
 from homeostat.algorithms.normalise import row_weights
 from homeostat.algorithms.overlong import penalty as overlong_penalty
 from homeostat.algorithms.policy import policy_spec
 from homeostat.columns import ROUTES, ColumnArray, aligned, dense, joined
+from homeostat.config.ebft import EbftConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import micro_batches
+from homeostat.data.prepare import shuffled
+from homeostat.run.learning.energies import beside
 from homeostat.train.replay import REPLAYED
 from homeostat.types import (
     BoolArray,
@@ -73,6 +77,10 @@ class StepRows:
     @property
     def group_R(self) -> IntArray:
         return self.group_S[self.sample_R]
+
+    @property
+    def num_groups(self) -> int:
+        return int(self.group_S.max(initial=-1)) + 1
 
     def completion_places(self, row: int) -> IntArray:
         """Place of each token of a row in the sample's completion; below 0 if not in it."""
@@ -170,18 +178,38 @@ def _shaping(sample: Sample, config: RunConfig) -> float:
 
 
 def step_advantages(
-    step: StepRows, config: RunConfig, *, penalty_ST: list[np.ndarray] | None
+    step: StepRows,
+    config: RunConfig,
+    *,
+    penalty_ST: list[np.ndarray] | None,
+    energies: Energies | None = None,
 ) -> list[np.ndarray]:
-    """Per sample, one value for each token that the policy sampled. `penalty_ST`: KL in the reward,
-    times its weight, for the same tokens."""
-    batch = RewardBatch(
+    """Per sample, one value for each token that the policy sampled."""
+    batch = reward_batch(step, penalty_ST=penalty_ST, energies=energies)
+    return advantages(policy_gradient(config.algorithm), batch)
+
+
+def reward_batch(
+    step: StepRows,
+    *,
+    penalty_ST: list[np.ndarray] | None,
+    critic: CriticValues | None = None,
+    energies: Energies | None = None,
+) -> RewardBatch:
+    """Collect what advantages are computed from.
+
+    `penalty_ST` is the KL in the reward, times its weight, for each token that the policy sampled;
+    `critic` has the values of the same tokens.
+    """
+    return RewardBatch(
         rewards_S=step.rewards_S,
         group_S=step.group_S,
         lengths_S=step.lengths_S,
         trained_S=step.trained_S,
         penalty_ST=penalty_ST,
+        critic=critic,
+        energies=energies,
     )
-    return advantages(policy_gradient(config.algorithm), batch)
 
 
 def split_groups(num_groups: int, num_updates: int) -> list[range]:
@@ -189,6 +217,29 @@ def split_groups(num_groups: int, num_updates: int) -> list[range]:
     borders = [update * num_groups // num_updates for update in range(num_updates + 1)]
     spans = [range(*pair) for pair in pairwise(borders)]
     return [span for span in spans if len(span)]
+
+
+def epoch_spans(
+    num_groups: int, num_updates: int, *, shuffle: tuple[int, int, int]
+) -> list[IntArray]:
+    """Groups of each update of one pass over the samples of a step.
+
+    `shuffle` is (seed, step, pass). The first pass, 0, takes the groups as they come; every other
+    one in another order, so that updates are made of other groups.
+    """
+    order = np.arange(num_groups)
+    if shuffle[-1] > 0:
+        order = shuffled(num_groups, shuffle)
+    return [order[span.start : span.stop] for span in split_groups(num_groups, num_updates)]
+
+
+def rows_of_groups(step_rows: StepRows, groups: IntArray) -> list[int]:
+    """The numbers of the rows of these groups, in the groups' order."""
+    place_G = np.full(step_rows.num_groups, -1)
+    place_G[groups] = np.arange(len(groups))
+    place_R = place_G[step_rows.group_R]
+    chosen = np.flatnonzero(place_R >= 0)
+    return chosen[np.argsort(place_R[chosen], kind="stable")].tolist()
 
 
 def with_column(row: TokenRow, name: str, values: np.ndarray) -> TokenRow:
@@ -220,15 +271,13 @@ def build_update(
     kl_coefficient: float | None,
     step: int,
     epoch: int,
+    truth: Sequence[TokenRow] = (),
 ) -> Update:
-    """One update over the chosen rows."""
+    """One update over the chosen rows, and over rows of the truth beside them."""
     algorithm, rollout = policy_gradient(config.algorithm), config.rollout
     rows, weight_R, denominator = _row_weights(step_rows, chosen, config)
-    needs_all = algorithm.entropy_bonus > 0 or (
-        algorithm.kl is not None and algorithm.kl.place == "loss"
-    )
-    # The routers' loss has a gradient in every row.
-    needs_all = needs_all or config.model.moe.has_loss
+    # The routers' loss has a gradient in every row, too.
+    needs_all = algorithm.has_other_terms or config.model.moe.has_loss
     keep_all = needs_all or not algorithm.skip_zero_advantage
     counted = []
     for row, weight, index in zip(rows, weight_R, chosen, strict=True):
@@ -237,21 +286,43 @@ def build_update(
             places_T = step_rows.policy_places(index)
             weighted = _weighted(row, advantage_T, places_T, weight=float(weight))
             counted.append((weighted, keep_all or bool(np.any(advantage_T))))
-    if not counted:
+    if not counted and not truth:
         return Update(None, [], None)
     spec = policy_spec(
         algorithm,
-        denominator=denominator,
+        denominator=denominator or 1.0,
         temperature=rollout.temperature,
         kl_coefficient=kl_coefficient,
         weight_mean=_weight_mean(rows, weight_R, config),
     )
     kept = [row for row, is_kept in counted if is_kept]
     left_out = [row for row, is_kept in counted if not is_kept]
+    if truth:
+        kept, left_out, spec = _with_truth(kept, left_out, truth, spec, config.ebft)
     if not kept:
         return Update(None, left_out, spec)
-    batches = micro_batches(kept, sizes, num_data_groups=config.mesh.num_data_groups)
+    if config.is_strided:
+        # Rows of a text are neighbours, whatever the order of groups.
+        kept = sorted(kept, key=lambda row: row.row_id)
+    batches = micro_batches(
+        kept, sizes, num_data_groups=config.mesh.num_data_groups, nested=config.is_strided
+    )
     return Update(StepPlan(step, epoch, batches, spec), left_out, spec)
+
+
+def _with_truth(
+    kept: list[TokenRow],
+    left_out: list[TokenRow],
+    truth: Sequence[TokenRow],
+    spec: LossSpec,
+    ebft: EbftConfig,
+) -> tuple[list[TokenRow], list[TokenRow], LossSpec]:
+    """Add the mean cross-entropy of the truth, times its coefficient, to the loss."""
+    num_tokens = sum(int(row.weights_T.sum()) for row in truth)
+    weight = ebft.ce_coefficient * spec.denominator / num_tokens
+    sampled, imitated = beside([*kept, *left_out], truth, weight=weight)
+    spec = replace(spec, name="policy_and_truth")
+    return [*sampled[: len(kept)], *imitated], sampled[len(kept) :], spec
 
 
 def _row_weights(
@@ -272,7 +343,8 @@ def _row_weights(
         normalise=algorithm.normalise,
         fixed_length=algorithm.fixed_length or config.rollout.max_new_tokens,
     )
-    return rows, weight_S[sample_R], denominator
+    factor = 1.0 if config.energy is None else config.energy.rl_coefficient
+    return rows, factor * weight_S[sample_R], denominator
 
 
 def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConfig) -> float:

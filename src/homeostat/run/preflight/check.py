@@ -10,9 +10,11 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from homeostat.algorithms.row_loss import row_loss
 from homeostat.config.run import RunConfig
 from homeostat.data.inputs import (
     Inputs,
@@ -30,9 +32,11 @@ from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import HomeostatError, MissingDependencyError
+from homeostat.models.expert_offload import require_experts
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
+from homeostat.run.preflight.energy import energy_item
 from homeostat.run.preflight.experts import expert_item
 from homeostat.run.preflight.health import (
     compile_facts,
@@ -42,6 +46,8 @@ from homeostat.run.preflight.health import (
     row_facts,
 )
 from homeostat.run.preflight.item import Item, Level
+from homeostat.run.preflight.mixing import filter_items, mix_items
+from homeostat.run.preflight.reward_model import label_items
 from homeostat.run.preflight.rl import (
     engine_items,
     evaluation_items,
@@ -51,7 +57,12 @@ from homeostat.run.preflight.rl import (
     size_items,
 )
 from homeostat.run.preflight.sft import row_item, row_size_items
-from homeostat.run.sizing.estimate import MemoryPlan, largest_rl_batch, plan_memory
+from homeostat.run.sizing.estimate import (
+    MemoryPlan,
+    largest_rl_batch,
+    plan_memory,
+    with_columns,
+)
 from homeostat.run.sizing.token_budget import as_chosen, choose_tokens, tokens_line
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.cores import PLAIN, slowdown_of_bf16
@@ -71,7 +82,7 @@ class Preflight:
         self.config = config
         self.progress = progress
         self.tokenizer: ChatTokenizer | None = None
-        # Rows of an SFT run, or prompts of an RL run; None unless they could be read.
+        # Rows to train on, or prompts of an RL run; None unless they could be read.
         self.rows: Inputs[RowStore] | None = None
         self.prompts: Inputs[PromptSet] | None = None
         self.held_out: RowStore | PromptSet | None = None
@@ -124,7 +135,7 @@ class Preflight:
 
     def _device(self) -> Iterator[Item]:
         device = resolve_device(self.config)
-        dtype = str(resolve_dtype(self.config, device)).removeprefix("torch.")
+        dtype = str(resolve_dtype(self.config.trainer, device)).removeprefix("torch.")
         ranks = self.config.ranks_line
         text = f"{device}, {dtype}" + (f"; {ranks}" if ranks else "")
         facts: dict[str, Any] = {"device": str(device)}
@@ -133,7 +144,7 @@ class Preflight:
             facts["bf16_slowdown"] = round(slow, 1)
             text += f", which takes this CPU {slow:.1f} times as long as fp32 (measured)"
         if device.type == "cpu":
-            cores = choose_way(self.config, device)
+            cores = choose_way(self.config.trainer, self.config.mesh, device)
             self.way = cores.way
             facts |= {"threads": cores.way.threads, "lanes": cores.way.lanes}
             text += f"; {cores}"
@@ -154,11 +165,13 @@ class Preflight:
 
     def _model(self) -> Iterator[Item]:
         device = resolve_device(self.config)
-        dtype = resolve_dtype(self.config, device)
-        self.preview = preview_model(
-            self.config.model, self.config.lora, dtype=dtype, device=device
-        )
+        dtype = resolve_dtype(self.config.trainer, device)
+        offload = self.config.trainer.backend.offload_experts
+        place = {"dtype": dtype, "device": device, "offload_experts": offload}
+        self.preview = preview_model(self.config.model, self.config.lora, **place)
         decoder = self.preview.decoder
+        if offload:
+            require_experts(None if decoder is None else decoder.moe)
         active = decoder.num_active_params if decoder is not None and decoder.moe else None
         facts = {
             "num_params": self.preview.num_params,
@@ -177,7 +190,12 @@ class Preflight:
             text += f", {fmt.byte_size(facts['bytes_per_rank'])} on each rank"
         yield Item("model", "ok", text, facts)
         if self.preview.decoder is not None and self.preview.decoder.moe is not None:
-            yield expert_item(self.config, self.preview.decoder, self.preview.decoder.moe)
+            yield expert_item(
+                self.config.model.moe,
+                self.preview.decoder,
+                self.preview.decoder.moe,
+                are_offloaded=self.config.trainer.backend.offload_experts,
+            )
         longest = self.preview.max_positions
         if longest is not None and self.config.data.max_length > longest:
             yield Item(
@@ -196,8 +214,12 @@ class Preflight:
                 self.rows = choose_rows(self.config, rows, None)
             else:
                 self.held_out = rows
-            yield row_item(part, rows)
+            yield row_item(part, rows, unit=self._unit)
             self._require_known_tokens(rows, part)
+
+    @property
+    def _unit(self) -> str:
+        return "rows" if self.config.rows_per_example == 1 else "pairs"
 
     def _prompts(self) -> Iterator[Item]:
         if self.tokenizer is None:
@@ -219,9 +241,10 @@ class Preflight:
     def _rl_sizes(self) -> Iterator[Item]:
         if self.prompts is not None:
             yield from size_items(self.config, self.prompts)
+            yield from mix_items(self.config, self.prompts.train)
             if self.config.has_validation:
-                assert self.config.rewards is not None, "combinations asks for rewards"
-                yield from evaluation_items(self.config.rewards, self.config.eval.sampling)
+                functions = self.config.reward_functions
+                yield from evaluation_items(functions, self.config.eval.sampling)
 
     def _engine(self) -> Iterator[Item]:
         if self.prompts is not None and self.preview is not None:
@@ -231,8 +254,11 @@ class Preflight:
     def _rewards(self) -> Iterator[Item]:
         if self.prompts is None or self.tokenizer is None:
             return
-        assert self.config.rewards is not None, "combinations asks for rewards"
-        for item in reward_items(self.config.rewards, self.prompts.train.rows, self.tokenizer):
+        functions, prompts = self.config.reward_functions, self.prompts.train.rows
+        if self.config.energy is not None:
+            yield energy_item(self.config.energy, prompts, preview=self.preview)
+        tried = reward_items(functions, prompts, self.tokenizer)
+        for item in chain(tried, filter_items(self.config, prompts)):
             self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
             yield item
 
@@ -243,7 +269,7 @@ class Preflight:
         # A check leaves no files behind: mapped rows stay readable after their files are deleted.
         with tempfile.TemporaryDirectory(prefix="homeostat-check-") as temporary:
             return prepare_row_part(
-                self.config,
+                self.config.data,
                 self.tokenizer,
                 part,
                 cache_dir=folder if folder.is_dir() else Path(temporary),
@@ -253,9 +279,12 @@ class Preflight:
     def _sizes(self) -> Iterator[Item]:
         if self.rows is None:
             return
-        config, num_rows = self.config, len(self.rows.train.ids)
+        config, num_rows = self.config, len(self.rows.train)
         plans, total = self._plans(as_chosen(config, resolve_runtime(config, kept=PLAIN)))
-        yield from row_size_items(config.trainer, plans, num_rows=num_rows, total_steps=total)
+        sizes = {"num_rows": num_rows, "total_steps": total}
+        yield from row_size_items(config.trainer, plans, **sizes, unit=self._unit)
+        yield from mix_items(config, self.rows.train)
+        yield from label_items(config, self.rows.train)
         count_steps(config, num_rows)
 
     def _memory(self) -> Iterator[Item]:
@@ -290,15 +319,15 @@ class Preflight:
         plans, _ = self._plans(config)
         batches = (batch for plan in plans for batch in plan.micro_batches)
         batch = max(batches, key=lambda batch: batch.num_tokens)
-        return plan_memory(config, runtime, batch, preview=self.preview)
+        return plan_memory(config, runtime, with_columns(config, batch), preview=self.preview)
 
     def _plans(self, config: RunConfig) -> tuple[list[StepPlan], int]:
-        """Return the first step plans of an SFT run, and the number of steps in all."""
+        """Return the first step plans over given rows, and the number of steps in all."""
         assert self.rows is not None
         train = self.rows.train
         with PlanLoader(
             train.rows, row_ids=train.ids, trainer=config.trainer, data=config.data,
-            algorithm=config.sft, seed=config.seed,
+            loss=row_loss(config), seed=config.seed,
             num_data_groups=config.mesh.num_data_groups,
         ) as plans:  # fmt: skip
             total = plans.total_steps

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from homeostat.config.run import RunConfig
+from homeostat.config.moe import MoeConfig
 from homeostat.models.families import DecoderConfig
 from homeostat.observe import format as fmt
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.run.preflight.item import Item
 
 
-def expert_item(config: RunConfig, decoder: DecoderConfig, moe: MoeShape) -> Item:
+def expert_item(
+    config: MoeConfig, decoder: DecoderConfig, moe: MoeShape, *, are_offloaded: bool
+) -> Item:
     """Describe the experts, and what moves the routers besides the loss of the tokens."""
     facts = {
         "num_experts": moe.num_experts,
@@ -21,16 +23,17 @@ def expert_item(config: RunConfig, decoder: DecoderConfig, moe: MoeShape) -> Ite
         f"{moe.num_experts} experts in {len(moe.layers)} layers, {moe.top_k} for each token, "
         f"{fmt.count(decoder.num_active_params)} parameters at work; {_balancing(config, moe)}"
     )
+    if are_offloaded:
+        text += "; they stay in host memory and are streamed to the GPU layer by layer"
     return Item("experts", "ok", text, facts)
 
 
-def _balancing(config: RunConfig, moe: MoeShape) -> str:
-    chosen = config.model.moe
-    if chosen.balancing == "bias":
-        return f"their bias is moved by {chosen.router_bias_update_rate:g} after each update"
+def _balancing(config: MoeConfig, moe: MoeShape) -> str:
+    if config.balancing == "bias":
+        return f"their bias is moved by {config.router_bias_update_rate:g} after each update"
     words = "nothing keeps their load even"
-    if chosen.balancing in ("aux", "sequence_aux"):
-        words = f"load kept even by {chosen.balancing} x {chosen.aux_loss_coefficient:g}"
+    if config.balancing in ("aux", "sequence_aux"):
+        words = f"load kept even by {config.balancing} x {config.aux_loss_coefficient:g}"
     if moe.has_bias:
         words += ", and the expert bias is frozen (model.moe.router_bias_update_rate is 0)"
     return words

@@ -41,9 +41,7 @@ _ITEM_LEVELS: dict[Level, ItemLevel] = {
 
 def health_items(config: RunConfig, facts: Mapping[str, Any]) -> Iterator[Item]:
     """Yield an item for each finding, then one with the number of rules that were evaluated."""
-    view = RunView(
-        kind=Kind.RL if config.is_rl else Kind.SFT, settings=settings_of(config), facts=facts
-    )
+    view = RunView(kind=Kind(config.kind), settings=settings_of(config), facts=facts)
     require_known_rules(config.health)
     watched = watchlist_of(config.health)
     rules = [rule for rule in RULES if watched.levels.get(rule.code) != "off"]

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.columns import MAX_KEPT_IDS
+from homeostat.config.critic import CriticConfig
+from homeostat.config.model import ModelConfig
 from homeostat.config.observe import EvalSamplingConfig
 from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import CheckpointReference, RolloutConfig
@@ -19,15 +21,15 @@ from homeostat.errors import DataError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.ops.moe_shape import MoeShape
+from homeostat.rewards.solved import deciding_rewards
 from homeostat.rewards.trial import try_rewards
 from homeostat.rollout.backend import Prospect
 from homeostat.rollout.engine import Capabilities
 from homeostat.rollout.registry import ENGINES
-from homeostat.run.evaluation.solved import deciding_rewards
 from homeostat.run.preflight.item import Item
 from homeostat.run.wiring.replay import require_replay, route_bytes_per_token
 from homeostat.run.wiring.rl_setup import saved_journal
-from homeostat.train.build import named_reference, reference_model
+from homeostat.train.build import critic_lora, naming, reference_model
 from homeostat.train.runtime import resolve_device, resolve_dtype
 
 # Number of prompts on which every reward function is tried.
@@ -56,19 +58,23 @@ def size_items(config: RunConfig, inputs: Inputs[PromptSet]) -> Iterator[Item]:
     sizes = {"rows_per_step": config.rows_per_step}
     total = trainer.total_steps(num_prompts, **sizes)
     longest = int(prompts.lengths.max()) + rollout.max_new_tokens
-    most = rollout.samples_per_step * (float(np.mean(prompts.lengths)) + rollout.max_new_tokens)
+    samples = round(rollout.samples_per_step * prompts.asked_per_row)
+    most = samples * (float(np.mean(prompts.lengths)) + rollout.max_new_tokens)
     facts = {
         "prompts": num_prompts,
         "steps_per_epoch": trainer.steps_per_epoch(num_prompts, **sizes),
         "total_steps": total,
-        "samples_per_step": rollout.samples_per_step,
-        "rows_per_update": rollout.samples_per_step / trainer.updates_per_step,
+        "samples_per_step": samples,
+        "rows_per_update": samples / trainer.updates_per_step,
         "longest_row_tokens": longest,
         "tokens_per_step_at_most": round(most),
     }
+    asked = "prompts"
+    if config.is_strided:
+        asked = f"texts x about {prompts.asked_per_row:.0f} positions"
     text = (
-        f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = "
-        f"{rollout.samples_per_step} rows a step, in {trainer.updates_per_step} updates of about "
+        f"{rollout.prompts_per_step} {asked} x {rollout.samples_per_prompt} samples = "
+        f"{samples} rows a step, in {trainer.updates_per_step} updates of about "
         f"{facts['rows_per_update']:.0f}; {facts['steps_per_epoch']} steps an epoch, {total} in "
         f"all; a row has at most {longest} tokens, a step {fmt.count(most)}"
     )
@@ -114,14 +120,14 @@ def engine_items(
     config: RunConfig, preview: ModelPreview, prompts: PromptSet, *, lanes: int
 ) -> Iterator[Item]:
     engine, device = config.engine, resolve_device(config)
-    require_stop_ids(config, vocab_size=preview.vocab_size)
-    running = min(engine.max_concurrency, config.rollout.samples_per_step)
+    require_stop_ids(config.rollout, vocab_size=preview.vocab_size)
+    running = min(engine.max_concurrency, config.requests_per_step)
     prospect = Prospect(
         engine=engine,
         model=config.model,
         preview=preview,
         device=device,
-        dtype=resolve_dtype(config, device),
+        dtype=resolve_dtype(config.trainer, device),
         lanes=lanes,
         max_tokens=config.max_request_tokens,
         running=running,
@@ -137,14 +143,14 @@ def engine_items(
     if config.rollout.is_cut:
         yield _cut_item(config.rollout, vocabulary=preview.vocab_size)
     moe = None if preview.decoder is None else preview.decoder.moe
-    require_replay(config, moe, capabilities)
+    require_replay(config.model.moe, moe, capabilities)
     if moe is not None:
-        yield _routes_item(config, moe, capabilities)
+        yield _routes_item(config.model, moe, capabilities)
 
 
-def _routes_item(config: RunConfig, moe: MoeShape, engine: Capabilities) -> Item:
+def _routes_item(model: ModelConfig, moe: MoeShape, engine: Capabilities) -> Item:
     """Say whether routes are replayed, and what recording them takes."""
-    settings = config.model.moe
+    settings = model.moe
     mode = settings.router_replay
     size = route_bytes_per_token(moe, weights=mode == "weights")
     facts = {"router_replay": mode, "bytes_per_token": size}
@@ -154,7 +160,7 @@ def _routes_item(config: RunConfig, moe: MoeShape, engine: Capabilities) -> Item
             "and trainer round differently, tokens go to other experts in training than when they "
             "were sampled"
         )
-        if config.model.numerics == "invariant":
+        if model.numerics == "invariant":
             # Engine and trainer have the same bits, and so the same routes.
             return Item("routes", "ok", text + "; with model.numerics=invariant they do not", facts)
         if engine.routed_experts:
@@ -201,20 +207,43 @@ def _weights_item(config: RunConfig, engine: Capabilities) -> Item:
     return Item("weights", "ok", text, {"transport": transport, "interval_steps": steps})
 
 
+def _critic_item(config: RunConfig, critic: CriticConfig) -> Item:
+    device = resolve_device(config)
+    with naming("critic.path" if critic.path else "model.path"):
+        preview = preview_model(
+            critic.start(config.model),
+            critic_lora(config, critic),
+            dtype=resolve_dtype(config.trainer, device),
+            device=device,
+            head=critic.head_init,
+        )
+    text = (
+        f"{preview.family} with a value head, {fmt.count(preview.num_trainable)} of "
+        f"{fmt.count(preview.num_params)} parameters trained"
+    )
+    if critic.warmup_steps:
+        text += f"; it learns alone in the first {critic.warmup_steps} steps"
+    facts = {"num_params": preview.num_params, "num_trainable": preview.num_trainable}
+    return Item("critic", "ok", text, facts)
+
+
 def other_run_items(config: RunConfig) -> Iterator[Item]:
     """Check what the run reads from elsewhere: a reference checkpoint, another run's rollouts."""
     if isinstance(config.reference, CheckpointReference):
         device = resolve_device(config)
-        with named_reference():
+        with naming("reference.path"):
             preview = preview_model(
                 reference_model(config.model, config.reference),
                 None,
-                dtype=resolve_dtype(config, device),
+                dtype=resolve_dtype(config.trainer, device),
                 device=device,
+                offload_experts=config.trainer.backend.offload_experts,
             )
         text = f"{preview.family}, {fmt.count(preview.num_params)} parameters"
         yield Item("reference", "ok", text, {"num_params": preview.num_params})
-    if (journal := saved_journal(config)) is not None:
+    if config.critic is not None:
+        yield _critic_item(config, config.critic)
+    if (journal := saved_journal(config.debug)) is not None:
         steps = journal.steps()
         if not steps:
             raise DataError(f"debug.rollouts: {journal.folder} holds no steps. Name another run.")

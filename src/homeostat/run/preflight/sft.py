@@ -1,4 +1,4 @@
-"""Check an SFT recipe before the first step: rows and sizes."""
+"""Check a recipe that trains on given rows before the first step: rows and sizes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from homeostat.run.preflight.item import Item, Level
 from homeostat.types import StepPlan
 
 
-def row_item(part: Part, store: RowStore) -> Item:
-    """Return how many rows were kept, and how many tokens they have."""
+def row_item(part: Part, store: RowStore, *, unit: str = "rows") -> Item:
+    """Return how many rows, or pairs of them, were kept, and how many tokens they have."""
     report = store.report
     lost = report.seen - report.kept
     share = report.trained_tokens / report.tokens
     text = (
-        f"{part}: {report.kept} of {report.seen} rows kept, {fmt.count(report.tokens)} tokens, "
+        f"{part}: {report.kept} of {report.seen} {unit} kept, {fmt.count(report.tokens)} tokens, "
         f"{100 * share:.0f} % trained, longest row {int(store.lengths.max())}"
     )
     if lost:
@@ -29,9 +29,17 @@ def row_item(part: Part, store: RowStore) -> Item:
 
 
 def row_size_items(
-    trainer: TrainerConfig, plans: Sequence[StepPlan], *, num_rows: int, total_steps: int
+    trainer: TrainerConfig,
+    plans: Sequence[StepPlan],
+    *,
+    num_rows: int,
+    total_steps: int,
+    unit: str = "rows",
 ) -> Iterator[Item]:
-    """Show the sizes of an update. `plans` are the first of the run, to measure packing by."""
+    """Show the sizes of an update. `plans` are the first of the run, to measure packing by.
+
+    `unit` is what `num_rows` and trainer.batch_rows count.
+    """
     tokens = sum(plan.num_tokens for plan in plans) / len(plans)
     batches = sum(len(plan.micro_batches) for plan in plans) / len(plans)
     largest = max(batch.num_tokens for plan in plans for batch in plan.micro_batches)
@@ -47,11 +55,11 @@ def row_size_items(
         "largest_micro_batch_tokens": largest,
     }
     text = (
-        f"{num_rows} rows / {trainer.batch_rows} per update = {facts['steps_per_epoch']} "
+        f"{num_rows} {unit} / {trainer.batch_rows} per update = {facts['steps_per_epoch']} "
         f"updates an epoch; {total_steps} in all, {warmup} of them warm-up; an update has about "
         f"{fmt.count(tokens)} tokens in {batches:.1f} micro-batches of at most {largest}"
     )
     yield Item("sizes", "ok", text, facts)
     if trainer.batch_rows > num_rows:
-        few = f"trainer.batch_rows={trainer.batch_rows} is more than the {num_rows} rows"
+        few = f"trainer.batch_rows={trainer.batch_rows} is more than the {num_rows} {unit}"
         yield Item("sizes", "warning", few)

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from homeostat.config.run import RunConfig
+from homeostat.config.observe import CompletionsConfig
 from homeostat.observe.completions import completion_steps, completions_file, write_completions
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.learning.learn import Learned
@@ -17,7 +17,12 @@ log = logging.getLogger(__name__)
 
 
 def keep_completions(
-    config: RunConfig, session: Session, rollouts: StepRollouts, learned: Learned, *, step: int
+    config: CompletionsConfig,
+    session: Session,
+    rollouts: StepRollouts,
+    learned: Learned,
+    *,
+    step: int,
 ) -> None:
     """Show the completions of a step, and write a table of them when one is due.
 
@@ -27,8 +32,7 @@ def keep_completions(
     means = iter(float(a.mean()) if len(a) else 0.0 for a in learned.advantages_S)
     advantages = [[next(means, None) for _ in group.samples] for group in groups]
     session.recorder.samples(step, _shown(groups, advantages))
-    rules = config.observe.completions
-    if step % rules.interval_steps:
+    if step % config.interval_steps:
         return
     try:
         write_completions(
@@ -36,7 +40,7 @@ def keep_completions(
             step,
             groups,
             advantages=advantages,
-            max_rows=rules.max_per_step,
+            max_rows=config.max_per_step,
         )
     except OSError as error:
         log.error("the completions of step %d were not written: %s", step, error)

@@ -167,10 +167,11 @@ class SentWeights:
 
     def publish(self, step: int, *, must: bool) -> dict[str, float]:
         """After the updates of a step, where it is due, or `must` be because what is sampled next
-        has to be this step's. Returns metrics, where anything was sent."""
+        has to be this step's. Returns metrics, where anything was sent. A version that the engine
+        has already (only the critic learnt) is not sent again."""
         self._step = step
         age = step - self.rl_state.published_version
-        if age < self.config.steps_between_publications and not must:
+        if age == 0 or (age < self.config.steps_between_publications and not must):
             return {}
         manifest = self._deliver(lambda: PolicyWeights(self.trainer), step)
         self.rl_state.published_version = step
@@ -334,7 +335,7 @@ def open_feed(
         session=session,
         restarts=restarts,
     )
-    feed.start(session.start_step, checkpoint)
+    feed.start(config.policy_version(session.start_step), checkpoint)
     return feed
 
 

@@ -14,7 +14,7 @@ from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
 from homeostat.run.session.session import Session
 from homeostat.train.checkpoint import Write
-from homeostat.types import Role
+from homeostat.types import Role, RunKind
 
 if TYPE_CHECKING:
     from homeostat.run.wiring.rl_setup import RlParts
@@ -101,7 +101,11 @@ class Saver:
                 self.also.save(folder)
             if with_export:
                 trainer.export(Role.POLICY, folder / "hf", self.config)
-                self.parts.tokenizer.save(folder / "hf")
+                scores = self.config.kind is RunKind.REWARD_MODEL
+                self.parts.tokenizer.save(folder / "hf", scores=scores)
+            if with_export and self.config.critic is not None and self.config.critic.export:
+                trainer.export(Role.CRITIC, folder / "hf_critic", self.config)
+                self.parts.tokenizer.save(folder / "hf_critic")
 
         is_best = self.parts.state.best_step == step
         try:

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from homeostat.columns import KEPT_IDS, Ragged, dense
+from homeostat.columns import KEPT_IDS, ROUTES, Ragged, dense
 from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
 from homeostat.models.families import DecoderConfig, decoder_config
@@ -157,13 +157,15 @@ class LogprobVerifier:
         weights = dict(stacked_tensors(self.shape.moe, host_weights(self.trainer).items()))
         found = []
         for row in rows:
-            routes, kept = row.columns.get("routed_experts"), row.columns.get(KEPT_IDS)
+            routes, shares = (row.columns.get(name) for name in ROUTES)
+            kept = row.columns.get(KEPT_IDS)
             logp_T = reference_logprobs(
                 self.shape,
                 weights,
                 row.tokens_T,
                 temperature=self.config.rollout.temperature,
                 routes_TLK=None if routes is None else dense(routes),
+                shares_TLK=None if shares is None else dense(shares),
                 kept_T=kept if isinstance(kept, Ragged) else None,
             )
             found.append(logp_T[row.weights_T[1:] > 0])

@@ -1,4 +1,4 @@
-"""Records what goes wrong in rewards as events, with the input; it never ends the run."""
+"""Records what goes wrong in rewards and users' filters as events; it never ends the run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ log = logging.getLogger(__name__)
 
 
 class ProblemLog:
-    """Turns the problems of rewards into events of the step at hand."""
+    """Turns the problems of rewards and filters into events of the step at hand."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.step = session.start_step
-        self._told: Counter[tuple[str, str]] = Counter()
+        self._told: Counter[tuple[str, str, str]] = Counter()
 
     def take(self, problem: RewardProblem) -> None:
-        key = (problem.reward, problem.kind)
-        self._told[key] += 1
-        if self._told[key] <= MAX_EVENTS:
+        if self._is_new("reward", problem):
             if problem.kind.is_error:
                 log.warning("%s", problem)
             self.session.event(
@@ -41,3 +39,25 @@ class ProblemLog:
                 traceback=problem.traceback_tail,
                 calls_in_a_row=problem.streak,
             )
+
+    def take_filter(self, problem: RewardProblem) -> None:
+        """Record that a user's filter failed on a group, which is therefore dropped."""
+        if self._is_new("filter", problem):
+            log.warning("filter %s, row %d: %s", problem.reward, problem.prompt_id, problem.message)
+            self.session.event(
+                "filter_failed",
+                self.step,
+                filter=problem.reward,
+                failure=str(problem.kind),
+                message=problem.message,
+                prompt_id=problem.prompt_id,
+                prompt=problem.prompt,
+                traceback=problem.traceback_tail,
+                calls_in_a_row=problem.streak,
+            )
+
+    def _is_new(self, noun: str, problem: RewardProblem) -> bool:
+        """Count a problem; False once there were enough of its kind."""
+        key = (noun, problem.reward, problem.kind)
+        self._told[key] += 1
+        return self._told[key] <= MAX_EVENTS

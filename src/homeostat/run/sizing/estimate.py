@@ -13,7 +13,7 @@ training. On a CPU the process itself (interpreter and libraries) is added, as m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from homeostat.rollout.native.fast import decode_path
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.train.estimate import UpdateMemory, estimate_prefill, estimate_update
 from homeostat.train.runtime import Runtime
-from homeostat.types import TokenRow, TrainBatch
+from homeostat.types import RunKind, TokenRow, TrainBatch
 
 # Bytes for each vocabulary entry of a sampled token: fp32 logits, their exponentials, float64 sums.
 _DRAW_BYTES = 16
@@ -49,6 +49,8 @@ class MemoryPlan:
     copies: int = 0
     sampling: int = 0
     sleeps: bool = True
+    # Free memory of the host, for what an update offloads to it.
+    host_capacity: int = 0
 
     @property
     def training_peak(self) -> int:
@@ -65,7 +67,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.peak <= self.capacity
+        return self.peak <= self.capacity and self.update.host <= self.host_capacity
 
     def as_json(self) -> dict[str, Any]:
         parts = {name: getattr(self.update, name) for name in UpdateMemory.__slots__}
@@ -81,6 +83,7 @@ class MemoryPlan:
             "cache_bytes": self.cache,
             "copies_bytes": self.copies,
             "sampling_bytes": self.sampling,
+            "host_capacity_bytes": self.host_capacity,
         }
 
 
@@ -97,12 +100,13 @@ def plan_memory(
     update = estimate_update(config, runtime, batch)
     process = int(host_rss()) if device.type == "cpu" else 0
     capacity = free_bytes(device) + process
-    plan = MemoryPlan(str(device), capacity, process, update)
+    host = free_bytes(torch.device("cpu"))
+    plan = MemoryPlan(str(device), capacity, process, update, host_capacity=host)
     if not config.is_rl or not config.engine.shares_weights:
         return plan
     assert config.engine.type == "native", "no other engine shares the trainer's weights"
     cache = cache_bytes(config, preview, device=device, longest_prompt=longest_prompt)
-    running = min(config.engine.max_concurrency, config.rollout.samples_per_step)
+    running = min(config.engine.max_concurrency, config.requests_per_step)
     drawing = running * preview.vocab_size * _DRAW_BYTES
     tokens = min(config.engine.prefill_tokens, longest_prompt * config.rollout.prompts_per_step)
     prefill = estimate_prefill(config, runtime, num_tokens=tokens)
@@ -115,6 +119,7 @@ def plan_memory(
         copies=copies_bytes(config, runtime, preview),
         sampling=max(drawing, prefill),
         sleeps=config.engine.sleep,
+        host_capacity=host,
     )
 
 
@@ -128,7 +133,7 @@ def cache_bytes(
     """
     per_token = preview.cache_bytes_per_token
     assert per_token is not None, "combinations asks for the native decoder"
-    running = min(config.engine.max_concurrency, config.rollout.samples_per_step)
+    running = min(config.engine.max_concurrency, config.requests_per_step)
     wanted = per_token * (longest_prompt + config.rollout.max_new_tokens) * running
     return min(wanted, int(config.engine.memory_share * free_bytes(device)))
 
@@ -145,6 +150,9 @@ def copies_bytes(config: RunConfig, runtime: Runtime, preview: ModelPreview) -> 
 
 def largest_rl_batch(config: RunConfig, prompts: PromptSet) -> TrainBatch:
     """Return the largest micro-batch of a step in which every completion has its full length."""
+    if config.is_strided:
+        # Rows of a text are packed by their distinct tokens, up to the budget.
+        return full_batch(config, config.trainer.tokens_per_micro_batch)
     trained, rollout = config.rollout.max_new_tokens, config.rollout
     rows_per_update = -(-rollout.samples_per_step // config.trainer.updates_per_step)
     needed = -(-rows_per_update // rollout.samples_per_prompt)
@@ -165,16 +173,33 @@ def full_batch(config: RunConfig, tokens: int) -> TrainBatch:
     """Return a batch of `tokens` tokens in rows of the maximum length, all of them trained."""
     length = min(config.longest_row, tokens)
     tokens_T, weights_T = np.zeros(length, dtype=np.int64), np.ones(length, dtype=np.float32)
-    columns = _columns(config, length) if config.is_rl else {}
-    numbers = range(tokens // length)
+    columns, together = _columns(config, length), config.rows_per_example
+    numbers = range(together * max(1, tokens // length // together))
     return TrainBatch.of([TokenRow(number, tokens_T, weights_T, columns) for number in numbers])
 
 
 def _columns(config: RunConfig, length: int) -> dict[str, np.ndarray]:
+    return {name: np.zeros(length, dtype=np.float32) for name in _column_names(config)}
+
+
+def _column_names(config: RunConfig) -> list[str]:
+    """Return the columns of numbers per token that the loss of the run reads."""
+    if config.kind is RunKind.PREFERENCE:
+        return ["label", *(["ref_logp"] if config.preferring.needs_reference else [])]
+    if config.kind is RunKind.REWARD_MODEL:
+        return ["label"]
+    if not config.is_rl:
+        return []
     names = ["advantage", "engine_logp"]
-    names += ["old_logp"] if config.trainer.updates_per_step > 1 else []
-    names += ["ref_logp"] if policy_gradient(config.algorithm).kl is not None else []
-    return {name: np.zeros(length, dtype=np.float32) for name in names}
+    names += ["old_logp"] if config.trainer.updates_in_step > 1 else []
+    return names + (["ref_logp"] if policy_gradient(config.algorithm).kl is not None else [])
+
+
+def with_columns(config: RunConfig, batch: TrainBatch) -> TrainBatch:
+    """Return the batch with the columns that the loss reads, where no model has filled them yet."""
+    missing = [name for name in _column_names(config) if name not in batch.columns]
+    empty = {name: np.zeros(batch.num_tokens, dtype=np.float32) for name in missing}
+    return replace(batch, columns={**batch.columns, **empty})
 
 
 def ladder(
@@ -208,7 +233,7 @@ def _rungs(config: RunConfig) -> Iterator[str]:
     """Yield single settings: first those that keep the result, then slower ones, then others."""
     trainer = config.trainer
     tokens = trainer.tokens_per_micro_batch
-    while trainer.packing and tokens // 2 >= config.longest_row:
+    while trainer.packing and tokens // 2 >= config.longest_example:
         tokens //= 2
         yield f"trainer.max_tokens_per_device={tokens}"
     if trainer.micro_batch_rows is not None and trainer.micro_batch_rows > 1:
@@ -223,6 +248,8 @@ def _rungs(config: RunConfig) -> Iterator[str]:
         yield "trainer.gradient_checkpointing=selective"
     if trainer.gradient_checkpointing is not True:
         yield "trainer.gradient_checkpointing=true"
+    if trainer.backend.type == "local" and trainer.device != "cpu":
+        yield "trainer.backend.offload_experts=true"
     if trainer.precision == "fp32" and trainer.device != "cpu":
         yield "trainer.precision=bf16"
     if config.lora is None:

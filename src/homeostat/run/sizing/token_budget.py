@@ -72,7 +72,9 @@ def tokens_line(chosen: int | None) -> str:
 
 
 def _fits(config: RunConfig, runtime: Runtime, tokens: int) -> bool:
-    preview = preview_model(config.model, config.lora, dtype=runtime.dtype, device=runtime.device)
+    place = {"dtype": runtime.dtype, "device": runtime.device}
+    offload = config.trainer.backend.offload_experts
+    preview = preview_model(config.model, config.lora, offload_experts=offload, **place)
     plan = plan_memory(
         config,
         runtime,

@@ -45,7 +45,7 @@ def open_engine(
         own = backend.open_here(site, trainer.roles[Role.POLICY].model, tokenizer.decode, version)
         names = [f"helper{number + 1}" for number in range(backend.num_helpers(site, own))]
         starts = [partial(start, name=name) for name in names]
-        return with_helpers(own, starts, config=config, trainer=trainer, session=session)
+        return with_helpers(own, starts, sync=config.sync, trainer=trainer, session=session)
     while True:
         try:
             return start(name="engine")

@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from homeostat.config.run import RunConfig
-from homeostat.config.sync import SharedMemoryConfig
+from homeostat.config.sync import SharedMemoryConfig, SyncConfig
 from homeostat.errors import EngineDiedError, SyncError
 from homeostat.rollout.engine import Engine, Quiesce
 from homeostat.rollout.mirror import MirrorEngine
@@ -31,7 +30,7 @@ def with_helpers(
     own: Engine,
     starts: Sequence[Callable[[], RemoteEngine]],
     *,
-    config: RunConfig,
+    sync: SyncConfig,
     trainer: Trainer,
     session: Session,
 ) -> Engine:
@@ -42,7 +41,7 @@ def with_helpers(
         log.warning("%s\nIts requests begin again in the other processes.", error)
         session.event("helper_lost", session.last_step, error=str(error))
 
-    weights = HelperWeights(config, trainer, session)
+    weights = HelperWeights(sync, trainer, session)
     with ExitStack() as undo:
         mirrors: list[MirrorEngine] = []
         for start in starts:
@@ -61,8 +60,8 @@ def with_helpers(
 class HelperWeights:
     """Sends the trainer's weights to helpers, each through its own transport."""
 
-    def __init__(self, config: RunConfig, trainer: Trainer, session: Session) -> None:
-        self.config = config
+    def __init__(self, sync: SyncConfig, trainer: Trainer, session: Session) -> None:
+        self.sync = sync
         self.trainer = trainer
         self.folder = session.run_dir.path
         self._publishers: dict[RemoteEngine, Publisher] = {}
@@ -85,7 +84,7 @@ class HelperWeights:
             SharedMemoryConfig(),
             folder=self.folder / f"helper{self._num_opened}",
             device=self.trainer.runtime.device,
-            timeout_s=self.config.sync.timeout_s,
+            timeout_s=self.sync.timeout_s,
         )
         self._publishers[helper] = Publisher(transport, probe=None, policy_id=helper.policy_id)
         helper.connect(transport)

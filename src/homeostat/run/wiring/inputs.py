@@ -27,13 +27,15 @@ log = logging.getLogger(__name__)
 
 
 def open_rows(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> Inputs[RowStore]:
-    """Tokenise the rows of an SFT run."""
+    """Tokenise the rows that a run trains on."""
     cache = config.data.cache_dir
     cache_dir = session.run_dir.path / "data" if cache is None else Path(cache)
     parts: dict[Part, RowStore] = {}
     for part in parts_of(config.data):
         with progress_of(f"tokenising {part} rows", session.console) as progress:
-            rows = prepare_row_part(config, tokenizer, part, cache_dir=cache_dir, progress=progress)
+            rows = prepare_row_part(
+                config.data, tokenizer, part, cache_dir=cache_dir, progress=progress
+            )
         report = rows.report
         log.info(
             "%s rows: %d of %d kept (%d overlong dropped, %d cut, %d unusable), %s tokens, %.0f %% "

@@ -51,7 +51,7 @@ class SftActions:
             return None
         old = state.token_budget
         now = old or sized(sizes, state).tokens_per_micro_batch
-        new = max(config.longest_row, now // 2)
+        new = max(config.longest_example, now // 2)
         if new >= now:
             return None
         state.token_budget = new

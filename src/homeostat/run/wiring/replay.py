@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from homeostat.config.run import RunConfig
+from homeostat.config.moe import MoeConfig
 from homeostat.errors import ConfigError, Problem
 from homeostat.models.routing import smallest_dtype
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.rollout.engine import Capabilities
 
 
-def require_replay(config: RunConfig, moe: MoeShape | None, engine: Capabilities | None) -> None:
+def require_replay(config: MoeConfig, moe: MoeShape | None, engine: Capabilities | None) -> None:
     """Raise ConfigError where model.moe.router_replay cannot work with the model or the engine.
 
     `engine` is None where nothing is sampled: then rollouts come with routes, or are refused later.
     """
-    mode = config.model.moe.router_replay
+    mode = config.router_replay
     if mode == "off":
         return
     why, fix = "", "Set it to off."

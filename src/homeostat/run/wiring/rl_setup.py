@@ -8,24 +8,29 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from homeostat.algorithms.catalogue import policy_gradient
+from homeostat.config.algorithm import AnyAlgorithm
+from homeostat.config.curriculum import FunctionFilter
 from homeostat.config.live import LiveConfig
+from homeostat.config.model_rewards import ClassifierReward
 from homeostat.config.resume import experiment_digest
-from homeostat.config.rewards import FunctionReward
+from homeostat.config.rewards import FunctionReward, RewardsConfig
+from homeostat.config.rollout import DebugConfig
 from homeostat.config.run import RunConfig
-from homeostat.data.inputs import Inputs, RowSet, count_steps, require_stop_ids
-from homeostat.data.prompts import PromptSampler, PromptSet
+from homeostat.data.inputs import Inputs, RowSet, count_steps, open_draws, require_stop_ids
+from homeostat.data.prompts import PromptDraws, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import DataError
 from homeostat.observe.devices import GpuSampler
-from homeostat.rewards.combine import RunningMoments
-from homeostat.rewards.functions import source_of
+from homeostat.rewards.combine import RewardMoments, RunningMoments
+from homeostat.rewards.functions import files_of, source_of
 from homeostat.rewards.pool import RewardPool
 from homeostat.rollout.collect import Collector
 from homeostat.rollout.engine import Engine
+from homeostat.rollout.filters import FilterFunctions, FilterJudges, GroupFilters, SolvedBy
 from homeostat.rollout.journal import Journal
 from homeostat.rollout.sampler import Sampler
 from homeostat.rollout.saved import SavedRollouts
@@ -41,6 +46,7 @@ from homeostat.run.wiring.replay import require_replay
 from homeostat.run.wiring.sft_setup import begin_state, describe_model, open_trainer
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RlState, RunState
+from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role
 
@@ -80,9 +86,10 @@ class RlParts:
             "data": {"step": self.state.step, **self.collector.prompt_sampler.state()},
             "rl": replace(
                 self.rl_state,
-                rewards_count=moments.count,
-                rewards_mean=moments.mean,
-                rewards_squares=moments.squares,
+                rewards_count=moments.total.count,
+                rewards_mean=moments.total.mean,
+                rewards_squares=moments.total.squares,
+                own_rewards={label: list(astuple(own)) for label, own in moments.own.items()},
             ).as_json(),
         }
 
@@ -90,32 +97,30 @@ class RlParts:
 @contextmanager
 def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     """The parts, and an end to what they started."""
-    found = session.resume.found
     state, runtime = begin_state(config, session)
     tokenizer = load_tokenizer(config.model)
     prompts = open_prompts(config, tokenizer, session)
     total_steps = count_steps(config, len(prompts.train))
     with ExitStack() as stack:
-        trainer = stack.enter_context(open_trainer(config, runtime, session))
-        origin = _origin(config, prompts.train.rows, trainer)
-        require_vocabulary(prompts, vocab_size=trainer.sheet.vocab_size)
-        require_stop_ids(config, vocab_size=trainer.sheet.vocab_size)
-        if found is not None:
-            trainer.load(found.path)
-        rl_state, moments = _rl_state(config, session)
+        trainer, origin = stack.enter_context(_loaded(config, prompts, runtime, session))
+        rl_state, moments = _rl_state(config.algorithm, session)
         problems = ProblemLog(session)
-        rewards = _rewards(config, session, problems)
-        version = None if is_complete(state, total_steps) else state.policy_version
+        rewards = _rewards(config.reward_functions, session, problems)
+        version = None if is_complete(state, total_steps) else config.policy_version(state.step)
         engine, feed = stack.enter_context(
             _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
         )
-        require_replay(config, trainer.sheet.moe, engine.capabilities if engine else None)
+        can = engine.capabilities if engine is not None else None
+        require_replay(config.model.moe, trainer.sheet.moe, can)
         if engine is not None:
             # Without an engine nothing new is to be scored: the journal holds the values.
             stack.enter_context(rewards)
         gpus = stack.enter_context(contextlib.closing(GpuSampler()))
         sampler = _sampler(config, engine)
         scorer = Scorer(rewards, tokenizer, total_steps=total_steps)
+        judges = stack.enter_context(
+            _filter_judges(config, engine, session, problems, total_steps=total_steps)
+        )
         journal = stack.enter_context(contextlib.closing(_journal(session)))
         collector = _collector(
             config,
@@ -124,6 +129,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             tokenizer=tokenizer,
             sampler=sampler,
             scorer=scorer,
+            judges=judges,
             moments=moments,
             journal=journal,
             origin=origin,
@@ -148,6 +154,21 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             rl_state=rl_state,
             total_steps=total_steps,
         )
+
+
+@contextmanager
+def _loaded(
+    config: RunConfig, prompts: Inputs[PromptSet], runtime: Runtime, session: Session
+) -> Iterator[tuple[Trainer, str]]:
+    """Yield the trainer, with the weights that the run starts or resumes from, and the origin of
+    its rollouts."""
+    with open_trainer(config, runtime, session) as trainer:
+        origin = _origin(config, prompts.train.rows, trainer)
+        require_vocabulary(prompts, vocab_size=trainer.sheet.vocab_size)
+        require_stop_ids(config.rollout, vocab_size=trainer.sheet.vocab_size)
+        if (found := session.resume.found) is not None:
+            trainer.load(found.path)
+        yield trainer, origin
 
 
 def _sampler(config: RunConfig, engine: Engine | None) -> Sampler | None:
@@ -188,11 +209,15 @@ def is_complete(state: RunState, total_steps: int) -> bool:
 
 def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
     """Names all that rollouts come from: settings, prompts, reward files, the first weights."""
-    assert config.rewards is not None, "combinations asks for rewards"
-    functions = [r.path for r in config.rewards.functions if isinstance(r, FunctionReward)]
+    rewards = config.reward_functions.functions
+    functions = [r.path for r in rewards if isinstance(r, FunctionReward)]
+    functions += [f.path for f in config.rollout.filters if isinstance(f, FunctionFilter)]
     sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
     weights = dict(trainer.checksums(Role.POLICY))
     parts = [experiment_digest(config), prompts.fingerprint, sources, weights]
+    # Only if there are any, so that journals of other runs keep their origin.
+    if models := [files_of(r.path) for r in rewards if isinstance(r, ClassifierReward)]:
+        parts.append(models)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -200,23 +225,27 @@ def _collector(
     config: RunConfig,
     prompts: PromptSet,
     *,
-    prompt_sampler: PromptSampler,
+    prompt_sampler: PromptDraws,
     tokenizer: ChatTokenizer,
     sampler: Sampler | None,
     scorer: Scorer,
-    moments: RunningMoments,
+    judges: FilterJudges | None,
+    moments: RewardMoments,
     journal: Journal,
     origin: str,
 ) -> Collector | SavedRollouts:
     """Return the source of rollouts: the engine and this run's journal, or another run's."""
-    assert config.rewards is not None, "combinations asks for rewards"
-    assert config.algorithm.type != "sft", "RL has an algorithm of RL"
-    dynamic, saved = config.algorithm.dynamic_sampling, saved_journal(config)
+    filters = GroupFilters(
+        config.rollout,
+        dynamic=policy_gradient(config.algorithm).dynamic_sampling,
+        solved_by=SolvedBy.of(config.rollout, config.reward_functions),
+    )
+    saved = saved_journal(config.debug)
     if saved is not None:
         return SavedRollouts(
             config.rollout,
-            config.rewards,
-            dynamic=dynamic,
+            config.reward_functions,
+            filters=filters,
             prompts=prompts,
             prompt_sampler=prompt_sampler,
             tokenizer=tokenizer,
@@ -226,8 +255,9 @@ def _collector(
         )
     return Collector(
         config.rollout,
-        config.rewards,
-        dynamic=dynamic,
+        config.reward_functions,
+        filters=filters,
+        judges=judges,
         prompts=prompts,
         prompt_sampler=prompt_sampler,
         tokenizer=tokenizer,
@@ -237,6 +267,7 @@ def _collector(
         journal=journal,
         origin=origin,
         moe=config.model.moe,
+        is_strided=config.is_strided,
     )
 
 
@@ -264,41 +295,62 @@ def _journal(session: Session) -> Journal:
     return journal
 
 
-def _rewards(config: RunConfig, session: Session, problems: ProblemLog) -> RewardPool:
-    assert config.rewards is not None, "combinations asks for rewards"
-    log_file = session.run_dir.path / "rewards.log"
-    return RewardPool(config.rewards, on_problem=problems.take, log_file=log_file)
-
-
-def _prompt_sampler(
-    config: RunConfig, prompts: RowSet[PromptSet], session: Session
-) -> PromptSampler:
-    found = session.resume.found
-    return PromptSampler(
-        prompts.ids,
-        seed=config.seed,
-        shuffle=config.data.shuffle,
-        fingerprint=prompts.rows.fingerprint,
-        state=found.section("data") if found is not None else None,
+def _rewards(config: RewardsConfig, session: Session, problems: ProblemLog) -> RewardPool:
+    return RewardPool(
+        config,
+        on_problem=problems.take,
+        log_file=session.run_dir.path / "rewards.log",
+        cache=session.run_dir.path / "judge",
     )
 
 
-def _rl_state(config: RunConfig, session: Session) -> tuple[RlState, RunningMoments]:
-    found, kl = session.resume.found, policy_gradient(config.algorithm).kl
+@contextmanager
+def _filter_judges(
+    config: RunConfig,
+    engine: Engine | None,
+    session: Session,
+    problems: ProblemLog,
+    *,
+    total_steps: int,
+) -> Iterator[FilterJudges | None]:
+    """Yield what asks the filters that are users' functions; None if there are none to ask."""
+    functions = tuple(f for f in config.rollout.filters if isinstance(f, FunctionFilter))
+    if not functions or engine is None:
+        yield None
+        return
+    settings = FilterFunctions(functions, config.reward_functions.timeout_s)
+    log_file = session.run_dir.path / "filters.log"
+    with RewardPool(
+        settings, on_problem=problems.take_filter, log_file=log_file, noun="filter"
+    ) as pool:
+        yield FilterJudges(pool, config.reward_functions, total_steps=total_steps)
+
+
+def _prompt_sampler(config: RunConfig, prompts: RowSet[PromptSet], session: Session) -> PromptDraws:
+    found = session.resume.found
+    state = found.section("data") if found is not None else None
+    return open_draws(
+        config.data, config.rollout.curriculum, prompts, seed=config.seed, state=state
+    )
+
+
+def _rl_state(algorithm: AnyAlgorithm, session: Session) -> tuple[RlState, RewardMoments]:
+    found, kl = session.resume.found, policy_gradient(algorithm).kl
     if found is None:
         coefficient = kl.coefficient if kl is not None else None
-        return RlState(kl_coefficient=coefficient), RunningMoments()
+        return RlState(kl_coefficient=coefficient), RewardMoments()
     place = str(found.state_file)
     state = RlState.from_json(found.section("rl"), place=place)
-    moments = (state.rewards_count, state.rewards_mean, state.rewards_squares)
-    return state, RunningMoments(*moments)
+    total = RunningMoments(state.rewards_count, state.rewards_mean, state.rewards_squares)
+    own = {label: RunningMoments(*numbers) for label, numbers in state.own_rewards.items()}
+    return state, RewardMoments(total, own)
 
 
-def saved_journal(config: RunConfig) -> Journal | None:
+def saved_journal(debug: DebugConfig | None) -> Journal | None:
     """The journal that a debug mode takes its rollouts from."""
-    if config.debug is None or config.debug.rollouts is None:
+    if debug is None or debug.rollouts is None:
         return None
-    folder = Path(config.debug.rollouts) / "journal"
+    folder = Path(debug.rollouts) / "journal"
     if not folder.is_dir():
         raise DataError(
             f"debug.rollouts: {folder} does not exist. Name the directory of a run that sampled."

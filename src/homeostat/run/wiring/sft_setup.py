@@ -1,16 +1,17 @@
-"""Build the parts of an SFT run from a recipe: rows, trainer, and the state to resume from."""
+"""Build the parts of a run over given rows: rows, trainer, and the state to resume from."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from homeostat.algorithms.row_loss import row_loss
 from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
-from homeostat.data.inputs import RowSet, count_steps
+from homeostat.data.inputs import Inputs, RowSet, count_steps
 from homeostat.data.loader import PlanLoader
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -18,11 +19,14 @@ from homeostat.errors import CheckpointError
 from homeostat.models.build import ModelSheet
 from homeostat.observe import format as fmt
 from homeostat.observe.devices import GpuSampler
+from homeostat.run.learning.attempts import Attempts
+from homeostat.run.learning.objective import Objective
 from homeostat.run.session.session import Session
 from homeostat.run.sizing.token_budget import choose_tokens, sized, tokens_line
 from homeostat.run.wiring.inputs import open_rows, require_vocabulary
 from homeostat.train.build import local_trainer
 from homeostat.train.checkpoint import Found
+from homeostat.train.oom import MemoryGuard
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RunState
 from homeostat.train.runtime import Runtime, resolve_runtime
@@ -42,6 +46,8 @@ class Parts:
     train_rows: RowSet[RowStore]
     eval_rows: RowSet[RowStore] | None
     trainer: Trainer
+    attempts: Attempts
+    objective: Objective
     profiler: StepProfiler
     gpus: GpuSampler
     state: RunState
@@ -59,15 +65,20 @@ class Parts:
             row_ids=self.train_rows.ids,
             trainer=sized(self.config.trainer, self.state),
             data=self.config.data,
-            algorithm=self.config.sft,
+            loss=row_loss(self.config),
             seed=self.config.seed,
             num_data_groups=self.trainer.num_data_groups,
             state=self.data_state,
         )
 
 
+# Makes the rows ready for what is learnt from them, while the policy is as it starts, and returns
+# how it is learnt.
+Prepare = Callable[[Inputs[RowStore], Attempts, Session], tuple[Inputs[RowStore], Objective]]
+
+
 @contextmanager
-def set_up(config: RunConfig, session: Session) -> Iterator[Parts]:
+def set_up(config: RunConfig, session: Session, *, prepare: Prepare) -> Iterator[Parts]:
     """Yield the parts of the run. On exit, end the processes and threads that they started."""
     found = session.resume.found
     state, runtime = begin_state(config, session)
@@ -77,6 +88,11 @@ def set_up(config: RunConfig, session: Session) -> Iterator[Parts]:
     with ExitStack() as stack:
         trainer = stack.enter_context(open_trainer(config, runtime, session))
         require_vocabulary(inputs, vocab_size=trainer.sheet.vocab_size)
+        memory = MemoryGuard(
+            trainer, config, run_dir=session.run_dir, emit=session.event, state=state
+        )
+        attempts = Attempts(config, trainer, state, memory)
+        inputs, objective = prepare(inputs, attempts, session)
         if found is not None:
             trainer.load(found.path)
         session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
@@ -87,6 +103,8 @@ def set_up(config: RunConfig, session: Session) -> Iterator[Parts]:
             train_rows=inputs.train,
             eval_rows=inputs.evaluation,
             trainer=trainer,
+            attempts=attempts,
+            objective=objective,
             profiler=StepProfiler(config.observe.profiler, session.run_dir, device=runtime.device),
             gpus=stack.enter_context(closing(GpuSampler())),
             state=state,

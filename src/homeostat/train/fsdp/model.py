@@ -31,7 +31,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from homeostat.config.cluster import FsdpBackend
-from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.trainer import Checkpointing
 from homeostat.models.build import (
     LoadedModel,
@@ -40,6 +40,7 @@ from homeostat.models.build import (
     decoder_flags,
     give_weights,
     model_sheet,
+    new_decoder,
     open_source,
     read_configs,
     require_moe_settings,
@@ -63,6 +64,7 @@ def load_sharded(
     seed: int,
     gradient_checkpointing: Checkpointing,
     trained: bool,
+    head: HeadInit | None = None,
 ) -> LoadedModel:
     """As `models.build.load_model`, of which every rank gets its share."""
     assert model.implementation == "native", "refused by config.combinations"
@@ -76,14 +78,14 @@ def load_sharded(
     require_moe_settings(model.moe, shape.moe)
     flags = decoder_flags(model, shape, gradient_checkpointing, **place)
     with torch.device("meta"):
-        module = Decoder(shape, **flags).to(runtime.dtype)
+        module = new_decoder(shape, flags, has_value_head=head is not None).to(runtime.dtype)
     targets = apply_lora(module, adapter, seed=seed) if adapter is not None else []
     if not trained:
         module.requires_grad_(False)
     split(module, backend, ranks=ranks, dtype=runtime.dtype)
     module.to_empty(device=runtime.device)
     part = own_part(ranks, runtime.dtype)
-    give_weights(module, model, source, seed=seed, part=part)
+    give_weights(module, model, source, seed=seed, head=head, part=part)
     if adapter is not None:
         draw_adapters(module, seed=seed, part=part)
         if adapter.path is not None:

@@ -29,7 +29,7 @@ from homeostat.health.rule import NoOptions, Rule
 from homeostat.health.rules.readings import raw
 from homeostat.health.view import Kind, RunView
 
-_GROUPED = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
+_GROUPED = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "cpgd", "sapo", "gmpo")
 
 
 def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:

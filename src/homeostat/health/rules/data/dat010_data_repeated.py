@@ -56,6 +56,6 @@ RULE = Rule(
     confidence=Confidence.MEASURED,
     check=check,
     needs=("epoch",),
-    kinds=(Kind.SFT, Kind.PREFERENCE),
+    kinds=(Kind.SFT, Kind.PREFERENCE, Kind.REWARD_MODEL),
     options=Options,
 )

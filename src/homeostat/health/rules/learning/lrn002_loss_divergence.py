@@ -115,7 +115,7 @@ RULE = Rule(
     confidence=Confidence.INFERRED,
     check=check,
     needs=("train/loss",),
-    kinds=(Kind.SFT, Kind.PREFERENCE),
+    kinds=(Kind.SFT, Kind.PREFERENCE, Kind.REWARD_MODEL),
     options=Options,
     explains=("LRN003", "LRN004", "LRN001", "LRN010", "NUM008"),
 )

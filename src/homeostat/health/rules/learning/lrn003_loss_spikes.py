@@ -101,6 +101,6 @@ RULE = Rule(
     confidence=Confidence.HEURISTIC,
     check=check,
     needs=("train/loss",),
-    kinds=(Kind.SFT, Kind.PREFERENCE),
+    kinds=(Kind.SFT, Kind.PREFERENCE, Kind.REWARD_MODEL),
     options=Options,
 )

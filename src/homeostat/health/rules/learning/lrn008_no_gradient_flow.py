@@ -85,8 +85,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 def _still_the_reference(view: RunView, options: Options) -> Iterator[Sighting]:
     """Log-probs of policy and reference that are the same to the last bit, record after record."""
     margin, loss = needed(view, "preference/margin"), view.series("train/loss")
-    sides = [view.series("preference/chosen"), view.series("preference/rejected")]
-    names = ("preference/margin", "preference/chosen", "preference/rejected")
+    sides = [view.series("preference/chosen_reward"), view.series("preference/rejected_reward")]
+    names = ("preference/margin", "preference/chosen_reward", "preference/rejected_reward")
     if loss is None or any(prints_zero(view, name) for name in names):
         return
     spell = newest_spell(margin.values == 0, fire=options.fire)

@@ -68,11 +68,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         fixes=(
             Fix("trainer.lr", "5e-6", "the top of the usual band", Grade.UNSAFE),
             Fix(
-                "",
+                "preference.beta",
                 "0.3",
                 "a larger beta holds the policy at its reference",
                 Grade.UNSAFE,
-                theirs={"trl": "beta", "axolotl": "rl_beta", "llama_factory": "pref_beta"},
             ),
         ),
         first_step=first,

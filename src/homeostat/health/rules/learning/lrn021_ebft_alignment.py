@@ -1,9 +1,10 @@
-"""Samples move away from the truth in feature space (energy-based fine-tuning).
+"""Samples do not come closer to the truth in feature space (energy-based fine-tuning).
 
 ## What it sees
 Over at least `min_records` records either `ebft/alignment` (twice the cosine between a sample's
 features and the truth's) falls steadily by `fall` or more, or `ebft/cfm_loss` (the squared distance
-of their means) rises steadily to `growth` times where it began.
+of their means) rises steadily to `growth` times where it began, or it stays above `distance`. Over
+at least `flat_records` records also that neither moves: this is information alone.
 
 ## Why it matters
 The one is what is rewarded and the other what is meant: a run in which they go the wrong way
@@ -12,22 +13,25 @@ learns something else.
 ## Likely causes
 - ebft-alignment-falls: the diversity term outweighs the likeness to the truth, or the layers that
   are compared say little about the text.
+- ebft-no-progress: the features do not tell a good sample from a bad one, or the references do not
+  belong to their prompts.
 - lr-too-high: the gradient norm grows along with it.
 
 ## What to do
 Weigh alignment more or diversity less; compare features of other layers; lower the learning rate.
+Where nothing moves, look at a few references with `homeostat inspect` first.
 
 ## Known false alarms
-Data that gets harder by design.
+Data that gets harder by design. A run that goes on after it has learned what it could.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import ends, rank_correlation
+from homeostat.health.rules.readings import ends, is_flat, rank_correlation
 from homeostat.health.view import RunView, Series
 
 # How steadily it must go the wrong way: 1 is without a single exception.
@@ -38,26 +42,42 @@ class Options(RuleOptions):
     min_records: int = option(10, "Number of records that are needed.")
     fall: float = option(0.1, "Loss of likeness, of at most 2, that is too much.")
     growth: float = option(1.5, "Factor over its start that the distance may have.")
+    distance: float = option(10.0, "Distance that is too large if it does not fall.")
+    flat_records: int = option(50, "Number of records after which something should have moved.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    for name in ("ebft/alignment", "ebft/cfm_loss"):
-        series = view.series(name)
-        if series is None or len(series.finite()) < options.min_records:
-            continue
-        if _goes_wrong(name, series.finite(), options):
-            yield _sighting(view, name, series.finite())
+    series = {name: view.series(name) for name in ("ebft/alignment", "ebft/cfm_loss")}
+    known = {
+        name: one.finite()
+        for name, one in series.items()
+        if one is not None and len(one.finite()) >= options.min_records
+    }
+    for name, one in known.items():
+        if told := _goes_wrong(name, one, options):
+            yield _sighting(view, name, one, told)
             return
+    if len(known) == len(series) and all(_stands_still(one, options) for one in known.values()):
+        yield _no_progress(known)
 
 
-def _goes_wrong(name: str, series: Series, options: Options) -> bool:
+def _goes_wrong(name: str, series: Series, options: Options) -> str:
+    """Return in which way; '' if it does not."""
     first, last = ends(series)
     if name == "ebft/alignment":
-        return first - last >= options.fall and rank_correlation(series) <= -STEADY
-    return last >= options.growth * first > 0 and rank_correlation(series) >= STEADY
+        falls = first - last >= options.fall and rank_correlation(series) <= -STEADY
+        return "samples move away from the truth" if falls else ""
+    if last >= options.growth * first > 0 and rank_correlation(series) >= STEADY:
+        return "samples move away from the truth"
+    is_far = last > options.distance and rank_correlation(series) > -STEADY
+    return "samples stay far from the truth" if is_far else ""
 
 
-def _sighting(view: RunView, name: str, series: Series) -> Sighting:
+def _stands_still(series: Series, options: Options) -> bool:
+    return len(series) >= options.flat_records and is_flat(series, sigmas=3.0)
+
+
+def _sighting(view: RunView, name: str, series: Series, told: str) -> Sighting:
     first, last = ends(series)
     said = f"{name} went from {first:.3g} to {last:.3g}"
     causes = [Cause("ebft-alignment-falls", said)]
@@ -67,7 +87,7 @@ def _sighting(view: RunView, name: str, series: Series) -> Sighting:
         if now > 3.0 * before > 0:
             causes.append(Cause("lr-too-high", f"the gradient norm grew to {now:.3g}"))
     return Sighting(
-        message=f"{said} since step {int(series.steps[0])}: samples move away from the truth. "
+        message=f"{said} since step {int(series.steps[0])}: {told}. "
         "Weigh alignment more or diversity less.",
         evidence=(said,),
         causes=tuple(causes),
@@ -80,6 +100,27 @@ def _sighting(view: RunView, name: str, series: Series) -> Sighting:
         last_step=int(series.steps[-1]),
         value=last,
         limit=first,
+    )
+
+
+def _no_progress(known: Mapping[str, Series]) -> Sighting:
+    first, last = ends(known["ebft/cfm_loss"])
+    said = f"ebft/cfm_loss is {last:.3g}, and was {first:.3g}"
+    steps = known["ebft/cfm_loss"].steps
+    return Sighting(
+        message=f"{said}: since step {int(steps[0])} samples have come no closer to the truth. "
+        "Compare features of other layers, and look at a few references.",
+        evidence=(said,),
+        causes=(Cause("ebft-no-progress", said),),
+        fixes=(
+            Fix("ebft.feature_layers", "other depths", "features that tell texts apart"),
+            Fix("ebft.whitening", "true", "only what tells samples apart is compared"),
+        ),
+        first_step=int(steps[0]),
+        last_step=int(steps[-1]),
+        value=last,
+        limit=first,
+        level=Level.INFO,
     )
 
 

@@ -2,8 +2,11 @@
 
 ## What it sees
 `ebft/diversity`, which is twice the mean likeness of a prompt's samples among each other and so at
-most 2, above `limit` in `fire` of the newest `window` records, and at least `growth` times where it
-began. High from the start is no more than information.
+most 2, above `limit` in `fire` of the newest `window` records. It must have grown to `growth` times
+where it began, or what was missing to 2 must have shrunk by that factor. And the samples must be
+more alike than they are like the truth, by `margin` (`ebft/alignment`, where it is logged): where
+one answer is right, samples grow alike by being right. High from the start is no more than
+information.
 
 ## Why it matters
 Similar samples earn similar rewards, so there is nothing left by which to recognise a good one.
@@ -29,10 +32,14 @@ from homeostat.health.rules.readings import ends, needed
 from homeostat.health.view import RunView
 from homeostat.health.windows import newest_spell
 
+# The diversity of samples that are all the same.
+MOST = 2.0
+
 
 class Options(RuleOptions):
     limit: float = option(1.0, "Likeness of samples, at most 2, that is too much.")
-    growth: float = option(2.0, "Factor over the first records that it must have grown by.")
+    growth: float = option(2.0, "Factor by which it, or its nearness to 2, must have grown.")
+    margin: float = option(0.1, "How much more alike than like the truth samples must be.")
     fire: int = option(4, "Number of records that must show it ...")
     window: int = option(6, "... within a window of this many.")
 
@@ -45,7 +52,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if spell is None or not spell.is_open:
         return
     first, last = ends(alike)
-    has_grown = last >= options.growth * abs(first)
+    truth = view.series("ebft/alignment")
+    if truth is not None and len(truth.finite()) >= options.window:
+        if last - ends(truth.finite())[1] < options.margin:
+            return
+    nearer = MOST - last <= (MOST - first) / options.growth
+    has_grown = last >= options.growth * abs(first) or nearer
     since = int(alike.steps[spell.start])
     said = f"ebft/diversity is {last:.2f} since step {since} (limit {options.limit:g})"
     told = "they have grown alike" if has_grown else "they were alike from the start"
@@ -57,7 +69,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         fixes=(
             Fix("ebft.diversity_coefficient", "twice as much", "keeps samples apart", Grade.UNSAFE),
             Fix("rollout.temperature", "1.0", "samples vary", Grade.UNSAFE),
-            Fix("", "true", "likeness is then measured", theirs={"axolotl": "ebft.use_whitening"}),
+            Fix("ebft.whitening", "true", "only what tells samples apart is compared"),
         ),
         first_step=since,
         last_step=int(alike.steps[-1]),

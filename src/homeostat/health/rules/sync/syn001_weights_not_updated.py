@@ -48,7 +48,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if apart is not None:
         yield apart
         return
-    version = needed(view, "engine/policy_version", "sync/version")
+    # While only the critic learns, there is no new version.
+    warmup = int(view.number("critic.warmup_steps") or 0)
+    version = needed(view, "engine/policy_version", "sync/version").since(warmup + 1)
+    if not len(version):
+        return
     interval = int(view.number("sync.interval") or 1)
     steps = version.steps - version.steps[0]
     still = np.concatenate([[False], np.diff(version.values) <= 0])

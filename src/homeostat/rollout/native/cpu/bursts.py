@@ -21,7 +21,7 @@ from homeostat.rollout.native.bursts import Reserve, Taken, TakenCut
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.cpu.compiled import CompiledModel, block_tables
 from homeostat.rollout.native.cpu.prompts import CpuPrompts
-from homeostat.rollout.native.routing import routes_dtype, wants_routes
+from homeostat.rollout.native.routing import route_arrays, routes_in
 from homeostat.rollout.native.sampler import noise_of
 from homeostat.rollout.native.sequence import Sequence
 
@@ -84,17 +84,15 @@ class CpuBursts:
         return max(1, min(left, MAX_STEPS, int(min(MAX_SECONDS, left_s) / self._step_s)))
 
     def _made(self, cache: KVCache, num_steps: int) -> Taken:
-        arrays, moe, routes_BSLK = _arrays(self.sequences, num_steps), self.compiled.moe, None
-        if moe is not None and wants_routes(self.sequences):
-            shape = (num_steps, len(self.sequences), len(moe.layers), moe.top_k)
-            arrays["routes"] = np.zeros(shape, dtype=np.int32)
+        moe, routes_BSLK, cut = self.compiled.moe, None, None
+        room = route_arrays(self.sequences, moe, num_steps, len(self.sequences))
+        arrays = _arrays(self.sequences, num_steps) | room
         is_cut = any(sequence.is_cut for sequence in self.sequences)
         if is_cut:
             arrays |= _cut_arrays(self.sequences, num_steps, vocabulary=self.compiled.vocabulary)
         self.compiled.run(cache, arrays, num_rows=len(self.sequences), num_steps=num_steps)
-        if moe is not None and "routes" in arrays:
-            routes_BSLK = arrays["routes"].swapaxes(0, 1).astype(routes_dtype(moe))
-        cut = None
+        if moe is not None and room:
+            routes_BSLK = routes_in(room, moe).swapaxes(0, 1)
         if is_cut:
             sizes_BS, ids_SBK = arrays["sizes"].T, arrays["kept"]
             values = packed(ids_SBK, np.minimum(sizes_BS, ids_SBK.shape[2]))

@@ -36,8 +36,8 @@ class BurstStruct(ctypes.Structure):
             (name, c_void_p)
             for name in (
                 "tokens", "positions", "sequences", "tables", "greedy", "stops", "stores", "scale",
-                "noise", "drawn", "logps", "made", "hidden", "routes", "is_cut", "top_k", "top_p",
-                "min_p", "sampled_logps", "sizes", "kept",
+                "noise", "drawn", "logps", "made", "hidden", "routes", "route_weights", "is_cut",
+                "top_k", "top_p", "min_p", "sampled_logps", "sizes", "kept",
             )
         ),
     ]  # fmt: skip

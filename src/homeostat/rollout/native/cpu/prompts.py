@@ -17,8 +17,8 @@ from homeostat.rollout.native.cpu.compiled import CompiledModel, block_tables
 from homeostat.rollout.native.routing import (
     has_known_routes,
     keep_routes,
-    routes_dtype,
-    wants_routes,
+    route_arrays,
+    routes_in,
 )
 from homeostat.rollout.native.scheduler import Chunk
 
@@ -56,14 +56,13 @@ class CpuPrompts:
             "sequences": np.repeat(np.arange(len(chunks), dtype=np.int32), sizes),
             "hidden": np.empty((len(tokens_N), model.config.hidden_size), dtype=np.float32),
         }
-        if moe is not None and wants_routes([chunk.sequence for chunk in chunks]):
-            shape = (len(tokens_N), len(moe.layers), moe.top_k)
-            columns["routes"] = np.zeros(shape, dtype=np.int32)
+        room = route_arrays([chunk.sequence for chunk in chunks], moe, len(tokens_N))
+        columns |= room
         tables_BK = block_tables([chunk.sequence for chunk in chunks])
         for start in range(0, len(tokens_N), MAX_ROWS):
             rows = {name: column[start : start + MAX_ROWS] for name, column in columns.items()}
             num_rows = len(rows["tokens"])
             self.compiled.run(cache, rows | {"tables": tables_BK}, num_rows=num_rows, num_steps=1)
-        if moe is not None and "routes" in columns:
-            keep_routes(chunks, columns["routes"].astype(routes_dtype(moe)))
+        if moe is not None and room:
+            keep_routes(chunks, routes_in(room, moe))
         return model.model.norm(torch.from_numpy(columns["hidden"]))

@@ -19,6 +19,7 @@ from homeostat.rollout.native.bursts import Reserve, Taken
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.cuda.state import BURST_STEPS, DecodeState, Drawing
 from homeostat.rollout.native.cuda.steps import Steps
+from homeostat.rollout.native.routing import wants_weights
 from homeostat.rollout.native.sequence import Sequence
 
 
@@ -101,5 +102,8 @@ class CudaBursts:
         self.state.prepare(self.sequences, ahead=self._ahead)
         self.steps.run(self._count, num_steps, is_cut=self._is_cut)
         self.num_steps += num_steps
-        drawing = self.state.drawn(len(self.sequences), num_steps, is_cut=self._is_cut)
+        with_weights = wants_weights(self.sequences)
+        drawing = self.state.drawn(
+            len(self.sequences), num_steps, with_weights=with_weights, is_cut=self._is_cut
+        )
         self._flying.append(_Burst(num_steps, drawing))

@@ -4,8 +4,9 @@
              down, the weighted sum and the sum with x in one: bound by reading the weights alone
     wide     a product and the choice; then pairs by expert, as in training (ops/kernels)
 
-The choice of every row is noted in the state's routes, under its step. Nothing asks the host: what
-differs between steps is on the device, so that a step can be captured as a graph.
+The choice of every row and its weights are noted in the state's routes, under its step. Nothing
+asks the host: what differs between steps is on the device, so that a step can be captured as a
+graph.
 
 Suffixes: `_B` rows, `_K` slots, `_E` experts, `_D` model dim, `_I` width of an expert, `_J` twice
 that.
@@ -124,12 +125,15 @@ def wide_experts(normed_BD: Tensor, block: MoeBlock, state: Rows) -> Tensor:
 
 
 def _choice_arguments(block: MoeBlock, chosen: _Chosen, state: Rows) -> tuple[Any, ...]:
-    bias_E, routes_SBLK = block.gate.e_score_correction_bias, state.routes_SBLK
+    bias_E = block.gate.e_score_correction_bias
+    routes_SBLK, shares_SBLK = state.routes_SBLK, state.shares_SBLK
     assert routes_SBLK is not None, "a model with experts has routes"
+    assert shares_SBLK is not None, "routes have weights"
+    assert routes_SBLK.stride() == shares_SBLK.stride(), "one address for both"
     return (
         chosen.weights_BK if bias_E is None else bias_E, chosen.ids_BK, chosen.weights_BK,
-        routes_SBLK[:, :, block.number], state.positions_B, state.starts_B,
-        routes_SBLK.stride(0), routes_SBLK.stride(1), block.gate.shape.scaling,
+        routes_SBLK[:, :, block.number], shares_SBLK[:, :, block.number], state.positions_B,
+        state.starts_B, routes_SBLK.stride(0), routes_SBLK.stride(1), block.gate.shape.scaling,
     )  # fmt: skip
 
 
@@ -158,8 +162,8 @@ def _scores(logits, is_expert, IS_SOFTMAX: tl.constexpr):
 
 @triton.jit
 def _choose(
-    logits, row, is_row, bias_ptr, ids_ptr, weights_ptr, routes_ptr, positions_ptr, starts_ptr,
-    step_stride, row_stride, scaling, HAS_BIAS: tl.constexpr, IS_SOFTMAX: tl.constexpr,
+    logits, row, is_row, bias_ptr, ids_ptr, weights_ptr, routes_ptr, shares_ptr, positions_ptr,
+    starts_ptr, step_stride, row_stride, scaling, HAS_BIAS: tl.constexpr, IS_SOFTMAX: tl.constexpr,
     IS_NORMALISED: tl.constexpr, GROUPS: tl.constexpr, GROUPS_KEPT: tl.constexpr,
     SLOTS: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -177,13 +181,14 @@ def _choose(
         wanted = in_best_groups(wanted, expert, NUM_EXPERTS, GROUPS, GROUPS_KEPT, ROWS, EXPERTS)
     step = tl.load(positions_ptr + row, mask=is_row, other=0)
     step -= tl.load(starts_ptr + row, mask=is_row, other=0)
-    at_route = routes_ptr + step.to(tl.int64) * step_stride + row * row_stride
+    place = step.to(tl.int64) * step_stride + row * row_stride
     total = tl.zeros((ROWS,), dtype=tl.float32)
     is_chosen = tl.zeros((ROWS, EXPERTS), dtype=tl.int32)
     for slot in tl.static_range(SLOTS):
         chosen = best_of(wanted)
         tl.store(ids_ptr + row * SLOTS + slot, chosen, mask=is_row)
-        tl.store(at_route + slot, chosen.to(routes_ptr.dtype.element_ty), mask=is_row)
+        expert_number = chosen.to(routes_ptr.dtype.element_ty)
+        tl.store(routes_ptr + place + slot, expert_number, mask=is_row)
         is_own = expert[None, :] == chosen[:, None]
         total += tl.sum(tl.where(is_own, scores, 0.0), 1)
         # The slot of each chosen expert, from 1.
@@ -194,14 +199,15 @@ def _choose(
     weights = scores
     if IS_NORMALISED:
         weights = scores / total[:, None]
-    at = weights_ptr + row[:, None] * SLOTS + is_chosen - 1
-    tl.store(at, weights * scaling, mask=is_row[:, None] & (is_chosen > 0))
+    is_kept = is_row[:, None] & (is_chosen > 0)
+    tl.store(weights_ptr + row[:, None] * SLOTS + is_chosen - 1, weights * scaling, mask=is_kept)
+    tl.store(shares_ptr + place[:, None] + is_chosen - 1, weights * scaling, mask=is_kept)
 
 
 @triton.jit
 def _choose_all(
-    logits_ptr, num_rows, bias_ptr, ids_ptr, weights_ptr, routes_ptr, positions_ptr, starts_ptr,
-    step_stride, row_stride, scaling, HAS_BIAS: tl.constexpr, IS_SOFTMAX: tl.constexpr,
+    logits_ptr, num_rows, bias_ptr, ids_ptr, weights_ptr, routes_ptr, shares_ptr, positions_ptr,
+    starts_ptr, step_stride, row_stride, scaling, HAS_BIAS: tl.constexpr, IS_SOFTMAX: tl.constexpr,
     IS_NORMALISED: tl.constexpr, GROUPS: tl.constexpr, GROUPS_KEPT: tl.constexpr,
     SLOTS: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr,
     EARLY: tl.constexpr,
@@ -215,16 +221,16 @@ def _choose_all(
     inside = is_row[:, None] & (expert < NUM_EXPERTS)[None, :]
     logits = tl.load(logits_ptr + at, mask=inside, other=0.0)
     _choose(
-        logits, row, is_row, bias_ptr, ids_ptr, weights_ptr, routes_ptr, positions_ptr, starts_ptr,
-        step_stride, row_stride, scaling, HAS_BIAS, IS_SOFTMAX, IS_NORMALISED, GROUPS, GROUPS_KEPT,
-        SLOTS, NUM_EXPERTS, EXPERTS, ROWS,
+        logits, row, is_row, bias_ptr, ids_ptr, weights_ptr, routes_ptr, shares_ptr, positions_ptr,
+        starts_ptr, step_stride, row_stride, scaling, HAS_BIAS, IS_SOFTMAX, IS_NORMALISED, GROUPS,
+        GROUPS_KEPT, SLOTS, NUM_EXPERTS, EXPERTS, ROWS,
     )  # fmt: skip
 
 
 @triton.jit
 def _route(
     x_ptr, norm_ptr, router_ptr, normed_ptr, logits_ptr, arrived_ptr, eps, width,
-    bias_ptr, ids_ptr, weights_ptr, routes_ptr, positions_ptr, starts_ptr,
+    bias_ptr, ids_ptr, weights_ptr, routes_ptr, shares_ptr, positions_ptr, starts_ptr,
     step_stride, row_stride, scaling, HAS_BIAS: tl.constexpr, IS_SOFTMAX: tl.constexpr,
     IS_NORMALISED: tl.constexpr, GROUPS: tl.constexpr, GROUPS_KEPT: tl.constexpr,
     SLOTS: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, LOGITS: tl.constexpr,
@@ -252,8 +258,8 @@ def _route(
         rows = row + tl.arange(0, 1)
         _choose(
             whole[None, :], rows, rows >= 0, bias_ptr, ids_ptr, weights_ptr, routes_ptr,
-            positions_ptr, starts_ptr, step_stride, row_stride, scaling, HAS_BIAS, IS_SOFTMAX,
-            IS_NORMALISED, GROUPS, GROUPS_KEPT, SLOTS, NUM_EXPERTS, EXPERTS, 1,
+            shares_ptr, positions_ptr, starts_ptr, step_stride, row_stride, scaling, HAS_BIAS,
+            IS_SOFTMAX, IS_NORMALISED, GROUPS, GROUPS_KEPT, SLOTS, NUM_EXPERTS, EXPERTS, 1,
         )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ class InvariantForward:
             state.tokens_B, state.positions_B, attention, routing=routing
         )
         if state.routes_SBLK is not None:
-            _note_routes(routing.recorded(), state)
+            _note_routes(routing, state)
         weight_VD = self.model.output_weight()
         logits_BV = tiled_product(hidden_BD, weight_VD, out_dtype=torch.float32)
         if not is_cut:
@@ -102,12 +102,14 @@ def _note_kept(whole_logp_B: Tensor, hidden_BD: Tensor, weight_VD: Tensor, state
     cut.sampled_logps_SB.scatter_(0, step_B[None], logp_B[None])
 
 
-def _note_routes(routes_BLK: Tensor, state: Rows) -> None:
+def _note_routes(routing: Routing, state: Rows) -> None:
     """Under the step that is being made."""
-    assert state.routes_SBLK is not None
+    assert state.routes_SBLK is not None, "a model with experts has routes"
+    assert state.shares_SBLK is not None, "routes have weights"
     step_B = (state.positions_B - state.starts_B).long()
     row_B = torch.arange(len(step_B), device=step_B.device)
-    state.routes_SBLK[step_B, row_B] = routes_BLK.to(state.routes_SBLK.dtype)
+    state.routes_SBLK[step_B, row_B] = routing.recorded().to(state.routes_SBLK.dtype)
+    state.shares_SBLK[step_B, row_B] = routing.recorded_weights()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.cuda.packing import pack_sets
 from homeostat.rollout.native.sequence import Sequence
 from homeostat.rollout.noise import uniforms
+from homeostat.rollout.routes import joined
 
 # Steps that the device makes without a word from the host. A sequence that ends is computed on for
 # up to twice as many.
@@ -62,10 +63,12 @@ class DecodeState:
         self.drawn_SB = zeros(BURST_STEPS, max_rows, dtype=torch.int32)
         self.logps_SB = zeros(BURST_STEPS, max_rows, dtype=torch.float32)
         self.stores_L2 = zeros(layers, 2, dtype=torch.int64)
-        self.routes_SBLK = None
+        # The experts of each step's tokens, and the weights of their outputs.
+        self.routes_SBLK = self.shares_SBLK = None
         if moe is not None:
             size = BURST_STEPS, max_rows, len(moe.layers), moe.top_k
             self.routes_SBLK = zeros(*size, dtype=smallest_dtype(moe.num_experts))
+            self.shares_SBLK = zeros(*size, dtype=torch.float32)
         self._stores: list[tuple[int, int]] = []
         self.cut: CutRows | None = None
 
@@ -99,6 +102,7 @@ class DecodeState:
             drawn_SB=self.drawn_SB[:, rows],
             logps_SB=self.logps_SB[:, rows],
             routes_SBLK=None if self.routes_SBLK is None else self.routes_SBLK[:, rows],
+            shares_SBLK=None if self.shares_SBLK is None else self.shares_SBLK[:, rows],
             cut=None if self.cut is None else self.cut.first(num_rows),
         )
 
@@ -155,14 +159,21 @@ class DecodeState:
         self._send(self.noise_SB, noise_SB)
         self.starts_B.copy_(self.positions_B)
 
-    def drawn(self, num_rows: int, num_steps: int, *, is_cut: bool = False) -> Drawing:
-        """Start to copy what a burst sampled to the host, and return the copy."""
+    def drawn(
+        self, num_rows: int, num_steps: int, *, with_weights: bool = False, is_cut: bool = False
+    ) -> Drawing:
+        """Start to copy what a burst sampled to the host, and return the copy.
+
+        `with_weights`: the weights of experts, too. `is_cut`: what was kept of the distributions.
+        """
 
         def fetched(tensor_SB: Tensor) -> Tensor:
             return self._fetched(tensor_SB[:num_steps, :num_rows])
 
         tokens_SB, logps_SB = fetched(self.drawn_SB), fetched(self.logps_SB)
         routes_SBLK = None if self.routes_SBLK is None else fetched(self.routes_SBLK)
+        shares = self.shares_SBLK if with_weights else None
+        shares_SBLK = None if shares is None else fetched(shares)
         cut = None
         if is_cut and self.cut is not None:
             # The next burst writes its own sets there.
@@ -178,7 +189,7 @@ class DecodeState:
         if self.device.type == "cuda":
             event = torch.cuda.Event()
             event.record()
-        return Drawing(tokens_SB, logps_SB, routes_SBLK, event, cut)
+        return Drawing(tokens_SB, logps_SB, routes_SBLK, shares_SBLK, event, cut)
 
     def _fetched(self, tensor: Tensor) -> Tensor:
         is_cuda = self.device.type == "cuda"
@@ -208,6 +219,7 @@ class Rows:
     drawn_SB: Tensor
     logps_SB: Tensor
     routes_SBLK: Tensor | None
+    shares_SBLK: Tensor | None
     cut: CutRows | None = None
 
 
@@ -246,23 +258,28 @@ class CutRows:
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """The tokens that a burst sampled, and the experts of the tokens that it ran to sample them;
-    none in a dense model. `cut` holds log-probs, sizes and ids of what was kept, if rows were cut.
+    none in a dense model. `shares_SBLK`: the weights of the experts, where they are asked for.
+    `cut` holds log-probs, sizes and ids of what was kept, if rows were cut.
     They are complete once the device has passed `event`."""
 
     tokens_SB: Tensor
     logps_SB: Tensor
     routes_SBLK: Tensor | None
+    shares_SBLK: Tensor | None
     event: torch.cuda.Event | None
     cut: DrawingCut | None = None
 
     def wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, TakenCut | None]:
+        """Return tokens, log-probs, routes (rollout/routes.py) and what was kept."""
         if self.event is not None:
             self.event.synchronize()
-        routes = self.routes_SBLK
+        routes, shares = self.routes_SBLK, self.shares_SBLK
         return (
             self.tokens_SB.numpy(),
             self.logps_SB.numpy(),
-            None if routes is None else routes.numpy(),
+            None
+            if routes is None
+            else joined(routes.numpy(), None if shares is None else shares.numpy()),
             None if self.cut is None else self.cut.taken(self.event),
         )
 

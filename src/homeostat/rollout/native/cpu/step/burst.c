@@ -99,6 +99,7 @@ static Burst part_of(const Model *m, const Burst *burst, int64_t first, int64_t 
   part.greedy += first, part.scale += first, part.noise += first;
   part.drawn += first, part.logps += first;
   if (part.routes) part.routes += first * m->moe_layers * m->top_k;
+  if (part.route_weights) part.route_weights += first * m->moe_layers * m->top_k;
   if (part.top_k) {
     part.is_cut += first, part.top_k += first, part.top_p += first, part.min_p += first;
     part.sampled_logps += first, part.sizes += first, part.kept += first * part.width;

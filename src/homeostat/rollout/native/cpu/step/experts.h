@@ -149,8 +149,18 @@ static void combine(const Run *run, Stage *stage) {
   wait_until(&stage->done, rows);
 }
 
-/* All but the last stage. `number`: of the layer among those with experts. Where experts are asked
-   for, they are written to `routes` of the burst. */
+/* Writes the experts of a row, and their weights, where the burst asks for them. */
+static void note_routes(const Run *run, int64_t b, int64_t number, int64_t step) {
+  const Burst *burst = &run->burst;
+  int64_t top_k = run->model->top_k;
+  int64_t at = ((step * burst->stride + b) * run->model->moe_layers + number) * top_k;
+  const int32_t *ids = run->ids + b * top_k;
+  const float *weights = run->weights + b * top_k;
+  if (burst->routes) memcpy(burst->routes + at, ids, top_k * sizeof *ids);
+  if (burst->route_weights) memcpy(burst->route_weights + at, weights, top_k * sizeof *weights);
+}
+
+/* All but the last stage. `number`: of the layer among those with experts. */
 static void experts(const Run *run, const Layer *l, int64_t number, int64_t step, Stage *stage) {
   const Model *m = run->model;
   const Burst *burst = &run->burst;
@@ -166,10 +176,7 @@ static void experts(const Run *run, const Layer *l, int64_t number, int64_t step
     float *scores = run->scores + b * m->experts;
     score(m, scores);
     choose(m, scores, l->router_bias, run->ids + b * top_k, run->weights + b * top_k);
-    if (burst->routes) {
-      int64_t at = (step * burst->stride + b) * m->moe_layers + number;
-      memcpy(burst->routes + at * top_k, run->ids + b * top_k, top_k * sizeof(int32_t));
-    }
+    note_routes(run, b, number, step);
   }
   wait_until(&stage[1].done, rows);
   sort_pairs(run, first, places);

@@ -32,7 +32,8 @@ typedef struct {
    With `hidden` rows are tokens of prompts, those of a sequence one after the other: one step,
    which leaves their hidden states there, and nothing is drawn.
 
-   `routes` [steps, stride, moe_layers, top_k]: the experts of the tokens that were run, or NULL.
+   `routes` [steps, stride, moe_layers, top_k]: the experts of the tokens that were run, or NULL;
+   `route_weights`: the weights of their outputs, or NULL.
 
    Where a row is cut (cutting.h), `is_cut`, `top_k`, `top_p` and `min_p` say how each is, and
    `sampled_logps` and `sizes` [steps, stride] and `kept` [steps, stride, width] are filled with the
@@ -49,6 +50,7 @@ typedef struct {
   int32_t *made;
   float *hidden;
   int32_t *routes;
+  float *route_weights;
   const int32_t *is_cut, *top_k;
   const double *top_p, *min_p;
   float *sampled_logps;

@@ -11,8 +11,9 @@ weights are applied. The deciding reward is the first of these that exists:
     1. the one that eval.sampling.solved_by names
     2. the built-in rewards that compare with an expected answer; if there are several, all of
        those that apply to the sample must agree
-    3. the only reward of the run, whatever its type
-    4. the only user-defined function, if the others are built-in rewards of format and length
+    3. the only gold reward (role: eval)
+    4. the only reward of the run, whatever its type
+    5. the only user-defined function, if the others are built-in rewards of format and length
 
 A format reward never decides if there is another one: a well-formed wrong answer is wrong. If none
 of these exists, pass@k is reported for each reward separately, as eval/pass@k/<name>.
@@ -40,6 +41,8 @@ def deciding_rewards(
         return {"": (solved_by,)}
     if verifying := tuple(reward.label for reward in functions if reward.verifies):
         return {"": verifying}
+    if len(rewards.gold) == 1:
+        return {"": (rewards.gold[0].label,)}
     own = [reward.label for reward in functions if isinstance(reward, FunctionReward)]
     if len(functions) == 1 or len(own) == 1:
         return {"": (own[0] if own else functions[0].label,)}

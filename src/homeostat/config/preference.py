@@ -1,0 +1,131 @@
+"""Settings of preference training: one class per algorithm, and what all of them share.
+
+The algorithms learn from completions of which one is known to be better (dpo, ipo, orpo, simpo: a
+chosen and a rejected one of the same prompt) or which are known to be good or bad (kto). The
+formulas are in `homeostat.algorithms`, one file each; docs/guide/preferences.md names the sources
+of the defaults.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from homeostat.config.base import RowAlgorithm, Settings, key
+from homeostat.types import RunKind
+
+
+class PreferenceAlgorithm(RowAlgorithm):
+    """Base of the preference algorithms.
+
+    `needs_reference`: its loss compares the policy with a reference model. `paired`: it learns from
+    pairs of a chosen and a rejected completion. `beta` and `lr` are its recommended defaults.
+    """
+
+    kind: ClassVar[RunKind] = RunKind.PREFERENCE
+    needs_reference: ClassVar[bool] = True
+    paired: ClassVar[bool] = True
+    beta: ClassVar[float] = 0.1
+    lr: ClassVar[float] = 1e-6
+
+    @property
+    def rows_per_example(self) -> int:
+        """Return 2 for a pair of completions, else 1."""
+        return 2 if self.paired else 1
+
+
+class DpoConfig(PreferenceAlgorithm):
+    """Direct preference optimisation (arXiv:2305.18290)."""
+
+    type: Literal["dpo"]
+    label_smoothing: float = key(
+        0.0,
+        ge=0,
+        lt=0.5,
+        help="Probability that a label is wrong (conservative DPO): the loss of the swapped pair "
+        "counts with this share.",
+    )
+    sft_weight: float = key(
+        0.0,
+        ge=0,
+        help="Weight of the cross-entropy of the chosen completions, per token, that is added to "
+        "the loss (RPO's alpha). It keeps the chosen completions likely.",
+    )
+    length_normalised: bool = key(
+        False,
+        help="Divide the log-ratio of a completion by its number of tokens, so that long "
+        "completions have no larger margins. Choose a larger preference.beta then, about 5.",
+    )
+
+
+class IpoConfig(PreferenceAlgorithm):
+    """Identity preference optimisation: regress the margin to 1 / (2 beta) (arXiv:2310.12036)."""
+
+    type: Literal["ipo"]
+
+
+class KtoConfig(PreferenceAlgorithm):
+    """Kahneman-Tversky optimisation: good and bad completions, not paired (arXiv:2402.01306)."""
+
+    paired: ClassVar[bool] = False
+
+    type: Literal["kto"]
+    desirable_weight: float = key(1.0, gt=0, help="Weight of the loss of desirable completions.")
+    undesirable_weight: float = key(
+        1.0, gt=0, help="Weight of the loss of undesirable completions."
+    )
+
+
+class OrpoConfig(PreferenceAlgorithm):
+    """Cross-entropy plus an odds-ratio penalty, without a reference (arXiv:2403.07691)."""
+
+    needs_reference: ClassVar[bool] = False
+    lr: ClassVar[float] = 5e-6
+
+    type: Literal["orpo"]
+
+
+class SimpoConfig(PreferenceAlgorithm):
+    """Length-normalised margin with a target, without a reference (arXiv:2405.14734)."""
+
+    needs_reference: ClassVar[bool] = False
+    beta: ClassVar[float] = 2.0
+
+    type: Literal["simpo"]
+    target_margin: float = key(
+        1.0,
+        ge=0,
+        help="Margin between the rewards of a pair at which its loss is log 2 (the paper's gamma).",
+    )
+    label_smoothing: float = key(
+        0.0,
+        ge=0,
+        lt=0.5,
+        help="Probability that a label is wrong: the loss of the swapped pair counts with this "
+        "share.",
+    )
+    sft_weight: float = key(
+        0.0,
+        ge=0,
+        help="Weight of the cross-entropy of the chosen completions, per token, that is added to "
+        "the loss (CPO-SimPO).",
+    )
+
+
+AnyPreference = DpoConfig | IpoConfig | KtoConfig | OrpoConfig | SimpoConfig
+
+
+class PreferenceConfig(Settings):
+    """Settings that the preference algorithms share."""
+
+    beta: float | None = key(
+        None,
+        gt=0,
+        help="Scale of the implicit reward. dpo, ipo, kto: a larger one holds the policy closer to "
+        "the reference. orpo: the weight of the odds-ratio penalty. Default: 0.1, for simpo 2.",
+    )
+    reference_logps: Literal["precomputed", "live"] = key(
+        "precomputed",
+        help="precomputed: score all rows under the reference once, before the first step, and "
+        "keep the result in the run folder; no reference stays in memory. live: score the rows of "
+        "each step, with the reference in memory.",
+    )

@@ -1,0 +1,171 @@
+"""Find the files of a model to use: every form in which training leaves one behind.
+
+    a folder in Hugging Face format, a .gguf file
+    the folder of an adapter (adapter_config.json) -> its base model, and the adapter
+    the folder of a run, or one of its checkpoints -> the run's model, and the checkpoint's weights
+
+A run that was interrupted has checkpoints but no export, so checkpoints are read as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.run import RunConfig
+from homeostat.errors import CheckpointError, ModelError
+from homeostat.models.hf import read_json
+from homeostat.models.lora import ADAPTER_CONFIG, adapter_settings
+from homeostat.observe.run_dir import RunPaths
+from homeostat.train.checkpoint import CheckpointStore, Found
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A model, the adapter on it, and the checkpoint whose trained weights replace the loaded ones.
+
+    `run` is the recipe of the run that the model comes from. `exported` is its checkpoint that has
+    the model in Hugging Face format, so that nothing needs to be replaced.
+    """
+
+    model: ModelConfig
+    adapter: LoraConfig | None = None
+    checkpoint: Found | None = None
+    run: RunConfig | None = None
+    exported: Found | None = None
+
+    def describe(self) -> str:
+        """Name the files for people."""
+        found = self.checkpoint or self.exported
+        if found is not None:
+            return f"{found.path} (step {found.step})"
+        if self.adapter is not None:
+            return f"{self.adapter.path} on {self.model.path}"
+        return self.model.path
+
+    @property
+    def was_trained_on_chats(self) -> bool:
+        """Return whether prompts go through the chat template; a run answers by its own rows."""
+        if self.run is None:
+            return True
+        # Rows of messages are always chats; texts and prompts say so by `chat`.
+        is_text = (source.type == "text" for source in self.run.data.train)
+        chats = (getattr(source, "chat", True) for source in self.run.data.train)
+        return not any(is_text) and all(chats)
+
+
+def choose(path: Path, *, base: Path | None = None, step: str | None = None) -> Choice:
+    """Return what `path` stands for.
+
+    `base` is the base model of an adapter, if it is not where adapter_config.json says. `step`
+    selects the checkpoint of a run: a number, `best` or `latest`.
+    """
+    if not path.exists():
+        raise ModelError(f"{path} does not exist. Name a model, an adapter or a run on this disk.")
+    folder = path / "hf" if _is_checkpoint(path) and (path / "hf").is_dir() else path
+    if _is_checkpoint(folder):
+        step = step or str(int(folder.name.removeprefix("step_")))
+        folder = folder.parent.parent
+    if _is_run(folder):
+        _refuse(base, "--base", "the folder of a run names its model itself")
+        return _of_run(folder, step)
+    _refuse(step, "--step", f"{folder} is not the folder of a run")
+    if (folder / ADAPTER_CONFIG).is_file():
+        return _of_adapter(folder, base)
+    _refuse(base, "--base", f"{folder} is not the folder of an adapter")
+    return Choice(ModelConfig(path=str(folder)))
+
+
+def _refuse(given: object, option: str, why: str) -> None:
+    if given is not None:
+        raise ModelError(f"{option} has no meaning here: {why}. Leave it out.")
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "checkpoints").is_dir() and (folder / "config.json").is_file()
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return folder.name.startswith("step_") and _is_run(folder.parent.parent)
+
+
+def _of_adapter(folder: Path, base: Path | None) -> Choice:
+    settings = read_json(folder / ADAPTER_CONFIG, setting="adapter")
+    named = base or settings.get("base_model_name_or_path")
+    if not isinstance(named, (str, Path)) or not Path(named).exists():
+        raise ModelError(
+            f"{folder} is an adapter, and its base model {named!r} is not on this disk. Name the "
+            "base model's folder or .gguf file with --base."
+        )
+    # An adapter that was trained with another template has its own tokenizer.
+    own = str(folder) if (folder / "tokenizer.json").is_file() else None
+    return Choice(ModelConfig(path=str(named), tokenizer=own), adapter_settings(settings, folder))
+
+
+def _of_run(folder: Path, step: str | None) -> Choice:
+    run, store = saved_recipe(folder), CheckpointStore(RunPaths(folder).checkpoints, read_only=True)
+    found, home = _checkpoint(store, step), _home(folder, run)
+    exported = found.path / "hf"
+    if (exported / "config.json").is_file():
+        # The model that the run started from need not be there any more.
+        own = {"path": str(exported), "init": "pretrained", "tokenizer": None}
+        model = run.model.model_copy(update={**own, "chat_template": None})
+        return Choice(model, run=run, exported=found)
+    places = ("path", "tokenizer", "chat_template")
+    model = run.model.model_copy(update=_placed(run.model, places, home))
+    lora = run.lora and run.lora.model_copy(update=_placed(run.lora, ("path",), home))
+    return Choice(model, lora, checkpoint=found, run=run)
+
+
+def _home(folder: Path, run: RunConfig) -> Path:
+    """Return the folder that the run was started in: paths of its recipe are relative to it."""
+    below = (*Path(run.runs_dir).parts, run.name)
+    whole = folder.resolve().parts
+    if Path(run.runs_dir).is_absolute() or whole[-len(below) :] != below:
+        return Path()
+    return Path(*whole[: -len(below)])
+
+
+def _placed(settings: ModelConfig | LoraConfig, names: tuple[str, ...], home: Path) -> dict:
+    """Return the paths among the settings as seen from here."""
+    values = {name: getattr(settings, name) for name in names}
+    return {name: str(home / value) for name, value in values.items() if value is not None}
+
+
+def saved_recipe(folder: Path) -> RunConfig:
+    """Return the resolved recipe of a run."""
+    file = RunPaths(folder).config_json
+    try:
+        return RunConfig.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = _first(error)
+        raise ModelError(f"{file}: not the config of a run of this version: {why}") from None
+
+
+def _first(error: Any) -> str:
+    if isinstance(error, ValidationError):
+        problem = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}."
+    return f"{str(error).splitlines()[0]}."
+
+
+def _checkpoint(store: CheckpointStore, step: str | None) -> Found:
+    best = store.best_step()
+    if step is None and best is not None:
+        return store.at_step(best)
+    if step in (None, "latest"):
+        found = store.newest_valid()
+        if found is None:
+            raise CheckpointError(f"{store.folder} has no checkpoint that is whole.")
+        return found
+    if step == "best":
+        if best is None:
+            raise CheckpointError(f"{store.folder} has no best checkpoint: nothing was evaluated.")
+        return store.at_step(best)
+    if not step.isdecimal():
+        raise CheckpointError(f"--step {step}: say a number, best or latest.")
+    return store.at_step(int(step))

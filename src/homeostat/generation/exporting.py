@@ -1,0 +1,94 @@
+"""Write a chosen model for others to use: whole in Hugging Face format, or the adapter alone.
+
+The files are written into a hidden folder beside the target and renamed when they are complete, so
+that an interrupted export leaves no folder that looks whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from homeostat.data.tokenizer import load_tokenizer
+from homeostat.errors import ModelError
+from homeostat.generation.choice import Choice
+from homeostat.generation.loading import load_weights, stored_dtype
+from homeostat.models.build import LoadedModel, open_source, read_configs
+from homeostat.models.hf import save_hf
+from homeostat.models.lora import merged_state, save_adapter
+
+ExportDtype = Literal["auto", "fp32", "bf16", "fp16"]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SHARD_BYTES = 5 * 10**9
+
+
+def export_model(
+    choice: Choice, folder: Path, *, dtype: ExportDtype = "auto", adapter_only: bool = False
+) -> None:
+    """Write the model and its tokenizer to a new folder. `auto` keeps the precision of training.
+
+    Raises ModelError if the folder exists, so that nothing is overwritten.
+    """
+    if folder.exists():
+        raise ModelError(f"{folder} exists already. Name a new folder, or move it away.")
+    if adapter_only and choice.adapter is None:
+        raise ModelError(f"--adapter: {choice.describe()} has no adapter. Leave it out.")
+    tokenizer = load_tokenizer(choice.model)
+    loaded = load_weights(choice, device=torch.device("cpu"), dtype=_compute_dtype(choice, dtype))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}_", dir=folder.parent))
+    try:
+        if adapter_only:
+            assert choice.adapter is not None, "checked above"
+            save_adapter(loaded.module, building, choice.adapter, base_path=choice.model.path)
+        else:
+            _save_whole(loaded, building, dtype)
+        tokenizer.save(building)
+        building.chmod(0o755)
+        os.rename(building, folder)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def _compute_dtype(choice: Choice, dtype: ExportDtype) -> torch.dtype:
+    """Return the dtype to load in: that of the files, or fp32 where weights are to be rounded."""
+    if dtype != "auto":
+        return torch.float32
+    if choice.checkpoint is not None:
+        return stored_dtype(choice.checkpoint.path)
+    source = open_source(choice.model)
+    config, _ = read_configs(source)
+    named = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    return torch.bfloat16 if named == "bfloat16" else torch.float32
+
+
+def _save_whole(loaded: LoadedModel, folder: Path, dtype: ExportDtype) -> None:
+    save_hf(
+        _cast(merged_state(loaded.module), dtype),
+        folder,
+        source_config=loaded.sheet.source_config,
+        generation_config=loaded.sheet.generation_config,
+        max_shard_bytes=_SHARD_BYTES,
+    )
+
+
+def _cast(stream: Iterator[tuple[str, Tensor]], dtype: ExportDtype) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in stream:
+        if dtype == "auto" or not tensor.is_floating_point():
+            yield name, tensor
+            continue
+        cast = tensor.to(_DTYPES[dtype])
+        if dtype == "fp16" and not torch.isfinite(cast).all() and torch.isfinite(tensor).all():
+            raise ModelError(
+                f"--dtype fp16: {name} has values beyond fp16's largest number (65504). "
+                "Use bf16 or fp32."
+            )
+        yield name, cast

@@ -1,0 +1,156 @@
+"""Load a chosen model, in the form that the native engine decodes fastest.
+
+Choice -> module with its weights -> checkpoint's weights over them -> adapter merged in
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from homeostat.config.model import ModelConfig
+from homeostat.config.native import NativeEngineConfig
+from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
+from homeostat.errors import EngineError, ModelError
+from homeostat.generation.choice import Choice
+from homeostat.models.build import LoadedModel, load_model
+from homeostat.models.decoder import Decoder
+from homeostat.models.lora import merge_adapters
+from homeostat.rollout.native.engine import NativeEngine
+from homeostat.train.shards import TensorReader, require_same_shapes
+
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "fp32", "bf16"]
+
+# The memory that logits may take while prompts are scored.
+_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
+# The context that is used where the model's own is longer, unless the user asks for more: the
+# native engine reserves room for whole requests.
+USUAL_CONTEXT = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """A model that is ready to generate text, and its tokenizer."""
+
+    loaded: LoadedModel
+    tokenizer: ChatTokenizer
+    device: torch.device
+    # Whether a prompt is a user's message, rather than a text to be continued.
+    answers_chats: bool
+
+    @property
+    def max_context(self) -> int | None:
+        """Return the largest number of tokens that the model was made for, if its files say so."""
+        value = self.loaded.sheet.source_config.get("max_position_embeddings")
+        return value if isinstance(value, int) else None
+
+
+def resolve_place(device: Device, precision: Precision) -> tuple[torch.device, torch.dtype]:
+    """Return the device and the dtype to compute in: a GPU in bf16 where there is one."""
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ModelError("--device cuda: no CUDA device can be used here. See `homeostat env`.")
+    place = torch.device("cuda", 0) if available and device != "cpu" else torch.device("cpu")
+    if precision == "auto":
+        precision = "bf16" if place.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return place, torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def load_text_model(
+    choice: Choice, *, device: Device = "auto", precision: Precision = "auto"
+) -> TextModel:
+    """Load a model to generate with. An adapter is merged, so that every decode path can serve."""
+    place, dtype = resolve_place(device, precision)
+    if place.type == "cpu":
+        # Products of numbers below 1e-38 take twenty times as long as those of zeros.
+        torch.set_flush_denormal(True)
+    tokenizer = load_tokenizer(choice.model)
+    loaded = load_weights(choice, device=place, dtype=dtype)
+    merge_adapters(loaded.module)
+    chats = tokenizer.chat_template is not None and choice.was_trained_on_chats
+    return TextModel(loaded, tokenizer, place, chats)
+
+
+def load_weights(choice: Choice, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """Build the model with the weights that were chosen; an adapter stays beside them."""
+    loaded = load_model(
+        _inference_config(choice.model),
+        choice.adapter,
+        dtype=dtype,
+        device=device,
+        seed=choice.run.seed if choice.run is not None else 0,
+        gradient_checkpointing=False,
+    )
+    if choice.checkpoint is not None:
+        _take_checkpoint(loaded, choice)
+    loaded.module.requires_grad_(False)
+    return loaded
+
+
+def _inference_config(model: ModelConfig) -> ModelConfig:
+    """Leave out what only training reads: routers' losses and replay."""
+    return model.model_copy(update={"moe": type(model.moe)()})
+
+
+@torch.no_grad()
+def _take_checkpoint(loaded: LoadedModel, choice: Choice) -> None:
+    """Replace the trained weights by those of the checkpoint; all others stay as they were."""
+    assert choice.checkpoint is not None, "the caller asks"
+    stored = TensorReader(choice.checkpoint.path, "model")
+    named = loaded.module.causal_lm.named_parameters()
+    # Trained parameters are those of the adapter, or all: expert biases are stored if they moved.
+    own = {name: p for name, p in named if p.requires_grad or name in stored.shapes}
+    shapes = {name: tuple(p.shape) for name, p in own.items()}
+    require_same_shapes(shapes, stored.shapes, what=f"weights of {choice.checkpoint.path}")
+    for name, parameter in own.items():
+        parameter.copy_(stored.rows(name, 0, parameter.shape[0] if parameter.shape else 0))
+
+
+def stored_dtype(checkpoint: Path) -> torch.dtype:
+    """Return the dtype of a checkpoint's weights: the one that the run computed in."""
+    stored = TensorReader(checkpoint, "model")
+    name = next(iter(stored.shapes))
+    return stored.rows(name, 0, 0).dtype
+
+
+def open_engine(
+    model: TextModel,
+    *,
+    context: int | None = None,
+    max_concurrency: int = 256,
+    memory_share: float = 0.5,
+) -> NativeEngine:
+    """Open the native engine over the model. `context` is the most that a request may have."""
+    module = model.loaded.module
+    if not isinstance(module, Decoder):
+        raise EngineError(
+            "model.implementation is transformers, and text is generated by the native decoder. "
+            "Use an export of the model with transformers' own generate()."
+        )
+    longest = model.max_context
+    if context is not None and longest is not None and context > longest:
+        raise ModelError(
+            f"--context {context}: the model was made for {longest} tokens at most "
+            "(max_position_embeddings). Lower it."
+        )
+    return NativeEngine(
+        module,
+        NativeEngineConfig(max_concurrency=max_concurrency, memory_share=memory_share),
+        device=model.device,
+        max_tokens=context or min(longest or USUAL_CONTEXT, USUAL_CONTEXT),
+        decode=model.tokenizer.decode,
+        chunk_bytes=_LOGITS_BYTES[model.device.type],
+    )
+
+
+def with_template(
+    choice: Choice, *, tokenizer: str | None = None, chat_template: str | None = None
+) -> Choice:
+    """Return the choice with another tokenizer or chat template, where they are given."""
+    given = {"tokenizer": tokenizer, "chat_template": chat_template}
+    update = {name: value for name, value in given.items() if value is not None}
+    return replace(choice, model=choice.model.model_copy(update=update))

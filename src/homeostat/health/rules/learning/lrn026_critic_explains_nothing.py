@@ -1,0 +1,144 @@
+"""The critic's values say nothing about what a completion will earn.
+
+## What it sees
+The critic's explained variance, 1 - Var(earned - value) / Var(earned), at or below `limit` in
+`fire` of the newest `window` records, and not rising. Records of the critic's warm-up
+(`critic.warmup_steps`) and the `grace` records after it are left out: every new head begins at 0.
+So are records in which all completions earned the same, because then there is nothing to explain.
+
+## Why it matters
+PPO compares every token with the critic's value of it. A critic that explains nothing adds noise to
+the advantages and costs a second model: the same run without it (grpo, rloo) learns better. Below 0
+it is worse than subtracting a constant.
+
+## Likely causes
+- critic-not-learning: its learning rate is too small, or its gradient does not reach it.
+- critic-diverges: its learning rate is too large; the explained variance is clearly below 0.
+- value-clip-too-tight: most values may not move as far as their targets ask.
+- critic-unwarmed: the policy moves on from the first step, and the critic runs after it.
+
+## What to do
+Look at critic/loss and critic/grad_norm first. Raise critic.lr where values hardly move, lower it
+where explained variance falls below 0; let the critic learn alone for some steps
+(critic.warmup_steps), or start it from a reward model (critic.path).
+
+## Known false alarms
+Rewards that cannot be foreseen from the text: those that are drawn at random, or that depend on
+something that the critic does not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from homeostat.health.finding import (
+    Cause,
+    Confidence,
+    Family,
+    Fix,
+    Grade,
+    Level,
+    Sighting,
+    Unknown,
+)
+from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.readings import mean_since, needed
+from homeostat.health.rules.signs import trend
+from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.windows import newest_spell
+
+# Clearly worse than a constant.
+_DIVERGED = -0.2
+# Share of clipped values that keeps most of the others from moving, too.
+_TIGHT = 0.3
+
+
+class Options(RuleOptions):
+    limit: float = option(0.05, "Explained variance that counts as nothing.")
+    fire: int = option(8, "Number of records that must show it ...")
+    window: int = option(10, "... within a window of this many.")
+    grace: int = option(15, "Records after the warm-up that are not judged.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    judged = _judged(view, options)
+    if len(judged) < options.window:
+        yield Unknown(
+            f"{len(judged)} records with different returns after the critic's warm-up; it takes "
+            f"{options.window}"
+        )
+        return
+    spell = newest_spell(
+        judged.values <= options.limit, fire=options.fire, window=options.window, clear=3
+    )
+    if spell is None or not spell.is_open:
+        return
+    part = Series(judged.steps[spell.start :], judged.values[spell.start :])
+    moved = trend(part)
+    if moved is not None and moved.rises and part.values[-1] > 0:
+        return
+    yield _sighting(view, part, options)
+
+
+def _judged(view: RunView, options: Options) -> Series:
+    """The explained variance of the records that count."""
+    warmup = int(view.number("critic.warmup_steps") or 0)
+    explained = needed(view, "critic/explained_variance").since(warmup + 1).finite()
+    spread = view.series("critic/return_std", "reward_std", "reward/std")
+    if spread is not None:
+        explained, spread = explained.on(spread)
+        explained = Series(explained.steps[spread.values > 0], explained.values[spread.values > 0])
+    return Series(explained.steps[options.grace :], explained.values[options.grace :])
+
+
+def _sighting(view: RunView, part: Series, options: Options) -> Sighting:
+    first, value = int(part.steps[0]), float(np.mean(part.values))
+    return Sighting(
+        message=f"The critic's explained variance is {value:.2g} since step {first}: its values "
+        "are no better than a constant, and only add noise to the advantages. Change critic.lr, or "
+        "let it learn alone first.",
+        evidence=(f"critic/explained_variance {value:.3g}",),
+        causes=tuple(_causes(view, value, first)),
+        fixes=tuple(_fixes(value)),
+        first_step=first,
+        last_step=int(part.steps[-1]),
+        value=value,
+        limit=options.limit,
+    )
+
+
+def _causes(view: RunView, value: float, first: int) -> Iterator[Cause]:
+    clipped = mean_since(view, "critic/clipped_share", step=first)
+    if value < _DIVERGED:
+        yield Cause("critic-diverges", f"explained variance {value:.2g}: worse than a constant")
+    if clipped is not None and clipped > _TIGHT:
+        yield Cause("value-clip-too-tight", f"{clipped:.0%} of the values are clipped")
+    if value >= _DIVERGED:
+        norm = mean_since(view, "critic/grad_norm", step=first)
+        said = "" if norm is None else f", with a gradient norm of {norm:.2g}"
+        yield Cause("critic-not-learning", f"explained variance stays at {value:.2g}{said}")
+    if not view.number("critic.warmup_steps"):
+        yield Cause("critic-unwarmed", "the policy is updated from the first step on")
+
+
+def _fixes(value: float) -> Iterator[Fix]:
+    if value < _DIVERGED:
+        yield Fix("critic.lr", "a third", "smaller steps of the critic", Grade.UNSAFE)
+    else:
+        yield Fix("critic.lr", "three times as much", "values that move", Grade.UNSAFE)
+    yield Fix("critic.warmup_steps", "20", "the critic learns before the policy", Grade.UNSAFE)
+
+
+RULE = Rule(
+    code="LRN026",
+    name="critic-explains-nothing",
+    family=Family.LEARNING,
+    level=Level.WARN,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("critic/explained_variance",),
+    kinds=(Kind.RL,),
+    options=Options,
+)

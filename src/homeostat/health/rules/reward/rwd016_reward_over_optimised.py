@@ -1,0 +1,157 @@
+"""The trained reward rises on held-out prompts, while a gold reward falls from its peak.
+
+## What it sees
+The run measures a gold reward, which is not trained on (`role: eval`). After its peak, the gold
+reward falls by more than `min_fall` of the peak and more than its noise explains, evaluation after
+evaluation, while the trained reward keeps rising over the same evaluations. A gold reward that
+merely stays where it is (a plateau), or that wavers, is not this.
+
+## Why it matters
+A reward model, or a judge, is only a proxy: it was right about completions like those that it was
+trained on. The policy has moved to where the proxy is wrong, and every further step makes the model
+worse (Gao et al. 2022, arXiv:2210.10760).
+
+## Likely causes
+- reward-over-optimised: the policy is past the point up to which the proxy can be trusted.
+- kl-penalty-missing: nothing holds the policy near the completions that the reward model knows.
+- reward-tracks-length: completions grow along, which reward models and judges tend to prefer.
+- entropy-collapse: the policy became sure of the few texts that the proxy likes best.
+
+## What to do
+Keep the checkpoint of the gold reward's peak: where there is a gold reward it decides which
+checkpoint is the best one, and `eval.patience` stops the run there. Then hold the policy with
+`algorithm.kl`, or train the reward model on completions of the present policy.
+
+## Known false alarms
+A gold reward that measures something else than the task, for instance brevity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.readings import needed, noise, rank_correlation
+from homeostat.health.rules.signs import newest, smooth, trend
+from homeostat.health.view import Kind, RunView, Series
+
+
+class Options(RuleOptions):
+    min_fall: float = option(0.1, "Share of the gold reward's peak that must be lost.")
+    evals: int = option(4, "Evaluations since the peak that there must be, with the peak itself.")
+    sigmas: float = option(3.0, "How many times the noise of an evaluation the fall must exceed.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    gold = needed(view, "eval/gold_reward").finite()
+    proxy = needed(view, "eval/reward", "reward").finite()
+    peak = _peak(gold)
+    if peak is None:
+        return
+    since = gold.since(peak)
+    if len(since) < options.evals or rank_correlation(since) > -0.6:
+        return
+    best, now = _level_at(gold, peak), float(np.median(since.values[-2:]))
+    fall = best - now
+    if fall <= options.min_fall * abs(best) or fall <= options.sigmas * _noise_around(gold):
+        return
+    before, after = _proxy_levels(proxy, peak)
+    if before is None or after is None or rank_correlation(proxy.since(peak)) < 0.6:
+        return
+    if after - before <= options.sigmas * _noise_around(proxy):
+        return
+    yield Sighting(
+        message=f"The gold reward fell from {best:.4g} (step {peak}) to {now:.4g} on held-out "
+        f"prompts, while the trained reward rose from {before:.4g} to {after:.4g}. The policy is "
+        f"past the point up to which this reward can be trusted: use the checkpoint of about step "
+        f"{peak}.",
+        evidence=(
+            f"eval/gold_reward {best:.4g} -> {now:.4g} in {len(since)} evaluations",
+            f"{_name(view)} {before:.4g} -> {after:.4g}",
+        ),
+        causes=tuple(_causes(view, peak)),
+        fixes=tuple(_fixes(view)),
+        first_step=peak,
+        last_step=int(gold.steps[-1]),
+        value=now,
+        limit=best,
+    )
+
+
+def _peak(gold: Series) -> int | None:
+    """Return the step of the highest evaluation of those around which the medians are highest."""
+    medians, window = smooth(gold)
+    if not len(medians):
+        return None
+    at = int(medians.values.argmax())
+    inside = gold.values[at : at + window]
+    return int(gold.steps[at + int(inside.argmax())])
+
+
+def _level_at(series: Series, step: int) -> float:
+    """Return the median of an evaluation and its neighbours: a single one is high by luck."""
+    at = int(np.searchsorted(series.steps, step))
+    return float(np.median(series.values[max(0, at - 1) : at + 2]))
+
+
+def _noise_around(series: Series) -> float:
+    """Return the noise of one evaluation, apart from a steady rise or fall.
+
+    Second differences of a straight line are 0, so a fall of many small steps is no noise.
+    """
+    if len(series) < 4:
+        return noise(series.values)
+    bends = np.diff(series.values, n=2)
+    return float(np.median(np.abs(bends))) / 0.6745 / 6.0**0.5
+
+
+def _proxy_levels(proxy: Series, peak: int) -> tuple[float | None, float | None]:
+    since = proxy.since(peak)
+    if len(since) < 2:
+        return None, None
+    count = max(1, len(since) // 4)
+    return float(np.median(since.values[:count])), float(np.median(since.values[-count:]))
+
+
+def _name(view: RunView) -> str:
+    return "eval/reward" if view.series("eval/reward") is not None else "reward"
+
+
+def _causes(view: RunView, peak: int) -> Iterator[Cause]:
+    yield Cause("reward-over-optimised", "gold and trained reward part ways at the peak")
+    if view.setting("algorithm.kl", default=None) is None and view.series("kl") is None:
+        yield Cause("kl-penalty-missing", "algorithm.kl is not set")
+    length = view.series("completions/mean_length")
+    grown = trend(length.since(peak)) if length is not None else None
+    if grown is not None and grown.rises and grown.end > 1.2 * grown.start:
+        what = f"completions grew from {grown.start:.0f} to {grown.end:.0f} tokens"
+        yield Cause("reward-tracks-length", what)
+    entropy, now = trend(view.series("entropy")), newest(view, "entropy")
+    if entropy is not None and now is not None and entropy.falls and now < 0.2 * entropy.start:
+        yield Cause("entropy-collapse", f"entropy fell from {entropy.start:.3g} to {now:.3g}")
+
+
+def _fixes(view: RunView) -> Iterator[Fix]:
+    if view.setting("eval.patience", default=None) is None:
+        yield Fix("eval.patience", "3", "stops where the gold reward stops to improve")
+    yield Fix(
+        "algorithm.kl.coefficient", "0.01 or more", "holds the policy near the start", Grade.UNSAFE
+    )
+    newer = "a reward model trained on newer completions"
+    yield Fix("rewards.functions", newer, "the present one is wrong here")
+
+
+RULE = Rule(
+    code="RWD016",
+    name="reward-over-optimised",
+    family=Family.REWARD,
+    level=Level.WARN,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("eval/gold_reward", "eval/reward|reward"),
+    kinds=(Kind.RL,),
+    options=Options,
+)

@@ -1,0 +1,269 @@
+"""Generating, exporting and serving from what training leaves behind."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.support import tiny
+from tests.support.runs import train
+from transformers import AutoModelForCausalLM
+
+from homeostat.errors import CheckpointError, DataError, ModelError
+from homeostat.generation.choice import choose
+from homeostat.generation.conversation import Conversation
+from homeostat.generation.engine_thread import EngineThread
+from homeostat.generation.exporting import export_model
+from homeostat.generation.loading import load_text_model, open_engine
+from homeostat.generation.prompt_file import read_prompts
+from homeostat.generation.prompting import SamplingOptions, prompt_tokens
+from homeostat.generation.sampling_run import SamplingRun
+from homeostat.generation.server import TextServer, TextService
+
+LORA = {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "down_proj"]}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A folder with a run of all weights that has no export, and one of an adapter."""
+    folder = tmp_path_factory.mktemp("runs")
+    short = {"max_steps": 2, "batch_rows": 4, "threads": 1, "lr": 1e-2}
+    train(tiny.config(folder, name="whole", trainer=short))
+    export_model(choose(folder / "runs" / "whole"), folder / "base")
+    model = {"path": str(folder / "base"), "init": "pretrained"}
+    train(tiny.config(folder, name="adapter", model=model, lora=LORA, trainer=short))
+    return folder
+
+
+def logits(folder: Path, tokens: list[int]) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0]
+
+
+def own_logits(choice, tokens: list[int]) -> torch.Tensor:
+    from homeostat.ops.attention import PackedLayout
+
+    module = load_text_model(choice, device="cpu").loaded.module
+    layout = PackedLayout.of([len(tokens)], torch.device("cpu"))
+    with torch.no_grad():
+        hidden = module.hidden(torch.tensor(tokens), torch.arange(len(tokens)), layout)
+        return hidden @ module.output_weight().T
+
+
+@pytest.fixture(scope="module")
+def model(runs):
+    return load_text_model(choose(runs / "base"), device="cpu")
+
+
+def sampled(model, texts: list[str], *, samples: int = 1, **options) -> list[list[str]]:
+    prompts = [prompt_tokens(text, model.tokenizer, as_chat=True) for text in texts]
+    run = SamplingRun(
+        open_engine(model, context=96),
+        model.tokenizer,
+        prompts,
+        SamplingOptions(max_new_tokens=12, **options),
+        samples=samples,
+        seed=3,
+    )
+    return [[answer.text for answer in answers] for _, answers in run.answers()]
+
+
+def test_an_interrupted_run_is_exported_from_its_checkpoint(runs):
+    run = runs / "runs" / "whole"
+    assert not list(run.glob("checkpoints/*/hf"))
+    assert torch.allclose(
+        logits(runs / "base", [5, 6, 7]), own_logits(choose(run), [5, 6, 7]), atol=1e-5
+    )
+
+
+def test_an_adapter_is_merged_or_exported_alone(runs, tmp_path):
+    run = choose(runs / "runs" / "adapter")
+    export_model(run, tmp_path / "merged")
+    export_model(run, tmp_path / "adapter", adapter_only=True)
+    wanted = own_logits(run, [5, 6, 7])
+    assert torch.allclose(logits(tmp_path / "merged", [5, 6, 7]), wanted, atol=1e-5)
+    again = own_logits(choose(tmp_path / "adapter"), [5, 6, 7])
+    assert torch.allclose(again, wanted, atol=1e-5)
+    assert not torch.allclose(logits(runs / "base", [5, 6, 7]), wanted, atol=1e-3)
+
+
+def test_an_export_overwrites_nothing_and_keeps_its_precision(runs, tmp_path):
+    with pytest.raises(ModelError, match="exists already"):
+        export_model(choose(runs / "base"), runs / "base")
+    export_model(choose(runs / "base"), tmp_path / "half", dtype="bf16")
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    export_model(choose(tmp_path / "half"), tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
+
+
+def test_the_step_of_a_run_can_be_chosen(runs):
+    run = runs / "runs" / "whole"
+    assert choose(run).checkpoint.step == choose(run, step="latest").checkpoint.step == 2
+    assert choose(run / "checkpoints" / "step_00000002").checkpoint.step == 2
+    with pytest.raises(CheckpointError, match="best"):
+        choose(run, step="best")
+    with pytest.raises(CheckpointError, match="number, best or latest"):
+        choose(run, step="newest")
+    with pytest.raises(ModelError, match="--step has no meaning"):
+        choose(runs / "base", step="2")
+    with pytest.raises(ModelError, match="does not exist"):
+        choose(runs / "nowhere")
+
+
+def test_answers_repeat_and_do_not_depend_on_the_batch(model):
+    both = sampled(model, ["turn around abc", "turn around fed"], samples=2)
+    assert both == sampled(model, ["turn around abc", "turn around fed"], samples=2)
+    assert both[0][0] != both[0][1], "samples of one prompt have their own noise"
+    assert sampled(model, ["turn around abc"], samples=2)[0] == both[0]
+
+
+def test_a_streamed_answer_is_the_whole_answer(model):
+    prompt = prompt_tokens("turn around abc", model.tokenizer, as_chat=True)
+    options = SamplingOptions(max_new_tokens=12)
+    run = SamplingRun(
+        open_engine(model, context=96), model.tokenizer, [prompt], options, samples=1, seed=3
+    )
+    assert "".join(run.pieces()) == sampled(model, ["turn around abc"])[0][0]
+
+
+def test_a_conversation_remembers_its_turns(model):
+    talk = Conversation(
+        open_engine(model, context=96, max_concurrency=1),
+        model.tokenizer,
+        SamplingOptions(max_new_tokens=6),
+    )
+    first = "".join(talk.ask("turn around abc"))
+    assert [message["role"] for message in talk.messages] == ["user", "assistant"]
+    assert talk.messages[1]["content"] == first
+    assert talk.forget_answer()
+    "".join(talk.answer())
+    with pytest.raises(DataError, match="tokens"):
+        list(talk.ask("a" * 200))
+    assert len(talk.messages) == 2, "a message that cannot be answered is forgotten"
+
+
+def test_bad_prompt_files_name_the_line(model, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "abc"}\n{"question": "abc"}\n')
+    with pytest.raises(DataError, match=r"prompts.jsonl:2: .*`prompt` or `messages`"):
+        read_prompts(file, model.tokenizer, as_chat=True, system=None)
+    file.write_text('{"prompt": "abc"}\n\n{"messages": [{"role": "user", "content": "x"}]}\n')
+    assert len(read_prompts(file, model.tokenizer, as_chat=True, system=None)) == 2
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with EngineThread(open_engine(model, context=96)) as thread:
+        service = TextService(thread, model.tokenizer, name="tiny")
+        server = TextServer(service, port=0)
+        worker = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        worker.start()
+        yield server
+        server.shutdown()
+        server.server_close()
+        worker.join()
+
+
+def ask(server, path: str, body, *, host: str = "127.0.0.1") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request("POST", path, body=data, headers={"Host": f"{host}:{server.port}"})
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    return response.status, text
+
+
+def test_the_server_answers_as_generate_does(server, model):
+    messages = [{"role": "user", "content": "turn around abc"}]
+    body = {"messages": messages, "max_tokens": 12, "seed": 3, "n": 2}
+    status, text = ask(server, "/v1/chat/completions", body)
+    assert status == 200, text
+    got = json.loads(text)
+    texts = [choice["message"]["content"] for choice in got["choices"]]
+    assert texts == sampled(model, ["turn around abc"], samples=2)[0]
+    assert got["usage"]["total_tokens"] > got["usage"]["prompt_tokens"] > 0
+    assert json.loads(ask(server, "/v1/chat/completions", body)[1])["choices"] == got["choices"]
+
+
+def test_a_streamed_response_adds_up_to_the_whole_one(server):
+    body = {"prompt": "turn around abc", "max_tokens": 12, "seed": 1}
+    whole = json.loads(ask(server, "/v1/completions", body)[1])["choices"][0]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    status, text = ask(server, "/v1/completions", {**body, **options})
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert status == 200
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    pieces = [choice["text"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(pieces) == whole["text"]
+    assert chunks[-2]["choices"][0]["finish_reason"] == whole["finish_reason"]
+    assert chunks[-1]["usage"]["completion_tokens"] > 0
+
+
+def test_scores_of_a_prompt_are_those_of_transformers(server, runs):
+    tokens = [5, 9, 12, 7, 8]
+    body = {"prompt": tokens, "max_tokens": 0, "echo": True, "logprobs": 1}
+    status, text = ask(server, "/v1/completions", body)
+    assert status == 200, text
+    found = json.loads(text)["choices"][0]["logprobs"]
+    wanted = torch.log_softmax(logits(runs / "base", tokens)[:-1].double(), dim=-1)
+    target = wanted[range(4), tokens[1:]].numpy()
+    assert found["token_logprobs"][0] is None
+    np.testing.assert_allclose(found["token_logprobs"][1:], target, atol=1e-4)
+    best = [max(top.values()) for top in found["top_logprobs"][1:]]
+    np.testing.assert_allclose(best, wanted.max(dim=-1).values.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"prompt": "a", "frequency_penalty": 1.0}, "frequency_penalty"),
+        ({"prompt": "a", "max_tokens": "many"}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 10_000}, "context"),
+        ({"prompt": "a", "temprature": 1.0}, "temprature"),
+        ({"prompt": "a", "stop": [""]}, "stop"),
+        ({"prompt": [10**9]}, "vocabulary"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": "a", "top_p": 0}, "top_p"),
+        ({"prompt": "a", "temperature": float("nan")}, "temperature"),
+        ([], "object"),
+        (b"{", "JSON"),
+        (b"[" * 100_000, "JSON"),
+    ],
+)
+def test_a_body_that_cannot_be_served_names_the_field(server, body, field):
+    status, text = ask(server, "/v1/completions", body)
+    assert status == 400
+    assert field in json.loads(text)["error"]["message"]
+
+
+def test_another_name_than_loopback_is_refused(server):
+    status, _ = ask(server, "/v1/completions", {"prompt": "a"}, host="attacker.example")
+    assert status == 403
+
+
+def test_a_client_that_goes_away_frees_the_engine(server):
+    body = json.dumps({"prompt": "abc", "max_tokens": 80, "stop": "\u2603", "n": 64}).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+        )
+        client.sendall(head.encode() + b"\r\n" + body)
+    # The engine must be free again: an answer comes, and nothing of the old request is left.
+    status, _ = ask(server, "/v1/completions", {"prompt": "a", "max_tokens": 1})
+    assert status == 200
+    thread = server.service.thread
+    for _ in range(200):
+        if thread.call(lambda: len(thread.engine.life.in_flight)) == 0:
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("requests of a client that went away are still in the engine")

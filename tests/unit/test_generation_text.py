@@ -1,0 +1,61 @@
+"""Text that is streamed is the text of the whole answer, whatever the pieces are."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from homeostat.generation.text_stream import TextStream
+
+# A tokenizer of bytes: characters beyond ASCII are spread over several tokens.
+STOP_ID = 256
+
+
+def decode(tokens) -> str:
+    return bytes(tokens).decode("utf-8", errors="replace")
+
+
+def pieces(tokens: list[int], rng: random.Random) -> list[list[int]]:
+    parts, at = [], 0
+    while at < len(tokens):
+        size = rng.randint(1, 4)
+        parts.append(tokens[at : at + size])
+        at += size
+    return parts
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_add_up_to_the_text(seed):
+    rng = random.Random(seed)
+    text = "".join(rng.choices("abc \n\u00e4\u20ac\U0001f600", k=60))
+    stream, shown = TextStream(decode), ""
+    for part in pieces(list(text.encode()), rng):
+        shown += stream.push(part)
+        assert text.startswith(shown)
+    shown += stream.finish()
+    assert shown == text == stream.text
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_after_a_stop_string_is_shown(seed):
+    rng = random.Random(seed)
+    before = "".join(rng.choices("ab\u00e4E", k=rng.randint(0, 30)))
+    text = before + "END" + "".join(rng.choices("xy", k=5))
+    stream, shown = TextStream(decode, stop_strings=("END", "never")), ""
+    for part in pieces(list(text.encode()), rng):
+        shown += stream.push(part)
+    shown += stream.finish()
+    assert shown == text[: text.index("END")]
+
+
+def test_a_stop_token_ends_the_text_and_is_no_part_of_it():
+    stream = TextStream(lambda tokens: decode(tokens), stop_ids={STOP_ID})
+    assert stream.push(list(b"ab")) == "ab"
+    assert stream.finish([*b"c", STOP_ID]) == "c"
+
+
+def test_bytes_that_are_no_character_are_shown_at_the_end_only():
+    stream = TextStream(decode)
+    assert stream.push(list("\u20ac".encode())[:2]) == ""
+    assert stream.finish() == "\ufffd"
