@@ -105,7 +105,7 @@ class Routes:
             return segments, {}
         column_TLK = np.zeros((num_run + 1, *self._values_TLK.shape[1:]), self._values_TLK.dtype)
         column_TLK[:num_run] = self.first(num_run)
-        prompt, *parts = map(_columns, split(column_TLK, lengths))
+        prompt, *parts = (_columns(dense(part)) for part in split(column_TLK, lengths))
         with_routes = tuple(
             replace(segment, columns={**segment.columns, **part})
             for segment, part in zip(segments, parts, strict=True)

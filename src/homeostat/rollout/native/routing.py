@@ -84,7 +84,7 @@ def route_arrays(
     if shape is None or not wants_routes(sequences):
         return {}
     whole = *size, len(shape.layers), shape.top_k
-    arrays = {"routes": np.zeros(whole, dtype=np.int32)}
+    arrays: dict[str, np.ndarray] = {"routes": np.zeros(whole, dtype=np.int32)}
     if wants_weights(sequences):
         arrays["route_weights"] = np.zeros(whole, dtype=np.float32)
     return arrays
