@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LEARNING_RATE = 1e-5
+LEARNING_RATE = 1e-6
 BETA = 0.1
 MAX_LENGTH = 1024
 
