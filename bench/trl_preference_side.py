@@ -2,7 +2,7 @@
 
 Each update appends one line to a file, as homeostat's metrics.jsonl does. Run by
 preference_vs_trl.py with one JSON argument. Imports nothing from homeostat, so that TRL may be
-installed in an environment of its own.
+installed in a separate environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the losses over pairs of completions share: sums of a pair, and what is measured.
+"""Parts that all losses over pairs of completions share: sums of a pair, and measurements.
 
     loss = sum_p loss_p / pairs + sft_weight * sum_m -logp_m / chosen tokens
 
