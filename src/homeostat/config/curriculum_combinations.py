@@ -164,7 +164,7 @@ def _solved(config: RunConfig) -> Iterator[Problem]:
     if rollout.solved_by is not None and rollout.solved_by not in names:
         yield Problem(
             "rollout.solved_by",
-            f"no reward is called {rollout.solved_by!r}.",
+            f"no reward that is trained on is called {rollout.solved_by!r}.",
             f"Known: {', '.join(sorted(names))}.",
         )
     elif rollout.solved_by is None and not _one_decides(rewards):
