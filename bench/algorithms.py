@@ -6,8 +6,8 @@
 The first form trains the demo's first stage once (`recipes/tiny_sort_sft_cpu.yaml`) and then, from
 its weights, every algorithm with its own defaults and each seed: the task and the model of
 `recipes/tiny_sort_grpo_cpu.yaml` with fewer prompts and steps. A new algorithm joins by being in
-`algorithm.type`. It reports the reward of the first and of the last five steps, and the first step
-at which half of the answers are right; of PPO also the critic's explained variance over the run.
+`algorithm.type`. It reports the share of right answers in the first and in the last five steps, and
+the first step at which it is a half; of PPO also the critic's explained variance over the run.
 
 The second form measures the peak memory of PPO beside GRPO's, on the same model and rows, and what
 `homeostat estimate` says of both. On a GPU it is what torch allocated, on a CPU what the process
@@ -37,7 +37,15 @@ NUM_ENDS = 5
 HALF = 0.5
 RATE = 1e-3
 # What an algorithm needs beside its type: a critic learns as fast as the policy of this size.
-MORE: dict[str, tuple[str, ...]] = {"ppo": (f"critic={{lr: {RATE}}}",)}
+# Energy-based fine-tuning rewards likeness to the answer, so right answers are only counted.
+MORE: dict[str, tuple[str, ...]] = {
+    "ppo": (f"critic={{lr: {RATE}}}",),
+    "ebft": (
+        "ebft={reference_column: answer, embed_method: completion_mean, ce_coefficient: 0.03}",
+        "rewards.functions=[{type: exact_match, weight: 0.0}]",
+    ),
+}
+RIGHT = "rewards/exact_match/mean"
 SIZES = (
     "rollout.prompts_per_step=64",
     "trainer.updates_per_step=2",
@@ -75,13 +83,13 @@ def learn(kind: str, seed: int, steps: int, *, weights: Path, folder: Path) -> d
     homeostat("train", RL, *changes, algorithm, *sizes)
     lines = (folder / name / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    rewards = [record["reward"] for record in records]
+    rewards = [record[RIGHT] for record in records]
     row = {
         "algorithm": kind,
         "seed": seed,
         "reward_first": round(statistics.mean(rewards[:NUM_ENDS]), 4),
         "reward_last": round(statistics.mean(rewards[-NUM_ENDS:]), 4),
-        "steps_to_half": next((r["step"] for r in records if r["reward"] >= HALF), None),
+        "steps_to_half": next((r["step"] for r in records if r[RIGHT] >= HALF), None),
         "seconds": round(sum(record["time/step"] for record in records), 1),
     }
     explained = [record.get("critic/explained_variance") for record in records]

@@ -19,10 +19,17 @@ from homeostat.train.cores import PLAIN
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role
 
-EBFT = {"algorithm": {"type": "ebft"}, "rewards": None}
+# Not whitened, the energy is the difference of two metrics.
+EBFT = {"algorithm": {"type": "ebft"}, "rewards": None, "ebft": {"whitening": False}}
 STRIDED = {
     **EBFT,
-    "ebft": {"mode": "strided", "stride": 4, "context_length": 4, "generate_length": 3},
+    "ebft": {
+        "mode": "strided",
+        "stride": 4,
+        "context_length": 4,
+        "generate_length": 3,
+        "whitening": False,
+    },
     "rollout": {"prompts_per_step": 2, "samples_per_prompt": 3, "max_new_tokens": 3},
 }
 

@@ -67,7 +67,7 @@ def scheduled(kind: str, change: str, *, was: list[float], now: list[float]) -> 
 
 
 def the_critic_asks_for_its_rate(workshop: Workshop) -> None:
-    run = workshop.run(*TWO_STEPS, "critic.schedule={type: linear}")
+    run = workshop.run(*TWO_STEPS, "critic.schedule={type: linear, warmup_steps: 0}")
     assert run.config.critic is not None
     trained = run.config.critic.trained_as(run.config.trainer)
     rates = [trained.learning_rate(step, 2) for step in (1, 2)]

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 from tests.support.every_key.rl_algorithm import UPDATES, learned, refused
 from tests.support.every_key.rl_workshop import only
 from tests.support.every_key.workshop import Case, Workshop, weight_bytes
 
 
 def a_drift_holds_back(workshop: Workshop, kind: str) -> None:
-    free, held = (
-        learned(workshop, kind, *UPDATES, f"algorithm.drift={weight}") for weight in (0.0, 50.0)
-    )
+    weights = ("algorithm.drift=0.0", "algorithm.drift=50.0")
+    free, held = (learned(workshop, kind, *UPDATES, weight) for weight in weights)
     assert weight_bytes(free) != weight_bytes(held)
-    # Of three steps' worth of updates the later ones stay nearer to the policy that sampled.
-    more = ("trainer.epochs_per_step=3",)
-    drifts = [
-        only("policy/update_kl", learned(workshop, kind, *UPDATES, *more, f"algorithm.drift={w}"))
-        for w in (0.0, 50.0)
-    ]
-    assert drifts[1] < drifts[0]
+    # In the first update nothing has moved yet, and the drift has no gradient.
+    once = [only("grad_norm", learned(workshop, kind, weight)) for weight in weights]
+    assert once[0] == pytest.approx(once[1], rel=1e-4)
 
 
 def a_drift_has_a_slope(workshop: Workshop, kind: str) -> None:

@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from homeostat.algorithms.catalogue import advantages, policy_gradient
 from homeostat.algorithms.energy import Energies
 from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
-from homeostat.columns import dense
 from homeostat.config.algorithm import AnyPolicyGradient
 from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
@@ -29,6 +27,7 @@ from homeostat.run.learning.energies import scored_groups, truth_rows
 from homeostat.run.learning.kept import require_kept
 from homeostat.run.learning.mismatch import WorstToken, compare, known_logp, with_text
 from homeostat.run.learning.passes import Passes, by_row, numbered
+from homeostat.run.learning.penalties import kl_penalties
 from homeostat.run.learning.probes import NUM_SCORED, first_ratio_off, plan_probes, round_trip_bad
 from homeostat.run.learning.routes import require_routes, rows_for
 from homeostat.run.learning.updates import (
@@ -292,29 +291,10 @@ class Learner:
             self._fill("old_logp", Role.POLICY, rows, later, step)
         if kl is None or not in_reward:
             return None
-        return self._penalties(rows, ESTIMATORS[kl.estimator], learned)
-
-    def _penalties(
-        self, rows: StepRows, estimator: Callable[..., torch.Tensor], learned: Learned
-    ) -> list[np.ndarray]:
-        """Per sample, the KL penalty of every token that the policy sampled."""
         coefficient = self.rl_state.kl_coefficient
         assert coefficient is not None, "a run with a KL term has a coefficient"
-        penalty_ST = [np.zeros(int(length)) for length in rows.lengths_S]
-        total, count = 0.0, 0
-        for index, row in enumerate(rows.rows):
-            if "old_logp" not in row.columns:
-                continue
-            is_trained = row.weights_T > 0
-            names = ("old_logp", "ref_logp")
-            pair = (torch.from_numpy(dense(row.columns[name])[is_trained]) for name in names)
-            estimate_M = estimator(*(logp_M.double() for logp_M in pair)).numpy()
-            total += float(estimate_M.sum())
-            count += int(row.weights_T.sum())
-            # A token may stand in several rows of its sample, and is trained in one of them.
-            own_T = penalty_ST[rows.sample_R[index]]
-            own_T[rows.policy_places(index)[is_trained]] = coefficient * estimate_M
-        learned.kl = total / max(1, count)
+        estimator = ESTIMATORS[kl.estimator]
+        penalty_ST, learned.kl = kl_penalties(rows, estimator, coefficient=coefficient)
         return penalty_ST
 
     def _compare(
