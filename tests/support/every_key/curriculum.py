@@ -230,7 +230,7 @@ def a_run_draws_by_its_curriculum(workshop: Workshop) -> None:
 
 
 def replays(rules: str, *, kind: int, most: int) -> Case:
-    """What is drawn beyond an epoch's order is of this kind, and no more than so much."""
+    """Prompts that come again are of this kind, and come at most so often."""
 
     def case(workshop: Workshop) -> None:
         taken = [n for ids in drawn(workshop, f"{{replay: {{{rules}}}}}", steps=4) for n in ids]
