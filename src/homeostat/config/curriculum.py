@@ -243,7 +243,7 @@ class ReplayConfig(Settings):
 
 
 class CurriculumConfig(Settings):
-    """Which prompts are drawn: by difficulty, and again after they were failed or solved."""
+    """Draw prompts by difficulty, and again after they were failed or solved."""
 
     difficulty: DifficultyConfig | None = key(
         None, help="Draw prompts by their estimated solve rate. null: epoch by epoch."

@@ -39,7 +39,7 @@ def settings_types(annotation: Any) -> list[type[Settings]]:
 
 
 def has_plain_value(annotation: Any) -> bool:
-    """Return whether a key takes a value of its own, such as a number, besides nested keys."""
+    """Return whether a key takes a plain value, such as a number, besides nested keys."""
     if get_origin(annotation) is Annotated:
         return has_plain_value(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):

@@ -34,7 +34,7 @@ _BY_DIFFICULTY, _REPLAYED = 3, 4
 
 
 class SolveRates:
-    """What is known of every prompt: `count` groups, the newest of step `last_step`.
+    """The solve rate of every prompt, from `count` groups, the newest of step `last_step`.
 
     `rate` is the average over the groups, `newest` the solved share of the newest one, `replays`
     how often the prompt was drawn again.

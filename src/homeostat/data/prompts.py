@@ -307,7 +307,7 @@ class PromptSampler:
         """Take in how often prompts were solved, which an epoch's order does not depend on."""
 
     def metrics(self) -> dict[str, float]:
-        """Return no metrics of its own."""
+        """Return nothing: an epoch's order has no metrics."""
         return {}
 
     @property

@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StepRollouts:
-    """The groups that a step sampled: `groups` to train on, and `passed_over` by a filter.
+    """The groups that a step sampled: `groups` are trained on.
 
-    `reasons` says why for each that was passed over.
+    Filters dropped those in `passed_over`, each for one of `reasons`.
     """
 
     groups: list[RolloutGroup] = field(default_factory=list)

@@ -43,7 +43,7 @@ from homeostat.rewards.solved import deciding_rewards, is_solved
 from homeostat.types import RolloutGroup
 
 FAILED, OTHER = "filter_failed", "other"
-# Different reasons of one step that have a metric of their own; the others are counted together.
+# Number of different reasons of a step that have separate metrics; the others are one metric.
 MAX_REASONS = 20
 
 # The reasons of the built-in filters, which have a metric also in steps that drop nothing.

@@ -22,7 +22,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "data.num_processes": ("preprocessing_num_workers",),
     "data.train_on_prompt": ("train_on_prompt",),
     "data.validation_share": ("val_size",),
-    "data.train[].weight": ("interleave_probs",),
+    "data.train.weight": ("interleave_probs",),
     "trainer.packing": ("packing", "neat_packing"),
     "trainer.backend.type": ("deepspeed", "fsdp"),
     "algorithm.type": ("stage",),

@@ -1,4 +1,4 @@
-"""Filters drop so many groups that steps go on without the groups they should have.
+"""Filters drop so many groups that steps are trained on fewer groups than they should have.
 
 ## What it sees
 One of two, in `fire` of the newest `window` records: a step lacks groups because all of its
@@ -15,7 +15,7 @@ update is then made of few groups: noisy, and biased towards prompts that happen
 - filters-starve-step: the bounds of the filters leave out most of what the policy samples.
 
 ## What to do
-See which reason is counted most (filter/<reason>). Mend a filter that fails, raise
+See which reason is counted most (filter/<reason>). Repair a filter that fails, raise
 `rollout.max_new_tokens` if completions are cut off, draw prompts of the right difficulty
 (`rollout.curriculum.difficulty`) if groups have no spread, or widen the filter's bounds. More
 rounds cost time and change nothing of the cause.
@@ -108,7 +108,7 @@ def _causes(view: RunView, reason: str) -> Iterator[Cause]:
 
 def _fixes(reason: str) -> Iterator[Fix]:
     if reason == "filter_failed":
-        yield Fix("", "mend the filter", "`homeostat check` tries it and shows its error")
+        yield Fix("", "repair the filter", "`homeostat check` tries it and shows its error")
         return
     if reason == "too_long":
         yield Fix("rollout.max_new_tokens", "higher", "fewer completions are cut", Grade.UNSAFE)

@@ -97,7 +97,7 @@ def _sighting(view: RunView, first: float, step: int, options: Options) -> Sight
 
 
 def _chosen(view: RunView) -> str:
-    """Return what the recipe says about a reference of its own; empty if it says nothing."""
+    """Return how the settings choose another reference; empty if they do not."""
     path, model = view.setting("reference.path"), view.setting("model.path")
     if path is not None and path != model:
         return f"the reference is another checkpoint than the policy's ({path})"
