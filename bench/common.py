@@ -70,6 +70,8 @@ class ModelSize:
 
 
 SIZES = {
+    # To compare losses in seconds; its speed says nothing.
+    "tiny": ModelSize(hidden=64, layers=2, heads=4, kv_heads=2, intermediate=128, vocab=12288),
     "small": ModelSize(hidden=384, layers=8, heads=6, kv_heads=2, intermediate=1024),
     "smollm2-135m": ModelSize(hidden=576, layers=30, heads=9, kv_heads=3, intermediate=1536),
 }

@@ -32,6 +32,15 @@ def grid_line(share_y: float, text: str, *, right: int) -> str:
     )
 
 
+def step_labels(steps: Iterable[int], *, last: int, right: int) -> list[str]:
+    """Return numbers of steps below the plot, whose width is `last` steps."""
+    places = [(step, place(step / last, 0, right=right)) for step in steps]
+    return [
+        f'<text x="{x:.1f}" y="{y + 20:.0f}" text-anchor="middle" fill="#475569">{step}</text>'
+        for step, (x, y) in places
+    ]
+
+
 def caption(text: str) -> str:
     """Return the line below the plot."""
     return f'<text x="{LEFT}" y="{HEIGHT - 8}" fill="#475569">{text}</text>'

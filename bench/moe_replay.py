@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -300,12 +301,14 @@ def _trainer(config: RunConfig) -> LocalTrainer:
 def picture(runs: list[dict[str, Any]], steps: int) -> str:
     """Draw the reward over steps, the mean of five: a line for each run."""
     right = 210
-    highest = max(0.2, max(max(run["reward"]) for run in runs)) * 1.05
+    tenths = math.ceil(10 * max(max(run["reward"]) for run in runs))
+    highest = tenths / 10
     title = "Sorting digits with experts: an engine in e4m3 whose routers are off by noise"
     parts = curves.head(title)
-    for tick in range(6):
-        parts.append(curves.grid_line(tick / 5, f"{highest * tick / 5:.2f}", right=right))
-    parts.append(curves.caption(f"step (0 to {steps}); reward as sampled, mean of 5 steps"))
+    for tick in range(tenths + 1):
+        parts.append(curves.grid_line(tick / tenths, f"{tick / 10:.1f}", right=right))
+    parts += curves.step_labels(range(0, steps + 1, 10), last=steps, right=right)
+    parts.append(curves.caption("step (mean of 5 steps of the reward as sampled)"))
     ends = []
     for run, colour in zip(runs, COLOURS, strict=True):
         reward = run["reward"]

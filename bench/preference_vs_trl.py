@@ -10,6 +10,7 @@ stopwatch.py). The first update (warm-up) and the last (which may be followed by
 counted. tokens/s counts real tokens, never padding.
 
     python bench/preference_vs_trl.py
+    python bench/preference_vs_trl.py --size tiny --repeats 1        # losses only, in a minute
     python bench/preference_vs_trl.py --sweep     # TRL's micro-batch sizes against each other
     python bench/preference_vs_trl.py --trl-python /path/to/python   # TRL in its own environment
 """
@@ -211,7 +212,8 @@ def main() -> None:
                 result[algorithm] = work(workload, Path(folder) / "runs", arguments)
             except ChildFailedError as error:
                 sys.exit(str(error))
-    common.write_result("preference_trl_rows" if arguments.sweep else "preference_vs_trl", result)
+    name = "preference_trl_rows" if arguments.sweep else "preference_vs_trl"
+    common.write_result(name if arguments.size == "small" else f"{name}_{arguments.size}", result)
 
 
 if __name__ == "__main__":

@@ -258,7 +258,8 @@ def picture(runs: Sequence[Raw]) -> str:
 
 
 def _at(run: Raw, step: int) -> float:
-    return run["gold"][run["steps"].index(step)]
+    """Return the gold score of the last evaluation up to a step."""
+    return [g for s, g in zip(run["steps"], run["gold"], strict=True) if s <= step][-1]
 
 
 def held_out(folder: Path) -> dict[str, float]:

@@ -106,11 +106,7 @@ def picture(runs: list[dict[str, Any]]) -> str:
     )
     for tick in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6):
         parts.append(curves.grid_line(tick / 0.6, f"{tick:.1f}", right=right))
-    for step in range(0, STEPS + 1, 26):
-        x, y = place(step, 0)
-        parts.append(
-            f'<text x="{x:.1f}" y="{y + 20:.0f}" text-anchor="middle" fill="#475569">{step}</text>'
-        )
+    parts += curves.step_labels(range(0, STEPS + 1, 26), last=STEPS, right=right)
     about = f"mean reward of {WINDOW} steps; line: mean of the seeds, band: lowest to highest"
     parts.append(curves.caption(f"step ({about})"))
     ends = []

@@ -2,7 +2,7 @@
 
 Each update appends one line to a file, as homeostat's metrics.jsonl does. Run by
 preference_vs_trl.py with one JSON argument. Imports nothing from homeostat, so that TRL may be
-installed in an environment of its own.
+installed in a separate environment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LEARNING_RATE = 1e-5
+LEARNING_RATE = 1e-6
 BETA = 0.1
 MAX_LENGTH = 1024
 

@@ -155,7 +155,7 @@ def model(kind: str, dtype: torch.dtype, numerics: Numerics) -> Decoder:
 @pytest.mark.parametrize(
     ("dtype", "numerics"), [(torch.float32, "fast"), (BF16, "invariant")], ids=["fast", "invariant"]
 )
-def test_graphs_record_the_experts_that_a_pass_over_all_tokens_chooses(
+def test_graphs_record_the_routes_that_a_pass_over_all_tokens_takes(
     kind: str, dtype: torch.dtype, numerics: Numerics, concurrency: int
 ) -> None:
     made = model(kind, dtype, numerics)
@@ -168,8 +168,9 @@ def test_graphs_record_the_experts_that_a_pass_over_all_tokens_chooses(
         chunk_bytes=1 << 26,
     )
     rng = np.random.default_rng(0)
+    wants = {"routed_experts": True, "routed_weights": True}
     asked = [
-        Request(str(index), rng.integers(0, 3000, 5), Sampling(18), seed=0, routed_experts=True)
+        Request(str(index), rng.integers(0, 3000, 5), Sampling(18), seed=0, **wants)
         for index in range(24)
     ]
     completions = generate(engine, asked, timeout_s=100)
@@ -188,5 +189,9 @@ def test_graphs_record_the_experts_that_a_pass_over_all_tokens_chooses(
         # The last token is never run.
         wrong_TLK = (found_TLK != routing.recorded().cpu().numpy())[:-1]
         num_wrong, num_all = num_wrong + int(wrong_TLK.sum()), num_all + wrong_TLK.size
+        weights_TLK = np.concatenate([dense(one["routed_weights"]) for one in columns])
+        gap_TLK = np.abs(weights_TLK - routing.recorded_weights().cpu().numpy())[:-1]
+        limit = 0.0 if numerics == "invariant" else 1e-4
+        assert gap_TLK[~wrong_TLK].max() <= limit
     # To rounding, the order of two experts may change.
     assert num_wrong == 0 if numerics == "invariant" else num_wrong < 0.002 * num_all

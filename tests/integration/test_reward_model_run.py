@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.integration.test_sft_run import stop_at
-from tests.support import runs, tiny_preference
+from tests.support import ranks, runs, tiny_preference
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from homeostat.config import RunConfig
@@ -113,6 +113,21 @@ def test_stop_and_resume_is_an_uninterrupted_run_to_the_bit(
     runs.train(again)
     assert runs.final_tensors(again) == runs.final_tensors(trained)
     assert runs.losses(again) == runs.losses(trained)
+
+
+@pytest.mark.ranks
+def test_two_ranks_train_the_same_reward_model(tmp_path: Path) -> None:
+    found = []
+    for name, layout in (("local", ()), ("ranks", ranks.over(2))):
+        steps = ("trainer.max_steps=4", f"name={name}", "checkpoint.export=final")
+        config = build_config(recipe(tmp_path), [*steps, *layout], file=None)
+        with ranks.forked():
+            runs.train(config)
+        model = AutoModelForSequenceClassification.from_pretrained(exported(config))
+        found.append((runs.losses(config), model.score.weight.detach().numpy()))
+    (losses, head), (sharded_losses, sharded_head) = found
+    assert sharded_losses == pytest.approx(losses, rel=1e-5)
+    np.testing.assert_allclose(sharded_head, head, atol=1e-5)
 
 
 @pytest.mark.parametrize("error", ["mse", "bce"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.support import runs, tiny_rl
 
 from homeostat.columns import KEPT_IDS, Ragged
 from homeostat.errors import ConfigError, DataError, ReplayError
+from homeostat.run.evaluation.rl_eval import _sampling as eval_sampling
 from homeostat.run.learning.kept import kept_metrics, require_kept
 from homeostat.types import Completion, Prompt, RolloutGroup, Sample, Segment, StopReason
 
@@ -54,6 +56,16 @@ def test_saved_rollouts_are_replayed_over_their_sets(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(DataError, match=r"another min_p \(0.02 then, 0.5 now\)"):
         runs.train(other)
+
+
+def test_an_evaluation_has_its_own_cut(tmp_path: Path) -> None:
+    config = tiny_rl.config(
+        tmp_path, *CUT, "data.validation_share=0.25",
+        "eval.sampling={temperature: 1.0, top_p: 0.5, samples_per_prompt: 2}",
+    )  # fmt: skip
+    tokenizer = SimpleNamespace(stop_ids=frozenset({1}))
+    found = eval_sampling(SimpleNamespace(config=config, tokenizer=tokenizer))
+    assert (found.top_p, found.top_k, found.min_p) == (0.5, None, 0.0)
 
 
 @pytest.mark.parametrize("cut", ["top_p=0.9", "top_k=50", "min_p=0.1"])

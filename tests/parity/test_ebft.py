@@ -49,6 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(folder: Path, mode: str, *changes: str) -> RunConfig:
     ebft = {"feature_layers": [0.5, 1.0], **COEFFICIENTS, **LOSSES, "mode": mode}
+    # Whitening has a test of its own: it would magnify the rounding of features.
+    ebft["whitening"] = False
     data = {"max_length": 64}
     if mode == "strided":
         ebft |= {"stride": 2, "context_length": 5, "generate_length": LENGTH}

@@ -42,6 +42,7 @@ def test_alignment_diversity_and_distance_follow_their_formulas(num: int) -> Non
         for j in range(num)
     ]
     assert found.diversity_G == pytest.approx(want)
+    assert found.likeness == pytest.approx(np.mean(want))
     assert found.cfm == pytest.approx(float(((np.mean(x, axis=0) - y) ** 2).sum()))
 
 
@@ -76,6 +77,9 @@ def test_the_diversity_of_whitened_samples_counts_copies_alone() -> None:
     copied = [np.concatenate([layer[:1], layer[:3]]) for layer in samples]
     alike = group_energy(copied, truth, whitening=True).diversity_G
     assert alike == pytest.approx([2 / 3 * 0.5] * 2 + [0.0] * 2, abs=1e-6)
+    # By cosines, copies are the same however many there are.
+    same = [np.repeat(layer[:1], 4, axis=0) for layer in samples]
+    assert group_energy(same, truth, whitening=True).likeness == pytest.approx(2.0)
 
 
 def batch_of(groups: list, ebft: EbftConfig, *, other_S: np.ndarray | None = None) -> RewardBatch:

@@ -167,7 +167,10 @@ def test_weights_that_cannot_work_are_refused_with_the_reason(tmp_path: Path, da
         ({"max_rounds": 4}, "without filters every group is kept"),
         ({"solved_by": "exact_match"}, "only rollout.curriculum and the filter all_failed"),
         ({"curriculum": {}}, "it would do nothing"),
-        ({"curriculum": {"replay": {}}, "solved_by": "judge"}, "no reward is called 'judge'"),
+        (
+            {"curriculum": {"replay": {}}, "solved_by": "judge"},
+            "no reward that is trained on is called 'judge'",
+        ),
         ({"filters": [{"type": "reward_mean"}]}, "it keeps every group"),
         ({"filters": [{"type": "reward_mean", "low": 1.0, "high": 0.0}]}, "it keeps no group"),
         ({"filters": [{"type": "function", "path": "f.py:f"}] * 2}, "calls the same function"),

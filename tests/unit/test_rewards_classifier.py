@@ -40,7 +40,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reward(path: Path, **settings: Any) -> Any:
     raw = {"type": "reward_model", "path": str(path), "device": "cpu", **settings}
-    keys = {"name", "weight", "type", "role", "normalise", "timeout_s"}
+    keys = {"name", "weight", "type", "role", "normalise", "timeout_s", "load_timeout_s"}
     given = ClassifierReward.model_validate(raw).model_dump(exclude=keys)
     return load_reward("reward_model", given)
 

@@ -8,7 +8,9 @@
     cfm       = || mean_j phi_j - phi_truth ||^2               what the energy lowers (not whitened)
 
 of the n samples of one prompt (arXiv:2603.12248, equations 2, 7 and 49). Without whitening all of
-align and div lie in [-2, 2], and cfm in [0, 4].
+align and div lie in [-2, 2], and cfm in [0, 4]. Whitened samples are shorter the more copies they
+have, so that div is at most 2 / n. What is logged as diversity is twice a cosine in both cases: 2
+where all samples are the same.
 
 Whitening takes the samples' features X [n, D] of a layer to W X, W = (X X^T)^(-1/2), which makes
 them orthonormal: only copies are still alike. The truth of sample j is multiplied by row j of the
@@ -39,10 +41,15 @@ _TINY = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class GroupEnergy:
-    """The energy of each sample of a prompt, in its parts. `cfm` is the prompt's."""
+    """The energy of each sample of a prompt, in its parts.
+
+    `likeness` is twice the mean cosine between two samples, and `cfm` the distance of their mean
+    from the truth.
+    """
 
     alignment_G: FloatArray64
     diversity_G: FloatArray64
+    likeness: float
     cfm: float
 
 
@@ -59,9 +66,9 @@ class Energies:
     diversity_S: FloatArray64
     diversity_baseline_S: FloatArray64
     cfm_P: FloatArray64
-    # Means over all samples, without coefficients.
+    # Means over all samples, without coefficients: twice a cosine, both of them.
     alignment: float
-    diversity: float
+    likeness: float
 
     @property
     def energy_S(self) -> FloatArray64:
@@ -80,7 +87,7 @@ class Energies:
             diversity_baseline_S=config.diversity_coefficient * baseline_S,
             cfm_P=np.array([group.cfm for group in groups]),
             alignment=float(alignment_S.mean()),
-            diversity=float(diversity_S.mean()),
+            likeness=float(np.mean([group.likeness for group in groups])),
         )
 
 
@@ -98,13 +105,19 @@ def group_energy(
     compared = [whitened(x_GD, y_D) if whitening else (x_GD, y_D) for x_GD, y_D in layers]
     x_G = np.concatenate([x for x, _ in compared], axis=1) / root
     y_G = np.concatenate([np.broadcast_to(y, x.shape) for x, y in compared], axis=1) / root
-    pairs_GG = x_G @ x_G.T
-    others = max(1, len(x_G) - 1)
+    unit_G = _unit(x_G)
     return GroupEnergy(
-        alignment_G=2.0 * (_unit(x_G) * _unit(y_G)).sum(axis=1),
-        diversity_G=2.0 * (pairs_GG.sum(axis=1) - np.diag(pairs_GG)) / others,
+        alignment_G=2.0 * (unit_G * _unit(y_G)).sum(axis=1),
+        diversity_G=_with_others(x_G),
+        likeness=float(_with_others(unit_G).mean()),
         cfm=float(((plain_G.mean(axis=0) - plain_truth) ** 2).sum()),
     )
+
+
+def _with_others(x_G: FloatArray64) -> FloatArray64:
+    """Return twice the mean product of each row with the others; 0 for a single one."""
+    pairs_GG = x_G @ x_G.T
+    return 2.0 * (pairs_GG.sum(axis=1) - np.diag(pairs_GG)) / max(1, len(x_G) - 1)
 
 
 def whitened(x_GD: FloatArray64, truth_D: FloatArray64) -> tuple[FloatArray64, FloatArray64]:

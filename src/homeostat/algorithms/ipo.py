@@ -3,7 +3,7 @@
     h = mean over tokens of log pi - log pi_ref          for each completion
     loss = (h_chosen - h_rejected - 1 / (2 beta)) ^ 2
 
-The margin has a target, so that pairs which are already told apart are pushed no further. As in
+The margin has a target, so that pairs which already differ enough are pushed no further. As in
 TRL, log-ratios are means over the tokens: the authors' results are those of this form.
 """
 

@@ -1,4 +1,4 @@
-"""What the losses over pairs of completions share: sums of a pair, and what is measured.
+"""Parts that all losses over pairs of completions share: sums of a pair, and measurements.
 
     loss = sum_p loss_p / pairs + sft_weight * sum_m -logp_m / chosen tokens
 
@@ -27,18 +27,17 @@ Params = Mapping[str, float | str]
 class Side:
     """The chosen or the rejected completions of the pairs: sums over their trained tokens.
 
-    `ref_logp_P` is None if the algorithm has no reference.
+    `log_ratio_P` is that of policy to reference; None if the algorithm has no reference.
     """
 
     logp_P: Tensor
     length_P: Tensor
-    ref_logp_P: Tensor | None
+    log_ratio_P: Tensor | None
 
     @property
     def ratio_P(self) -> Tensor:
-        """The log-ratio of policy to reference."""
-        assert self.ref_logp_P is not None, "the loss table asks for the column ref_logp"
-        return self.logp_P - self.ref_logp_P
+        assert self.log_ratio_P is not None, "the loss table asks for the column ref_logp"
+        return self.log_ratio_P
 
     @property
     def mean_logp_P(self) -> Tensor:
@@ -67,13 +66,13 @@ def row_sums(values_M: Tensor, row_of_M: Tensor, num_rows: int) -> Tensor:
     return values_M.new_zeros(num_rows).index_add(0, row_of_M, values_M)
 
 
-def pairs_of(logp_B: Tensor, length_B: Tensor, ref_logp_B: Tensor | None) -> Pairs:
+def pairs_of(logp_B: Tensor, length_B: Tensor, ratio_B: Tensor | None) -> Pairs:
     """Take rows apart into pairs; the chosen one of a pair comes first."""
     sides = [
         Side(
             logp_P=logp_B[first::2],
             length_P=length_B[first::2],
-            ref_logp_P=None if ref_logp_B is None else ref_logp_B[first::2],
+            log_ratio_P=None if ratio_B is None else ratio_B[first::2],
         )
         for first in (0, 1)
     ]

@@ -57,9 +57,9 @@ def needed_columns(spec: LossSpec) -> frozenset[str]:
 def pair_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
     """Compute this micro-batch's share of the loss of an update over pairs."""
     assert inputs.num_rows % 2 == 0, "a pair is never split over micro-batches"
-    logp_B, ref_logp_B = _completion_logps(inputs, spec)
+    logp_B, ratio_B = _completion_logps(inputs, spec)
     length_B = row_sums(inputs.weights_M, inputs.row_of_M, inputs.num_rows)
-    both = pairs.pairs_of(logp_B, length_B, ref_logp_B)
+    both = pairs.pairs_of(logp_B, length_B, ratio_B)
     found = PAIRWISE[str(spec.params["algorithm"])](both, spec.params)
     loss = found.loss_P.sum() / spec.denominator
     weight = float(spec.params.get("sft_weight", 0.0))
@@ -71,11 +71,10 @@ def pair_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
 
 def kto_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
     """Compute this micro-batch's share of the loss of an update over labelled rows."""
-    logp_B, ref_logp_B = _completion_logps(inputs, spec)
-    assert ref_logp_B is not None, "the loss table asks for the column ref_logp"
+    logp_B, ratio_B = _completion_logps(inputs, spec)
+    assert ratio_B is not None, "the loss table asks for the column ref_logp"
     # All tokens of a row have its label, so the sum has its sign.
     label_B = row_sums(inputs.columns_M["label"], inputs.row_of_M, inputs.num_rows).sign()
-    ratio_B = logp_B - ref_logp_B
     loss_B = kto.losses(ratio_B, label_B, spec.params)
     loss = loss_B.sum() / spec.denominator
     sums = {"loss": loss.detach(), **kto.kto_sums(ratio_B, logp_B, label_B, spec.params)}
@@ -83,12 +82,14 @@ def kto_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
 
 
 def _completion_logps(inputs: LossInputs, spec: LossSpec) -> tuple[Tensor, Tensor | None]:
-    """Return the log-prob of each row's completion, and that under the reference."""
+    """Return the log-prob of each row's completion, and its log-ratio to the reference."""
     rows = (inputs.row_of_M, inputs.num_rows)
     logp_B = row_sums(inputs.weights_M * inputs.logp_M, *rows)
     if "reference" not in spec.params:
         return logp_B, None
-    return logp_B, row_sums(inputs.weights_M * inputs.columns_M["ref_logp"], *rows)
+    # Differences of tokens are summed: of two large sums, rounding would be what is left.
+    ratio_M = inputs.logp_M - inputs.columns_M["ref_logp"]
+    return logp_B, row_sums(inputs.weights_M * ratio_M, *rows)
 
 
 def preference_metrics(sums: Mapping[str, float]) -> dict[str, float]:

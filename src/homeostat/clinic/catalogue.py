@@ -48,9 +48,7 @@ HEALTHY: dict[str, Body] = {
     "sapo_reverse": Body("reverse", "sapo", steps=40, num_digits=(4,)),
     "gmpo_shift": Body("shift", "gmpo", steps=40),
     "ebft_sort": Body("sort", "ebft", steps=60, changes=energy.ENERGY),
-    "ebft_copy_whitened": Body(
-        "copy", "ebft", steps=60, changes={**energy.ENERGY, "ebft": {"whitening": True}}
-    ),
+    "ebft_copy": Body("copy", "ebft", steps=60, changes=energy.ENERGY),
     "grpo_parity": Body("parity", "grpo", steps=60, num_digits=(2,)),
     "grpo_count": Body("count", "grpo", steps=60, width=96),
     "grpo_gold": Body("reverse", "grpo", steps=60, num_digits=(4,), changes=GOLD),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from homeostat.config.algorithm import PolicyGradientConfig
+from homeostat.config.algorithm import EbftPolicyConfig, PolicyGradientConfig
 from homeostat.config.curriculum import (
     AllFailedFilter,
     FunctionFilter,
@@ -80,6 +80,9 @@ def find_late_points(config: RunConfig, *, total_steps: int) -> Iterator[Problem
 def find_filter_conflicts(config: RunConfig) -> Iterator[Problem]:
     """Yield every conflict of filters and curricula in RL, with its reason and remedy."""
     assert isinstance(config.algorithm, PolicyGradientConfig), "RL has an algorithm of RL"
+    if isinstance(config.algorithm, EbftPolicyConfig):
+        yield from _energy(config)
+        return
     yield from _rounds(config)
     yield from _solved(config)
     rollout, dynamic = config.rollout, config.algorithm.dynamic_sampling
@@ -116,6 +119,17 @@ def find_filter_conflicts(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _energy(config: RunConfig) -> Iterator[Problem]:
+    for name in ("filters", "max_rounds", "curriculum", "solved_by", "solved_at"):
+        if name in config.rollout.model_fields_set:
+            yield Problem(
+                f"rollout.{name}",
+                "the energy of ebft is computed when a step's groups are complete, so nothing can "
+                "be chosen by it before.",
+                "Remove it.",
+            )
+
+
 def _rounds(config: RunConfig) -> Iterator[Problem]:
     assert isinstance(config.algorithm, PolicyGradientConfig), "RL has an algorithm of RL"
     if "max_rounds" not in config.rollout.model_fields_set:
@@ -150,7 +164,7 @@ def _solved(config: RunConfig) -> Iterator[Problem]:
     if rollout.solved_by is not None and rollout.solved_by not in names:
         yield Problem(
             "rollout.solved_by",
-            f"no reward is called {rollout.solved_by!r}.",
+            f"no reward that is trained on is called {rollout.solved_by!r}.",
             f"Known: {', '.join(sorted(names))}.",
         )
     elif rollout.solved_by is None and not _one_decides(rewards):

@@ -62,9 +62,10 @@ class EbftConfig(Settings):
         "(strided only, where all completions are equally long).",
     )
     whitening: bool = key(
-        False,
+        True,
         help="Decorrelate the features of a prompt's samples, layer by layer, before they are "
-        "compared: multiply by (X X^T)^(-1/2). It keeps only what tells the samples apart.",
+        "compared: multiply by (X X^T)^(-1/2). It keeps only what tells the samples apart. Plain "
+        "hidden states of any two texts are nearly the same.",
     )
     alignment_coefficient: float = key(
         1.0, ge=0, help="Weight of the likeness to the truth in the energy."

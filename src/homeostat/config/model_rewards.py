@@ -98,6 +98,14 @@ class ClassifierReward(Reward):
         "restarted, and the completions of this call are not trained.",
     )
 
+    load_timeout_s: float = key(
+        1800.0,
+        gt=0,
+        le=86400,
+        resume="free",
+        help="Time limit for loading the model, in seconds, also when its process is restarted.",
+    )
+
     @property
     def standardises(self) -> bool:
         return self.normalise == "standardise"

@@ -79,6 +79,10 @@ class PromptSet:
         """Return a prompt of `drawn` by its id."""
         return self[prompt_id]
 
+    def row_of(self, prompt_id: int) -> int:
+        """Return the row that asks a prompt."""
+        return prompt_id
+
     def __getitem__(self, prompt_id: int) -> Prompt:
         if not 0 <= prompt_id < len(self):
             raise IndexError(f"prompt {prompt_id} of {len(self)}")

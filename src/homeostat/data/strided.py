@@ -59,7 +59,7 @@ class StridedSet(PromptSet):
     def asked(self, prompt_id: int) -> Prompt:
         if not 0 <= prompt_id < self.num_asked:
             raise IndexError(f"anchor {prompt_id} of {self.num_asked}")
-        number = int(np.searchsorted(self._first, prompt_id, side="right")) - 1
+        number = self.row_of(prompt_id)
         text = self[number]
         anchor = self._ebft.anchors(len(text.tokens_T))[prompt_id - int(self._first[number])]
         before_T = text.tokens_T[:anchor]
@@ -70,6 +70,9 @@ class StridedSet(PromptSet):
             {**text.columns, "text": number, "position": anchor},
             reference_T=text.tokens_T[anchor : anchor + self._ebft.generate_length],
         )
+
+    def row_of(self, prompt_id: int) -> int:
+        return int(np.searchsorted(self._first, prompt_id, side="right")) - 1
 
 
 def prepare_texts(

@@ -95,7 +95,8 @@ class ExpertStream:
             for pair in self._hosts[:NUM_SLOTS]
         ]
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._copied: dict[int, torch.cuda.Event] = {}
+        # Slot -> the event that follows its last copy; torch has two types of them.
+        self._copied: dict[int, Any] = {}
         # Slot -> the layer that it holds or is about to hold.
         self._held: dict[int, int] = {}
         self._last = -1

@@ -50,6 +50,8 @@ class Crew:
     gathers: Literal["group", "waiting", "round"] = "group"
     # A request for n samples may take timeout_s * ceil(n / at_a_time); None: timeout_s in all.
     at_a_time: int | None = None
+    # Time limit for loading; None: that of plain functions.
+    load_s: float | None = None
 
     def limit_s(self, num_samples: int) -> float:
         """Return the time limit of a request, in seconds."""
@@ -76,4 +78,12 @@ def _own(reward: ClassifierReward | JudgeReward) -> Crew:
         limit = reward.total_timeout_s * JUDGE_GRACE
         setting = f"{place}.total_timeout_s"
         return Crew((reward,), 1, limit, setting, "waiting", reward.concurrency)
-    return Crew((reward,), 1, reward.timeout_s, f"{place}.timeout_s", "round", reward.batch_size)
+    return Crew(
+        (reward,),
+        1,
+        reward.timeout_s,
+        f"{place}.timeout_s",
+        gathers="round",
+        at_a_time=reward.batch_size,
+        load_s=reward.load_timeout_s,
+    )

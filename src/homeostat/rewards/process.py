@@ -56,13 +56,19 @@ class Setup:
     rewards: list[dict[str, Any]]
     folder: Path
     log_file: Path | None
+    load_s: float | None = None
+
+    @property
+    def load_limit_s(self) -> float:
+        """Return how long a worker may take to load its rewards, in seconds."""
+        return LOAD_SECONDS if self.load_s is None else self.load_s
 
 
 class WorkerProcess:
     """One worker. It cannot be used after `end`."""
 
     def __init__(self, setup: Setup) -> None:
-        self.deadline = time.monotonic() + LOAD_SECONDS
+        self.deadline = time.monotonic() + setup.load_limit_s
         self.is_loaded = False
         self._has_ended = False
         self._reader = FrameReader()

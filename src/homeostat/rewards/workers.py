@@ -40,7 +40,7 @@ from homeostat.rewards.answers import (
 )
 from homeostat.rewards.crews import Crew
 from homeostat.rewards.problems import ProblemKind, RewardProblem, shorten
-from homeostat.rewards.process import LOAD_SECONDS, Setup, WorkerGoneError, WorkerProcess
+from homeostat.rewards.process import Setup, WorkerGoneError, WorkerProcess
 from homeostat.rewards.requests import Job, Request, gather, share_out
 
 # Workers that end without having been asked anything, in a row, before that is an error. All that
@@ -63,7 +63,7 @@ class RewardWorkers:
         self.crew = crew
         self.noun = noun
         rewards = [_described(reward, cache) for reward in crew.rewards]
-        self._setup = Setup(rewards, folder=Path.cwd(), log_file=log_file)
+        self._setup = Setup(rewards, folder=Path.cwd(), log_file=log_file, load_s=crew.load_s)
         # What each worker is busy with; None while it loads or idles.
         self._workers: dict[WorkerProcess, Request | None] = {}
         self._streaks: Counter[str] = Counter()
@@ -150,10 +150,8 @@ class RewardWorkers:
     def _give_up(self, worker: WorkerProcess, waiting: deque[Request]) -> None:
         request = self._workers[worker]
         if request is None:
-            where = worker.where()
-            raise RewardError(
-                f"{self.noun}s do not load within {LOAD_SECONDS:.0f} s. Now at:\n{where}"
-            )
+            limit_s, where = self._setup.load_limit_s, worker.where()
+            raise RewardError(f"{self.noun}s do not load within {limit_s:.0f} s. Now at:\n{where}")
         limit_s, given_s = self.crew.limit_s(request.num_samples), self.crew.timeout_s
         limit = f"no answer within {self.crew.setting} = {given_s:g} s"
         if limit_s != given_s:
@@ -269,8 +267,12 @@ def _wait_for(workers: list[WorkerProcess], wake: socket.socket | None) -> list[
     return [by_number[number] for number, _ in found if number in by_number]
 
 
+# Settings that the worker does not need.
+_NOT_SENT = {"name", "weight", "type", "role", "timeout_s", "load_timeout_s"}
+
+
 def _described(reward: AnyReward | FunctionFilter, cache: Path | None) -> dict[str, Any]:
-    settings = reward.model_dump(exclude={"name", "weight", "type", "role", "timeout_s"})
+    settings = reward.model_dump(exclude=_NOT_SENT)
     options = settings.pop("options", {})
     if isinstance(reward, ClassifierReward):
         # Normalising needs the moments of the run, which the trainer's process keeps.

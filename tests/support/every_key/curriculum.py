@@ -171,15 +171,20 @@ def a_bound_decides(workshop: Workshop) -> None:
     assert only("filter/all_failed", never) == 8
 
 
-def drawn(workshop: Workshop, curriculum: str, *, steps: int = 12) -> list[list[int]]:
-    """Draw from the recipe's prompts, of which every third is solved and every third half so."""
+def drawn(
+    workshop: Workshop, curriculum: str, *, steps: int = 12, drift: int = 0
+) -> list[list[int]]:
+    """Draw from the recipe's prompts, of which every third is solved and every third half so.
+
+    With `drift` these are others at each step.
+    """
     config: RunConfig = workshop.config(f"rollout.curriculum={curriculum}")
     prompts = workshop.inputs().train
     found = open_draws(config.data, config.rollout.curriculum, prompts, seed=0)
     taken = []
     for step in range(1, steps + 1):
         ids = found.draw(6, step=step, round=0)
-        found.learn(step, [Outcome(n, n % 3 / 2) for n in sorted(ids)])
+        found.learn(step, [Outcome(n, (n + drift * step) % 3 / 2) for n in sorted(ids)])
         taken.append(ids)
     return taken
 
@@ -190,6 +195,12 @@ def alters_draws(before: str, after: str) -> Case:
         assert drawn(workshop, before) == drawn(workshop, before)
 
     return case
+
+
+def an_estimate_remembers(workshop: Workshop) -> None:
+    rules = ("{difficulty: {memory: 0.0}}", "{difficulty: {memory: 0.9}}")
+    newest, older = (drawn(workshop, rule, steps=20, drift=1) for rule in rules)
+    assert newest != older
 
 
 def share_drawn(taken: list[list[int]], kind: int) -> float:
@@ -263,10 +274,7 @@ CASES: dict[str, Case] = {
     f"{PREFER}.low (band)": a_band_is_preferred,
     f"{PREFER}.high (band)": a_band_is_preferred,
     "rollout.curriculum.difficulty.explore": of_difficulty("explore", "0.01", "1.0"),
-    "rollout.curriculum.difficulty.memory": alters_draws(
-        "{difficulty: {memory: 0.0}, replay: {share: 0.5}}",
-        "{difficulty: {memory: 0.9}, replay: {share: 0.5}}",
-    ),
+    "rollout.curriculum.difficulty.memory": an_estimate_remembers,
     "rollout.curriculum.difficulty.prior": of_difficulty("prior", "0.0", "0.5"),
     f"{REPLAY}.of": replays("of: solved, share: 0.5", kind=2, most=4),
     f"{REPLAY}.share": of_replay("share: 0.2", "share: 0.5"),

@@ -14,7 +14,7 @@ from tests.support.every_key.workshop import Case, Run, Workshop, weight_bytes
 
 from homeostat.errors import ConfigError
 
-EBFT = ("algorithm={type: ebft}", "rewards=null")
+EBFT = ("algorithm={type: ebft}", "rewards=null", "ebft={whitening: false}")
 STRIDED = (
     *EBFT,
     "data.train=[{type: text, path: texts.jsonl}]",

@@ -27,6 +27,7 @@ from homeostat.rewards.combine import RewardMoments, finish, totals
 from homeostat.rewards.crews import crews_of
 from homeostat.rewards.functions import load_reward
 from homeostat.rewards.groups import ScoredGroup
+from homeostat.rewards.workers import RewardWorkers
 
 ASKED = {"prompts": ["q: ", "q: "], "completions": ["1", "22"]}
 
@@ -74,7 +75,7 @@ def classifier(workshop: Workshop, **settings: Any) -> Any:
         write_classifier(folder)
         write_classifier(workshop.folder / "labels", num_labels=3, seed=1)
     raw = {"type": "reward_model", "path": str(folder), **settings}
-    keys = {"name", "weight", "type", "role", "normalise", "timeout_s"}
+    keys = {"name", "weight", "type", "role", "normalise", "timeout_s", "load_timeout_s"}
     return load_reward("reward_model", ClassifierReward(**raw).model_dump(exclude=keys))
 
 
@@ -140,9 +141,12 @@ def scores_are_standardised(workshop: Workshop) -> None:
         assert finish(scored, found, RewardMoments())[0] == pytest.approx(wanted)
 
 
-def a_pass_has_a_limit(workshop: Workshop) -> None:
-    found = config_of(workshop, *beside("reward_model", "path: c, timeout_s: 7, batch_size: 4"))
-    assert crews_of(found)[1].limit_s(9) == 21.0
+def a_pass_and_loading_have_limits(workshop: Workshop) -> None:
+    settings = "path: c, timeout_s: 7, batch_size: 4, load_timeout_s: 99"
+    own = crews_of(config_of(workshop, *beside("reward_model", settings)))[1]
+    assert own.limit_s(9) == 21.0
+    limit = RewardWorkers(own, log_file=None)._setup.load_limit_s
+    assert limit == 99.0
 
 
 # The judge.
@@ -301,7 +305,8 @@ CASES: dict[str, Case] = {
     "rewards.functions[].batch_size (reward_model)": passes_have_as_many_rows,
     "rewards.functions[].max_length (reward_model)": long_texts_fail_or_are_cut,
     "rewards.functions[].overlong (reward_model)": long_texts_fail_or_are_cut,
-    "rewards.functions[].timeout_s (reward_model)": a_pass_has_a_limit,
+    "rewards.functions[].timeout_s (reward_model)": a_pass_and_loading_have_limits,
+    "rewards.functions[].load_timeout_s (reward_model)": a_pass_and_loading_have_limits,
     "rewards.functions[].type (judge)": a_judge_scores_a_run,
     "rewards.functions[].url (judge)": a_url_is_where_it_asks,
     "rewards.functions[].model (judge)": it_is_sent(lambda b, h: b["model"], model="n"),

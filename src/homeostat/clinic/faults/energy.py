@@ -14,13 +14,15 @@ from homeostat.health.finding import Family
 # The energy is the only reward.
 ENERGY: Raw = {"rewards": None}
 SORT_EBFT = Body("sort", "ebft", steps=40, changes=ENERGY)
+# Whitened samples that differ are equally far apart, whatever the policy does.
+PLAIN_EBFT = Body("sort", "ebft", steps=40, changes={**ENERGY, "ebft.whitening": False})
 
 
 class DiversityOutweighs(Injector):
     """The term that keeps samples apart outweighs the likeness to the truth."""
 
     name, family, expects = "ebft_diversity_outweighs", Family.LEARNING, ("ebft-alignment-falls",)
-    body, onset, strength = SORT_EBFT, FROM_START, (6.0, 12.0)
+    body, onset, strength = PLAIN_EBFT, FROM_START, (6.0, 12.0)
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         put(raw, "ebft.diversity_coefficient", self.dose.strength)
@@ -29,7 +31,8 @@ class DiversityOutweighs(Injector):
 class EnergyOfCopies(DuplicateSamples):
     """All samples of a prompt are drawn with the same noise: none is better than another."""
 
-    name, family, expects = "ebft_samples_alike", Family.POLICY, ("mode-collapse",)
+    name, family = "ebft_samples_alike", Family.POLICY
+    expects = ("mode-collapse", "zero-std-groups")
     body = SORT_EBFT
 
 

@@ -71,7 +71,7 @@ class TakenCut:
 
     @cached_property
     def _sizes_T(self) -> np.ndarray:
-        return np.minimum(self.sizes_BS, MAX_KEPT_IDS).reshape(-1)
+        return np.minimum(self.sizes_BS, MAX_KEPT_IDS).astype(np.int32).reshape(-1)
 
     @cached_property
     def _ends(self) -> list[int]:

@@ -299,7 +299,7 @@ class NativeEngine(SteppingEngine[Sequence]):
                 assert drawn.kept_B is not None, "nothing was cut"
                 ids = drawn.kept_B[row]
                 sequence.kept.require_bounded(len(ids))
-                sequence.kept.put(ids, np.array([len(ids)]))
+                sequence.kept.put(ids, np.array([len(ids)], dtype=np.int32))
             reason = sequence.append(token, logp, sampled_logp, version=self.life.version)
             if reason is not None:
                 self._finish(sequence, reason)

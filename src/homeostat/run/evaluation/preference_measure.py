@@ -1,4 +1,4 @@
-"""What preference training computes besides its updates.
+"""Compute what preference training needs besides its updates.
 
 rows -> log-probs under the reference: a column of the store (precomputed), or of each plan
 kto:    prompts with other rows' completions -> KL of policy and reference -> the plan's loss

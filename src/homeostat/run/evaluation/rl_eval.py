@@ -121,6 +121,7 @@ def _sampling(parts: RlParts) -> Sampling:
         temperature=rules.temperature,
         top_p=rules.top_p,
         top_k=rules.top_k,
+        min_p=0.0,
     )
 
 

@@ -213,8 +213,8 @@ def _filter_metrics(rollouts: StepRollouts, parts: RlParts) -> dict[str, float]:
 def _mix_metrics(rollouts: StepRollouts, parts: RlParts) -> dict[str, float]:
     """Return the sources of the step's prompts, and what the curriculum knows of them."""
     prompts = parts.prompts.train.rows
-    ids = [group.prompt.prompt_id for group in rollouts.all_groups]
-    shares = source_shares(prompts.source_B[ids], parts.config.data.source_names)
+    rows = [prompts.row_of(group.prompt.prompt_id) for group in rollouts.all_groups]
+    shares = source_shares(prompts.source_B[rows], parts.config.data.source_names)
     return shares | parts.collector.prompt_sampler.metrics()
 
 

@@ -1,4 +1,4 @@
-"""What supervised fine-tuning measures: the loss of the held-out rows."""
+"""Measure the loss of the held-out rows in supervised fine-tuning."""
 
 from __future__ import annotations
 

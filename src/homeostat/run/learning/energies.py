@@ -213,7 +213,7 @@ def energy_metrics(energies: Energies | None, reports: Sequence[UpdateReport]) -
         return {}
     metrics = {
         "ebft/alignment": energies.alignment,
-        "ebft/diversity": energies.diversity,
+        "ebft/diversity": energies.likeness,
         "ebft/cfm_loss": float(energies.cfm_P.mean()),
     }
     stats = [report.stats for report in reports if report.stats.get("truth_tokens", 0) > 0]

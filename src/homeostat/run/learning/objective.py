@@ -1,4 +1,4 @@
-"""What a run over given rows learns: the part of the loop that differs between kinds of training.
+"""The part of the loop over given rows that differs between kinds of training.
 
 plan of a step -> completed (what the loss needs under the current weights) -> update
      -> metrics of the update; metrics of the held-out rows

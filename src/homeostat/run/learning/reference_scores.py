@@ -1,6 +1,6 @@
 """Score rows under the reference, once, and keep the result in the run folder.
 
-    reference/<key>/logp.npy   float32, a number per token of the rows, or per mismatched row
+    reference/<key>/logp.npy   a number per token of the rows, or per mismatched row
     reference/<key>/meta.json  its checksum
 
 The key is a digest of the weights that scored, of the rows, and of which of them were scored: a
@@ -34,6 +34,8 @@ from homeostat.train.forward import predicted_positions
 from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
 from homeostat.types import FloatArray, FloatArray64, IntArray, Role, TokenRow, TrainBatch
+
+Scores = FloatArray | FloatArray64
 
 FORMAT = 1
 # Rows that are scored in one go.
@@ -71,10 +73,8 @@ class ReferenceScores:
         paired = np.concatenate([ids, np.array(list(mismatched.partners.values()))])
         what = f"mismatched {mismatched.max_length}"
 
-        def compute() -> FloatArray:
-            rows = mismatched.rows(ids)
-            found = completion_logps(rows, self.role, self.attempts)
-            return found.astype(np.float32)
+        def compute() -> FloatArray64:
+            return completion_logps(mismatched.rows(ids), self.role, self.attempts)
 
         logps = self._kept(what, mismatched.store.fingerprint, paired, compute)
         return replace(mismatched, ref_logps=dict(zip(ids.tolist(), logps.tolist(), strict=True)))
@@ -85,8 +85,8 @@ class ReferenceScores:
             self.attempts.trainer.release(Role.REFERENCE)
 
     def _kept(
-        self, what: str, fingerprint: str, ids: IntArray, compute: Callable[[], FloatArray]
-    ) -> FloatArray:
+        self, what: str, fingerprint: str, ids: IntArray, compute: Callable[[], Scores]
+    ) -> Scores:
         key = score_key(
             what,
             checksums=self.checksums,
@@ -177,7 +177,7 @@ def score_key(
     return digest.hexdigest()[:32]
 
 
-def kept_scores(folder: Path, compute: Callable[[], FloatArray]) -> tuple[FloatArray, bool]:
+def kept_scores(folder: Path, compute: Callable[[], Scores]) -> tuple[Scores, bool]:
     """Return the scores kept in a folder, or compute and keep them; True if they were computed."""
     found = _read(folder)
     if found is not None:
@@ -195,7 +195,7 @@ def kept_scores(folder: Path, compute: Callable[[], FloatArray]) -> tuple[FloatA
     return scores, True
 
 
-def _read(folder: Path) -> FloatArray | None:
+def _read(folder: Path) -> Scores | None:
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
         content = (folder / "logp.npy").read_bytes()

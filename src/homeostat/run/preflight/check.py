@@ -189,13 +189,9 @@ class Preflight:
             facts["bytes_per_rank"] = math.ceil(facts["bytes"] / num_shards)
             text += f", {fmt.byte_size(facts['bytes_per_rank'])} on each rank"
         yield Item("model", "ok", text, facts)
-        if self.preview.decoder is not None and self.preview.decoder.moe is not None:
-            yield expert_item(
-                self.config.model.moe,
-                self.preview.decoder,
-                self.preview.decoder.moe,
-                are_offloaded=self.config.trainer.backend.offload_experts,
-            )
+        if decoder is not None and decoder.moe is not None:
+            moe = self.config.model.moe
+            yield expert_item(moe, decoder, decoder.moe, are_offloaded=offload)
         longest = self.preview.max_positions
         if longest is not None and self.config.data.max_length > longest:
             yield Item(

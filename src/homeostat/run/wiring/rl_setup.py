@@ -314,16 +314,17 @@ def _filter_judges(
     total_steps: int,
 ) -> Iterator[FilterJudges | None]:
     """Yield what asks the filters that are users' functions; None if there are none to ask."""
+    rewards = config.reward_functions
     functions = tuple(f for f in config.rollout.filters if isinstance(f, FunctionFilter))
     if not functions or engine is None:
         yield None
         return
-    settings = FilterFunctions(functions, config.reward_functions.timeout_s)
+    settings = FilterFunctions(functions, rewards.timeout_s)
     log_file = session.run_dir.path / "filters.log"
     with RewardPool(
         settings, on_problem=problems.take_filter, log_file=log_file, noun="filter"
     ) as pool:
-        yield FilterJudges(pool, config.reward_functions, total_steps=total_steps)
+        yield FilterJudges(pool, rewards, total_steps=total_steps)
 
 
 def _prompt_sampler(config: RunConfig, prompts: RowSet[PromptSet], session: Session) -> PromptDraws:

@@ -4,7 +4,8 @@
 Over at least `min_records` records either `ebft/alignment` (twice the cosine between a sample's
 features and the truth's) falls steadily by `fall` or more, or `ebft/cfm_loss` (the squared distance
 of their means) rises steadily to `growth` times where it began, or it stays above `distance`. Over
-at least `flat_records` records also that neither moves: this is information alone.
+at least `flat_records` records also that neither moves: a warning where the alignment is below
+`low`, and information else.
 
 ## Why it matters
 The one is what is rewarded and the other what is meant: a run in which they go the wrong way
@@ -44,6 +45,7 @@ class Options(RuleOptions):
     growth: float = option(1.5, "Factor over its start that the distance may have.")
     distance: float = option(10.0, "Distance that is too large if it does not fall.")
     flat_records: int = option(50, "Number of records after which something should have moved.")
+    low: float = option(1.0, "Likeness, of at most 2, below which a flat course is a warning.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -58,7 +60,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             yield _sighting(view, name, one, told)
             return
     if len(known) == len(series) and all(_stands_still(one, options) for one in known.values()):
-        yield _no_progress(known)
+        yield _no_progress(known, options)
 
 
 def _goes_wrong(name: str, series: Series, options: Options) -> str:
@@ -103,7 +105,7 @@ def _sighting(view: RunView, name: str, series: Series, told: str) -> Sighting:
     )
 
 
-def _no_progress(known: Mapping[str, Series]) -> Sighting:
+def _no_progress(known: Mapping[str, Series], options: Options) -> Sighting:
     first, last = ends(known["ebft/cfm_loss"])
     said = f"ebft/cfm_loss is {last:.3g}, and was {first:.3g}"
     steps = known["ebft/cfm_loss"].steps
@@ -120,7 +122,7 @@ def _no_progress(known: Mapping[str, Series]) -> Sighting:
         last_step=int(steps[-1]),
         value=last,
         limit=first,
-        level=Level.INFO,
+        level=None if ends(known["ebft/alignment"])[1] < options.low else Level.INFO,
     )
 
 

@@ -25,8 +25,8 @@ from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_
 from homeostat.rollout.native.cuda.sampling import TILE, TILE_AGAIN
 from homeostat.rollout.native.cuda.state import CutRows
 
-# Parts of the vocabulary that are gathered by one program each, and words that it reads at a time.
-PARTS, _WORDS = 32, 2048
+# Parts of the vocabulary that are gathered by one program each.
+PARTS = 32
 # Values that a round of the search for a floor tries.
 _WAYS = 4
 # A floor may be too low by so many steps of its order (0.1 of a logit of 20): a few more words are
@@ -157,8 +157,8 @@ def _floors(
 @triton.jit
 def _gather(
     logits_ptr, scale_ptr, tops_ptr, is_cut_ptr, row_ptr, places_ptr, counts_ptr, vocabulary,
-    NUM_TILES: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, PART_WORDS: tl.constexpr,
-    WORDS: tl.constexpr, EARLY: tl.constexpr,
+    NUM_TILES: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, PART_TILES: tl.constexpr,
+    PADDED_TILES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     wait_for_last(EARLY)
@@ -166,23 +166,26 @@ def _gather(
     if tl.load(is_cut_ptr + row) == 0:
         return
     floor, scale = tl.load(row_ptr + 2 * row + 1), tl.load(scale_ptr + row)
-    out_ptr = places_ptr + (row.to(tl.int64) * PARTS + part) * PART_WORDS
-    logits_ptr += row.to(tl.int64) * vocabulary
+    out_ptr = places_ptr + (row.to(tl.int64) * PARTS + part) * PART_TILES * TILE
+    logits_ptr += row.to(tl.int64) * vocabulary + part * PART_TILES * TILE
+    num_words = vocabulary - part * PART_TILES * TILE
+    at_t = tl.arange(0, PADDED_TILES)
+    is_tile = (at_t < PART_TILES) & (part * PART_TILES + at_t < NUM_TILES)
+    tops_at = tops_ptr + row * NUM_TILES + part * PART_TILES + at_t
+    is_wanted = tl.load(tops_at, mask=is_tile, other=float("-inf")) >= floor
+    # Only tiles that have such a word are read, one after the other.
+    is_wanted = is_wanted & is_tile
     count = 0
-    for start in range(0, PART_WORDS, WORDS):
-        at_v = part * PART_WORDS + start + tl.arange(0, WORDS)
-        is_word = at_v < vocabulary
-        # Only tiles that have such a word are read.
-        tops_at = tops_ptr + row * NUM_TILES + at_v // TILE
-        is_wanted = tl.load(tops_at, mask=is_word, other=float("-inf")) >= floor
-        is_wanted = is_wanted & is_word
-        if tl.max(is_wanted.to(tl.int32), 0) > 0:
-            z = tl.load(logits_ptr + at_v, mask=is_wanted, other=float("-inf")) * scale
-            is_in = (is_wanted & (z >= floor)).to(tl.int32)
-            place = count + tl.cumsum(is_in, 0) - 1
-            in_part = start + tl.arange(0, WORDS)
-            tl.store(out_ptr + place, in_part.to(out_ptr.dtype.element_ty), mask=is_in != 0)
-            count += tl.sum(is_in, 0)
+    tile = tl.min(tl.where(is_wanted, at_t, PADDED_TILES), 0)
+    while tile < PADDED_TILES:
+        at_v = tile * TILE + tl.arange(0, TILE)
+        is_word = at_v < num_words
+        z = tl.load(logits_ptr + at_v, mask=is_word, other=float("-inf")) * scale
+        is_in = (is_word & (z >= floor)).to(tl.int32)
+        place = count + tl.cumsum(is_in, 0) - 1
+        tl.store(out_ptr + place, at_v.to(out_ptr.dtype.element_ty), mask=is_in != 0)
+        count += tl.sum(is_in, 0)
+        tile = tl.min(tl.where(is_wanted & (at_t > tile), at_t, PADDED_TILES), 0)
     tl.store(counts_ptr + row * PARTS + part, count)
 
 
@@ -204,7 +207,8 @@ def find_candidates(
 ) -> Candidates:
     """Find the words that the cut of each row may keep, from its logits and its tiles' sums."""
     (num_rows, vocabulary), num_tiles = logits_BV.shape, tops_BT.shape[1]
-    part_words = triton.cdiv(triton.cdiv(vocabulary, PARTS), _WORDS) * _WORDS
+    part_tiles = triton.cdiv(num_tiles, PARTS)
+    part_words = part_tiles * TILE_AGAIN
     place_dtype = torch.int16 if part_words < 2**15 else torch.int32
     found = Candidates(
         row_B2=tops_BT.new_empty(num_rows, 2),
@@ -222,7 +226,7 @@ def find_candidates(
     _gather[(num_rows, PARTS)](
         logits_BV, scale_B, tops_BT, cut.is_cut_B, found.row_B2, found.places_BPW, found.counts_BP,
         vocabulary,
-        NUM_TILES=num_tiles, TILE=TILE_AGAIN, PARTS=PARTS, PART_WORDS=part_words, WORDS=_WORDS,
-        num_warps=8, **flags,
+        NUM_TILES=num_tiles, TILE=TILE_AGAIN, PARTS=PARTS, PART_TILES=part_tiles,
+        PADDED_TILES=triton.next_power_of_2(part_tiles), num_warps=1, **flags,
     )  # fmt: skip
     return found

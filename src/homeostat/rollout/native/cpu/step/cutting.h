@@ -68,11 +68,11 @@ INLINE float middle(const float *z, int64_t n) {
   return c < a ? a : c > b ? b : c;
 }
 
-/* The bound of the first words in the order: of so many, or of as few as have a sum of weights of
-   at least `mass`, whatever their number (`wanted` < 0). `spare` holds the words. */
-static Bound bound_of(const Words *w, int64_t wanted, double mass) {
+/* The bound of the first of `n` words in the order: of so many, or of as few as have a sum of weights
+   of at least `mass`, whatever their number (`wanted` < 0). `spare` holds the words. */
+static Bound bound_of(const Words *w, int64_t n, int64_t wanted, double mass) {
   float *z = w->spare, *weights = w->spare_weights;
-  int64_t n = w->count, num_before = 0;
+  int64_t num_before = 0;
   double before = 0;
   Bound bound = {-INFINITY, 0};
   while (n > 0) {
@@ -118,7 +118,33 @@ static void keep_within(Words *w, Bound bound) {
 static void keep_first(Words *w, int64_t wanted) {
   if (w->count <= wanted) return;
   memcpy(w->spare, w->z, w->count * sizeof(float));
-  keep_within(w, bound_of(w, wanted, 0));
+  keep_within(w, bound_of(w, w->count, wanted, 0));
+}
+
+/* Classes of weights up to 1: a weight is at most twice as large as another one of its class. */
+#define CLASSES 64
+INLINE int class_of(float weight) {
+  int32_t bits;
+  memcpy(&bits, &weight, sizeof bits);
+  int class = 127 - (bits >> 23);
+  return class < CLASSES ? class : CLASSES - 1;
+}
+
+/* Keep as few words as have a sum of weights of at least `mass`: all of the classes before the one
+   in which it is reached, and some of that one, which alone is partitioned. */
+static void keep_mass(Words *w, double mass) {
+  double masses[CLASSES] = {0}, before = 0;
+  int64_t n = 0;
+  int last = 0;
+  for (int64_t i = 0; i < w->count; i++) masses[class_of(w->weights[i])] += w->weights[i];
+  while (last < CLASSES && before + masses[last] < mass) before += masses[last++];
+  /* Only rounding leaves less than is wanted. */
+  if (last == CLASSES) return;
+  for (int64_t i = 0; i < w->count; i++) {
+    w->spare[n] = w->z[i], w->spare_weights[n] = w->weights[i];
+    n += class_of(w->weights[i]) == last;
+  }
+  keep_within(w, bound_of(w, n, -1, mass - before));
 }
 
 /* Whether any of the words of a block is at least so large. */
@@ -134,19 +160,22 @@ INLINE int has_large(const float *logits, int64_t at, int64_t vocabulary, float 
 /* The words with logits of at least `least`, of these the first `limit` in the order by logits.
    Returns whether there was memory. */
 static int gather(Words *w, const float *logits, int64_t vocabulary, float least, int64_t limit) {
-  int64_t size = 2 * limit + BLOCK;
+  int64_t size = 2 * limit;
   if (limit >= vocabulary) {
     size = 0;
     for (int64_t v = 0; v < vocabulary; v++) size += logits[v] >= least;
   }
-  if (!make_room(w, size)) return 0;
+  if (!make_room(w, size + BLOCK)) return 0;
   for (int64_t at = 0; at < vocabulary; at += BLOCK) {
     if (!has_large(logits, at, vocabulary, least)) continue;
     int64_t end = at + BLOCK < vocabulary ? at + BLOCK : vocabulary;
+    /* Without a branch, which would often be predicted wrongly: what is not wanted is overwritten. */
+    int64_t count = w->count;
     for (int64_t v = at; v < end; v++) {
-      if (!(logits[v] >= least)) continue;
-      w->ids[w->count] = (int32_t)v, w->z[w->count++] = logits[v];
+      w->ids[count] = (int32_t)v, w->z[count] = logits[v];
+      count += logits[v] >= least;
     }
+    w->count = count;
     if (w->count > 2 * limit) {
       keep_first(w, limit);
       /* Later words that are as large as the last of these come after it. */
@@ -181,9 +210,7 @@ static int cut_row(const Burst *burst, int64_t b, const float *logits, int64_t v
       mass = 0;
       for (int64_t i = 0; i < w->count; i++) mass += w->weights[i];
     }
-    memcpy(w->spare, w->z, w->count * sizeof(float));
-    memcpy(w->spare_weights, w->weights, w->count * sizeof(float));
-    keep_within(w, bound_of(w, -1, top_p * mass));
+    keep_mass(w, top_p * mass);
   }
   int64_t kept = 0;
   for (int64_t i = 0; min_p > 0 && i < w->count; i++) {

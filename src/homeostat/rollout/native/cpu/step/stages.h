@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "vectors.h"
 
@@ -25,11 +26,26 @@ INLINE void rest(void) {
 #endif
 }
 
-/* Who waits spins first: a stage takes microseconds. Then it gives its core to whoever wants it. */
+static int64_t nanoseconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+/* Who waits spins first: a stage takes microseconds. Then it gives its core to whoever wants it.
+   After a millisecond the thread that is waited for has no core, because there are more threads than
+   cores: only sleeping leaves it one for sure. */
 static void wait_until(atomic_long *value, long wanted) {
+  const struct timespec nap = {0, 50000};
+  int64_t yielding_since = 0;
   for (long spins = 0; atomic_load_explicit(value, memory_order_acquire) < wanted; spins++) {
-    if (spins < 2000) rest();
-    else sched_yield();
+    if (spins < 2000) {
+      rest();
+      continue;
+    }
+    if (!yielding_since) yielding_since = nanoseconds();
+    if (nanoseconds() - yielding_since < 1000000) sched_yield();
+    else nanosleep(&nap, 0);
   }
 }
 
