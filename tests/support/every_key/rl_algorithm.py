@@ -70,8 +70,13 @@ def refused(workshop: Workshop, kind: str, change: str, why: str) -> None:
 
 
 def a_type_is_an_algorithm_with_its_defaults(workshop: Workshop, kind: str) -> None:
-    # With one update, ratios are 1 and some of them are the same.
-    made = {name: workshop.run(*SAVED, f"algorithm={{type: {name}}}", *UPDATES) for name in KINDS}
+    # With one update, ratios are 1 and some of them are the same; with values of 0, PPO is
+    # REINFORCE++.
+    more = {"ppo": ("critic={head_init: random}",)}
+    made = {
+        name: workshop.run(*SAVED, f"algorithm={{type: {name}}}", *UPDATES, *more.get(name, ()))
+        for name in KINDS
+    }
     mine = weight_bytes(made.pop(kind))
     assert all(weight_bytes(run) != mine for run in made.values())
 
