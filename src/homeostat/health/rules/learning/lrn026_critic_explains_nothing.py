@@ -2,9 +2,10 @@
 
 ## What it sees
 The critic's explained variance, 1 - Var(earned - value) / Var(earned), at or below `limit` in
-`fire` of the newest `window` records, and not rising. Records of the critic's warm-up
-(`critic.warmup_steps`) and the `grace` records after it are left out: every new head begins at 0.
-So are records in which all completions earned the same, because then there is nothing to explain.
+`fire` of the newest `window` records, while it does not rise over the newest `trend` ones. Records
+of the critic's warm-up (`critic.warmup_steps`) and the `grace` records after it are left out: every
+new head begins at 0. So are records in which all completions earned the same, because then there is
+nothing to explain.
 
 ## Why it matters
 PPO compares every token with the critic's value of it. A critic that explains nothing adds noise to
@@ -44,11 +45,12 @@ from homeostat.health.finding import (
     Unknown,
 )
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import mean_since, needed
-from homeostat.health.rules.signs import trend
+from homeostat.health.rules.readings import mean_since, needed, rank_correlation
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
+# Rank correlation with the steps from which on a series rises.
+_RISES = 0.4
 # Clearly worse than a constant.
 _DIVERGED = -0.2
 # Share of clipped values that keeps most of the others from moving, too.
@@ -56,14 +58,16 @@ _TIGHT = 0.3
 
 
 class Options(RuleOptions):
-    limit: float = option(0.05, "Explained variance that counts as nothing.")
+    limit: float = option(0.01, "Explained variance that counts as nothing.")
     fire: int = option(8, "Number of records that must show it ...")
     window: int = option(10, "... within a window of this many.")
     grace: int = option(15, "Records after the warm-up that are not judged.")
+    trend: int = option(40, "Records over which a critic that learns slowly must rise.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
-    judged = _judged(view, options)
+    known = _known(view)
+    judged = Series(known.steps[options.grace :], known.values[options.grace :])
     if len(judged) < options.window:
         yield Unknown(
             f"{len(judged)} records with different returns after the critic's warm-up; it takes "
@@ -75,22 +79,22 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     )
     if spell is None or not spell.is_open:
         return
-    part = Series(judged.steps[spell.start :], judged.values[spell.start :])
-    moved = trend(part)
-    if moved is not None and moved.rises and part.values[-1] > 0:
+    # A critic that learns slowly says little for long, and more all the time.
+    if rank_correlation(known.tail(options.trend)) >= _RISES:
         return
+    part = Series(judged.steps[spell.start :], judged.values[spell.start :])
     yield _sighting(view, part, options)
 
 
-def _judged(view: RunView, options: Options) -> Series:
-    """The explained variance of the records that count."""
+def _known(view: RunView) -> Series:
+    """The explained variance after the warm-up, where completions did not all earn the same."""
     warmup = int(view.number("critic.warmup_steps") or 0)
     explained = needed(view, "critic/explained_variance").since(warmup + 1).finite()
     spread = view.series("critic/return_std", "reward_std", "reward/std")
     if spread is not None:
         explained, spread = explained.on(spread)
         explained = Series(explained.steps[spread.values > 0], explained.values[spread.values > 0])
-    return Series(explained.steps[options.grace :], explained.values[options.grace :])
+    return explained
 
 
 def _sighting(view: RunView, part: Series, options: Options) -> Sighting:
