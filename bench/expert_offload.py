@@ -96,7 +96,7 @@ def gradient_sums(trainer: LocalTrainer) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class FirstUpdate:
-    """What is compared of the first update."""
+    """Return what is compared of the first update."""
 
     logp: FloatArray
     gradients: dict[str, int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from homeostat.config.kind import RunKind
 from homeostat.config.run import RunConfig
 from homeostat.run.healing.healer import RollBackError
 from homeostat.run.healing.watch import require_known_rules
@@ -16,7 +17,6 @@ from homeostat.run.sft import train_sft
 from homeostat.run.wiring.compile_cache import own_compile_cache
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
 from homeostat.train.runtime import resolve_device
-from homeostat.types import RunKind
 
 # One training loop per kind of run.
 LOOPS = {

@@ -32,15 +32,6 @@ BoolArray = NDArray[np.bool_]
 POLICY_ID = "policy"
 
 
-class RunKind(StrEnum):
-    """The kind of training that an algorithm asks for; each has its loop under `run`."""
-
-    SFT = "sft"
-    RL = "rl"
-    PREFERENCE = "preference"
-    REWARD_MODEL = "reward_model"
-
-
 class Role(StrEnum):
     """The model that a Trainer call addresses."""
 

@@ -50,7 +50,7 @@ def test_the_tokenizer_has_one_token_per_symbol_and_gives_the_text_back() -> Non
 def test_the_script_writes_what_is_committed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(ASSETS / "make_tiny_sort.py"), str(tmp_path)], check=True)
     written = sorted(file.relative_to(tmp_path) for file in tmp_path.rglob("*") if file.is_file())
-    assert len(written) == 11
+    assert len(written) == 12
     for name in written:
         ours, theirs = (tmp_path / name).read_text(), (ASSETS / name).read_text()
         if name.suffix == ".json":

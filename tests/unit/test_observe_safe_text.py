@@ -33,6 +33,7 @@ EVIL = (
 # Files that echo past the console: JSON, texts of ours alone, or what safe_text has gone over.
 ECHOES = {
     "app.py": "the version",
+    "chat.py": "safe_text, or texts of ours",
     "check.py": "JSON",
     "clinic.py": "JSON",
     "completions.py": "JSON",
@@ -40,11 +41,14 @@ ECHOES = {
     "env.py": "JSON, or safe_text",
     "estimate.py": "JSON",
     "explain.py": "pages of ours",
+    "export.py": "safe_text",
+    "generate.py": "JSON, or safe_text",
     "inspect.py": "JSON",
     "main.py": "JSON, or safe_text",
     "rules.py": "rules of ours",
     "scaffold.py": "a checked name, and files of ours",
     "schema.py": "JSON",
+    "serve.py": "safe_text",
     "train.py": "JSON",
 }
 JOINERS = "\u200c\u200d"

@@ -328,7 +328,7 @@ def test_groups_are_scored_while_the_caller_goes_on(bench: Bench) -> None:
             pool.submit(group(number, act=act), step=2, total_steps=9)
             for number, act in enumerate(acts)
         ]
-        assert eventually(lambda: all(one.job.done.done() for one in pending))
+        assert eventually(lambda: all(job.done.done() for one in pending for _, job in one.jobs))
         assert bench.problems == []
         found = {number: pending[number].result() for number in (3, 2, 1, 0)}
     assert [problem.prompt_id for problem in bench.problems] == [2, 1]

@@ -29,7 +29,7 @@ def advantages(config: PolicyGradientConfig, batch: RewardBatch) -> list[FloatAr
     assert energies is not None, "the energies of a step come before its advantages"
     if energies.estimator == "reinforce":
         return baselines.per_token(rewards_S, batch.lengths_S)
-    # The diversity has a baseline of its own; everything else is compared with the others.
+    # The diversity has its own baseline; everything else is compared with the others.
     single_S = rewards_S + energies.diversity_S
     centred_S = baselines.leave_one_out(single_S, batch.group_S)
     centred_S -= energies.diversity_S - energies.diversity_baseline_S

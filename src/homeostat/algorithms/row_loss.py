@@ -9,8 +9,9 @@ from functools import partial
 from homeostat.algorithms.preference import preference_spec
 from homeostat.algorithms.reward_model import reward_model_spec
 from homeostat.algorithms.sft import loss_spec
+from homeostat.config.kind import RunKind
 from homeostat.config.run import RunConfig
-from homeostat.types import LossSpec, RunKind, TokenRow
+from homeostat.types import LossSpec, TokenRow
 
 
 @dataclass(frozen=True, slots=True)

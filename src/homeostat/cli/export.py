@@ -48,4 +48,4 @@ def export(
     choice = choose(model, base=base, step=step)
     typer.echo(f"exporting {safe_text(choice.describe())}", err=True)
     export_model(choice, folder, dtype=dtype.value, adapter_only=adapter)
-    typer.echo(str(folder))
+    typer.echo(safe_text(str(folder)))

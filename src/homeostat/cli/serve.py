@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from homeostat.cli import generation_options as opts
+from homeostat.config.cluster import LOOPBACK
 from homeostat.errors import EngineError
 from homeostat.observe.safe_text import safe_text
 
@@ -14,7 +15,7 @@ from homeostat.observe.safe_text import safe_text
 def serve(
     model: opts.Model,
     port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="Port on 127.0.0.1; 0: any.")
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port on loopback; 0: any.")
     ] = 8000,
     name: Annotated[
         str | None,
@@ -34,7 +35,8 @@ def serve(
     """Serve a model to evaluation harnesses and scripts, in the form of OpenAI's API.
 
     Paths: /v1/completions (log-probs and echo included), /v1/chat/completions, /v1/models and
-    /health. It listens on 127.0.0.1 only. A field that it does not have is refused, not ignored.
+    /health. It listens on the loopback address only. A field that it does not have is refused, not
+    ignored.
     """
     text_model, shown = opts.load(
         model,
@@ -58,7 +60,7 @@ def serve(
             raise EngineError(
                 f"--port {port}: {error.strerror}. Take another one, or 0 for any that is free."
             ) from None
-        typer.echo(f"serving {safe_text(shown)} on http://127.0.0.1:{server.port}/v1", err=True)
+        typer.echo(f"serving {safe_text(shown)} on http://{LOOPBACK}:{server.port}/v1", err=True)
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:

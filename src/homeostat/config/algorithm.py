@@ -13,8 +13,8 @@ from pydantic import Field
 
 from homeostat.config.base import Algorithm, RowAlgorithm, Settings, key
 from homeostat.config.correction import CorrectionConfig, GspoCorrectionConfig
+from homeostat.config.kind import RunKind
 from homeostat.config.reward_model import AnyLabelledAlgorithm
-from homeostat.types import RunKind
 
 
 class SftConfig(RowAlgorithm):

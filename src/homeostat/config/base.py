@@ -20,7 +20,7 @@ from pydantic import (
     field_validator,
 )
 
-from homeostat.types import RunKind
+from homeostat.config.kind import RunKind
 
 # Limits of Linux and macOS.
 MAX_PATH_BYTES = 1023

@@ -213,7 +213,9 @@ def _located(problem: Problem, lines: dict[Place, int]) -> Problem:
 def _unknown_key_hint(name: str, place: Place, owner: type[BaseModel] | None) -> str:
     elsewhere = [path for path in known_keys(RunConfig) if path.split(".")[-1] == name]
     if elsewhere:
-        return f"Did you mean {elsewhere[0]}?"
+        # Several sections may have such a key: `lr` alone is the policy's, not the critic's.
+        likeliest = min(elsewhere, key=lambda path: not path.startswith("trainer."))
+        return f"Did you mean {likeliest}?"
     siblings = list(owner.model_fields) if owner is not None else []
     near = _did_you_mean(name, siblings, prefix=dotted(place[:-1]))
     return near or (f"Known here: {', '.join(siblings)}." if siblings else "")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homeostat.config.kind import RunKind
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
-from homeostat.types import RunKind
 
 
 def find_moe_conflicts(config: RunConfig) -> Iterator[Problem]:

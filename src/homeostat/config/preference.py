@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from homeostat.config.base import RowAlgorithm, Settings, key
-from homeostat.types import RunKind
+from homeostat.config.kind import RunKind
 
 
 class PreferenceAlgorithm(RowAlgorithm):

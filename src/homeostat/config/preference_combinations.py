@@ -11,11 +11,11 @@ from homeostat.config.data import (
     UnpairedPreferenceSource,
     all_sources,
 )
+from homeostat.config.kind import RunKind
 from homeostat.config.preference import KtoConfig, PreferenceAlgorithm
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
-from homeostat.types import RunKind
 
 
 def find_preference_conflicts(config: RunConfig) -> Iterator[Problem]:

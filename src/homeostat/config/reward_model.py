@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from homeostat.config.base import RowAlgorithm, Settings, key
+from homeostat.config.kind import RunKind
 from homeostat.config.preference import AnyPreference
-from homeostat.types import RunKind
 
 
 class BradleyTerryLoss(Settings):

@@ -15,10 +15,10 @@ from homeostat.config.critic_combinations import find_critic_conflicts
 from homeostat.config.curriculum_combinations import find_filter_conflicts
 from homeostat.config.data import RlSource, TextSource, all_sources
 from homeostat.config.engine_combinations import find_engine_conflicts
+from homeostat.config.kind import RunKind
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
-from homeostat.types import RunKind
 
 _RL_ONLY = ("rollout", "engine", "sync", "rewards", "critic", "debug")
 # Algorithms in which a dual clip has nothing to bound, and why.

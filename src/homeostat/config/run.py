@@ -12,6 +12,7 @@ from homeostat.config.critic import CriticConfig
 from homeostat.config.data import DataConfig
 from homeostat.config.ebft import EbftConfig
 from homeostat.config.health import HealthConfig
+from homeostat.config.kind import RunKind
 from homeostat.config.mesh import Mesh
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.native import NativeEngineConfig
@@ -22,7 +23,6 @@ from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import AnyEngine, AnyReference, DebugConfig, RolloutConfig
 from homeostat.config.sync import SyncConfig
 from homeostat.config.trainer import TrainerConfig
-from homeostat.types import RunKind
 
 SCHEMA_VERSION = 1
 

@@ -2,8 +2,8 @@
 
     tasks -> dealt to the processes in turn -> results in the order of the tasks
 
-Each process has a pipe of its own. The processes of a ProcessPoolExecutor share one: if one of them
-is killed (by the kernel, for want of memory) while it writes its answer, the others wait for a lock
+Each process has its own pipe. The processes of a ProcessPoolExecutor share one: if one of them
+is killed (by the kernel, for lack of memory) while it writes its answer, the others wait for a lock
 that nobody holds any more, and the parent for the rest of the answer. Here the parent reads the end
 of that pipe.
 """
@@ -113,7 +113,7 @@ def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """End with the parent: if it is killed, a long piece of work would go on for nobody."""
+    """End with the parent: if it is killed, a long piece of work would continue for nobody."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "only a helper calls this"
     multiprocessing.connection.wait([parent.sentinel])

@@ -3,7 +3,7 @@
     text -> tokens -> anchors a = context_length, + stride, ...
                    -> prompt text[:a], truth text[a : a + generate_length]
 
-A step draws whole texts. Each anchor of a text is a prompt of its own, and what the text says next
+A step draws whole texts. Each anchor of a text is a separate prompt, and what the text says next
 is its reference, so that sampling, journal and updates know nothing of strides.
 """
 

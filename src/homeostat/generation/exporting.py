@@ -7,7 +7,6 @@ that an interrupted export leaves no folder that looks whole.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,19 +42,16 @@ def export_model(
     tokenizer = load_tokenizer(choice.model)
     loaded = load_weights(choice, device=torch.device("cpu"), dtype=_compute_dtype(choice, dtype))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}_", dir=folder.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}_", dir=folder.parent) as hidden:
+        building = Path(hidden) / "export"
+        building.mkdir()
         if adapter_only:
             assert choice.adapter is not None, "checked above"
             save_adapter(loaded.module, building, choice.adapter, base_path=choice.model.path)
         else:
             _save_whole(loaded, building, dtype)
         tokenizer.save(building)
-        building.chmod(0o755)
         os.rename(building, folder)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
 
 
 def _compute_dtype(choice: Choice, dtype: ExportDtype) -> torch.dtype:

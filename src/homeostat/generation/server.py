@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.config.cluster import LOOPBACK
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError, EngineError, HomeostatError
 from homeostat.generation import openai_answers as answers
@@ -36,7 +37,7 @@ from homeostat.rollout.engine import Request
 from homeostat.types import Completion, IntArray, StopReason
 
 MAX_BODY_BYTES = 16 * 2**20
-_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+_NAMES = (LOOPBACK, "localhost", "::1", "[::1]")
 # How often it is checked whether a client that waits is still there.
 _WATCH_S = 0.5
 _PARSERS = {"/v1/completions": parse_text_request, "/v1/chat/completions": parse_chat_request}
@@ -271,7 +272,7 @@ class Handler(BaseHTTPRequestHandler):
         """Refuse a request that was sent to another name than a loopback one (DNS rebinding)."""
         host = self.headers.get("Host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if name in _LOOPBACK:
+        if name in _NAMES:
             return True
         self.close_connection = True
         self._send(403, answers.error_answer("this server answers on loopback addresses only."))
@@ -312,7 +313,7 @@ class TextServer(ThreadingHTTPServer):
 
     def __init__(self, service: TextService, *, port: int) -> None:
         self.service = service
-        super().__init__(("127.0.0.1", port), Handler)
+        super().__init__((LOOPBACK, port), Handler)
 
     @property
     def port(self) -> int:

@@ -1,4 +1,4 @@
-"""Which rewards share worker processes, and how groups are handed to them.
+"""Crews: rewards that share worker processes, and how groups are handed to them.
 
 shared      the rewards that are plain functions: `rewards.workers` processes, group by group
 judge       a separate process. It is handed all groups that wait, because its time is spent

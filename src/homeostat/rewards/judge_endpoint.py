@@ -34,7 +34,7 @@ class _TryAgainError(RewardError):
 
 @dataclass(slots=True)
 class Counts:
-    """What a request cost."""
+    """The cost of a request."""
 
     calls: int = 0
     cached: int = 0
@@ -53,7 +53,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a judge is asked, and how patiently."""
+    """The address of a judge, and how patiently it is asked."""
 
     url: str
     api_key: str | None

@@ -1,4 +1,4 @@
-"""What a worker is asked: some rewards, for the samples of one group or of several."""
+"""Requests to a worker: some rewards, for the samples of one group or of several."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.critic import CriticConfig
+from homeostat.config.kind import RunKind
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.preference import PreferenceAlgorithm
 from homeostat.config.rollout import (
@@ -31,7 +32,7 @@ from homeostat.train.expert_bias import is_expert_bias
 from homeostat.train.local import LocalTrainer
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
-from homeostat.types import Role, RunKind
+from homeostat.types import Role
 
 
 class LoadModel(Protocol):

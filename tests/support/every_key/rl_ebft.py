@@ -1,6 +1,6 @@
 """Cases of the keys of energy-based fine-tuning.
 
-Structured ones are judged on the same saved rollouts; strided ones sample a step of their own.
+Structured ones are judged on the same saved rollouts; strided ones sample a separate step.
 """
 
 from __future__ import annotations

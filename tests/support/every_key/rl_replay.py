@@ -28,7 +28,7 @@ def replays(run: Run) -> bool:
 
 
 def weighs(run: Run) -> bool:
-    """Whether the journal holds the weights of experts."""
+    """Return whether the journal holds the weights of experts."""
     files = [path for path in (run.dir / "journal").rglob("*") if path.is_file()]
     return any(b"routed_weights" in path.read_bytes() for path in files)
 

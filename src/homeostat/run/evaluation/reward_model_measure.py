@@ -1,4 +1,4 @@
-"""What the training of a reward model measures: accuracy and margin of pairs, error of scores."""
+"""Measures of the training of a reward model: accuracy and margin of pairs, error of scores."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
            -> energy of each sample (algorithms/energy.py) -> reward named `energy`
 
 The hidden states are pooled on the rank that computes them (train/reducers.py). A step computes
-energies anew from the journal's groups, so a resumed run has the same ones.
+energies again from the journal's groups, so a resumed run has the same ones.
 """
 
 from __future__ import annotations

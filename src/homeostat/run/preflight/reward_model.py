@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homeostat.config.kind import RunKind
 from homeostat.config.reward_model import BradleyTerryLoss
 from homeostat.config.run import RunConfig
 from homeostat.data.inputs import RowSet
@@ -12,7 +13,6 @@ from homeostat.observe import format as fmt
 from homeostat.run.evaluation.reward_model_measure import require_scores
 from homeostat.run.preflight.item import Item
 from homeostat.run.preflight.preference import preference_items
-from homeostat.types import RunKind
 
 
 def label_items(config: RunConfig, rows: RowSet[RowStore]) -> Iterator[Item]:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from homeostat.config.kind import RunKind
 from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointWriteError, DiskFullError
 from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
 from homeostat.run.session.session import Session
 from homeostat.train.checkpoint import Write
-from homeostat.types import Role, RunKind
+from homeostat.types import Role
 
 if TYPE_CHECKING:
     from homeostat.run.wiring.rl_setup import RlParts

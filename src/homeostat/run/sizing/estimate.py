@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from homeostat.algorithms.catalogue import policy_gradient
+from homeostat.config.kind import RunKind
 from homeostat.config.load import build_config
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
@@ -31,7 +32,7 @@ from homeostat.rollout.native.fast import decode_path
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.train.estimate import UpdateMemory, estimate_prefill, estimate_update
 from homeostat.train.runtime import Runtime
-from homeostat.types import RunKind, TokenRow, TrainBatch
+from homeostat.types import TokenRow, TrainBatch
 
 # Bytes for each vocabulary entry of a sampled token: fp32 logits, their exponentials, float64 sums.
 _DRAW_BYTES = 16

@@ -23,7 +23,7 @@ Weigh alignment more or diversity less; compare features of other layers; lower 
 Where nothing moves, look at a few references with `homeostat inspect` first.
 
 ## Known false alarms
-Data that gets harder by design. A run that goes on after it has learned what it could.
+Data that gets harder by design. A run that continues after it has learned what it could.
 """
 
 from __future__ import annotations
