@@ -240,9 +240,8 @@ COLUMNS: dict[str, Column] = {
 # Marks tokens that are imitated, in rows beside those that were sampled.
 TRUTH = "truth"
 
-# The sets that tokens were drawn from, and the most ids that one may have (rollout/kept.py).
+# The sets that tokens were drawn from (rollout/kept.py).
 KEPT_IDS = "kept_ids"
-MAX_KEPT_IDS = 1024
 # What replay of routes reads (train/replay.py): which experts, and with which weights.
 ROUTES = ("routed_experts", "routed_weights")
 

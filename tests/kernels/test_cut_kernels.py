@@ -18,7 +18,8 @@ pytest.importorskip("triton")
 from tests.kernels.test_decode import DEVICE, MULTIPLIED, drawn, engine, go_wide, model
 from tests.kernels.test_invariant_kernels import decoder, sampled
 
-from homeostat.columns import KEPT_IDS, MAX_KEPT_IDS, Ragged
+from homeostat.columns import KEPT_IDS, Ragged
+from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.models.decoder import Decoder
 from homeostat.models.side_by_side import lay_side_by_side
 from homeostat.ops import kernels

@@ -75,7 +75,7 @@ def test_lengths_penalties_and_weights_leave_a_tools_tokens_out(tmp_path: Path) 
     assert rows.trained_S.tolist() == [True, True, False]
     assert rows.rows[0].weights_T.tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 1]
     assert np.isfinite(rows.rows[0].columns["engine_logp"]).all()
-    metrics = _completion_metrics(list(group(TURNS, PLAIN).samples))
+    metrics = _completion_metrics(list(group(TURNS, PLAIN).samples), fixed_length=False)
     assert metrics["completions/mean_length"] == metrics["completions/max_length"] == 3
 
 

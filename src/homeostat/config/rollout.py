@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from homeostat.columns import MAX_KEPT_IDS
 from homeostat.config.base import PathText, Settings, key
 from homeostat.config.curriculum import AllFailedFilter, AnyFilter, CurriculumConfig
+from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.vllm import VllmEngineConfig
 

@@ -14,7 +14,8 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
-from homeostat.columns import KEPT_IDS, MAX_KEPT_IDS, Ragged
+from homeostat.columns import KEPT_IDS, Ragged
+from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.errors import EngineError
 from homeostat.rollout.engine import Request
 from homeostat.types import Author
@@ -32,8 +33,8 @@ class KeptIds:
 
     def put(self, values: NDArray[np.int32], sizes_T: NDArray[np.int32]) -> None:
         """Take the sets of the next tokens: their ids end to end, and how many each has."""
-        self._values.frombytes(memoryview(values).cast("B"))
-        self._sizes.frombytes(memoryview(sizes_T).cast("B"))
+        self._values.frombytes(values.data.cast("B"))
+        self._sizes.frombytes(sizes_T.data.cast("B"))
 
     def require_bounded(self, largest: int) -> None:
         """Raise EngineError if a token was drawn from more ids than can be returned."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from homeostat.columns import MAX_KEPT_IDS
+from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.rollout.kept import KeptIds
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.sequence import Sequence

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from homeostat.columns import MAX_KEPT_IDS
 from homeostat.config.critic import CriticConfig
+from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.config.model import ModelConfig
 from homeostat.config.observe import EvalSamplingConfig
 from homeostat.config.rewards import RewardsConfig

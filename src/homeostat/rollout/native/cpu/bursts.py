@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from homeostat.columns import MAX_KEPT_IDS
+from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.rollout.kept import packed
 from homeostat.rollout.native.bursts import Reserve, Taken, TakenCut
 from homeostat.rollout.native.cache import KVCache

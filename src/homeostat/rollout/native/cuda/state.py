@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homeostat.columns import MAX_KEPT_IDS
+from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.models.routing import smallest_dtype
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.rollout.kept import packed
