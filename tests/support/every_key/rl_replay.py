@@ -19,6 +19,7 @@ from homeostat.rollout.route_buffer import RouteBuffer
 
 ROUTED = ("model.path=routed", "engine.decode=plain")
 REPLAYED = (*ROUTED, "model.moe.router_replay=ids")
+KEPT = (*REPLAYED, "rollout.keep_journal=true")
 # By the second step the policy has moved away from the reference, whose routes are others then.
 MOVED = (*REPLAYED, "algorithm.kl={coefficient: 0.1}", "trainer.max_steps=2", "trainer.lr=0.05")
 
@@ -54,7 +55,7 @@ def routes_beyond_the_bound_are_read_back(workshop: Workshop) -> None:
 CASES: dict[str, Case] = {
     "model.moe.router_replay": all_of(
         shows("model.moe.router_replay=ids", replays, was=False, now=True, base=ROUTED),
-        shows("model.moe.router_replay=weights", weighs, was=False, now=True, base=REPLAYED),
+        shows("model.moe.router_replay=weights", weighs, was=False, now=True, base=KEPT),
     ),
     "model.moe.replay_reference": alters(
         "model.moe.replay_reference=true", metric("kl"), base=MOVED
