@@ -43,9 +43,9 @@ static void layers(const Run *run, int64_t step, Stage *stage) {
     product(&qkv, rows, threads, stage);
     attention(run, i, stage + 1);
     product(&o, rows, threads, stage + 3);
-    if (l->router) experts(run, l, number++, step, stage + STAGES);
+    if (l->router) experts(run, l, number, step, stage + STAGES);
     if (l->gate_up) product(&gate_up, rows, threads, stage + 4);
-    if (l->router) combine(run, stage + STAGES + EXPERTS - 1);
+    if (l->router) combine(run, number++, step, stage + STAGES + EXPERTS - 1);
     if (l->gate_up) product(&down, rows, threads, stage + 5);
   }
 }
@@ -117,7 +117,8 @@ static int prepare(Run *run) {
   int64_t sizes[] = {is_prompt ? 0 : rows * m->width, rows * (attended + 2 * m->kv_heads * dim),
                      rows * attended, rows * inner, is_prompt ? 0 : rows * m->vocabulary,
                      rows * dim / 2,  rows * dim / 2,
-                     rows * m->experts, pairs, pairs * m->width, pairs};
+                     rows * m->experts, pairs, pairs * m->width,
+                     pairs * m->moe_layers * run->burst.steps};
   float *ids, **parts[] = {&run->x,      &run->qkv,    &run->mixed,   &run->inner,
                            &run->logits, &run->cos,    &run->sin,
                            &run->scores, &run->weights, &run->spread, &ids};

@@ -80,16 +80,23 @@ static void choose(const Model *m, const float *scores, const float *bias, int32
     weights[k] = (m->is_normalised ? weights[k] / total : weights[k]) * m->scaling;
 }
 
+/* The experts of all rows in a layer of a step. Each has its own: a thread that lags behind reads
+   them while the others have chosen those of later layers, and must count the same tasks. */
+static int32_t *ids_of(const Run *run, int64_t number, int64_t step) {
+  const Model *m = run->model;
+  return run->ids + (step * m->moe_layers + number) * run->burst.rows * m->top_k;
+}
+
 /* Sorts (row, slot) pairs by expert: those of expert e have places first[e] to first[e + 1] - 1.
    Each thread does so for itself: that costs less than waiting for it. */
-static void sort_pairs(const Run *run, int32_t *first, int32_t *places) {
+static void sort_pairs(const Run *run, const int32_t *ids, int32_t *first, int32_t *places) {
   int64_t experts = run->model->experts, pairs = run->burst.rows * run->model->top_k;
   int32_t next[experts];
   memset(first, 0, (experts + 1) * sizeof *first);
-  for (int64_t i = 0; i < pairs; i++) first[run->ids[i] + 1]++;
+  for (int64_t i = 0; i < pairs; i++) first[ids[i] + 1]++;
   for (int64_t e = 0; e < experts; e++) first[e + 1] += first[e];
   memcpy(next, first, sizeof next);
-  for (int64_t i = 0; i < pairs; i++) places[i] = next[run->ids[i]]++;
+  for (int64_t i = 0; i < pairs; i++) places[i] = next[ids[i]]++;
 }
 
 /* A row, normed, in the place of each of its slots. */
@@ -141,10 +148,10 @@ static void combine_row(const Run *run, int64_t b, const int32_t *places) {
   for (int64_t i = 0; i < m->width; i++) x[i] += total[i];
 }
 
-static void combine(const Run *run, Stage *stage) {
+static void combine(const Run *run, int64_t number, int64_t step, Stage *stage) {
   int64_t rows = run->burst.rows;
   int32_t first[run->model->experts + 1], places[rows * run->model->top_k];
-  sort_pairs(run, first, places);
+  sort_pairs(run, ids_of(run, number, step), first, places);
   FOR_TASKS(b, stage, rows) combine_row(run, b, places);
   wait_until(&stage->done, rows);
 }
@@ -154,7 +161,7 @@ static void note_routes(const Run *run, int64_t b, int64_t number, int64_t step)
   const Burst *burst = &run->burst;
   int64_t top_k = run->model->top_k;
   int64_t at = ((step * burst->stride + b) * run->model->moe_layers + number) * top_k;
-  const int32_t *ids = run->ids + b * top_k;
+  const int32_t *ids = ids_of(run, number, step) + b * top_k;
   const float *weights = run->weights + b * top_k;
   if (burst->routes) memcpy(burst->routes + at, ids, top_k * sizeof *ids);
   if (burst->route_weights) memcpy(burst->route_weights + at, weights, top_k * sizeof *weights);
@@ -165,7 +172,7 @@ static void experts(const Run *run, const Layer *l, int64_t number, int64_t step
   const Model *m = run->model;
   const Burst *burst = &run->burst;
   int64_t rows = burst->rows, top_k = m->top_k;
-  int32_t first[m->experts + 1], places[rows * top_k];
+  int32_t first[m->experts + 1], places[rows * top_k], *ids = ids_of(run, number, step);
   Product router = {run->x, l->router, NULL, run->scores, m->width, m->experts, 1, 0, 0, m->eps};
   Product gate_up = {run->spread, l->experts_gate_up, NULL, run->inner, m->width,
                      m->expert_inner, 0, 0, 1, 0};
@@ -175,11 +182,11 @@ static void experts(const Run *run, const Layer *l, int64_t number, int64_t step
   FOR_TASKS(b, stage + 1, rows) {
     float *scores = run->scores + b * m->experts;
     score(m, scores);
-    choose(m, scores, l->router_bias, run->ids + b * top_k, run->weights + b * top_k);
+    choose(m, scores, l->router_bias, ids + b * top_k, run->weights + b * top_k);
     note_routes(run, b, number, step);
   }
   wait_until(&stage[1].done, rows);
-  sort_pairs(run, first, places);
+  sort_pairs(run, ids, first, places);
   FOR_TASKS(b, stage + 2, rows) spread_row(run, b, places);
   wait_until(&stage[2].done, rows);
   products_of_experts(run, &gate_up, first, stage + 3);
