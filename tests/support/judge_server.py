@@ -85,15 +85,18 @@ def judge_server(**settings: Any) -> Iterator[JudgeServer]:
                 judge.most_running = max(judge.most_running, judge.running)
                 act = judge.acts.pop(0) if judge.acts else None
             try:
+                text = None if act is not None else reply(judge.answer(body))
+            finally:
+                # Before the answer is sent: the caller may ask again as soon as it has it.
+                with judge.lock:
+                    judge.running -= 1
+            try:
                 if act is not None:
                     act(self)
                 else:
-                    _send(self, 200, reply(judge.answer(body)))
+                    _send(self, 200, text)
             except ConnectionError:
                 pass  # the caller has given up
-            finally:
-                with judge.lock:
-                    judge.running -= 1
 
         def log_message(self, *args: Any) -> None:
             pass
