@@ -94,8 +94,15 @@ class Workshop:
         helper.commit(version)
 
     def kill_helper(self) -> None:
+        self._signal_helper(signal.SIGKILL)
+
+    def freeze_helper(self) -> None:
+        """Keep it from answering: one that has answered everything before it dies is not missed."""
+        self._signal_helper(signal.SIGSTOP)
+
+    def _signal_helper(self, number: signal.Signals) -> None:
         (launcher,) = self.helper._group._launchers
-        os.kill(launcher.pid, signal.SIGKILL)
+        os.kill(launcher.pid, number)
 
 
 @pytest.fixture
@@ -208,9 +215,9 @@ def test_a_helper_samples_with_the_weights_of_the_commit(workshop: Workshop) -> 
 def test_a_helper_that_dies_loses_nothing(workshop: Workshop, when: str) -> None:
     alone = tokens_of(generate(native(workshop.model), wanted(), timeout_s=60))
     if when == "in flight":
+        workshop.freeze_helper()
         for request in wanted():
             workshop.engine.submit(request)
-        # At once: a helper that has answered everything before it dies is not missed.
         workshop.kill_helper()
         found: dict[str, Completion] = {}
         while len(found) < len(wanted()):
@@ -242,6 +249,7 @@ def test_an_engine_that_is_restarted_stays_in_the_router(workshop: Workshop) -> 
         workshop.helper.restart(send)
 
     workshop.helper.on_death = restart
+    workshop.freeze_helper()
     for request in wanted():
         workshop.engine.submit(request)
     workshop.engine.poll(timeout_s=0)
