@@ -101,8 +101,11 @@ class Workshop:
         self._signal_helper(signal.SIGSTOP)
 
     def _signal_helper(self, number: signal.Signals) -> None:
+        """Send a signal to the launcher's children, which compute, and to the launcher."""
         (launcher,) = self.helper._group._launchers
-        os.kill(launcher.pid, number)
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
+        for pid in [*map(int, children.split()), launcher.pid]:
+            os.kill(pid, number)
 
 
 @pytest.fixture
