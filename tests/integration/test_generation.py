@@ -118,6 +118,13 @@ def test_the_step_of_a_run_can_be_chosen(runs):
         choose(runs / "nowhere")
 
 
+def test_a_run_whose_config_is_damaged_is_named(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config.json: .* the whole file: Invalid JSON"):
+        choose(tmp_path)
+
+
 def test_answers_repeat_and_do_not_depend_on_the_batch(model):
     both = sampled(model, ["turn around abc", "turn around fed"], samples=2)
     assert both == sampled(model, ["turn around abc", "turn around fed"], samples=2)

@@ -149,7 +149,8 @@ def saved_recipe(folder: Path) -> RunConfig:
 def _first(error: Any) -> str:
     if isinstance(error, ValidationError):
         problem = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}."
+        place = ".".join(map(str, problem["loc"])) or "the whole file"
+        return f"{place}: {problem['msg']}."
     return f"{str(error).splitlines()[0]}."
 
 
