@@ -185,7 +185,7 @@ def test_a_rewrite_keeps_every_parameter_and_its_place() -> None:
     assert torch.equal(hidden(model), plain)
     rewrite.begin_step(3)
     close = hidden(model)
-    assert 1e-3 < float((close - plain).norm() / plain.norm()) < 0.1
+    assert 1e-3 < float((close - plain).detach().norm() / plain.detach().norm()) < 0.1
     assert {name: (p.data_ptr(), p.shape) for name, p in model.named_parameters()} == before
     assert list(model.state_dict()) == state
     # The switch is a function of the step, in both directions.
@@ -225,7 +225,7 @@ def test_adapters_stay_as_they_are_over_maps_in_fp8() -> None:
     rewrite = rewritten(model)
     assert {layer.name for layer in rewrite.layers()} == {name for name, _ in lora_modules(model)}
     close = hidden(model)
-    assert 1e-3 < float((close - exact).norm() / exact.norm()) < 0.1
+    assert 1e-3 < float((close.detach() - exact).norm() / exact.norm()) < 0.1
     close.square().sum().backward()
     adapted = dict(lora_modules(model))["model.layers.0.mlp.up_proj"]
     assert adapted.lora_B.weight.grad.any()
@@ -288,7 +288,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path, fp8) -> None:
     assert before + updates(second, range(4, 6)) == losses
     assert second.checksums(POLICY) == whole.checksums(POLICY)
     # It is not the run without FP8.
-    assert updates(trainer_of(tmp_path, **{**fp8, "start_step": 99}), range(1, 6)) != losses
+    assert updates(trainer_of(tmp_path, **{**fp8, "start_step": 6}), range(1, 6)) != losses
 
 
 def test_an_update_that_is_discarded_leaves_no_trace_in_the_history(tmp_path: Path) -> None:
