@@ -70,9 +70,8 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
     session.stop.let_steps_finish()
     for step in range(state.step + 1, parts.total_steps + 1):
         started = time.perf_counter()
-        parts.reward_problems.step = step
+        _begin(parts, step)
         healer.treat(step)
-        parts.trainer.begin_step(step)
         hooks.before_step(step, parts)
         with healer.rescuing():
             rollouts = collector.collect(step, tell=recorder.status)
@@ -112,6 +111,12 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
             _prune_journal(parts, session)
         if last:
             break
+
+
+def _begin(parts: RlParts, step: int) -> None:
+    """Tell which step begins to the parts that depend on it."""
+    parts.reward_problems.step = step
+    parts.trainer.begin_step(step)
 
 
 def _side_seconds(saver: Saver, session: Session) -> dict[str, float]:
@@ -199,8 +204,7 @@ def _only_sample(parts: RlParts, session: Session) -> None:
     session.stop.let_steps_finish()
     for step in range(1, parts.total_steps + 1):
         started = time.perf_counter()
-        parts.reward_problems.step = step
-        parts.trainer.begin_step(step)
+        _begin(parts, step)
         rollouts = parts.collector.collect(step, tell=session.recorder.status)
         parts.state.step = step
         seconds = time.perf_counter() - started
