@@ -29,6 +29,7 @@ from homeostat.ops.kernels import launches
 
 Scope = Literal["block", "square", "row", "tensor"]
 _SIDE = 128
+_WARPS = 16
 # fp32 bits of 2 ** -100, as precision/fp8.py's SMALLEST.
 _SMALLEST_BITS = tl.constexpr(27 << 23)
 _SCOPES: dict[Scope, int] = {"block": 0, "square": 1, "row": 2, "tensor": 3}
@@ -83,7 +84,8 @@ def quantised_copies(
         x_RC if row_amax is None else row_amax, x_RC if column_amax is None else column_amax,
         x_RC if record is None else record.view(torch.int32), *x_RC.shape, x_RC.stride(0), *sizes,
         LIMIT=torch.finfo(dtype).max, SCOPE=_SCOPES[scope], POWER_OF_TWO=power_of_two,
-        HAS_ROWS=rows, HAS_COLUMNS=columns, RECORDS=record is not None, SIDE=_SIDE, num_warps=8,
+        HAS_ROWS=rows, HAS_COLUMNS=columns, RECORDS=record is not None, IS_GIVEN=amax is not None,
+        SIDE=_SIDE, num_warps=_WARPS,
     )  # fmt: skip
     return by_rows, by_columns
 
@@ -120,7 +122,7 @@ def _largest(
     found = [torch.zeros(count, dtype=torch.int32, device=x_RC.device) for count in counts]
     _find_largest[grid](
         x_RC, *found, *x_RC.shape, x_RC.stride(0),
-        IS_WHOLE=whole, HAS_ROWS=rows, HAS_COLUMNS=columns, SIDE=_SIDE, num_warps=8,
+        IS_WHOLE=whole, HAS_ROWS=rows, HAS_COLUMNS=columns, SIDE=_SIDE, num_warps=_WARPS,
     )  # fmt: skip
     return found[0], found[0] if whole else found[1]
 
@@ -159,10 +161,14 @@ def _scales(bits, LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr):
 
 
 @triton.jit
-def _rounded(x, inverse, LIMIT: tl.constexpr, dtype: tl.constexpr):
+def _rounded(x, inverse, LIMIT: tl.constexpr, IS_GIVEN: tl.constexpr, dtype: tl.constexpr):
+    """Round to FP8. The cast saturates and keeps NaN: the inverse of a block that is not finite."""
     scaled = x * inverse
-    clamped = tl.minimum(tl.maximum(scaled, -LIMIT), LIMIT)
-    return tl.where(tl.abs(scaled) < float("inf"), clamped, float("nan")).to(dtype)
+    if IS_GIVEN:
+        # A scale that was given says nothing about infinite numbers, which the cast would hide.
+        clamped = tl.minimum(tl.maximum(scaled, -LIMIT), LIMIT)
+        scaled = tl.where(tl.abs(scaled) < float("inf"), clamped, float("nan"))
+    return scaled.to(dtype)
 
 
 @triton.jit
@@ -220,7 +226,8 @@ def _quantise(
     x_ptr, rows_ptr, row_scales_ptr, columns_ptr, column_scales_ptr, row_amax_ptr, column_amax_ptr,
     record_ptr, num_rows, num_columns, stride, padded_rows, padded_columns,
     LIMIT: tl.constexpr, SCOPE: tl.constexpr, POWER_OF_TWO: tl.constexpr,
-    HAS_ROWS: tl.constexpr, HAS_COLUMNS: tl.constexpr, RECORDS: tl.constexpr, SIDE: tl.constexpr,
+    HAS_ROWS: tl.constexpr, HAS_COLUMNS: tl.constexpr, RECORDS: tl.constexpr,
+    IS_GIVEN: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     down, across = tl.program_id(0), tl.program_id(1)
     row = down * SIDE + tl.arange(0, SIDE)
@@ -233,7 +240,7 @@ def _quantise(
         at = row[:, None]
         amax = _amax(bits, row_amax_ptr, at, at < num_rows, 1, SCOPE)
         scale, inverse = _scales(amax, LIMIT, POWER_OF_TWO)
-        values = _rounded(x, inverse, LIMIT, rows_ptr.dtype.element_ty)
+        values = _rounded(x, inverse, LIMIT, IS_GIVEN, rows_ptr.dtype.element_ty)
         at_values = rows_ptr + at.to(tl.int64) * padded_columns + column[None, :]
         tl.store(at_values, values, mask=(at < padded_rows) & (column[None, :] < padded_columns))
         _store_scales(
@@ -244,7 +251,7 @@ def _quantise(
         at = column[None, :]
         amax = _amax(bits, column_amax_ptr, at, at < num_columns, 0, SCOPE)
         scale, inverse = _scales(amax, LIMIT, POWER_OF_TWO)
-        values = _rounded(x, inverse, LIMIT, columns_ptr.dtype.element_ty)
+        values = _rounded(x, inverse, LIMIT, IS_GIVEN, columns_ptr.dtype.element_ty)
         at_values = columns_ptr + column[:, None].to(tl.int64) * padded_rows + row[None, :]
         turned = (column[:, None] < padded_columns) & (row[None, :] < padded_rows)
         tl.store(at_values, tl.trans(values), mask=turned)
