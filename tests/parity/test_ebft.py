@@ -75,7 +75,7 @@ def config_of(folder: Path, mode: str, *changes: str) -> RunConfig:
 
 def random_groups(config: RunConfig, rng: np.random.Generator) -> list[RolloutGroup]:
     """Samples of random tokens: of the anchors of two texts, or of three prompts."""
-    prompts = prepare_prompt_part(config, load_tokenizer(config.model), "train")
+    prompts = prepare_prompt_part(config.for_inputs, load_tokenizer(config.model), "train")
     rows = range(2) if config.is_strided else range(3)
     asked = [prompts.asked(number) for row in rows for number in prompts.drawn(row)]
     groups = []

@@ -17,6 +17,7 @@ from homeostat.config.mesh import Mesh
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig, ObserveConfig
+from homeostat.config.parts import InputSettings
 from homeostat.config.preference import AnyPreference, PreferenceAlgorithm, PreferenceConfig
 from homeostat.config.reward_model import RewardModelConfig
 from homeostat.config.rewards import RewardsConfig
@@ -206,3 +207,17 @@ class RunConfig(Settings):
         """Return the algorithm of a run that is known to learn from preferences."""
         assert isinstance(self.algorithm, PreferenceAlgorithm), self.algorithm.type
         return self.algorithm
+
+    @property
+    def for_inputs(self) -> InputSettings:
+        """Return the settings that decide which rows or prompts the run uses."""
+        return InputSettings(
+            seed=self.seed,
+            data=self.data,
+            eval=self.eval,
+            rollout=self.rollout,
+            trainer=self.trainer,
+            energy=self.energy,
+            rows_per_example=self.rows_per_example,
+            rows_per_step=self.rows_per_step,
+        )

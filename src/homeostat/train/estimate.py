@@ -231,7 +231,8 @@ def _kernel(config: RunConfig, runtime: Runtime) -> str:
 def _loss_spec(config: RunConfig, batch: TrainBatch) -> LossSpec:
     algorithm = config.algorithm
     if not isinstance(algorithm, PolicyGradientConfig):
-        return row_loss(config).spec(batch.rows())
+        loss = row_loss(algorithm, preference=config.preference, data=config.data)
+        return loss.spec(batch.rows())
     kl = algorithm.kl
     return policy_spec(
         algorithm,

@@ -91,7 +91,9 @@ class PreferenceObjective:
 
     def evaluate(self, rows: RowSet[RowStore], attempts: Attempts) -> dict[str, float]:
         """Return loss, accuracy and margin of the held-out rows."""
-        spec = row_loss(attempts.config).spec([rows.rows[int(row)] for row in rows.ids])
+        config = attempts.config
+        loss = row_loss(config.algorithm, preference=config.preference, data=config.data)
+        spec = loss.spec([rows.rows[int(row)] for row in rows.ids])
         if self.held_out is not None:
             kl = _baseline(self.held_out, rows.ids, attempts)
             spec = replace(spec, params={**spec.params, "kl": kl})

@@ -54,7 +54,9 @@ class RewardModelObjective:
 
     def evaluate(self, rows: RowSet[RowStore], attempts: Attempts) -> dict[str, float]:
         """Return the loss of the held-out rows, with accuracy and margin, or error."""
-        spec = row_loss(attempts.config).spec([rows.rows[int(row)] for row in rows.ids])
+        config = attempts.config
+        loss = row_loss(config.algorithm, preference=config.preference, data=config.data)
+        spec = loss.spec([rows.rows[int(row)] for row in rows.ids])
         trainer = attempts.trainer
 
         def split(sizes: TrainerConfig) -> list[TrainBatch]:

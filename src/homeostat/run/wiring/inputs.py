@@ -51,7 +51,7 @@ def open_rows(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> 
         )
         _record(session, part, report)
         parts[part] = rows
-    return choose_rows(config, parts["train"], parts.get("validation"))
+    return choose_rows(config.for_inputs, parts["train"], parts.get("validation"))
 
 
 def open_prompts(
@@ -61,12 +61,12 @@ def open_prompts(
     parts: dict[Part, PromptSet] = {}
     for part in parts_of(config.data):
         with progress_of(f"tokenising {part} prompts", session.console) as progress:
-            prompts = prepare_prompt_part(config, tokenizer, part, progress=progress)
-        require_turn_end(config, tokenizer, prompts, part)
+            prompts = prepare_prompt_part(config.for_inputs, tokenizer, part, progress=progress)
+        require_turn_end(config.for_inputs, tokenizer, prompts, part)
         log.info("%s prompts: %d of %d kept", part, prompts.report.kept, prompts.report.seen)
         _record(session, part, prompts.report)
         parts[part] = prompts
-    return choose_rows(config, parts["train"], parts.get("validation"))
+    return choose_rows(config.for_inputs, parts["train"], parts.get("validation"))
 
 
 def require_vocabulary(inputs: Inputs[RowStore] | Inputs[PromptSet], *, vocab_size: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from homeostat.algorithms.catalogue import policy_gradient
 from homeostat.config.algorithm import AnyAlgorithm
+from homeostat.config.combinations import count_steps
 from homeostat.config.curriculum import FunctionFilter
 from homeostat.config.live import LiveConfig
 from homeostat.config.model_rewards import ClassifierReward
@@ -20,7 +21,7 @@ from homeostat.config.resume import experiment_digest
 from homeostat.config.rewards import FunctionReward, RewardsConfig
 from homeostat.config.rollout import DebugConfig
 from homeostat.config.run import RunConfig
-from homeostat.data.inputs import Inputs, RowSet, count_steps, open_draws, require_stop_ids
+from homeostat.data.inputs import Inputs, RowSet, open_draws, require_stop_ids
 from homeostat.data.prompts import PromptDraws, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import DataError

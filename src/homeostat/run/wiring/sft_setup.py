@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from homeostat.algorithms.row_loss import row_loss
+from homeostat.config.combinations import count_steps
 from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
-from homeostat.data.inputs import Inputs, RowSet, count_steps
+from homeostat.data.inputs import Inputs, RowSet
 from homeostat.data.loader import PlanLoader
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -60,13 +61,14 @@ class Parts:
 
     def open_plans(self) -> PlanLoader:
         """Return the plans of the steps that are left."""
+        config = self.config
         return PlanLoader(
             self.train_rows.rows,
             row_ids=self.train_rows.ids,
-            trainer=sized(self.config.trainer, self.state),
-            data=self.config.data,
-            loss=row_loss(self.config),
-            seed=self.config.seed,
+            trainer=sized(config.trainer, self.state),
+            data=config.data,
+            loss=row_loss(config.algorithm, preference=config.preference, data=config.data),
+            seed=config.seed,
             num_data_groups=self.trainer.num_data_groups,
             state=self.data_state,
         )
