@@ -21,7 +21,6 @@ from homeostat.run.learning.attempts import Attempts
 from homeostat.run.learning.mismatched import Mismatched, baseline
 from homeostat.run.learning.reference_scores import ReferenceScores, completion_logps, with_ref_logp
 from homeostat.run.session.session import Session
-from homeostat.train.build import reference_of
 from homeostat.train.update import Measured
 from homeostat.types import IntArray, Role, StepPlan, TrainBatch, UpdateReport
 
@@ -69,13 +68,11 @@ class PreferenceObjective:
         return replace(plan, loss=replace(plan.loss, params={**plan.loss.params, "kl": kl}))
 
     def _live_batches(self, plan: StepPlan, attempts: Attempts) -> tuple[TrainBatch, ...]:
-        rows, config = (
-            [row for batch in plan.micro_batches for row in batch.rows()],
-            attempts.config,
-        )
+        rows = [row for batch in plan.micro_batches for row in batch.rows()]
+        together = attempts.config.preferring.rows_per_example
 
         def split(sizes: TrainerConfig) -> Sequence[TrainBatch]:
-            groups, together = attempts.trainer.num_data_groups, config.rows_per_example
+            groups = attempts.trainer.num_data_groups
             return micro_batches(rows, sizes, num_data_groups=groups, rows_per_example=together)
 
         _, found = attempts.run(
@@ -122,7 +119,7 @@ def _is_live(attempts: Attempts) -> bool:
 
 def _refresh_reference(attempts: Attempts, step: int) -> None:
     """Give the reference the policy's weights, if it is due before this step."""
-    choice = reference_of(attempts.config)
+    choice = attempts.config.used_reference
     every = choice.refresh_steps if isinstance(choice, InitialReference) else None
     if every is not None and step > 1 and (step - 1) % every == 0:
         attempts.trainer.refresh(Role.REFERENCE)

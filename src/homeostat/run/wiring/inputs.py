@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import InputSettings
 from homeostat.data.inputs import (
     Inputs,
     Part,
@@ -26,7 +26,9 @@ from homeostat.run.session.waiting import progress_of
 log = logging.getLogger(__name__)
 
 
-def open_rows(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> Inputs[RowStore]:
+def open_rows(
+    config: InputSettings, tokenizer: ChatTokenizer, session: Session
+) -> Inputs[RowStore]:
     """Tokenise the rows that a run trains on."""
     cache = config.data.cache_dir
     cache_dir = session.run_dir.path / "data" if cache is None else Path(cache)
@@ -51,22 +53,22 @@ def open_rows(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> 
         )
         _record(session, part, report)
         parts[part] = rows
-    return choose_rows(config.for_inputs, parts["train"], parts.get("validation"))
+    return choose_rows(config, parts["train"], parts.get("validation"))
 
 
 def open_prompts(
-    config: RunConfig, tokenizer: ChatTokenizer, session: Session
+    config: InputSettings, tokenizer: ChatTokenizer, session: Session
 ) -> Inputs[PromptSet]:
     """Tokenise the prompts of an RL run."""
     parts: dict[Part, PromptSet] = {}
     for part in parts_of(config.data):
         with progress_of(f"tokenising {part} prompts", session.console) as progress:
-            prompts = prepare_prompt_part(config.for_inputs, tokenizer, part, progress=progress)
-        require_turn_end(config.for_inputs, tokenizer, prompts, part)
+            prompts = prepare_prompt_part(config, tokenizer, part, progress=progress)
+        require_turn_end(config, tokenizer, prompts, part)
         log.info("%s prompts: %d of %d kept", part, prompts.report.kept, prompts.report.seen)
         _record(session, part, prompts.report)
         parts[part] = prompts
-    return choose_rows(config.for_inputs, parts["train"], parts.get("validation"))
+    return choose_rows(config, parts["train"], parts.get("validation"))
 
 
 def require_vocabulary(inputs: Inputs[RowStore] | Inputs[PromptSet], *, vocab_size: int) -> None:

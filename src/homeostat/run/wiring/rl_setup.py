@@ -100,7 +100,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     """The parts, and an end to what they started."""
     state, runtime = begin_state(config, session)
     tokenizer = load_tokenizer(config.model)
-    prompts = open_prompts(config, tokenizer, session)
+    prompts = open_prompts(config.for_inputs, tokenizer, session)
     total_steps = count_steps(config, len(prompts.train))
     with ExitStack() as stack:
         trainer, origin = stack.enter_context(_loaded(config, prompts, runtime, session))
@@ -199,7 +199,15 @@ def _engine_and_feed(
             )
         if engine is not None:
             stack.callback(engine.close)
-        feed = open_feed(config, engine, trainer, rl_state, session, restarts=restarts)
+        feed = open_feed(
+            config.for_publication,
+            engine,
+            trainer,
+            rl_state,
+            session,
+            version=config.policy_version(session.start_step),
+            restarts=restarts,
+        )
         stack.callback(feed.close)
         yield engine, feed
 
@@ -281,7 +289,7 @@ def _live(
     if isinstance(collector, Collector):
         live.on_change(lambda: collector.reconfigure(live.now.rollout, origin=live.origin(origin)))
     if isinstance(feed, SentWeights):
-        live.on_change(lambda: feed.reconfigure(live.now))
+        live.on_change(lambda: feed.reconfigure(live.now.for_publication))
     return live
 
 

@@ -85,15 +85,19 @@ def set_up(config: RunConfig, session: Session, *, prepare: Prepare) -> Iterator
     found = session.resume.found
     state, runtime = begin_state(config, session)
     tokenizer = load_tokenizer(config.model)
-    inputs = open_rows(config, tokenizer, session)
+    inputs = open_rows(config.for_inputs, tokenizer, session)
     total_steps = count_steps(config, len(inputs.train))
     with ExitStack() as stack:
         trainer = stack.enter_context(open_trainer(config, runtime, session))
         require_vocabulary(inputs, vocab_size=trainer.sheet.vocab_size)
         memory = MemoryGuard(
-            trainer, config, run_dir=session.run_dir, emit=session.event, state=state
+            trainer,
+            config.for_trainer,
+            run_dir=session.run_dir,
+            emit=session.event,
+            state=state,
         )
-        attempts = Attempts(config, trainer, state, memory)
+        attempts = Attempts(config.for_rows, trainer, state, memory)
         inputs, objective = prepare(inputs, attempts, session)
         if found is not None:
             trainer.load(found.path)
@@ -140,9 +144,9 @@ def open_trainer(config: RunConfig, runtime: Runtime, session: Session) -> Itera
     """Yield the trainer. On exit, end the processes that it may have started."""
     if config.trainer.backend.type == "fsdp":
         log_file = session.run_dir.path / "workers.log"
-        trainer = start_sharded(config, runtime, log_file=log_file)
+        trainer = start_sharded(config.for_trainer, runtime, log_file=log_file)
     else:
-        trainer = local_trainer(config, runtime)
+        trainer = local_trainer(config.for_trainer, runtime)
     with closing(trainer):
         session.event("model_loaded", session.start_step, **trainer.sheet.facts)
         yield trainer
