@@ -20,7 +20,7 @@ from homeostat.config.replay_combinations import find_replay_conflicts
 from homeostat.config.reward_model_combinations import find_reward_model_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
-from homeostat.errors import Problem
+from homeostat.errors import ConfigError, Problem
 
 # Smallest logits chunk in invariant numerics: 32 rows of 8192 fp32 logits (see ops/logprobs.py).
 INVARIANT_CHUNK_BYTES = 2**20
@@ -47,6 +47,14 @@ def find_length_conflicts(config: RunConfig, *, total_steps: int) -> list[Proble
     """
     late = find_late_points(config, total_steps=total_steps)
     return [*_beyond_the_end(config, total_steps), *late]
+
+
+def count_steps(config: RunConfig, num_rows: int) -> int:
+    """Return the number of steps over so many rows. Raises where settings lie beyond the last."""
+    total = config.trainer.total_steps(num_rows, rows_per_step=config.rows_per_step)
+    if problems := find_length_conflicts(config, total_steps=total):
+        raise ConfigError(problems)
+    return total
 
 
 def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:

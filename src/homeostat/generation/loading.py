@@ -82,7 +82,7 @@ def load_weights(choice: Choice, *, device: torch.device, dtype: torch.dtype) ->
         choice.adapter,
         dtype=dtype,
         device=device,
-        seed=choice.run.seed if choice.run is not None else 0,
+        seed=choice.seed,
         gradient_checkpointing=False,
     )
     if choice.checkpoint is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import ExportSettings
 from homeostat.models.build import ModelSheet
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import merged_state, save_adapter, saved_parameters
@@ -23,7 +23,7 @@ def whole_weights(state: RoleState, shards: Shards) -> Iterator[tuple[str, Tenso
         yield from merged_state(model, whole=shards.whole)
 
 
-def export_role(state: RoleState, folder: Path, config: RunConfig, *, shards: Shards) -> None:
+def export_role(state: RoleState, folder: Path, config: ExportSettings, *, shards: Shards) -> None:
     """All weights, or the adapter where lora.export says so."""
     with shards.naming_disk():
         if config.lora is not None and config.lora.export == "adapter":
@@ -32,7 +32,7 @@ def export_role(state: RoleState, folder: Path, config: RunConfig, *, shards: Sh
             _export_whole(state, folder, config, shards)
 
 
-def _export_whole(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:
+def _export_whole(state: RoleState, folder: Path, config: ExportSettings, shards: Shards) -> None:
     stream = whole_weights(state, shards)
     source_config, generation_config = _configs(state.sheet)
     try:
@@ -57,7 +57,7 @@ def _configs(sheet: ModelSheet) -> tuple[Mapping[str, Any], Mapping[str, Any] | 
     return sheet.source_config, sheet.generation_config
 
 
-def _export_adapter(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:
+def _export_adapter(state: RoleState, folder: Path, config: ExportSettings, shards: Shards) -> None:
     assert config.lora is not None, "an adapter is exported where there is one"
     if shards.is_first:
         base = config.model.path

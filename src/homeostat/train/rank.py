@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.algorithms.losses import require_columns, require_head
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import ExportSettings
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
 from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
@@ -222,7 +222,7 @@ class RankTrainer:
     def checksums(self, role: Role) -> dict[str, int]:
         return self._summed(checksums(self._computed(self._state(role).named_parameters())))
 
-    def export(self, role: Role, folder: Path, config: RunConfig) -> None:
+    def export(self, role: Role, folder: Path, config: ExportSettings) -> None:
         export_role(self._state(role), folder, config, shards=self.shards)
 
     @property
