@@ -12,6 +12,7 @@ bench/results/.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -227,7 +228,8 @@ def sweep(product: Product, label: str) -> None:
 
 
 def main() -> None:
-    parser = common.gpu_parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    common.add_commit(parser)
     parser.add_argument("--sweep", action="store_true", help="compare tiles")
     parser.add_argument("--sizes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--names", nargs="*", default=["gate", "down"])
