@@ -157,11 +157,15 @@ class Int4Rewrite:
 
     def describe(self) -> str:
         """Return a line for the start of a run."""
-        config = self.config
-        when = "" if config.start_step == 1 else f" from step {config.start_step} on"
-        line = f"INT4 weights in groups of {config.group_size} in {len(self.layers)} layers{when}"
-        said = environment_line(config)
-        return f"{line} ({said})" if said else line
+        return int4_line(self.config, num_layers=len(self.layers))
+
+
+def int4_line(config: Int4Config, *, num_layers: int) -> str:
+    """Describe the settings for people, and whether the environment asked for them."""
+    when = "" if config.start_step == 1 else f" from step {config.start_step} on"
+    line = f"INT4 weights in groups of {config.group_size} in {num_layers} layers{when}"
+    said = environment_line(config)
+    return f"{line} ({said})" if said else line
 
 
 def int4_choices(model: nn.Module, config: Int4Config) -> list[Choice]:
@@ -179,6 +183,12 @@ def int4_choices(model: nn.Module, config: Int4Config) -> list[Choice]:
         )
     require_fit(chosen, group_size=config.group_size)
     return choices
+
+
+def int4_bytes(model: nn.Module, config: Int4Config) -> int:
+    """Return the bytes of the rounded copies that a rewrite of the model will hold."""
+    chosen = [choice.layer for choice in int4_choices(model, config) if not choice.why_skipped]
+    return sum(weight.nbytes for layer in chosen for weight in layer.weights.values())
 
 
 def require_fit(layers: Sequence[ModelLayer], *, group_size: int) -> None:
