@@ -15,6 +15,7 @@ from torch import nn
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.precision.fp8_model import fp8_bytes, rewrite_fp8
+from homeostat.precision.int4_rewrite import Int4Rewrite, int4_bytes
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
@@ -51,8 +52,10 @@ def distinct(groups: Iterable[tuple[Rewrite, ...]]) -> list[Rewrite]:
 
 def copy_bytes(config: RunConfig, runtime: Runtime, model: nn.Module) -> int:
     """Return the bytes of copies of weights that rewrites of a trained model will hold."""
-    fp8 = config.trainer.fp8
-    return 0 if fp8 is None else fp8_bytes(model, fp8, device=runtime.device)
+    fp8, int4 = config.trainer.fp8, config.trainer.int4
+    if fp8 is not None:
+        return fp8_bytes(model, fp8, device=runtime.device)
+    return 0 if int4 is None else int4_bytes(model, int4)
 
 
 def rows_of(rewrites: Iterable[Rewrite]) -> dict[str, Rows]:
@@ -67,6 +70,6 @@ def rows_of(rewrites: Iterable[Rewrite]) -> dict[str, Rows]:
 def _rewrites(
     module: nn.Module, config: TrainerConfig, *, device: torch.device
 ) -> tuple[Rewrite, ...]:
-    if config.fp8 is None:
-        return ()
-    return (rewrite_fp8(module, config.fp8, device=device),)
+    if config.fp8 is not None:
+        return (rewrite_fp8(module, config.fp8, device=device),)
+    return () if config.int4 is None else (Int4Rewrite(module, config.int4),)
