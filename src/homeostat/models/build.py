@@ -28,7 +28,7 @@ from homeostat.models.gguf import GgufFile
 from homeostat.models.hub_names import stacked_tensors
 from homeostat.models.memory import require_memory
 from homeostat.models.origin import ConfigOrigin
-from homeostat.models.side_by_side import lay_side_by_side
+from homeostat.models.side_by_side import lay_adapters_side_by_side, lay_side_by_side
 from homeostat.models.transformers_model import (
     TransformersModel,
     load_transformers,
@@ -99,6 +99,8 @@ def load_model(
         how = {"head": head, "offload_experts": offload_experts, **place}
         module, kernel = _native(model, source, config, gradient_checkpointing, **how)
     num_targets = _adapt(module, adapter, seed) if adapter is not None else 0
+    if num_targets and device.type == "cuda" and isinstance(module, Decoder):
+        lay_adapters_side_by_side(module)
     module.train()
     facts = {
         "implementation": model.implementation,

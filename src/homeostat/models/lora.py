@@ -32,6 +32,7 @@ from homeostat.models.hub_names import hub_tensors
 from homeostat.models.memory import require_memory
 from homeostat.models.value_head import SCORE, value_weight
 from homeostat.models.weights import Part, all_of_it, put
+from homeostat.ops.adapters import adapted_linear
 from homeostat.ops.dropout import DropoutKeys, dropout
 from homeostat.ops.linear import Linear
 
@@ -85,20 +86,32 @@ class LoraLinear(Linear):
         flags |= {"dtype": base.weight.dtype, "device": base.weight.device}
         self.lora_A = Linear(base.in_features, config.rank, **flags)
         self.lora_B = Linear(config.rank, base.out_features, **flags)
+        self.rank = config.rank
         self.scaling = config.alpha / config.rank
         self.rate = config.dropout
         self.number = number
         self.keys = keys
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.scaling == 0:
+            return super().forward(x)
         # The adapter stays unmerged, so that trainer and native engine compute the same.
-        update = self.lora_B(self.lora_A(self._drop(x)))
-        return super().forward(x) + update * self.scaling
+        return adapted_linear(
+            x,
+            self.weight,
+            self.bias,
+            self.lora_A.weight,
+            self.lora_B.weight,
+            scale=self.scaling,
+            numerics=self.numerics,
+            dropped=self._dropped(x),
+        )
 
-    def _drop(self, x: Tensor) -> Tensor:
+    def _dropped(self, x: Tensor) -> Tensor | None:
+        """Return the input of A; None if it is x itself."""
         keys_N = self.keys.keys_N
         if self.rate == 0 or keys_N is None:
-            return x
+            return None
         if x.shape[:-1].numel() != keys_N.shape[0]:
             raise ModelError(
                 f"lora.dropout: a target module sees {x.shape[:-1].numel()} of {keys_N.shape[0]} "
