@@ -74,6 +74,22 @@ def neighbours(layer: Layer) -> Iterator[tuple[nn.Linear, ...]]:
         yield (dense.down_proj,)
 
 
+@torch.no_grad()
+def joined_adapters(maps: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
+    """A of all maps [G * rank, K], and scale * B [O, G * rank], zero outside each map's columns."""
+    adapted = [linear for linear in maps if isinstance(linear, LoraLinear)]
+    rank, num_maps = adapted[0].rank, len(maps)
+    sizes = [linear.out_features for linear in maps]
+    a_RK = adapted[0].weight.new_zeros(num_maps * rank, adapted[0].in_features)
+    b_OR = adapted[0].weight.new_zeros(sum(sizes), num_maps * rank)
+    for number, linear in enumerate(maps):
+        if isinstance(linear, LoraLinear):
+            columns, first = slice(number * rank, (number + 1) * rank), sum(sizes[:number])
+            a_RK[columns] = linear.lora_A.weight
+            b_OR[first : first + sizes[number], columns] = linear.lora_B.weight * linear.scaling
+    return a_RK, b_OR
+
+
 def adapted_maps(maps: Sequence[nn.Linear]) -> AdaptedMaps | None:
     """Return the maps with their adapters as one; None if they lie apart, or there is none."""
     adapted = [linear for linear in maps if type(linear) is LoraLinear]
