@@ -215,6 +215,7 @@ def energy_metrics(energies: Energies | None, reports: Sequence[UpdateReport]) -
         "ebft/alignment": energies.alignment,
         "ebft/diversity": energies.likeness,
         "ebft/cfm_loss": float(energies.cfm_P.mean()),
+        "ebft/spread": energies.spread,
     }
     stats = [report.stats for report in reports if report.stats.get("truth_tokens", 0) > 0]
     if stats:
