@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointError, ModelError
+from homeostat.models.adapter_files import ADAPTER_CONFIG, adapter_settings
 from homeostat.models.hf import read_json
-from homeostat.models.lora import ADAPTER_CONFIG, adapter_settings
 from homeostat.observe.run_dir import RunPaths
 from homeostat.train.checkpoint import CheckpointStore, Found
 

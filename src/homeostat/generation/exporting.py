@@ -19,9 +19,10 @@ from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import ModelError
 from homeostat.generation.choice import Choice
 from homeostat.generation.loading import load_weights, stored_dtype
+from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import LoadedModel, open_source, read_configs
 from homeostat.models.hf import save_hf
-from homeostat.models.lora import merged_state, save_adapter
+from homeostat.models.lora import merged_state
 
 ExportDtype = Literal["auto", "fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

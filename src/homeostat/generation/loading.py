@@ -19,6 +19,7 @@ from homeostat.generation.choice import Choice
 from homeostat.models.build import LoadedModel, load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.lora import merge_adapters
+from homeostat.precision.bases import base_rewrite
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.train.shards import TensorReader, require_same_shapes
 
@@ -63,7 +64,8 @@ def resolve_place(device: Device, precision: Precision) -> tuple[torch.device, t
 def load_text_model(
     choice: Choice, *, device: Device = "auto", precision: Precision = "auto"
 ) -> TextModel:
-    """Load a model to generate with. An adapter is merged, so that every decode path can serve."""
+    """Load a model to generate with. An adapter is merged, so that every decode path can serve;
+    over a quantised base it stays beside it."""
     place, dtype = resolve_place(device, precision)
     if place.type == "cpu":
         # Products of numbers below 1e-38 take twenty times as long as those of zeros.
@@ -84,6 +86,7 @@ def load_weights(choice: Choice, *, device: torch.device, dtype: torch.dtype) ->
         device=device,
         seed=choice.run.seed if choice.run is not None else 0,
         gradient_checkpointing=False,
+        hold=base_rewrite(choice.model),
     )
     if choice.checkpoint is not None:
         _take_checkpoint(loaded, choice)

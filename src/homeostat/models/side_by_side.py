@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
 from homeostat.models.lora import LoraLinear
+from homeostat.ops.held import HeldLinear
+from homeostat.ops.linear import Linear, is_plain
 
 # Rows of A are filled up to a multiple of this: the outputs of a tile (rollout/native/cuda).
 ADAPTER_ROWS = 64
@@ -48,7 +50,9 @@ def lay_side_by_side(decoder: Decoder) -> None:
         for maps in neighbours(layer):
             if len(maps) == 1:
                 continue
-            _lay([linear.weight for linear in maps])
+            # What is held in another format is no matrix in memory.
+            if not any(isinstance(linear, HeldLinear) for linear in maps):
+                _lay([linear.weight for linear in maps])
             if all(linear.bias is not None for linear in maps):
                 _lay([linear.bias for linear in maps])
 
@@ -58,7 +62,8 @@ def lay_adapters_side_by_side(decoder: Decoder) -> None:
     """Move adapters next to the weights that they adapt; call it when both have been made."""
     for layer in decoder.layers:
         for maps in neighbours(layer):
-            if any(type(linear) is LoraLinear for linear in maps):
+            kinds = {type(linear) for linear in maps}
+            if LoraLinear in kinds and kinds <= {Linear, LoraLinear}:
                 _lay_adapters(maps)
 
 
@@ -93,8 +98,10 @@ def joined_adapters(maps: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
 def adapted_maps(maps: Sequence[nn.Linear]) -> AdaptedMaps | None:
     """Return the maps with their adapters as one; None if they lie apart, or there is none."""
     adapted = [linear for linear in maps if type(linear) is LoraLinear]
+    if not adapted or any(type(linear) not in (Linear, LoraLinear) for linear in maps):
+        return None
     weight_OK = joined([linear.weight for linear in maps])
-    if not adapted or weight_OK is None:
+    if weight_OK is None or not all(is_plain(linear.product) for linear in adapted):
         return None
     first, num_inputs = adapted[0], weight_OK.shape[1]
     rank, sizes = first.rank, tuple(linear.weight.shape[0] for linear in maps)

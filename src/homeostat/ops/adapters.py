@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from homeostat.ops.held import HeldWeight, held_linear
 from homeostat.ops.linear import Numerics, linear
 
 # Joined dimensions are multiples of this: a library's products need aligned rows to be fast.
@@ -31,7 +32,7 @@ _ALIGNED = 8
 
 def adapted_linear(
     x: Tensor,
-    weight_OK: Tensor,
+    weight_OK: Tensor | HeldWeight,
     bias_O: Tensor | None,
     a_RK: Tensor,
     b_OR: Tensor,
@@ -40,11 +41,15 @@ def adapted_linear(
     numerics: Numerics = "fast",
     dropped: Tensor | None = None,
 ) -> Tensor:
-    """Return the map of x with its update. `dropped`: the input of A, if it is not x."""
+    """Return the map of x with its update. `dropped`: the input of A, if it is not x.
+
+    A held weight is made whole for each pass, and not kept in between.
+    """
     if numerics == "invariant":
-        low = linear(x if dropped is None else dropped, a_RK, numerics=numerics)
-        update = linear(low, b_OR, numerics=numerics)
-        return linear(x, weight_OK, bias_O, numerics=numerics) + update * scale
+        product = held_linear if isinstance(weight_OK, HeldWeight) else linear
+        out = product(x, weight_OK, bias_O, numerics=numerics)
+        how = {"scale": scale, "numerics": numerics, "dropped": dropped}
+        return added_update(out, x, a_RK, b_OR, **how)
     x_MK = x.reshape(-1, x.shape[-1])
     dropped_MK = None if dropped is None else dropped.reshape(x_MK.shape)
     tensors = (x_MK, dropped_MK, weight_OK, bias_O, a_RK, b_OR)
@@ -55,16 +60,39 @@ def adapted_linear(
     return out_MO.view(*x.shape[:-1], weight_OK.shape[0])
 
 
+def added_update(
+    out: Tensor,
+    x: Tensor,
+    a_RK: Tensor,
+    b_OR: Tensor,
+    *,
+    scale: float,
+    numerics: Numerics,
+    dropped: Tensor | None = None,
+) -> Tensor:
+    """Return the result of another product of x with the update added."""
+    low = linear(x if dropped is None else dropped, a_RK, numerics=numerics)
+    if numerics == "invariant":
+        return out + linear(low, b_OR, numerics=numerics) * scale
+    flat = torch.addmm(out.flatten(0, -2), low.flatten(0, -2), b_OR.t(), alpha=scale)
+    return flat.view(out.shape)
+
+
+def _whole(weight: Tensor | HeldWeight) -> Tensor:
+    return weight.tensor() if isinstance(weight, HeldWeight) else weight
+
+
 def _forward(
     x_MK: Tensor,
     dropped_MK: Tensor | None,
-    weight_OK: Tensor,
+    weight: Tensor | HeldWeight,
     bias_O: Tensor | None,
     a_RK: Tensor,
     b_OR: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Return y and low."""
+    weight_OK = _whole(weight)
     low_MR = (x_MK if dropped_MK is None else dropped_MK) @ a_RK.t()
     if is_joined(len(x_MK), inner=weight_OK.shape[1], outer=weight_OK.shape[0]):
         x_MJ, weight_OJ = _side_by_side(x_MK, low_MR, scale), _side_by_side(weight_OK, b_OR)
@@ -108,15 +136,17 @@ class _AdaptedLinear(torch.autograd.Function):
         ctx: Any,
         x_MK: Tensor,
         dropped_MK: Tensor | None,
-        weight_OK: Tensor,
+        weight: Tensor | HeldWeight,
         bias_O: Tensor | None,
         a_RK: Tensor,
         b_OR: Tensor,
         scale: float,
     ) -> Tensor:
-        out_MO, low_MR = _forward(x_MK, dropped_MK, weight_OK, bias_O, a_RK, b_OR, scale)
+        out_MO, low_MR = _forward(x_MK, dropped_MK, weight, bias_O, a_RK, b_OR, scale)
         inputs_MK = x_MK if dropped_MK is None else dropped_MK
-        ctx.save_for_backward(inputs_MK, weight_OK, a_RK, b_OR, low_MR)
+        ctx.held = weight if isinstance(weight, HeldWeight) else None
+        kept = None if ctx.held is not None else weight
+        ctx.save_for_backward(inputs_MK, kept, a_RK, b_OR, low_MR)
         ctx.scale, ctx.has_dropout = scale, dropped_MK is not None
         return out_MO
 
@@ -124,6 +154,7 @@ class _AdaptedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         inputs_MK, weight_OK, a_RK, b_OR, low_MR = ctx.saved_tensors
+        weight_OK = weight_OK if ctx.held is None else ctx.held.tensor()
         (grad_MO,), scale = grads, ctx.scale
         needs_x, needs_dropped, needs_weight, needs_bias, needs_a, needs_b, _ = ctx.needs_input_grad
         assert not any((needs_weight, needs_bias)), "an adapter's base is frozen"

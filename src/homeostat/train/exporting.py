@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from homeostat.config.run import RunConfig
+from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import ModelSheet
 from homeostat.models.hf import save_hf
-from homeostat.models.lora import merged_state, save_adapter, saved_parameters
+from homeostat.models.lora import adapter_state, merged_state, saved_parameters
 from homeostat.models.value_head import classifier_config
 from homeostat.train.roles import RoleState
 from homeostat.train.sharding import Shards
@@ -21,6 +22,15 @@ def whole_weights(state: RoleState, shards: Shards) -> Iterator[tuple[str, Tenso
     """All weights under canonical HF names, adapters merged in, gathered one at a time."""
     with state.acting() as model:
         yield from merged_state(model, whole=shards.whole)
+
+
+def sent_weights(state: RoleState, shards: Shards) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that engines in other processes are sent, gathered one at a time."""
+    if not state.sends_adapter:
+        yield from whole_weights(state, shards)
+        return
+    for name, tensor in adapter_state(state.model):
+        yield name, shards.whole(tensor)
 
 
 def export_role(state: RoleState, folder: Path, config: RunConfig, *, shards: Shards) -> None:

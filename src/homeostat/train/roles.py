@@ -33,7 +33,8 @@ class RoleModel:
     `changes`: its weights change on the way although it is not trained (a reference that is
     refreshed), so that a checkpoint must hold them. `without_adapter`: the module is another
     role's, and plays this one with its adapter switched off. `bias_rate`: by how much expert biases
-    are moved after each update (train/expert_bias.py).
+    are moved after each update (train/expert_bias.py). `sends_adapter`: engines in other processes
+    get its adapter alone.
     """
 
     loaded: LoadedModel
@@ -41,6 +42,7 @@ class RoleModel:
     changes: bool = False
     without_adapter: bool = False
     bias_rate: float = 0.0
+    sends_adapter: bool = False
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class RoleState:
     training: Training | None = None
     changes: bool = False
     without_adapter: bool = False
+    sends_adapter: bool = False
 
     @contextmanager
     def acting(self) -> Iterator[Model]:

@@ -70,7 +70,7 @@ class DecodeForward:
         self.can_be_narrow = _is_plain(model)
         self.can_be_tiled = self.can_be_narrow and _can_be_tiled(model)
         self._num_gates = max(
-            (len(mlp.gate_proj.weight) for mlp in _dense_blocks(model)), default=0
+            (mlp.gate_proj.out_features for mlp in _dense_blocks(model)), default=0
         )
         self._scratch: dict[int, AttentionScratch] = {}
         self._sums = products.Scratch(state.device)
