@@ -220,6 +220,12 @@ class RunConfig(Settings):
         return self.ebft if isinstance(self.algorithm, EbftPolicyConfig) else None
 
     @property
+    def published_adapter(self) -> LoraConfig | None:
+        """Return the adapter that engines in other processes are sent alone; None if merged."""
+        is_alone = self.lora is not None and self.lora.publish == "adapter"
+        return self.lora if is_alone else None
+
+    @property
     def is_strided(self) -> bool:
         """Return whether the run continues raw text at regular positions."""
         return self.energy is not None and self.energy.is_strided

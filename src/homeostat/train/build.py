@@ -20,6 +20,7 @@ from homeostat.errors import ModelError
 from homeostat.models.build import LoadedModel, ModelSheet, load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.expert_offload import require_experts, stream_experts
+from homeostat.precision.bases import base_rewrite
 from homeostat.train.expert_bias import is_expert_bias
 from homeostat.train.local import LocalTrainer
 from homeostat.train.precision import rewritten
@@ -69,7 +70,10 @@ def role_models(
     that the policy starts from."""
     policy = load(config.model, config.lora, trained=True, head=config.head)
     rate = config.model.moe.router_bias_update_rate
-    models = {Role.POLICY: RoleModel(policy, config=config.trainer, bias_rate=rate)}
+    alone = config.lora is not None and config.lora.publish == "adapter"
+    models = {
+        Role.POLICY: RoleModel(policy, config=config.trainer, bias_rate=rate, sends_adapter=alone)
+    }
     choice = config.used_reference
     if isinstance(choice, AdapterOffReference):
         models[Role.REFERENCE] = RoleModel(policy, without_adapter=True)
@@ -181,6 +185,7 @@ def load(
         gradient_checkpointing=config.trainer.gradient_checkpointing,
         head=head,
         offload_experts=config.trainer.backend.offload_experts,
+        hold=base_rewrite(model),
     )
     if not trained:
         loaded.module.requires_grad_(False)

@@ -25,6 +25,7 @@ from homeostat.models.shape_only import ShapeDecoder, shape_decoder
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
+from homeostat.precision.bases import base_rewrite
 from homeostat.train.build import copies_features, critic_lora
 from homeostat.train.forward import Forward
 from homeostat.train.precision import copy_bytes
@@ -84,12 +85,13 @@ def estimate_update(
         "gradient_checkpointing": config.trainer.gradient_checkpointing,
     }
     has_head = config.head is not None
-    shape = shape_decoder(config.model, config.lora, has_value_head=has_head, **how)
+    hold = base_rewrite(config.model)
+    shape = shape_decoder(config.model, config.lora, has_value_head=has_head, hold=hold, **how)
     policy = _trained(config, runtime, shape, batch, loss)
     critic = None
     if config.critic is not None:
         start, lora = config.critic.start(config.model), critic_lora(config.critic, config.lora)
-        model = shape_decoder(start, lora, has_value_head=True, **how)
+        model = shape_decoder(start, lora, has_value_head=True, hold=hold, **how)
         spec = value_spec(denominator=1.0, clip=config.critic.clip)
         critic = _trained(config, runtime, model, _value_batch(batch), spec)
     shards, slots = config.mesh.num_shards, _slot_bytes(config, shape)
@@ -117,8 +119,9 @@ def _trained(
     # Those of fp32 parameters stay where autograd leaves them, unless that is host memory.
     freed = {p for p in shape.parameters() if has_masters or p in offloaded}
     num_trained = sum(p.numel() for p in here if p.requires_grad)
+    copies = copy_bytes(config.trainer, runtime, shape)
     return _Trained(
-        weights=_num_bytes(here) + _slot_bytes(config, shape) + copy_bytes(config, runtime, shape),
+        weights=_num_bytes(here) + _slot_bytes(config, shape) + copies,
         optimizer=num_trained * (12 if has_masters else 8),
         gradients=num_trained * 4 if has_masters else 0,
         work=_work(config, runtime, shape, batch, spec, freed=freed),
@@ -177,9 +180,8 @@ def _reference_bytes(config: TrainerSetup, parameters: Iterable[Tensor], *, slot
 def estimate_prefill(config: TrainerSetup, runtime: Runtime, *, num_tokens: int) -> int:
     """Bytes that a pass over so many prompt tokens needs, without gradients."""
     kernel = _kernel(config, runtime)
-    shape = shape_decoder(
-        config.model, config.lora, dtype=runtime.dtype, kernel=kernel, gradient_checkpointing=False
-    )
+    how = {"dtype": runtime.dtype, "kernel": kernel, "gradient_checkpointing": False}
+    shape = shape_decoder(config.model, config.lora, hold=base_rewrite(config.model), **how)
     nowhere = torch.device("meta")
     tokens_N = torch.zeros(num_tokens, dtype=torch.int64, device=nowhere)
     with kernels.meta_as(runtime.device), LiveBytes() as live, torch.no_grad():
@@ -217,9 +219,8 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 def _kernel(config: TrainerSetup, runtime: Runtime) -> str:
-    shape = shape_decoder(
-        config.model, None, dtype=runtime.dtype, kernel="sdpa", gradient_checkpointing=False
-    ).config
+    how = {"dtype": runtime.dtype, "kernel": "sdpa", "gradient_checkpointing": False}
+    shape = shape_decoder(config.model, None, hold=base_rewrite(config.model), **how).config
     return resolve_kernel(
         config.model.attention,
         device_type=runtime.device.type,

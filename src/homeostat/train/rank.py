@@ -27,7 +27,7 @@ from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
-from homeostat.train.exporting import export_role, whole_weights
+from homeostat.train.exporting import export_role, sent_weights
 from homeostat.train.forward import Forward
 from homeostat.train.frozen import checksums, require_same_frozen
 from homeostat.train.nonfinite import trace
@@ -231,8 +231,9 @@ class RankTrainer:
             torch.cuda.empty_cache()
 
     def weights(self, role: Role) -> Iterator[tuple[str, Tensor]]:
-        """All weights under canonical HF names, adapters merged in, gathered one at a time."""
-        return whole_weights(self._state(role), self.shards)
+        """All weights under canonical HF names, adapters merged in, gathered one at a time; or an
+        adapter alone, where it is sent so."""
+        return sent_weights(self._state(role), self.shards)
 
     def checksums(self, role: Role) -> dict[str, int]:
         return self._summed(checksums(self._computed(self._state(role).named_parameters())))
@@ -362,6 +363,7 @@ def _role_state(
         changes=model.changes,
         without_adapter=model.without_adapter,
         rewrites=model.rewrites,
+        sends_adapter=model.sends_adapter,
     )
 
 

@@ -35,7 +35,8 @@ class RoleModel:
     refreshed), so that a checkpoint must hold them. `without_adapter`: the module is another
     role's, and plays this one with its adapter switched off. `bias_rate`: by how much expert biases
     are moved after each update (train/expert_bias.py). `rewrites`: layers of its module in another
-    precision (train/precision.py).
+    precision (train/precision.py). `sends_adapter`: engines in other processes get its adapter
+    alone.
     """
 
     loaded: LoadedModel
@@ -44,6 +45,7 @@ class RoleModel:
     without_adapter: bool = False
     bias_rate: float = 0.0
     rewrites: tuple[Rewrite, ...] = ()
+    sends_adapter: bool = False
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class RoleState:
     changes: bool = False
     without_adapter: bool = False
     rewrites: tuple[Rewrite, ...] = ()
+    sends_adapter: bool = False
 
     @contextmanager
     def acting(self) -> Iterator[Model]:
