@@ -30,7 +30,7 @@ from homeostat.train.exporting import export_role, whole_weights
 from homeostat.train.forward import Forward
 from homeostat.train.frozen import checksums, require_same_frozen
 from homeostat.train.nonfinite import trace
-from homeostat.train.optim import MasterAdamW
+from homeostat.train.optim import MasterOptimizer, require_same_kind
 from homeostat.train.peak import peak_memory
 from homeostat.train.probes import UpdateProbe
 from homeostat.train.roles import RoleModel, RoleState, Training
@@ -165,12 +165,13 @@ class RankTrainer:
                         learning_rate=learning_rate,
                         grad_norm=report.grad_norm,
                         max_grad_norm=training.config.max_grad_norm,
+                        measure=training.probe.is_measuring,
                     )
                     if training.biases and report.load is not None:
                         how = {"rate": training.bias_rate, "shards": self.shards}
                         move_biases(training.biases, report.load.load_LE, **how)
         self.discard(role)
-        seen = training.probe.finish(learning_rate=learning_rate) if report.applied else None
+        seen = training.probe.finish() if report.applied else None
         if seen is not None:
             # A rank that could not measure takes part all the same: the others wait for it.
             report = training.probe.reported(report, self.shards.gather_parts(seen))
@@ -243,12 +244,16 @@ class RankTrainer:
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         require_same_frozen(self._frozen, TensorReader(folder, FROZEN).whole())
+        optimizers = {state.stems[1] for state in self.roles.values()}
         for stem, group in self.state().items():
             if stem != FROZEN:
-                copy_rows(group, TensorReader(folder, stem), what=_what(stem))
+                stored = TensorReader(folder, stem)
+                if stem in optimizers:
+                    require_same_kind(group, stored.shapes)
+                copy_rows(group, stored, what=_what(stem))
         for state in self.roles.values():
             if state.training is not None:
-                state.training.optimizer.write_back()
+                state.training.optimizer.loaded()
 
     def state(self) -> dict[str, dict[str, Rows]]:
         """This rank's part of everything an exact resume needs: file stem -> name -> rows."""
@@ -290,9 +295,12 @@ class RankTrainer:
         tensors = {**training.optimizer.state(), **self.shards.masters(training.optimizer)}
         found = {}
         for key, tensor in tensors.items():
-            # A count has no dimensions, and so no rows; all else has its parameter's.
-            param = training.params[key.partition(".")[2]]
-            found[key] = self.shards.rows(tensor, param.shape if tensor.ndim else tensor.shape)
+            # What has the shape of this rank's part has its parameter's rows; counts, scales of
+            # blocks and factors are whole.
+            name = key.partition(".")[2]
+            is_part = tensor.ndim > 0 and tensor.shape == training.optimizer.params[name].shape
+            shape = training.params[name].shape if is_part else tensor.shape
+            found[key] = self.shards.rows(tensor, shape)
         return found
 
     @cached_property
@@ -326,22 +334,27 @@ def _role_state(
     seed: int,
 ) -> RoleState:
     module = model.loaded.module
+    how = {"shards": shards, "runtime": runtime, "seed": seed}
     return RoleState(
         role=role,
         model=module,
         sheet=model.loaded.sheet,
         forward=Forward.of(module, config, runtime=runtime, seed=seed),
-        training=None if model.config is None else _start_training(model, model.config, shards),
+        training=None if model.config is None else _start_training(model, model.config, **how),
         changes=model.changes,
         without_adapter=model.without_adapter,
     )
 
 
-def _start_training(model: RoleModel, config: TrainerConfig, shards: Shards) -> Training:
+def _start_training(
+    model: RoleModel, config: TrainerConfig, *, shards: Shards, runtime: Runtime, seed: int
+) -> Training:
     named = model.loaded.module.causal_lm.named_parameters
     params = {name: param for name, param in named() if param.requires_grad}
     biases = expert_biases(named()) if model.bias_rate > 0 else {}
-    optimizer = MasterAdamW(((n, shards.owned(p)) for n, p in params.items()), config.optimizer)
+    owned = ((name, shards.owned(param)) for name, param in params.items())
+    away = runtime.device if config.backend.offload_optimizer else None
+    optimizer = MasterOptimizer(owned, config.optimizer, seed=seed, offload_to=away)
     frozen = partial(_not_trained, named, params.keys() | biases.keys(), shards)
     probe = UpdateProbe(optimizer, named, frozen)
     return Training(config, params, optimizer, probe, biases, model.bias_rate)
