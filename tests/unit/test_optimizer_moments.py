@@ -52,7 +52,7 @@ def test_the_code_book_is_the_published_one_and_the_nearest_value_is_taken(signe
     # Zeros, and a block of nothing but zeros, stay zeros.
     moment = zero_moment(torch.empty(1000), "8bit", signed=signed, device=CPU)
     assert not read_moment(moment).any()
-    write_moment(moment, torch.tensor(value).float(), bits=None)
+    write_moment(moment, torch.tensor(value).float(), noise=Noise(0))
     assert not read_moment(moment)[300:500].any()
     largest = np.abs(value).argmax()
     assert float(read_moment(moment)[largest]) == pytest.approx(value[largest], rel=1e-2)
@@ -128,7 +128,7 @@ def losses(config: AnyOptimizer, *, dtype: torch.dtype = torch.float32) -> list[
         loss.backward()
         optimizer.step(learning_rate=5e-3, grad_norm=1.0, max_grad_norm=None)
         optimizer.zero_grad()
-        found.append(float(loss))
+        found.append(loss.item())
     return found
 
 

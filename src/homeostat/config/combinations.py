@@ -15,6 +15,10 @@ from homeostat.config.curriculum_combinations import find_late_points, find_mixi
 from homeostat.config.ebft_combinations import find_ebft_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.moe_combinations import find_moe_conflicts
+from homeostat.config.optimizer_combinations import (
+    find_optimizer_conflicts,
+    find_optimizer_conflicts_on_cpu,
+)
 from homeostat.config.preference_combinations import find_preference_conflicts
 from homeostat.config.replay_combinations import find_replay_conflicts
 from homeostat.config.reward_model_combinations import find_reward_model_conflicts
@@ -32,7 +36,7 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     problems = [problem for check in checks for problem in check(config)]
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
-    problems += find_mixing_conflicts(config)
+    problems += [*find_mixing_conflicts(config), *find_optimizer_conflicts(config)]
     problems += find_ebft_conflicts(config)
     problems += [*find_preference_conflicts(config), *find_reward_model_conflicts(config)]
     if config.trainer.max_steps is not None:
@@ -316,6 +320,7 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
             "experts are in host memory already: this run is on the CPU.",
             "Remove it.",
         )
+    yield from find_optimizer_conflicts_on_cpu(config)
     if config.model.attention == "varlen":
         yield Problem(
             "model.attention",

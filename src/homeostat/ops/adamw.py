@@ -16,10 +16,10 @@ from torch import Tensor
 
 from homeostat.ops import kernels
 from homeostat.ops.moments import Moment, read_moment, write_moment
-from homeostat.ops.stochastic import Noise, random_bits, round_to_bf16, upper_half
+from homeostat.ops.stochastic import Noise, round_into
 
 # Elements that plain torch updates in one go; a multiple of the blocks of 8-bit moments.
-_CHUNK = 2**20
+_CHUNK = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,8 @@ def _adamw_chunk(
     m = read_moment(mean).lerp_(grad, 1.0 - how.beta1)
     v = read_moment(square).mul_(how.beta2).addcmul_(grad, grad, value=1.0 - how.beta2)
     update = m / (v.sqrt() / how.root).add_(how.eps) * how.size
-    low = mean.values.dtype == torch.bfloat16
-    bits = random_bits(noise, len(grad), device=grad.device) if low else None
-    write_moment(mean, m, bits=bits)
-    write_moment(square, v, bits=None if bits is None else upper_half(bits))
+    write_moment(mean, m, noise=noise)
+    write_moment(square, v, noise=noise)
     write_master(master, master.float() * how.kept - update, noise=noise)
     return update
 
@@ -96,6 +94,5 @@ def write_master(master: Tensor, value: Tensor, *, noise: Noise) -> None:
     """Store new weights; in bf16 they are rounded stochastically."""
     if master.dtype == torch.float32:
         master.copy_(value)
-        return
-    bits = random_bits(noise.other(), value.numel(), device=value.device)
-    master.copy_(round_to_bf16(value, bits.view(value.shape)))
+    else:
+        round_into(master, value, noise.other())

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from homeostat.config.optimizer import Moments
-from homeostat.ops.stochastic import round_to_bf16
+from homeostat.ops.stochastic import Noise, round_into
 
 BLOCK = 256
 _DECADES = 7
@@ -67,15 +67,14 @@ def read_moment(moment: Moment) -> Tensor:
     return (blocks * moment.absmax[:, None]).view(-1)[: len(found)].view(moment.values.shape)
 
 
-def write_moment(moment: Moment, value: Tensor, *, bits: Tensor | None) -> None:
-    """Store fp32 values; `bits` are the random bits that bf16 is rounded by."""
+def write_moment(moment: Moment, value: Tensor, *, noise: Noise) -> None:
+    """Store fp32 values. bf16 is rounded by `noise`, the two moments of a tensor by other bits."""
     if moment.absmax is not None:
         codes, scales = encode(value.reshape(-1), signed=moment.signed)
         moment.values.copy_(codes.view(moment.values.shape))
         moment.absmax.copy_(scales)
     elif moment.values.dtype == torch.bfloat16:
-        assert bits is not None, "bf16 is rounded by random bits"
-        moment.values.copy_(round_to_bf16(value, bits.view(value.shape)))
+        round_into(moment.values, value, noise, upper=not moment.signed)
     elif moment.values is not value:
         moment.values.copy_(value)
 

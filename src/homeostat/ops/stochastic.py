@@ -24,6 +24,8 @@ _MASK_64 = 2**64 - 1
 _MIX_A = 0x7FEB352D
 _MIX_B = 0x846CA68B - 2**32
 _UPPER_HALF = -(2**16)
+# Elements that are rounded in one go: random bits take several times the memory of the result.
+_CHUNK = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,13 @@ def round_to_bf16(value: Tensor, bits: Tensor) -> Tensor:
     return torch.where(value.isfinite(), raised, value).to(torch.bfloat16)
 
 
-def upper_half(bits: Tensor) -> Tensor:
-    """Return the upper 16 random bits in place of the lower ones."""
-    return _shifted(bits, 16)
+def round_into(target: Tensor, value: Tensor, noise: Noise, *, upper: bool = False) -> None:
+    """Store fp32 values in a bf16 tensor, rounded by the lower or the upper 16 random bits."""
+    flat, found = target.view(-1), value.reshape(-1)
+    for start in range(0, len(flat), _CHUNK):
+        part = found[start : start + _CHUNK]
+        bits = random_bits(noise.shifted(start), len(part), device=part.device)
+        flat[start : start + _CHUNK] = round_to_bf16(part, _shifted(bits, 16) if upper else bits)
 
 
 def _shifted(bits: Tensor, places: int) -> Tensor:

@@ -19,7 +19,7 @@ class GradSum:
     """The fp32 gradient of one parameter, held throughout: an update never waits for memory."""
 
     def __init__(self, like: Tensor) -> None:
-        self._total = torch.zeros_like(like, dtype=torch.float32, requires_grad=False)
+        self._total = torch.zeros_like(like, dtype=torch.float32)
         self._is_begun = False
 
     @property
@@ -97,7 +97,9 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     # By device and tensor, because a list is not computed in one go over several devices.
     found: dict[int, Tensor] = {}
     for group in by_device(tensors):
-        norms = torch._foreach_norm(group)  # pyright: ignore[reportPrivateImportUsage]
+        is_low = any(tensor.dtype != torch.float32 for tensor in group)
+        dtype = torch.float32 if is_low else None
+        norms = torch._foreach_norm(group, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
         found |= dict(zip(map(id, group), norms, strict=True))
     return stacked([found[id(tensor)].float() for tensor in tensors])
 

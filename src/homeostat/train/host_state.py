@@ -86,30 +86,27 @@ class _Part:
         how = self.start, self.stop
         return {name: part_of_state(name, tensor, *how) for name, tensor in state.items()}
 
-    @property
-    def is_own(self) -> bool:
-        return self.slot.is_own(self.param)
-
     def sizes(self) -> list[int]:
         """Return the bytes of each of its tensors in a buffer."""
         count = self.stop - self.start
         found = [tensor.nbytes for tensor in self.host_state.values()]
-        found += (
-            [count * self.slot.master.element_size()] if self.on_host or not self.is_own else []
-        )
-        found += [count * 4] if self.on_host else []
-        found += [count * self.param.element_size()] if self.on_host and not self.is_own else []
+        if self.on_host or not self.slot.is_own:
+            found.append(count * self.slot.master.element_size())
+        if self.on_host:
+            found.append(count * 4)
+        if self.on_host and not self.slot.is_own:
+            found.append(count * self.param.element_size())
         return [_aligned(size) for size in found]
 
     def lay_out(self, room: _Room) -> None:
         """Take its places in a buffer, in the order of `sizes`."""
         self.state = {name: room.like(tensor) for name, tensor in self.host_state.items()}
-        if self.on_host or not self.is_own:
+        if self.on_host or not self.slot.is_own:
             self.master = room.like(self.of(self.slot.master))
         if self.on_host:
             shape = torch.empty(self.stop - self.start, dtype=torch.float32, device="meta")
             self.grad = room.like(shape)
-            self.value = None if self.is_own else room.like(self.of(self.param))
+            self.value = None if self.slot.is_own else room.like(self.of(self.param))
 
     def copies(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield what is loaded and stored: pairs of host memory and buffer."""
@@ -128,7 +125,7 @@ class _Part:
 
     def write_back(self) -> None:
         """Round an updated master into its parameter, or into the place from which it is stored."""
-        if self.master is not None and not self.is_own:
+        if self.master is not None and not self.slot.is_own:
             (self.of(self.param) if self.value is None else self.value).copy_(self.master)
 
 
@@ -159,15 +156,14 @@ class HostState:
         *,
         device: torch.device,
         on_host: Collection[str] = (),
-        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.rule = rule
         parts = [
             _Part(slot, param.detach(), *cut, on_host=slot.name in on_host)
             for slot, param in slots
-            for cut in rule.cut(slot, limit=bucket_bytes // _ELEMENT_BYTES)
+            for cut in rule.cut(slot, limit=BUCKET_BYTES // _ELEMENT_BYTES)
         ]
-        self.buckets = _buckets(parts, bucket_bytes)
+        self.buckets = _buckets(parts, BUCKET_BYTES)
         largest = max(sum(map(sum, (part.sizes() for part in b))) for b in self.buckets)
         self._buffers = [
             torch.empty(largest, dtype=torch.uint8, device=device)
@@ -205,8 +201,9 @@ class HostState:
                 squares.setdefault(part.slot.name, []).append(norm)
             for part in here:
                 part.write_back()
-            self._store(number)
-            self._load((number + NUM_BUFFERS) if number + NUM_BUFFERS < len(self.buckets) else None)
+            self._store(here)
+            if number + NUM_BUFFERS < len(self.buckets):
+                self._load(number + NUM_BUFFERS)
         self.prefetch()
         return {n: torch.linalg.vector_norm(torch.stack(found)) for n, found in squares.items()}
 
@@ -240,15 +237,14 @@ class HostState:
         self._load(number)
         self._inward.wait(self._held[number % NUM_BUFFERS][1])
 
-    def _load(self, number: int | None) -> None:
-        if number is None or self._held.get(number % NUM_BUFFERS, (None,))[0] == number:
+    def _load(self, number: int) -> None:
+        if self._held.get(number % NUM_BUFFERS, (None,))[0] == number:
             return
         pairs = [pair for part in self.buckets[number] for pair in part.copies()]
         event = self._inward.run(lambda: _copy_all((b, h) for h, b in pairs), after=self._stored)
         self._held[number % NUM_BUFFERS] = number, event
 
-    def _store(self, number: int) -> None:
-        parts = self.buckets[number]
+    def _store(self, parts: Sequence[_Part]) -> None:
         pairs = [pair for part in parts for pair in part.copies()]
         values = [(p.of(p.param), p.value) for p in parts if p.value is not None]
         self._stored = self._outward.run(lambda: _copy_all([*pairs, *values]))

@@ -24,7 +24,7 @@ from homeostat.train.frozen import checksums
 from homeostat.train.gradients import Gradients, stacked, tensor_norms
 from homeostat.train.host_state import HOST, HostMemory, HostState
 from homeostat.train.optimizers.catalogue import rule_of
-from homeostat.train.optimizers.slots import STEP, Slot
+from homeostat.train.optimizers.slots import STEP, Rule, Slot
 
 # torch.nn.utils.clip_grad_norm_ adds the same, so that clipped norms agree with other trainers.
 CLIP_EPS = 1e-6
@@ -51,8 +51,9 @@ class MasterOptimizer:
         self.gradients = Gradients(self.params)
         self.rule = rule_of(config)
         memory = None if offload_to is None else HostMemory(pinned=offload_to.type == "cuda")
+        how = {"seed": seed, "offload_to": offload_to, "memory": memory}
         self.slots = {
-            name: self._slot(name, param, seed=seed, memory=memory)
+            name: make_slot(name, param, config, self.rule, **how)
             for name, param in self.params.items()
         }
         self.host: HostState | None = None
@@ -61,17 +62,6 @@ class MasterOptimizer:
             away = {name for name, param in self.params.items() if param.device != offload_to}
             self.host = HostState(slots, self.rule, device=offload_to, on_host=away)
         self._norms: dict[str, Tensor] = {}
-
-    def _slot(self, name: str, param: Tensor, *, seed: int, memory: HostMemory | None) -> Slot:
-        decay = self.config.decay if param.ndim >= 2 else 0.0
-        own = param.dtype == torch.float32 or self.config.masters == "bf16"
-        place = param.device if memory is None else HOST
-        master = param.detach() if own else param.detach().to(place, torch.float32, copy=True)
-        state = self.rule.begin(name, master, device=place)
-        if memory is not None:
-            master = master if own else memory.keep(master)
-            state = {key: t if key == STEP else memory.keep(t) for key, t in state.items()}
-        return Slot(name, master, decay, tensor_key(seed, name), state)
 
     @property
     def masters(self) -> dict[str, Tensor]:
@@ -140,7 +130,7 @@ class MasterOptimizer:
         groups: dict[Any, list[tuple[Tensor, Tensor]]] = {}
         for name, slot in self.slots.items():
             param = self.params[name].data
-            if not slot.is_own(param):
+            if not slot.is_own:
                 groups.setdefault((param.device, slot.master.device), []).append(
                     (param, slot.master)
                 )
@@ -160,7 +150,7 @@ class MasterOptimizer:
         tensors: dict[str, Tensor] = {}
         for name, slot in self.slots.items():
             tensors |= {f"{key}.{name}": tensor for key, tensor in slot.state.items()}
-            if not slot.is_own(self.params[name]):
+            if not slot.is_own:
                 tensors[f"master.{name}"] = slot.master
         return tensors
 
@@ -168,6 +158,28 @@ class MasterOptimizer:
         """Wait until host memory holds the result of the last update."""
         if self.host is not None:
             self.host.settle()
+
+
+def make_slot(
+    name: str,
+    param: Tensor,
+    config: AnyOptimizer,
+    rule: Rule,
+    *,
+    seed: int,
+    offload_to: torch.device | None = None,
+    memory: HostMemory | None = None,
+) -> Slot:
+    """Return a parameter's slot with new state; all but the count is in `memory`, if given."""
+    decay = config.decay if param.ndim >= 2 else 0.0
+    is_own = param.dtype == torch.float32 or config.masters == "bf16"
+    place = param.device if memory is None else HOST
+    master = param.detach() if is_own else param.detach().to(place, torch.float32, copy=True)
+    state = rule.begin(name, master, device=place, computes=offload_to or param.device)
+    if memory is not None:
+        master = master if is_own else memory.keep(master)
+        state = {key: t if key == STEP else memory.keep(t) for key, t in state.items()}
+    return Slot(name, master, decay, tensor_key(seed, name), is_own, state)
 
 
 def require_same_kind(own: Iterable[str], stored: Iterable[str]) -> None:

@@ -32,7 +32,9 @@ class Adafactor:
     def __init__(self, config: AdafactorConfig) -> None:
         self.config = config
 
-    def begin(self, name: str, master: Tensor, *, device: torch.device) -> State:
+    def begin(
+        self, name: str, master: Tensor, *, device: torch.device, computes: torch.device
+    ) -> State:
         shape = master.shape
         if len(shape) < 2:
             moments = {SQUARE: torch.zeros(shape, device=device)}
@@ -50,6 +52,11 @@ class Adafactor:
     def count(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
             slot.state[STEP] += 1
+
+    def work(self, slot: Slot) -> int:
+        """The gradient's memory takes the update; weights in bf16 are measured in fp32."""
+        is_copied = self.config.scale_parameter and slot.master.dtype != torch.float32
+        return slot.master.numel() * 4 if is_copied else 0
 
     def update(
         self, pieces: Sequence[Piece], *, learning_rate: float, measure: bool

@@ -27,12 +27,14 @@ class AdamW:
     def __init__(self, config: AdamConfig) -> None:
         self.config = config
 
-    def begin(self, name: str, master: Tensor, *, device: torch.device) -> State:
+    def begin(
+        self, name: str, master: Tensor, *, device: torch.device, computes: torch.device
+    ) -> State:
         kind = self.config.moments
         state = begin_moment(MEAN, master, kind, device=device)
         state |= begin_moment(SQUARE, master, kind, signed=False, device=device)
         # The fused kernel reads the count where it computes; other code reads it on the host.
-        place = master.device if _is_fused(master, state) else torch.device("cpu")
+        place = computes if _is_fused(master, state) else torch.device("cpu")
         return {STEP: torch.zeros((), device=place), **state}
 
     def cut(self, slot: Slot, *, limit: int) -> list[tuple[int, int]]:
@@ -43,6 +45,10 @@ class AdamW:
         for place in dict.fromkeys(count.device for count in counts):
             here = [count for count in counts if count.device == place]
             torch._foreach_add_(here, 1)  # pyright: ignore[reportPrivateImportUsage]
+
+    def work(self, slot: Slot) -> int:
+        """Everything is updated in one pass, in place."""
+        return 0
 
     def update(
         self, pieces: Sequence[Piece], *, learning_rate: float, measure: bool

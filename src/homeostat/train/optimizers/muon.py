@@ -24,13 +24,17 @@ from torch import Tensor
 from homeostat.config.optimizer import MuonConfig
 from homeostat.ops.adamw import write_master
 from homeostat.ops.moments import BLOCK, read_moment, write_moment
-from homeostat.ops.stochastic import random_bits
 from homeostat.train.optimizers.adamw import AdamW
 from homeostat.train.optimizers.slots import STEP, Piece, Slot, State, begin_moment, even_cuts
 
 MOMENTUM = "momentum"
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _EPS = 1e-7
+# Elements of small matrices that are orthogonalised in one batch.
+_GROUP_ELEMENTS = 2**22
+# For each of them: momentum, its mixture with the gradient and the update in fp32, the new weight,
+# and three matrices of an iteration in bf16.
+_WORK_BYTES = 22
 _LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.\d+\.")
 
 
@@ -41,23 +45,26 @@ class Muon:
         self.config = config
         self.adamw = AdamW(config)
 
-    def begin(self, name: str, master: Tensor, *, device: torch.device) -> State:
+    def begin(
+        self, name: str, master: Tensor, *, device: torch.device, computes: torch.device
+    ) -> State:
         if not is_hidden_matrix(name, master):
-            return self.adamw.begin(name, master, device=device)
+            return self.adamw.begin(name, master, device=device, computes=computes)
         moment = begin_moment(MOMENTUM, master, self.config.moments, device=device)
         return {STEP: torch.zeros(()), **moment}
 
     def cut(self, slot: Slot, *, limit: int) -> list[tuple[int, int]]:
         if not _is_muon(slot.state):
             return self.adamw.cut(slot, limit=limit)
-        rows, columns = matrix_shape(slot.name, slot.shape)
-        count = slot.master.numel()
-        # A matrix is updated as a whole, and so is a block of 8-bit values.
-        unit = math.lcm(rows * columns, BLOCK)
-        return even_cuts(count, limit=limit, unit=min(unit, count))
+        return even_cuts(slot.master.numel(), limit=limit, unit=_unit(slot))
 
     def count(self, slots: Sequence[Slot]) -> None:
         self.adamw.count(slots)
+
+    def work(self, slot: Slot) -> int:
+        if not _is_muon(slot.state):
+            return self.adamw.work(slot)
+        return _unit(slot) * _WORK_BYTES
 
     def update(
         self, pieces: Sequence[Piece], *, learning_rate: float, measure: bool
@@ -74,21 +81,39 @@ class Muon:
         return [norm for norm in norms if norm is not None]
 
     def _update(self, piece: Piece, *, learning_rate: float, measure: bool) -> Tensor | None:
+        """Update some matrices at a time: a stack of experts has no copy as a whole."""
+        unit, norms = _unit(piece.slot), []
+        for start, stop in even_cuts(piece.master.numel(), limit=unit, unit=unit):
+            update = self._update_some(piece, start, stop, learning_rate=learning_rate)
+            if measure:
+                norms.append(torch.linalg.vector_norm(update))
+        return torch.linalg.vector_norm(torch.stack(norms)) if measure else None
+
+    def _update_some(self, piece: Piece, start: int, stop: int, *, learning_rate: float) -> Tensor:
         slot, config = piece.slot, self.config
         shape = matrix_shape(slot.name, slot.shape)
-        noise, moment = slot.noise(piece.start), piece.moment(MOMENTUM)
-        grad = piece.grad.reshape(-1)
+        noise, moment = slot.noise(piece.start + start), piece.moment(MOMENTUM).part(start, stop)
+        grad = piece.grad.reshape(-1)[start:stop]
+        master = piece.master.view(-1)[start:stop]
         momentum = read_moment(moment).lerp_(grad, 1.0 - config.momentum)
         mixed = grad.lerp(momentum, config.momentum) if config.nesterov else momentum
         direction = orthogonalised(mixed.view(-1, *shape), iterations=config.iterations)
-        low = moment.values.dtype == torch.bfloat16
-        bits = random_bits(noise, len(grad), device=grad.device) if low else None
-        write_moment(moment, momentum, bits=bits)
+        write_moment(moment, momentum, noise=noise)
         size = learning_rate * update_scale(shape, config.scale)
-        update = direction.float().mul_(size).view(piece.master.shape)
-        kept = piece.master.float() * (1.0 - learning_rate * slot.decay)
-        write_master(piece.master, kept.sub_(update), noise=noise)
-        return torch.linalg.vector_norm(update) if measure else None
+        update = direction.float().mul_(size).reshape(-1)
+        kept = master.float() * (1.0 - learning_rate * slot.decay)
+        write_master(master, kept.sub_(update), noise=noise)
+        return update
+
+
+def _unit(slot: Slot) -> int:
+    """Return the number of elements that are updated in one go: whole matrices, whole blocks.
+
+    It is the same whether a slot comes in parts or not, so that the products have the same bits.
+    """
+    rows, columns = matrix_shape(slot.name, slot.shape)
+    together = max(1, _GROUP_ELEMENTS // (rows * columns)) * rows * columns
+    return min(math.lcm(together, BLOCK), slot.master.numel())
 
 
 def is_hidden_matrix(name: str, tensor: Tensor) -> bool:

@@ -39,15 +39,13 @@ class Slot:
     master: Tensor
     decay: float
     key: int
+    # Whether the parameter is its own master: they share memory.
+    is_own: bool = True
     state: State = field(default_factory=dict)
 
     @property
     def shape(self) -> torch.Size:
         return self.master.shape
-
-    def is_own(self, param: Tensor) -> bool:
-        """Return whether the parameter is its own master: they share memory."""
-        return self.master.data_ptr() == param.data_ptr()
 
     def noise(self, start: int) -> Noise:
         """Return the random bits of this update from an element on, after `step` was counted."""
@@ -80,8 +78,13 @@ class Piece:
 class Rule(Protocol):
     """How weights are updated. State is updated in place, and so are masters."""
 
-    def begin(self, name: str, master: Tensor, *, device: torch.device) -> State:
-        """Return the state of a tensor before its first update, on `device`."""
+    def begin(
+        self, name: str, master: Tensor, *, device: torch.device, computes: torch.device
+    ) -> State:
+        """Return the state of a tensor before its first update, on `device`.
+
+        `computes` is the device that updates it.
+        """
         ...
 
     def cut(self, slot: Slot, *, limit: int) -> list[tuple[int, int]]:
@@ -90,6 +93,10 @@ class Rule(Protocol):
 
     def count(self, slots: Sequence[Slot]) -> None:
         """Count an update of these slots, before their pieces are updated."""
+        ...
+
+    def work(self, slot: Slot) -> int:
+        """Return the bytes that an update of the slot needs for a while, on a GPU."""
         ...
 
     def update(
