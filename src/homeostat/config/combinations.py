@@ -17,6 +17,10 @@ from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.fp8_combinations import find_fp8_conflicts, find_late_fp8
 from homeostat.config.int4_combinations import find_int4_conflicts, find_late_int4
 from homeostat.config.moe_combinations import find_moe_conflicts
+from homeostat.config.optimizer_combinations import (
+    find_optimizer_conflicts,
+    find_optimizer_conflicts_on_cpu,
+)
 from homeostat.config.preference_combinations import find_preference_conflicts
 from homeostat.config.replay_combinations import find_replay_conflicts
 from homeostat.config.reward_model_combinations import find_reward_model_conflicts
@@ -35,7 +39,7 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
     problems += [*find_mixing_conflicts(config), *find_fp8_conflicts(config)]
-    problems += find_int4_conflicts(config)
+    problems += [*find_int4_conflicts(config), *find_optimizer_conflicts(config)]
     problems += find_ebft_conflicts(config)
     problems += [*find_preference_conflicts(config), *find_reward_model_conflicts(config)]
     if config.trainer.max_steps is not None:
@@ -375,6 +379,7 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
             "experts are in host memory already: this run is on the CPU.",
             "Remove it.",
         )
+    yield from find_optimizer_conflicts_on_cpu(config)
     if config.model.attention == "varlen":
         yield Problem(
             "model.attention",

@@ -31,7 +31,7 @@ from homeostat.train.exporting import export_role, sent_weights
 from homeostat.train.forward import Forward
 from homeostat.train.frozen import checksums, require_same_frozen
 from homeostat.train.nonfinite import trace
-from homeostat.train.optim import MasterAdamW
+from homeostat.train.optim import MasterOptimizer, require_same_kind
 from homeostat.train.peak import peak_memory
 from homeostat.train.precision import distinct, rows_of
 from homeostat.train.probes import UpdateProbe
@@ -176,6 +176,7 @@ class RankTrainer:
                         learning_rate=learning_rate,
                         grad_norm=report.grad_norm,
                         max_grad_norm=training.config.max_grad_norm,
+                        measure=training.probe.is_measuring,
                     )
                     if training.biases and report.load is not None:
                         how = {"rate": training.bias_rate, "shards": self.shards}
@@ -184,7 +185,7 @@ class RankTrainer:
                 for rewrite in self._state(role).rewrites:
                     rewrite.end_update(applied=True)
         self.discard(role)
-        seen = training.probe.finish(learning_rate=learning_rate) if report.applied else None
+        seen = training.probe.finish() if report.applied else None
         if seen is not None:
             # A rank that could not measure takes part all the same: the others wait for it.
             report = training.probe.reported(report, self.shards.gather_parts(seen))
@@ -259,15 +260,19 @@ class RankTrainer:
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         require_same_frozen(self._frozen, TensorReader(folder, FROZEN).whole())
+        optimizers = {state.stems[1] for state in self.roles.values()}
         for stem, group in self.state().items():
-            reader = TensorReader(folder, stem)
+            stored = TensorReader(folder, stem)
             # A run that only now computes in another precision has recorded nothing of it yet.
-            is_new = stem == PRECISION and not reader.shapes
-            if stem != FROZEN and not is_new:
-                copy_rows(group, reader, what=_what(stem))
+            is_new = stem == PRECISION and not stored.shapes
+            if stem == FROZEN or is_new:
+                continue
+            if stem in optimizers:
+                require_same_kind(group, stored.shapes)
+            copy_rows(group, stored, what=_what(stem))
         for state in self.roles.values():
             if state.training is not None:
-                state.training.optimizer.write_back()
+                state.training.optimizer.loaded()
             state.weights_changed()
         for rewrite in self._rewrites:
             rewrite.restored()
@@ -318,9 +323,12 @@ class RankTrainer:
         tensors = {**training.optimizer.state(), **self.shards.masters(training.optimizer)}
         found = {}
         for key, tensor in tensors.items():
-            # A count has no dimensions, and so no rows; all else has its parameter's.
-            param = training.params[key.partition(".")[2]]
-            found[key] = self.shards.rows(tensor, param.shape if tensor.ndim else tensor.shape)
+            # What has the shape of this rank's part has its parameter's rows; counts, scales of
+            # blocks and factors are whole.
+            name = key.partition(".")[2]
+            is_part = tensor.ndim > 0 and tensor.shape == training.optimizer.params[name].shape
+            shape = training.params[name].shape if is_part else tensor.shape
+            found[key] = self.shards.rows(tensor, shape)
         return found
 
     @cached_property
@@ -354,12 +362,13 @@ def _role_state(
     seed: int,
 ) -> RoleState:
     module = model.loaded.module
+    how = {"shards": shards, "runtime": runtime, "seed": seed}
     return RoleState(
         role=role,
         model=module,
         sheet=model.loaded.sheet,
         forward=Forward.of(module, config, runtime=runtime, seed=seed),
-        training=None if model.config is None else _start_training(model, model.config, shards),
+        training=None if model.config is None else _start_training(model, model.config, **how),
         changes=model.changes,
         without_adapter=model.without_adapter,
         rewrites=model.rewrites,
@@ -367,11 +376,15 @@ def _role_state(
     )
 
 
-def _start_training(model: RoleModel, config: TrainerConfig, shards: Shards) -> Training:
+def _start_training(
+    model: RoleModel, config: TrainerConfig, *, shards: Shards, runtime: Runtime, seed: int
+) -> Training:
     named = model.loaded.module.causal_lm.named_parameters
     params = {name: param for name, param in named() if param.requires_grad}
     biases = expert_biases(named()) if model.bias_rate > 0 else {}
-    optimizer = MasterAdamW(((n, shards.owned(p)) for n, p in params.items()), config.optimizer)
+    owned = ((name, shards.owned(param)) for name, param in params.items())
+    away = runtime.device if config.backend.offload_optimizer else None
+    optimizer = MasterOptimizer(owned, config.optimizer, seed=seed, offload_to=away)
     frozen = partial(_not_trained, named, params.keys() | biases.keys(), shards)
     probe = UpdateProbe(optimizer, named, frozen)
     return Training(config, params, optimizer, probe, biases, model.bias_rate)

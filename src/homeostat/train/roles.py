@@ -20,7 +20,7 @@ from homeostat.models.build import LoadedModel, Model, ModelSheet
 from homeostat.models.lora import adapters_off
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.forward import Forward
-from homeostat.train.optim import MasterAdamW
+from homeostat.train.optim import MasterOptimizer
 from homeostat.train.probes import UpdateProbe
 from homeostat.train.update import Accumulated
 from homeostat.types import Role
@@ -58,7 +58,7 @@ class Training:
 
     config: TrainerConfig
     params: dict[str, nn.Parameter]
-    optimizer: MasterAdamW
+    optimizer: MasterOptimizer
     probe: UpdateProbe
     biases: dict[str, nn.Parameter] = field(default_factory=dict)
     bias_rate: float = 0.0
