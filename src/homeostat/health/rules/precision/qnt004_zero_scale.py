@@ -1,8 +1,8 @@
 """A quantisation scale is 0 or not finite.
 
 ## What it sees
-The smallest scale of a group of quantised layers (`fp8/<group>/scale_min`, `int4/<group>/scale_min`)
-is 0, or the largest is not finite, at a measured step.
+The smallest scale of a group of quantised layers (`fp8/<group>/scale_min`, or the same of int4) is
+0, or the largest is not finite, at a measured step.
 
 ## Why it matters
 A quantised number is its value divided by the scale. With a scale of 0 that is 0/0 or x/0: NaN and
@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import NoOptions, Rule
 from homeostat.health.rules.precision.kinds import Measured, measured, names_of
 from homeostat.health.view import RunView
@@ -51,9 +51,7 @@ def _seen(one: Measured, at: np.ndarray, which: str) -> Iterator[Sighting]:
         causes=(Cause("fp8-zero-scale", f"a scale of {value:g} in the {one.group} layers"),),
         fixes=(
             Fix(f"trainer.{one.format}.skip_layers", "the layers' names", "keeps them in bf16"),
-            Fix(
-                "checkpoint.load_step", f"before {first}", "the weights as they were", Grade.ADVICE
-            ),
+            Fix("checkpoint.load_step", f"before {first}", "the weights as they were"),
         ),
         first_step=first,
         last_step=int(one.series.steps[-1]),

@@ -1,9 +1,9 @@
 """The quantised model evaluates worse than the same weights in bf16.
 
 ## What it sees
-`eval/quantised_gap`, the loss on the held-out rows minus that of the same rows with the quantisation
-switched off, is above `max_share` of the latter for FP8, or `max_share_int4` for INT4, and above
-`min_gap` nats, at the newest two evaluations.
+`eval/quantised_gap`, the loss on the held-out rows minus that of the same rows with the
+quantisation switched off, is above `max_share` of the latter for FP8, or `max_share_int4` for INT4,
+and above `min_gap` nats, at the newest two evaluations.
 
 ## Why it matters
 This is what low precision costs, free of everything else: the weights and rows are the same. A
@@ -64,8 +64,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         else Fix("trainer.fp8.recipe", "blockwise", "a scale for each block", Grade.UNSAFE)
     )
     yield Sighting(
-        message=f"In {form} the held-out rows cost {value:.3g} nats more than with the same weights "
-        f"in bf16 (limit {limit:.3g}). Leave sensitive layers out, or use smaller blocks.",
+        message=f"In {form} the held-out rows cost {value:.3g} nats more than the same weights "
+        f"in bf16 do (limit {limit:.3g}). Leave sensitive layers out, or use smaller blocks.",
         evidence=(f"eval/bf16_shadow_loss {shadow.latest:.4g}, gap {value:.3g}",),
         causes=tuple(causes),
         fixes=(

@@ -58,8 +58,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value = float(np.mean(series.values[spell.start : spell.end + 1]))
         first = int(series.steps[spell.start])
         yield Sighting(
-            message=f"The {form} gradient has a cosine of {value:.2f} with that of bf16 on the same "
-            f"rows (limit {limit:g}), since step {first}. Give gradients more range or finer scales.",
+            message=f"The {form} gradient has a cosine of {value:.2f} with that of bf16 on the "
+            f"same rows (limit {limit:g}), since step {first}. Give gradients finer scales.",
             evidence=(f"{form}/grad_cosine {series.latest:.3f} at step {series.steps[-1]}",),
             causes=tuple(_causes(view, form, value)),
             fixes=(
