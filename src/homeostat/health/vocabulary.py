@@ -319,6 +319,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "fp8-kernel-unavailable": "No FP8 kernel for this product on this GPU.",
         "quantised-scale-misused": "Scales of quantised weights are missing or of the wrong type.",
         "quantised-scales-misplaced": "Scales for a layer that the engine did not quantise.",
+        "kv-cache-scale-default": "An FP8 KV cache without scales of its own.",
         "kv-cache-scales-unsupported": "The engine cannot use these scales of a KV cache.",
         "precision-flag-without-effect": "Low precision is asked for and no layer is quantised.",
         "wrong-layers-quantised": "Layers are quantised that should not be, or the wanted ones are not.",
