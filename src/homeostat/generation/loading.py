@@ -6,6 +6,7 @@ Choice -> module with its weights -> checkpoint's weights over them -> adapter m
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,9 @@ from homeostat.errors import EngineError, ModelError
 from homeostat.generation.choice import Choice
 from homeostat.models.build import LoadedModel, load_model
 from homeostat.models.decoder import Decoder
+from homeostat.models.hf import read_config
 from homeostat.models.lora import merge_adapters
+from homeostat.precision.int4_files import dequantised_tensors, read_group_size
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.train.shards import TensorReader, require_same_shapes
 
@@ -75,8 +78,23 @@ def load_text_model(
     return TextModel(loaded, tokenizer, place, chats)
 
 
+def int4_group_size(model: ModelConfig) -> int | None:
+    """Return the group size of a checkpoint with packed INT4 weights; None of any other model."""
+    folder = Path(model.path)
+    if not folder.is_dir():
+        return None
+    return read_group_size(read_config(folder), source=f"model.path: {folder}")
+
+
 def load_weights(choice: Choice, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Build the model with the weights that were chosen; an adapter stays beside them."""
+    """Build the model with the weights that were chosen; an adapter stays beside them.
+
+    Packed INT4 weights are dequantised.
+    """
+    group_size, decode = int4_group_size(choice.model), None
+    if group_size is not None:
+        how = {"group_size": group_size, "source": f"model.path: {choice.model.path}"}
+        decode = partial(dequantised_tensors, **how)
     loaded = load_model(
         _inference_config(choice.model),
         choice.adapter,
@@ -84,6 +102,7 @@ def load_weights(choice: Choice, *, device: torch.device, dtype: torch.dtype) ->
         device=device,
         seed=choice.run.seed if choice.run is not None else 0,
         gradient_checkpointing=False,
+        decode=decode,
     )
     if choice.checkpoint is not None:
         _take_checkpoint(loaded, choice)

@@ -120,7 +120,8 @@ def save_hf(
         parts.append(part)
         names.append(list(shard))
         num_bytes += sum(tensor.nbytes for tensor in shard.values())
-        dtype = next(iter(shard.values())).dtype
+        # Packed integers say nothing of the precision that the model computes in.
+        dtype = next((t.dtype for t in shard.values() if t.is_floating_point()), dtype)
     assert parts, "no tensors to save"
     _name_shards(folder, parts, names, num_bytes)
     _write_json(folder / "config.json", _with_dtype(source_config, dtype))
