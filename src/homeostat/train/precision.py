@@ -14,6 +14,7 @@ from torch import nn
 
 from homeostat.config.trainer import TrainerConfig
 from homeostat.precision.fp8_model import rewrite_fp8
+from homeostat.precision.int4_rewrite import Int4Rewrite
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.roles import RoleModel
 from homeostat.train.shards import Rows
@@ -51,6 +52,6 @@ def rows_of(rewrites: Iterable[Rewrite]) -> dict[str, Rows]:
 def _rewrites(
     module: nn.Module, config: TrainerConfig, *, device: torch.device
 ) -> tuple[Rewrite, ...]:
-    if config.fp8 is None:
-        return ()
-    return (rewrite_fp8(module, config.fp8, device=device),)
+    if config.fp8 is not None:
+        return (rewrite_fp8(module, config.fp8, device=device),)
+    return () if config.int4 is None else (Int4Rewrite(module, config.int4),)
