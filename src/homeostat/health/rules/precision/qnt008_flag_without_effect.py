@@ -4,8 +4,7 @@
 One of three things. Our own run says that it quantised no layer although `trainer.fp8` or
 `trainer.int4` is set. `NVTE_FP8_BLOCK_SCALING_FP32_SCALES` is set in the environment although FP8
 is off or its scales are not blockwise. `OPEN_TRAINING_INT4_FAKE_QAT_FLAG` is set although the model
-has no experts, which are all that slime and miles round, or although our recipe has no
-`trainer.int4`.
+has no experts, which are all that slime and miles round.
 
 ## Why it matters
 The run is in bf16: none of the speed or memory is saved, and the model is not made ready for the
@@ -16,7 +15,7 @@ precision that it will be served in. Nothing fails, so it is found weeks later.
   no layer passes.
 
 ## What to do
-Set the recipe, not only the variable, and see `homeostat inspect layers` for what is quantised.
+Set the recipe, not only the variable, and see `homeostat inspect --layers` for what is quantised.
 
 ## Known false alarms
 A variable that a launch script exports for all its jobs: unset it where it is not meant.
@@ -77,12 +76,8 @@ def _scales_unused(view: RunView) -> str:
 
 
 def _rounding_unused(view: RunView) -> str:
-    if not flag_of(view, ROUNDING):
-        return ""
-    if view.framework.name == "homeostat":
-        is_off = bool(view.settings) and trained_format(view) != "int4"
-        return f"{ROUNDING} is set, and trainer.int4 is not." if is_off else ""
-    if is_dense(view):
+    # Our own recipes follow it for all layers.
+    if flag_of(view, ROUNDING) and view.framework.name != "homeostat" and is_dense(view):
         return f"{ROUNDING} is set, and the model has no experts, the only layers that it rounds."
     return ""
 

@@ -16,7 +16,7 @@ was to protect is quantised.
 - wrong-layers-quantised: a skip list with names of another model or framework.
 
 ## What to do
-`homeostat inspect layers RECIPE` lists every layer with its precision and the reason. Names are
+`homeostat inspect --layers RECIPE` lists every layer with its precision and the reason. Names are
 those of the Hugging Face checkpoint.
 
 ## Known false alarms
@@ -42,7 +42,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         return
     form = trained_format(view) or "fp8"
     yield Sighting(
-        message=f"{' '.join(signs)} See `homeostat inspect layers`, and name what must stay in "
+        message=f"{' '.join(signs)} See `homeostat inspect --layers`, and name what must stay in "
         "bf16 as the checkpoint names it.",
         evidence=tuple(signs),
         causes=(Cause("wrong-layers-quantised", signs[0]),),
