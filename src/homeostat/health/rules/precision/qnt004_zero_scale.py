@@ -69,5 +69,5 @@ RULE = Rule(
     confidence=Confidence.MEASURED,
     check=check,
     needs=(names_of("scale_min"),),
-    explains=("NUM001", "NUM002", "NUM004", "NUM006", "LRN010"),
+    explains=("NUM001", "NUM002", "NUM004", "NUM005", "NUM006", "LRN010", "QNT011"),
 )

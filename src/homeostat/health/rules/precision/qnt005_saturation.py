@@ -81,4 +81,5 @@ RULE = Rule(
     check=check,
     needs=(names_of("saturated_share"),),
     options=Options,
+    explains=("LRN002", "LRN009", "LRN010", "QNT006", "QNT010", "QNT011"),
 )

@@ -80,5 +80,6 @@ RULE = Rule(
     check=check,
     needs=(names_of("flushed_share"),),
     options=Options,
+    explains=("LRN002", "LRN009", "LRN010", "QNT010", "QNT011"),
     yields_to=("QNT004", "QNT007"),
 )

@@ -119,6 +119,6 @@ RULE = Rule(
     options=Options,
     explains=(
         *("LRN002", "LRN010", "NUM001", "NUM002", "NUM005", "NUM006", "RWD006", "POL013"),
-        *("QNT010", "QNT011"),
+        *("LRN009", "QNT005", "QNT006", "QNT010", "QNT011"),
     ),
 )
