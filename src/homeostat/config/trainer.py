@@ -249,6 +249,7 @@ class TrainerConfig(Settings):
         None,
         help="Compute linear maps in FP8, over weights in the dtype of `precision`. On a CPU this "
         "is an emulation: the same quantised numbers, slower than without.",
+        resume="warn",
     )
     int4: Int4Config | None = key(
         None,
