@@ -17,6 +17,7 @@ from homeostat.config.native import NativeEngineConfig
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import EngineError, ModelError
 from homeostat.generation.choice import Choice
+from homeostat.generation.packed_model import load_packed
 from homeostat.models.build import LoadedModel, load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.hf import read_config
@@ -44,6 +45,8 @@ class TextModel:
     device: torch.device
     # Whether a prompt is a user's message, rather than a text to be continued.
     answers_chats: bool
+    # How quantised weights are held, for people; empty for plain ones.
+    note: str = ""
 
     @property
     def max_context(self) -> int | None:
@@ -72,10 +75,22 @@ def load_text_model(
         # Products of numbers below 1e-38 take twenty times as long as those of zeros.
         torch.set_flush_denormal(True)
     tokenizer = load_tokenizer(choice.model)
-    loaded = load_weights(choice, device=place, dtype=dtype)
-    merge_adapters(loaded.module)
+    group_size = int4_group_size(choice.model)
+    is_whole = choice.adapter is None and choice.checkpoint is None
+    note = ""
+    if group_size is not None and is_whole and place.type == "cuda":
+        how = {"group_size": group_size, "device": place, "dtype": dtype}
+        loaded = load_packed(_inference_config(choice.model), **how)
+        note = f"INT4 weights in groups of {group_size} stay packed on the GPU"
+    else:
+        loaded = load_weights(choice, device=place, dtype=dtype)
+        merge_adapters(loaded.module)
+        if group_size is not None:
+            why = "a CPU has no INT4 kernels" if place.type == "cpu" else "an adapter is merged in"
+            shown = str(dtype).removeprefix("torch.")
+            note = f"INT4 weights are dequantised to {shown}: {why}"
     chats = tokenizer.chat_template is not None and choice.was_trained_on_chats
-    return TextModel(loaded, tokenizer, place, chats)
+    return TextModel(loaded, tokenizer, place, chats, note)
 
 
 def int4_group_size(model: ModelConfig) -> int | None:

@@ -101,7 +101,8 @@ def load_model(
         module, kernel = _transformers(model, source, gradient_checkpointing, **place)
     else:
         how = {"head": head, "offload_experts": offload_experts, "decode": decode, **place}
-        module, kernel = _native(model, source, config, gradient_checkpointing, **how)
+        shape = config if decode is None else unquantised(config)
+        module, kernel = _native(model, source, shape, gradient_checkpointing, **how)
     num_targets = _adapt(module, adapter, seed) if adapter is not None else 0
     module.train()
     facts = {
@@ -113,6 +114,11 @@ def load_model(
         "seconds": time.perf_counter() - started,
     }
     return LoadedModel(module, model_sheet(module, config, generation_config, facts))
+
+
+def unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json without its word on quantised weights, which someone else decodes."""
+    return {name: value for name, value in config.items() if name != "quantization_config"}
 
 
 def model_sheet(

@@ -84,6 +84,20 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"model.path: {folder} holds neither {SINGLE} nor {INDEX}.")
 
 
+def tensor_names(folder: Path) -> list[str]:
+    """Return the names of all tensors of the folder, without reading them."""
+    names: list[str] = []
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                names += file.keys()
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"model.path: {path} cannot be read; it is missing, corrupt or truncated ({error})."
+            ) from None
+    return names
+
+
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor of the folder by name, one at a time, on the CPU."""
     for path in weight_files(folder):

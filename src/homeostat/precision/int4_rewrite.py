@@ -1,6 +1,7 @@
 """A model whose linear maps and experts compute with weights rounded to INT4.
 
-    Int4Rewrite   chosen layers; their products are exchanged at the first INT4 step
+    Int4Rewrite         exchanges the products of the chosen layers
+    begin_step()        switches them to rounded weights at the first INT4 step
     weights_changed()   rounds the weights of all layers anew, once after every update
 
 The parameters stay as they are, so that optimizer, checkpoints and names see the same model. Each
@@ -11,7 +12,7 @@ gradient of the rounded weight goes to the weight unchanged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from homeostat.config.int4 import Int4Config, environment_line
 from homeostat.config.moe import GroupedKernel
 from homeostat.errors import ModelError
 from homeostat.ops.experts import ExpertsProduct
-from homeostat.ops.linear import Linear, LinearProduct, Numerics
+from homeostat.ops.linear import LinearProduct, Numerics
 from homeostat.precision.int4 import GROUP_SIZES, fake_quantise, fits, straight_through
 from homeostat.precision.layers import Choice, ModelLayer, choose, layers_of
 
@@ -42,22 +43,44 @@ class RoundedWeights:
 
 
 class Int4Linear:
-    """The product of a linear map by its rounded weight. Implements `ops.linear.LinearProduct`."""
+    """The product of a linear map that may be rounded. Implements `ops.linear.LinearProduct`."""
 
-    def __init__(self, plain: LinearProduct, copies: RoundedWeights) -> None:
+    def __init__(self, plain: LinearProduct) -> None:
         self.plain = plain
+        # None before the first INT4 step.
+        self.copies: RoundedWeights | None = None
+        self._now: LinearProduct = plain
+
+    def switch(self, copies: RoundedWeights | None) -> None:
+        """Multiply by rounded copies from now on, or by the weight itself."""
         self.copies = copies
+        self._now = self.plain if copies is None else self._rounded
 
     def __call__(self, x: Tensor, weight_OK: Tensor, bias_O: Tensor | None) -> Tensor:
+        return self._now(x, weight_OK, bias_O)
+
+    def _rounded(self, x: Tensor, weight_OK: Tensor, bias_O: Tensor | None) -> Tensor:
+        assert self.copies is not None, "switched on with its copies"
         return self.plain(x, straight_through(weight_OK, self.copies.rounded[0]), bias_O)
 
 
 class Int4Experts:
-    """Experts with rounded matrices. Implements `ops.experts.ExpertsProduct`."""
+    """Experts that may be rounded. Implements `ops.experts.ExpertsProduct`."""
 
-    def __init__(self, plain: ExpertsProduct, copies: RoundedWeights) -> None:
+    def __init__(self, plain: ExpertsProduct) -> None:
         self.plain = plain
+        self.copies: RoundedWeights | None = None
+
+    def switch(self, copies: RoundedWeights | None) -> None:
+        """Multiply by rounded copies from now on, or by the weights themselves."""
         self.copies = copies
+
+    def matrices(self, gate_up_EJD: Tensor, down_EDI: Tensor) -> tuple[Tensor, ...]:
+        """Return the matrices to multiply by, with gradients that go to the weights."""
+        if self.copies is None:
+            return gate_up_EJD, down_EDI
+        pairs = zip((gate_up_EJD, down_EDI), self.copies.rounded, strict=True)
+        return tuple(straight_through(weight, rounded) for weight, rounded in pairs)
 
     def __call__(
         self,
@@ -70,9 +93,15 @@ class Int4Experts:
         numerics: Numerics,
         kernel: GroupedKernel,
     ) -> Tensor:
-        matrices = zip((gate_up_EJD, down_EDI), self.copies.rounded, strict=True)
-        rounded = (straight_through(weight, copy) for weight, copy in matrices)
-        return self.plain(x_ND, ids_NK, weights_NK, *rounded, numerics=numerics, kernel=kernel)
+        matrices = self.matrices(gate_up_EJD, down_EDI)
+        return self.plain(x_ND, ids_NK, weights_NK, *matrices, numerics=numerics, kernel=kernel)
+
+
+def expert_matrices(experts: nn.Module) -> tuple[Tensor, ...]:
+    """Return the matrices that a block of experts is computed with: rounded ones in INT4."""
+    weights = cast(Tensor, experts.gate_up_proj), cast(Tensor, experts.down_proj)
+    product = experts.product
+    return product.matrices(*weights) if isinstance(product, Int4Experts) else weights
 
 
 class Int4Rewrite:
@@ -82,7 +111,7 @@ class Int4Rewrite:
         self.config = config
         choices = int4_choices(model, config)
         self.layers = [choice.layer for choice in choices if not choice.why_skipped]
-        self._plain = {layer.name: _product_of(layer) for layer in self.layers}
+        self._products = [_exchanged(layer) for layer in self.layers]
         self.copies: dict[str, RoundedWeights] = {}
         self.begin_step(1)
 
@@ -93,19 +122,14 @@ class Int4Rewrite:
 
     def begin_step(self, step: int) -> None:
         """Round weights from the first INT4 step on, and not before it."""
-        if (step >= self.config.start_step) is self.is_active:
+        is_wanted = step >= self.config.start_step
+        if is_wanted is self.is_active:
             return
-        if self.is_active:
-            self.copies = {}
-            for layer in self.layers:
-                _exchange(layer, self._plain[layer.name])
-            return
-        for layer in self.layers:
-            copies = RoundedWeights(layer, group_size=self.config.group_size)
-            self.copies[layer.name] = copies
-            plain = self._plain[layer.name]
-            made = Int4Experts if layer.kind == "experts" else Int4Linear
-            _exchange(layer, made(plain, copies))
+        size = self.config.group_size
+        layers = self.layers if is_wanted else []
+        self.copies = {layer.name: RoundedWeights(layer, group_size=size) for layer in layers}
+        for layer, product in zip(self.layers, self._products, strict=True):
+            product.switch(self.copies.get(layer.name))
 
     def weights_changed(self) -> None:
         """Round the weights of all layers anew."""
@@ -133,11 +157,15 @@ class Int4Rewrite:
 
     def describe(self) -> str:
         """Return a line for the start of a run."""
-        config = self.config
-        when = "" if config.start_step == 1 else f" from step {config.start_step} on"
-        line = f"INT4 weights in groups of {config.group_size} in {len(self.layers)} layers{when}"
-        said = environment_line(config)
-        return f"{line} ({said})" if said else line
+        return int4_line(self.config, num_layers=len(self.layers))
+
+
+def int4_line(config: Int4Config, *, num_layers: int) -> str:
+    """Describe the settings for people, and whether the environment asked for them."""
+    when = "" if config.start_step == 1 else f" from step {config.start_step} on"
+    line = f"INT4 weights in groups of {config.group_size} in {num_layers} layers{when}"
+    said = environment_line(config)
+    return f"{line} ({said})" if said else line
 
 
 def int4_choices(model: nn.Module, config: Int4Config) -> list[Choice]:
@@ -155,6 +183,12 @@ def int4_choices(model: nn.Module, config: Int4Config) -> list[Choice]:
         )
     require_fit(chosen, group_size=config.group_size)
     return choices
+
+
+def int4_bytes(model: nn.Module, config: Int4Config) -> int:
+    """Return the bytes of the rounded copies that a rewrite of the model will hold."""
+    chosen = [choice.layer for choice in int4_choices(model, config) if not choice.why_skipped]
+    return sum(weight.nbytes for layer in chosen for weight in layer.weights.values())
 
 
 def require_fit(layers: Sequence[ModelLayer], *, group_size: int) -> None:
@@ -188,15 +222,14 @@ def _without_ends(choice: Choice) -> Choice:
     return Choice(layer, "log-probs and embeddings are computed with the weights as they are")
 
 
-def _product_of(layer: ModelLayer) -> Any:
-    product = getattr(layer.module, "product", None)
-    if product is None:
+def _exchanged(layer: ModelLayer) -> Int4Linear | Int4Experts:
+    """Put a product that may be rounded in the place of a layer's own."""
+    plain = getattr(layer.module, "product", None)
+    if plain is None:
         raise ModelError(
             f"{_SETTING}: {layer.name} is no layer of the native decoder. Set "
             "model.implementation=native."
         )
+    product = Int4Experts(plain) if layer.kind == "experts" else Int4Linear(plain)
+    layer.module.product = product
     return product
-
-
-def _exchange(layer: ModelLayer, product: LinearProduct | ExpertsProduct) -> None:
-    cast(Linear, layer.module).product = cast(LinearProduct, product)

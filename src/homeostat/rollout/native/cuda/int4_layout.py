@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from homeostat.ops import kernels
 from homeostat.precision.int4 import OFFSET, PER_WORD, Quantised, quantise
 
 # Inputs of a plane and of a block.
@@ -70,13 +71,18 @@ class Int4Matrix:
         self.words_OW.copy_(other.words_OW)
         self.scales_GO.copy_(other.scales_GO)
 
-    def dequantised(self, *, dtype: torch.dtype) -> Tensor:
-        """Return the weight [O, K] that it stands for."""
-        words = self.words_OW.unflatten(1, (-1, 1, PLANE))
+    def dequantised(self, *, dtype: torch.dtype, rows: slice = slice(None)) -> Tensor:
+        """Return the weight [O, K] that it stands for, or some of its rows."""
+        words_OW, scales_GO = self.words_OW[rows], self.scales_GO[:, rows]
+        if kernels.fused(scales_GO) and dtype in (torch.bfloat16, torch.float16, torch.float32):
+            from homeostat.rollout.native.cuda.int4_dense import dense
+
+            return dense(words_OW, scales_GO, self, dtype=dtype)
+        words = words_OW.unflatten(1, (-1, 1, PLANE))
         shifts = torch.arange(0, 4 * PER_WORD, 4, dtype=torch.int32, device=words.device)
         values = ((words >> shifts[:, None]) & 15) - OFFSET
         grouped = values.flatten(1).unflatten(1, (-1, self.group_size))
-        weight = grouped.to(torch.float32) * self.scales_GO.t().float()[..., None]
+        weight = grouped.to(torch.float32) * scales_GO.t().float()[..., None]
         return weight.flatten(1)[:, : self.num_inputs].to(dtype).contiguous()
 
 

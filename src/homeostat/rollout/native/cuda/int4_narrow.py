@@ -145,9 +145,11 @@ def gated(x_BD: Tensor, norm_D: Tensor, matrix: Int4Matrix, *, eps: float) -> Te
     return out_BI
 
 
-def added(x_BO: Tensor, inputs_BK: Tensor, matrix: Int4Matrix) -> None:
-    """Compute x += inputs @ weight.T in place."""
-    _launch(inputs_BK, matrix, x_BO, tile_for(matrix), is_added=True)
+def added(
+    x_BO: Tensor, inputs_BK: Tensor, matrix: Int4Matrix, bias_O: Tensor | None = None
+) -> None:
+    """Compute x += inputs @ weight.T + bias in place."""
+    _launch(inputs_BK, matrix, x_BO, tile_for(matrix), bias_O=bias_O, is_added=True)
 
 
 def _launch(

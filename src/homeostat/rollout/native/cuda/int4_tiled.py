@@ -144,10 +144,16 @@ def gated(x_BD: Tensor, matrix: Int4Matrix, scratch: Scratch) -> Tensor:
     return out_BI
 
 
-def added(x_BO: Tensor, inputs_BK: Tensor, matrix: Int4Matrix, scratch: Scratch) -> None:
-    """Compute x += inputs @ weight.T in place."""
+def added(
+    x_BO: Tensor,
+    inputs_BK: Tensor,
+    matrix: Int4Matrix,
+    bias_O: Tensor | None,
+    scratch: Scratch,
+) -> None:
+    """Compute x += inputs @ weight.T + bias in place."""
     tile = tile_for(len(inputs_BK), matrix)
-    _launch(inputs_BK, matrix, x_BO, scratch, tile, is_added=True)
+    _launch(inputs_BK, matrix, x_BO, scratch, tile, bias_O=bias_O, is_added=True)
 
 
 def _launch(
