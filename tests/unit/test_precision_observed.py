@@ -11,8 +11,8 @@ from tests.support import runs, tiny
 
 from homeostat.config import RunConfig
 from homeostat.observe.jsonl import read_metrics
-from homeostat.precision.observed import MAX_ROWS, fp8_tally, int4_tally, metrics_of
 from homeostat.precision.recipe import Fp8Recipe
+from homeostat.precision.statistics import MAX_ROWS, fp8_tally, int4_tally, metrics_of
 from homeostat.train.precision_probe import compared, cosine
 
 MEASURES = ("amax", "saturated_share", "flushed_share", "scale_min", "scale_max", "error")

@@ -9,7 +9,7 @@ tensors, and thrown away. Delayed scales record the same largest numbers a secon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from homeostat.algorithms.losses import loss_of
 from homeostat.ops.memory import is_out_of_memory
 from homeostat.precision.account import format_of, is_on
+from homeostat.precision.fp8_linear import Watch, Watched
 from homeostat.precision.fp8_model import Fp8Rewrite
 from homeostat.precision.int4_rewrite import Int4Rewrite
-from homeostat.precision.observed import fp8_tally, int4_tally, metrics_of
 from homeostat.precision.rewrite import Rewrite
+from homeostat.precision.statistics import fp8_tally, int4_tally, metrics_of
 from homeostat.train.lanes import split
 from homeostat.train.probes import Unmeasured
 from homeostat.train.roles import RoleState
@@ -132,13 +133,10 @@ def _watching(rewrite: Rewrite) -> Iterator[Tallies]:
             yield tallies
 
 
-def _fp8_watch(rewrite: Fp8Rewrite, tallies: Tallies) -> Callable[[str, str, Tensor], None]:
+def _fp8_watch(rewrite: Fp8Rewrite, tallies: Tallies) -> Watch:
     groups = {layer.name: layer.group for layer in rewrite.layers()}
-    histories = {layer.name: layer.module.product.histories() for layer in rewrite.layers()}
 
-    def watch(name: str, kind: str, tensor: Tensor) -> None:
-        history = histories[name].get(kind)
-        expected = None if history is None else history.now(records=False).expected
+    def watch(name: str, kind: Watched, tensor: Tensor, expected: Tensor | None) -> None:
         tally = fp8_tally(tensor.detach(), rewrite.recipe, kind=kind, expected=expected)
         tallies.setdefault(groups[name], []).append(tally)
 

@@ -69,8 +69,8 @@ class Saturated(Injector):
             return
         for product in products(parts):
             history = product.input_amax
-            if history._expected is not None:
-                history._expected = history.values.amax().reshape(1) / self.dose.strength
+            if history.expected is not None:
+                history.expected = history.values.amax().reshape(1) / self.dose.strength
 
 
 class CoarseScale(Injector):
@@ -115,7 +115,7 @@ class CollapseAfterSwitch(Injector):
             return
         small = torch.tensor([1.0 / self.dose.strength])
         for product in products(parts):
-            product.input_amax._expected = small
+            product.input_amax.expected = small
 
 
 class NoLayer(Injector):
@@ -155,15 +155,15 @@ class GradientOff(Injector):
 
     name, family = "fp8_gradients", Family.PRECISION
     expects = ("quantised-gradient-off", "quantisation-underflow")
-    body, strength = SORT_DELAYED, (1e5, 1e6)
+    body, strength = SORT_DELAYED, (3e9, 1e10)
 
     def before_update(self, step: int, parts: Any, rollouts: Any = None) -> None:
         if not self.is_ill(step):
             return
         for product in products(parts):
             history = product.gradient_amax
-            if history._expected is not None:
-                history._expected = history.values.amax().reshape(1) * self.dose.strength
+            if history.expected is not None:
+                history.expected = history.values.amax().reshape(1) * self.dose.strength
 
 
 FAULTS: tuple[type[Injector], ...] = (
