@@ -29,6 +29,7 @@ from homeostat.precision.history import AmaxHistory
 from homeostat.precision.operands import Emulation
 from homeostat.precision.recipe import E4M3, E5M2, Fp8Recipe
 from homeostat.run.preflight.precision import precision_items
+from homeostat.run.sizing.estimate import loss_of
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.estimate import estimate_update
@@ -336,7 +337,9 @@ def test_the_estimate_counts_the_copies_of_weights(tmp_path: Path) -> None:
     for name, fp8 in (("plain", None), ("fp8", {}), ("forward", {"format": "bf16_gradients"})):
         config = tiny.config(tmp_path, trainer={"device": "cpu", "fp8": fp8})
         runtime = resolve_runtime(config, kept=PLAIN)
-        found[name] = estimate_update(config, runtime, TrainBatch.of(rows)).weights
+        batch = TrainBatch.of(rows)
+        update = estimate_update(config.for_trainer, runtime, batch, loss_of(config, batch))
+        found[name] = update.weights
     matrices = sum(
         weight.numel()
         for layer in trainer_of(tmp_path).roles[POLICY].rewrites[0].layers()
