@@ -88,8 +88,3 @@ class LoraConfig(Settings):
         "merged into it.",
         resume="free",
     )
-
-    @property
-    def is_new(self) -> bool:
-        """Return whether the adapter starts from nothing: the model begins as it is without it."""
-        return self.path is None

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from homeostat.config.critic import CriticConfig
+from homeostat.config.kind import RunKind
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.parts import TrainerSetup
 from homeostat.config.rollout import AdapterOffReference, CheckpointReference, InitialReference
@@ -65,7 +66,7 @@ def role_models(
 ) -> dict[Role, RoleModel]:
     """The models of a run by their roles. `starting_policy` gives a frozen model with the weights
     that the policy starts from."""
-    policy = load(config.model, config.lora, trained=True, head=config.head)
+    policy = load(config.model, config.lora, trained=True, head=head_of(config))
     rate = config.model.moe.router_bias_update_rate
     models = {Role.POLICY: RoleModel(policy, config=config.trainer, bias_rate=rate)}
     choice = config.used_reference
@@ -86,17 +87,22 @@ def role_models(
     return models
 
 
-def critic_lora(critic: CriticConfig, lora: LoraConfig | None) -> LoraConfig | None:
+def head_of(config: TrainerSetup) -> HeadInit | None:
+    """Return where the value head of the trained model starts; None if it predicts tokens."""
+    return "random" if config.kind is RunKind.REWARD_MODEL else None
+
+
+def critic_lora(config: TrainerSetup, critic: CriticConfig) -> LoraConfig | None:
     """The critic's adapter: as the policy's, but new if the critic starts from another model."""
-    if lora is None or critic.path is None:
-        return lora
-    return lora.model_copy(update={"path": None})
+    if config.lora is None or critic.path is None:
+        return config.lora
+    return config.lora.model_copy(update={"path": None})
 
 
 def _critic_model(
     config: TrainerSetup, critic: CriticConfig, load: LoadModel, policy: ModelSheet
 ) -> LoadedModel:
-    start, lora = critic.start(config.model), critic_lora(critic, config.lora)
+    start, lora = critic.start(config.model), critic_lora(config, critic)
     with naming("critic.path" if critic.path else "model.path"):
         loaded = load(start, lora, trained=True, head=critic.head_init)
     _require_vocabulary("critic.path", loaded.sheet, policy)
@@ -112,22 +118,17 @@ def _features(
     policy = models[Role.POLICY].loaded
     if copies_features(config):
         return RoleModel(starting_policy(policy))
-    if _starts_bare(config):
+    if config.starts_bare:
         return RoleModel(policy, without_adapter=True)
     return models[Role.REFERENCE]
 
 
 def copies_features(config: TrainerSetup) -> bool:
     """Return whether the features of an energy need a copy of the starting policy."""
-    if config.energy is None or _starts_bare(config):
+    if config.energy is None or config.starts_bare:
         return False
     reference = config.used_reference
     return not isinstance(reference, InitialReference) or reference.refresh_steps is not None
-
-
-def _starts_bare(config: TrainerSetup) -> bool:
-    """Return whether the starting policy is the model without its adapter."""
-    return config.lora is not None and config.lora.is_new
 
 
 def _from_checkpoint(

@@ -25,7 +25,7 @@ from homeostat.models.shape_only import ShapeDecoder, shape_decoder
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
-from homeostat.train.build import copies_features, critic_lora
+from homeostat.train.build import copies_features, critic_lora, head_of
 from homeostat.train.forward import Forward
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, TrainBatch
@@ -82,12 +82,12 @@ def estimate_update(
         "kernel": _kernel(config, runtime),
         "gradient_checkpointing": config.trainer.gradient_checkpointing,
     }
-    has_head = config.head is not None
+    has_head = head_of(config) is not None
     shape = shape_decoder(config.model, config.lora, has_value_head=has_head, **how)
     policy = _trained(config, runtime, shape, batch, loss)
     critic = None
     if config.critic is not None:
-        start, lora = config.critic.start(config.model), critic_lora(config.critic, config.lora)
+        start, lora = config.critic.start(config.model), critic_lora(config, config.critic)
         model = shape_decoder(start, lora, has_value_head=True, **how)
         spec = value_spec(denominator=1.0, clip=config.critic.clip)
         critic = _trained(config, runtime, model, _value_batch(batch), spec)

@@ -213,7 +213,7 @@ def _critic_item(config: RunConfig, critic: CriticConfig) -> Item:
     with naming("critic.path" if critic.path else "model.path"):
         preview = preview_model(
             critic.start(config.model),
-            critic_lora(critic, config.lora),
+            critic_lora(config.for_trainer, critic),
             dtype=resolve_dtype(config.trainer, device),
             device=device,
             head=critic.head_init,
