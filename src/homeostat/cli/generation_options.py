@@ -128,4 +128,6 @@ def load(
     choice = choose(model, base=base, step=step)
     choice = with_template(choice, tokenizer=tokenizer, chat_template=template)
     loaded = load_text_model(choice, device=device.value, precision=precision.value)
+    if loaded.note:
+        typer.echo(loaded.note, err=True)
     return loaded, choice.describe()

@@ -63,6 +63,12 @@ class Linear(nn.Linear):
         return self.product(x, self.weight, self.bias)
 
 
+def is_plain(module: nn.Module) -> bool:
+    """Return whether a module is a linear map that its weight and bias alone describe."""
+    product = module.product if type(module) is Linear else None
+    return isinstance(product, partial) and product.func is linear
+
+
 def linear(
     x: Tensor, weight_OK: Tensor, bias_O: Tensor | None = None, *, numerics: Numerics = "fast"
 ) -> Tensor:
