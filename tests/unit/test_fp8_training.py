@@ -255,7 +255,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path, settings, match) 
 
 def trainer_of(folder: Path, **fp8) -> LocalTrainer:
     config = tiny.config(folder, trainer={"device": "cpu", "fp8": fp8})
-    return local_trainer(config, resolve_runtime(config, kept=PLAIN))
+    return local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
 
 
 def updates(trainer: LocalTrainer, steps: range) -> list[float]:

@@ -118,7 +118,9 @@ def _trained(
     freed = {p for p in shape.parameters() if has_masters or p in offloaded}
     num_trained = sum(p.numel() for p in here if p.requires_grad)
     return _Trained(
-        weights=_num_bytes(here) + _slot_bytes(config, shape) + copy_bytes(config, runtime, shape),
+        weights=_num_bytes(here)
+        + _slot_bytes(config, shape)
+        + copy_bytes(config.trainer, runtime, shape),
         optimizer=num_trained * (12 if has_masters else 8),
         gradients=num_trained * 4 if has_masters else 0,
         work=_work(config, runtime, shape, batch, spec, freed=freed),

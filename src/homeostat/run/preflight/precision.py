@@ -98,5 +98,5 @@ def _empty_model(config: RunConfig) -> nn.Module:
     if config.model.implementation == "transformers":
         return TransformersModel(meta_transformers(Path(config.model.path)))
     how = {"dtype": torch.float32, "kernel": "sdpa", "gradient_checkpointing": False}
-    has_head = head_of(config) is not None
+    has_head = head_of(config.for_trainer) is not None
     return shape_decoder(config.model, config.lora, has_value_head=has_head, **how)
