@@ -89,8 +89,7 @@ def batches_of(vocabulary: int, *, num_rows: int, length: int) -> list[TrainBatc
 def gradient_sums(trainer: LocalTrainer) -> dict[str, int]:
     training = trainer.roles[Role.POLICY].training
     assert training is not None, "the policy is trained"
-    grads = ((name, master.grad) for name, master in training.optimizer.masters.items())
-    sums = checksums((name, grad) for name, grad in grads if grad is not None)
+    sums = checksums(training.optimizer.gradients.present().items())
     return {name: int(total) for name, total in sums.items()}
 
 

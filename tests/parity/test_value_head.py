@@ -14,8 +14,9 @@ from transformers import AutoModelForSequenceClassification
 
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.errors import LossInputError, ModelError
+from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import LoadedModel, load_model
-from homeostat.models.lora import lora_modules, save_adapter
+from homeostat.models.lora import lora_modules
 from homeostat.models.value_head import value_weight
 from homeostat.train.cores import PLAIN
 from homeostat.train.local import LocalTrainer

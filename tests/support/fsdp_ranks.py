@@ -137,7 +137,7 @@ def update(
 
 def gradients(trainer: FsdpTrainer | LocalTrainer) -> dict[str, torch.Tensor]:
     if isinstance(trainer, LocalTrainer):
-        return {name: m.grad for name, m in training(trainer).optimizer.masters.items()}
+        return training(trainer).optimizer.gradients.present()
     return {name: param.grad.full_tensor() for name, param in training(trainer).params.items()}
 
 
@@ -534,7 +534,8 @@ def check_ranks_hold_their_share_and_no_more(place: Place) -> None:
         assert max(held) == -(-param.shape[0] // place.size), (name, held)
     if place.size == 4:
         assert shares[3]["model.layers.0.self_attn.q_norm.weight"] == 0
-    moments = sum(m["exp_avg"].numel() for m in training(sharded).optimizer.adamw.state.values())
+    slots = training(sharded).optimizer.slots.values()
+    moments = sum(slot.state["exp_avg"].numel() for slot in slots)
     assert moments == sum(local_part(p).numel() for p in parameters.values())
 
 

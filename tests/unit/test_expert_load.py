@@ -87,7 +87,7 @@ def accumulated(
     trainer.accumulate(POLICY, plan.micro_batches, plan.loss, step=1)
     training = trainer.roles[POLICY].training
     assert training is not None
-    grads = {name: master.grad.clone() for name, master in training.optimizer.masters.items()}
+    grads = {name: grad.clone() for name, grad in training.optimizer.gradients.present().items()}
     report = trainer.apply(POLICY, step=1, learning_rate=0.0)
     trainer.close()
     return grads, report
@@ -265,7 +265,7 @@ def test_recorded_routes_count_as_a_pass_does(tmp_path):
         trainer.accumulate(POLICY, plan.micro_batches, plan.loss, step=1)
         training = trainer.roles[POLICY].training
         assert training is not None
-        grads.append({n: m.grad.clone() for n, m in training.optimizer.masters.items()})
+        grads.append({n: g.clone() for n, g in training.optimizer.gradients.present().items()})
         report = trainer.apply(POLICY, step=1, learning_rate=0.0)
         assert report.load is not None
         assert np.array_equal(report.load.load_LE, recorded)

@@ -121,9 +121,9 @@ def seen(trainer: LocalTrainer, *, updates: int = 2) -> list[bytes]:
         batches = [some_rows(seed=10 * step + part) for part in range(2)]
         spec = loss_spec(SftConfig(), [row for rows in batches for row in rows])
         trainer.accumulate(POLICY, [TrainBatch.of(rows) for rows in batches], spec, step=step)
-        grads = [master.grad for master in training.optimizer.masters.values()]
-        assert all(grad is not None for grad in grads)
-        found += [grad.numpy().tobytes() for grad in grads if grad is not None]
+        grads = training.optimizer.gradients.present()
+        assert grads.keys() == training.params.keys()
+        found += [grad.numpy().tobytes() for grad in grads.values()]
         report = trainer.apply(POLICY, step=step, learning_rate=1e-2)
         assert report.applied
         found.append(np.float64([report.loss, report.grad_norm]).tobytes())

@@ -205,7 +205,9 @@ def test_memory_that_runs_out_before_the_update_is_measured_is_retried(tmp_path:
         assert torch.equal(disturbed.state()["model"][name].tensor, expected.tensor), name
 
 
-def test_memory_that_runs_out_while_weights_are_written_is_never_retried(tmp_path: Path) -> None:
+def test_memory_that_runs_out_while_weights_are_written_is_never_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make_trainer(tmp_path)
     calls: list[int] = []
 
@@ -213,7 +215,7 @@ def test_memory_that_runs_out_while_weights_are_written_is_never_retried(tmp_pat
         calls.append(1)
         raise torch.OutOfMemoryError("tried to allocate 1 GB")
 
-    training(trainer).optimizer.adamw.register_step_post_hook(fail)
+    monkeypatch.setattr(training(trainer).optimizer, "write_back", fail)
     with pytest.raises(OutOfMemoryHaltError, match=r"step 1 .*last checkpoint"):
         run_guarded(tmp_path, trainer, [make_plan(1)])
     assert len(calls) == 1

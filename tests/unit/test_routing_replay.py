@@ -66,9 +66,9 @@ def gradients(trainer: LocalTrainer, rows: list[TokenRow]) -> dict[str, torch.Te
     trainer.hand_over(POLICY)
     training = trainer.roles[POLICY].training
     assert training is not None
-    found = {name: master.grad for name, master in training.optimizer.masters.items()}
-    copies = {name: grad.clone() for name, grad in found.items() if grad is not None}
-    assert copies.keys() == found.keys()
+    found = training.optimizer.gradients.present()
+    copies = {name: grad.clone() for name, grad in found.items()}
+    assert copies.keys() == training.params.keys()
     trainer.discard(POLICY)
     return copies
 

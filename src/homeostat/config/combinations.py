@@ -17,6 +17,10 @@ from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.fp8_combinations import find_fp8_conflicts, find_late_fp8
 from homeostat.config.int4_combinations import find_int4_conflicts, find_late_int4
 from homeostat.config.moe_combinations import find_moe_conflicts
+from homeostat.config.optimizer_combinations import (
+    find_optimizer_conflicts,
+    find_optimizer_conflicts_on_cpu,
+)
 from homeostat.config.preference_combinations import find_preference_conflicts
 from homeostat.config.replay_combinations import find_replay_conflicts
 from homeostat.config.reward_model_combinations import find_reward_model_conflicts
@@ -35,7 +39,7 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
     problems += [*find_mixing_conflicts(config), *find_fp8_conflicts(config)]
-    problems += find_int4_conflicts(config)
+    problems += [*find_int4_conflicts(config), *find_optimizer_conflicts(config)]
     problems += find_ebft_conflicts(config)
     problems += [*find_preference_conflicts(config), *find_reward_model_conflicts(config)]
     if config.trainer.max_steps is not None:
@@ -201,6 +205,7 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         )
     if model.numerics == "invariant":
         yield from _invariant(config)
+    yield from _quantised(config)
     if model.implementation == "transformers":
         if model.attention == "varlen":
             yield Problem(
@@ -233,6 +238,48 @@ def _model(config: RunConfig) -> Iterator[Problem]:
                 "'all-linear' already names every module.",
                 "Write ['all-linear'] alone, or list the modules.",
             )
+
+
+def _quantised(config: RunConfig) -> Iterator[Problem]:
+    model, backend = config.model, config.trainer.backend
+    if config.lora is not None and config.lora.dora and backend.type != "local":
+        yield Problem(
+            "lora.dora",
+            "lengths of rows are computed from whole weights, which ranks do not hold.",
+            "Set trainer.backend.type=local, or lora.dora=false.",
+        )
+    if model.double_quantization and model.quantization != "nf4":
+        yield Problem(
+            "model.double_quantization",
+            "only nf4 has scales of blocks that could be quantised.",
+            "Set model.quantization=nf4, or remove it.",
+        )
+    if model.quantization is None:
+        return
+    if config.lora is None:
+        yield Problem(
+            "model.quantization",
+            "quantised weights are frozen, and without an adapter nothing would be trained.",
+            "Set lora (for example lora.rank=16), or remove model.quantization.",
+        )
+    if model.implementation == "transformers":
+        yield Problem(
+            "model.quantization",
+            "quantised bases belong to the native decoder.",
+            "Set model.implementation=native, or remove model.quantization.",
+        )
+    if not model.meta_init:
+        yield Problem(
+            "model.meta_init",
+            "a quantised base is filled weight by weight, and never allocated whole.",
+            "Set it to true, or remove model.quantization.",
+        )
+    if backend.type != "local":
+        yield Problem(
+            "model.quantization",
+            f"codes cannot be split over ranks, and trainer.backend.type is {backend.type}.",
+            "Set trainer.backend.type=local, or remove model.quantization.",
+        )
 
 
 def _invariant(config: RunConfig) -> Iterator[Problem]:
@@ -332,6 +379,7 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
             "experts are in host memory already: this run is on the CPU.",
             "Remove it.",
         )
+    yield from find_optimizer_conflicts_on_cpu(config)
     if config.model.attention == "varlen":
         yield Problem(
             "model.attention",

@@ -17,7 +17,7 @@ from homeostat.config.ebft import EbftConfig
 from homeostat.config.health import HealthConfig
 from homeostat.config.kind import RunKind
 from homeostat.config.mesh import Mesh
-from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig
 from homeostat.config.preference import AnyPreference, PreferenceAlgorithm, PreferenceConfig
 from homeostat.config.reward_model import RewardModelConfig
@@ -124,8 +124,9 @@ class SavingSettings:
 class TrainerSetup:
     """The settings that a trainer is built from: its models by role, its optimizer, its ranks.
 
-    An example of `rows_per_example` rows has at most `longest_example` tokens, which have to fit
-    into one micro-batch.
+    `head`: where the value head of the trained model starts; None if the model predicts tokens. An
+    example of `rows_per_example` rows has at most `longest_example` tokens, which have to fit into
+    one micro-batch.
     """
 
     seed: int
@@ -134,8 +135,7 @@ class TrainerSetup:
     trainer: TrainerConfig
     cluster: AnyCluster
     mesh: Mesh
-    kind: RunKind
-    starts_bare: bool
+    head: HeadInit | None
     used_reference: AnyReference | None
     precomputes_reference: bool
     critic: CriticConfig | None

@@ -19,7 +19,7 @@ from homeostat.config.ebft import EbftConfig
 from homeostat.config.health import HealthConfig
 from homeostat.config.kind import RunKind
 from homeostat.config.mesh import Mesh
-from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig, ObserveConfig
 from homeostat.config.parts import (
@@ -189,11 +189,6 @@ class RunConfig(Settings):
         return is_preference and self.preference.reference_logps == "precomputed"
 
     @property
-    def starts_bare(self) -> bool:
-        """Return whether the starting policy is the model without its adapter."""
-        return self.lora is not None and self.lora.path is None
-
-    @property
     def used_reference(self) -> AnyReference | None:
         """Return the reference that a KL term or preference algorithm needs; None if none does.
 
@@ -210,13 +205,25 @@ class RunConfig(Settings):
             return None
         if self.reference is not None:
             return self.reference
-        bare = self.starts_bare
-        return AdapterOffReference(type="adapter_off") if bare else InitialReference()
+        if self.lora is not None and self.lora.is_new:
+            return AdapterOffReference(type="adapter_off")
+        return InitialReference()
+
+    @property
+    def head(self) -> HeadInit | None:
+        """Return where the value head of the trained model starts; None if it predicts tokens."""
+        return "random" if self.kind is RunKind.REWARD_MODEL else None
 
     @property
     def energy(self) -> EbftConfig | None:
         """Return the settings of the energy; None if the run has none."""
         return self.ebft if isinstance(self.algorithm, EbftPolicyConfig) else None
+
+    @property
+    def published_adapter(self) -> LoraConfig | None:
+        """Return the adapter that engines in other processes are sent alone; None if merged."""
+        is_alone = self.lora is not None and self.lora.publish == "adapter"
+        return self.lora if is_alone else None
 
     @property
     def is_strided(self) -> bool:
@@ -316,8 +323,7 @@ class RunConfig(Settings):
             trainer=self.trainer,
             cluster=self.cluster,
             mesh=self.mesh,
-            kind=self.kind,
-            starts_bare=self.starts_bare,
+            head=self.head,
             used_reference=self.used_reference,
             precomputes_reference=self.precomputes_reference,
             critic=self.critic,

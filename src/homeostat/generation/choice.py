@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from homeostat.config.data import DataConfig
+from homeostat.config.int4 import Int4Config
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.resume import saved_config
 from homeostat.errors import CheckpointError, ModelError
+from homeostat.models.adapter_files import ADAPTER_CONFIG, adapter_settings
 from homeostat.models.hf import read_json
-from homeostat.models.lora import ADAPTER_CONFIG, adapter_settings
 from homeostat.observe.run_dir import RunPaths
 from homeostat.train.checkpoint import CheckpointStore, Found
 
@@ -26,7 +28,7 @@ from homeostat.train.checkpoint import CheckpointStore, Found
 class Choice:
     """A model, the adapter on it, and the checkpoint whose trained weights replace the loaded ones.
 
-    `data` and `seed` are those of the run that the model comes from, if it comes from one.
+    `data`, `seed` and `int4` are those of the run that the model comes from, if it comes from one.
     `exported` is its checkpoint that has the model in Hugging Face format, so that nothing needs to
     be replaced.
     """
@@ -36,6 +38,7 @@ class Choice:
     checkpoint: Found | None = None
     data: DataConfig | None = None
     seed: int = 0
+    int4: Int4Config | None = None
     exported: Found | None = None
 
     def describe(self) -> str:
@@ -114,17 +117,18 @@ def _of_run(folder: Path, step: str | None) -> Choice:
         file = paths.config_json
         raise ModelError(f"{file}: not the config of a run of this version: {why}.") from None
     found = _checkpoint(CheckpointStore(paths.checkpoints, read_only=True), step)
+    of_run: Any = {"data": run.data, "seed": run.seed, "int4": run.trainer.int4}
     exported = found.path / "hf"
     if (exported / "config.json").is_file():
         # The model that the run started from need not be there any more.
         own = {"path": str(exported), "init": "pretrained", "tokenizer": None}
         model = run.model.model_copy(update={**own, "chat_template": None})
-        return Choice(model, data=run.data, seed=run.seed, exported=found)
+        return Choice(model, **of_run, exported=found)
     home = _home(folder, Path(run.runs_dir), run.name)
     places = ("path", "tokenizer", "chat_template")
     model = run.model.model_copy(update=_placed(run.model, places, home))
     lora = run.lora and run.lora.model_copy(update=_placed(run.lora, ("path",), home))
-    return Choice(model, lora, checkpoint=found, data=run.data, seed=run.seed)
+    return Choice(model, lora, checkpoint=found, **of_run)
 
 
 def _home(folder: Path, runs_dir: Path, name: str) -> Path:

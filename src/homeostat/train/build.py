@@ -13,7 +13,6 @@ from functools import partial
 from typing import Protocol
 
 from homeostat.config.critic import CriticConfig
-from homeostat.config.kind import RunKind
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.parts import TrainerSetup
 from homeostat.config.rollout import AdapterOffReference, CheckpointReference, InitialReference
@@ -21,6 +20,7 @@ from homeostat.errors import ModelError
 from homeostat.models.build import LoadedModel, ModelSheet, load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.expert_offload import require_experts, stream_experts
+from homeostat.precision.bases import base_rewrite
 from homeostat.train.expert_bias import is_expert_bias
 from homeostat.train.local import LocalTrainer
 from homeostat.train.precision import rewritten
@@ -68,9 +68,12 @@ def role_models(
 ) -> dict[Role, RoleModel]:
     """The models of a run by their roles. `starting_policy` gives a frozen model with the weights
     that the policy starts from."""
-    policy = load(config.model, config.lora, trained=True, head=head_of(config))
+    policy = load(config.model, config.lora, trained=True, head=config.head)
     rate = config.model.moe.router_bias_update_rate
-    models = {Role.POLICY: RoleModel(policy, config=config.trainer, bias_rate=rate)}
+    alone = config.lora is not None and config.lora.publish == "adapter"
+    models = {
+        Role.POLICY: RoleModel(policy, config=config.trainer, bias_rate=rate, sends_adapter=alone)
+    }
     choice = config.used_reference
     if isinstance(choice, AdapterOffReference):
         models[Role.REFERENCE] = RoleModel(policy, without_adapter=True)
@@ -89,22 +92,17 @@ def role_models(
     return models
 
 
-def head_of(config: TrainerSetup) -> HeadInit | None:
-    """Return where the value head of the trained model starts; None if it predicts tokens."""
-    return "random" if config.kind is RunKind.REWARD_MODEL else None
-
-
-def critic_lora(config: TrainerSetup, critic: CriticConfig) -> LoraConfig | None:
+def critic_lora(critic: CriticConfig, lora: LoraConfig | None) -> LoraConfig | None:
     """The critic's adapter: as the policy's, but new if the critic starts from another model."""
-    if config.lora is None or critic.path is None:
-        return config.lora
-    return config.lora.model_copy(update={"path": None})
+    if lora is None or critic.path is None:
+        return lora
+    return lora.model_copy(update={"path": None})
 
 
 def _critic_model(
     config: TrainerSetup, critic: CriticConfig, load: LoadModel, policy: ModelSheet
 ) -> LoadedModel:
-    start, lora = critic.start(config.model), critic_lora(config, critic)
+    start, lora = critic.start(config.model), critic_lora(critic, config.lora)
     with naming("critic.path" if critic.path else "model.path"):
         loaded = load(start, lora, trained=True, head=critic.head_init)
     _require_vocabulary("critic.path", loaded.sheet, policy)
@@ -120,17 +118,22 @@ def _features(
     policy = models[Role.POLICY].loaded
     if copies_features(config):
         return RoleModel(starting_policy(policy))
-    if config.starts_bare:
+    if _starts_bare(config):
         return RoleModel(policy, without_adapter=True)
     return models[Role.REFERENCE]
 
 
 def copies_features(config: TrainerSetup) -> bool:
     """Return whether the features of an energy need a copy of the starting policy."""
-    if config.energy is None or config.starts_bare:
+    if config.energy is None or _starts_bare(config):
         return False
     reference = config.used_reference
     return not isinstance(reference, InitialReference) or reference.refresh_steps is not None
+
+
+def _starts_bare(config: TrainerSetup) -> bool:
+    """Return whether the starting policy is the model without its adapter."""
+    return config.lora is not None and config.lora.is_new
 
 
 def _from_checkpoint(
@@ -182,6 +185,7 @@ def load(
         gradient_checkpointing=config.trainer.gradient_checkpointing,
         head=head,
         offload_experts=config.trainer.backend.offload_experts,
+        hold=base_rewrite(model),
     )
     if not trained:
         loaded.module.requires_grad_(False)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from homeostat.algorithms.value import value_spec
+from homeostat.config.optimizer import AnyOptimizer
 from homeostat.config.parts import TrainerSetup
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.models.expert_offload import NUM_SLOTS
@@ -25,8 +26,10 @@ from homeostat.models.shape_only import ShapeDecoder, shape_decoder
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
-from homeostat.train.build import copies_features, critic_lora, head_of
+from homeostat.precision.bases import base_rewrite
+from homeostat.train.build import copies_features, critic_lora
 from homeostat.train.forward import Forward
+from homeostat.train.optim_memory import optimizer_bytes
 from homeostat.train.precision import copy_bytes
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, TrainBatch
@@ -45,7 +48,7 @@ class UpdateMemory:
     critic: int = 0
     # Of each part of a micro-batch that is computed at one time (train/lanes.py).
     lanes: int = 0
-    # Experts that are offloaded to host memory, with their gradients and optimizer state.
+    # What is offloaded to host memory: the optimizer's state and masters; experts with all of it.
     host: int = 0
 
     @property
@@ -83,15 +86,18 @@ def estimate_update(
         "kernel": _kernel(config, runtime),
         "gradient_checkpointing": config.trainer.gradient_checkpointing,
     }
-    has_head = head_of(config) is not None
-    shape = shape_decoder(config.model, config.lora, has_value_head=has_head, **how)
-    policy = _trained(config, runtime, shape, batch, loss)
+    has_head = config.head is not None
+    hold = base_rewrite(config.model)
+    shape = shape_decoder(config.model, config.lora, has_value_head=has_head, hold=hold, **how)
+    how_trained = {"optimizer": config.trainer.optimizer}
+    policy = _trained(config, runtime, shape, batch, loss, **how_trained)
     critic = None
     if config.critic is not None:
-        start, lora = config.critic.start(config.model), critic_lora(config, config.critic)
-        model = shape_decoder(start, lora, has_value_head=True, **how)
+        start, lora = config.critic.start(config.model), critic_lora(config.critic, config.lora)
+        model = shape_decoder(start, lora, has_value_head=True, hold=hold, **how)
         spec = value_spec(denominator=1.0, clip=config.critic.clip)
-        critic = _trained(config, runtime, model, _value_batch(batch), spec)
+        how_trained = {"optimizer": config.critic.optimizer}
+        critic = _trained(config, runtime, model, _value_batch(batch), spec, **how_trained)
     shards, slots = config.mesh.num_shards, _slot_bytes(config, shape)
     here, offloaded = _placed(config, shape)
     return UpdateMemory(
@@ -109,23 +115,30 @@ def estimate_update(
 
 
 def _trained(
-    config: TrainerSetup, runtime: Runtime, shape: ShapeDecoder, batch: TrainBatch, spec: LossSpec
+    config: TrainerSetup,
+    runtime: Runtime,
+    shape: ShapeDecoder,
+    batch: TrainBatch,
+    spec: LossSpec,
+    *,
+    optimizer: AnyOptimizer,
 ) -> _Trained:
     """Moments, and below fp32 the masters and the gradients that are summed for them."""
     here, offloaded = _placed(config, shape)
-    has_masters = runtime.dtype != torch.float32
+    is_low = runtime.dtype != torch.float32
     # Those of fp32 parameters stay where autograd leaves them, unless that is host memory.
-    freed = {p for p in shape.parameters() if has_masters or p in offloaded}
+    freed = {p for p in shape.parameters() if is_low or p in offloaded}
     num_trained = sum(p.numel() for p in here if p.requires_grad)
+    copies = copy_bytes(config.trainer, runtime, shape)
+    state = optimizer_bytes(optimizer, shape.named_parameters(), config.trainer, offloaded)
+    num_away = sum(p.numel() for p in offloaded if p.requires_grad)
     return _Trained(
-        weights=_num_bytes(here)
-        + _slot_bytes(config, shape)
-        + copy_bytes(config.trainer, runtime, shape),
-        optimizer=num_trained * (12 if has_masters else 8),
-        gradients=num_trained * 4 if has_masters else 0,
-        work=_work(config, runtime, shape, batch, spec, freed=freed),
+        weights=_num_bytes(here) + _slot_bytes(config, shape) + copies,
+        optimizer=state.device,
+        gradients=num_trained * 4 if is_low else 0,
+        work=max(_work(config, runtime, shape, batch, spec, freed=freed), state.work),
         num_trained=num_trained,
-        host=_host_bytes(offloaded, has_masters=has_masters),
+        host=_num_bytes(offloaded) + num_away * 4 + state.host,
     )
 
 
@@ -151,12 +164,6 @@ def _slot_bytes(config: TrainerSetup, shape: ShapeDecoder) -> int:
     return sum(_num_bytes(block.experts.parameters()) for block in blocks)
 
 
-def _host_bytes(offloaded: Collection[Tensor], *, has_masters: bool) -> int:
-    """Return the bytes of host memory: weights, summed gradients, moments, masters below fp32."""
-    trained = sum(p.numel() for p in offloaded if p.requires_grad)
-    return _num_bytes(offloaded) + trained * (16 if has_masters else 12)
-
-
 def _num_bytes(parameters: Iterable[Tensor]) -> int:
     return sum(p.numel() * p.element_size() for p in parameters)
 
@@ -179,9 +186,8 @@ def _reference_bytes(config: TrainerSetup, parameters: Iterable[Tensor], *, slot
 def estimate_prefill(config: TrainerSetup, runtime: Runtime, *, num_tokens: int) -> int:
     """Bytes that a pass over so many prompt tokens needs, without gradients."""
     kernel = _kernel(config, runtime)
-    shape = shape_decoder(
-        config.model, config.lora, dtype=runtime.dtype, kernel=kernel, gradient_checkpointing=False
-    )
+    how = {"dtype": runtime.dtype, "kernel": kernel, "gradient_checkpointing": False}
+    shape = shape_decoder(config.model, config.lora, hold=base_rewrite(config.model), **how)
     nowhere = torch.device("meta")
     tokens_N = torch.zeros(num_tokens, dtype=torch.int64, device=nowhere)
     with kernels.meta_as(runtime.device), LiveBytes() as live, torch.no_grad():
@@ -219,9 +225,8 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 def _kernel(config: TrainerSetup, runtime: Runtime) -> str:
-    shape = shape_decoder(
-        config.model, None, dtype=runtime.dtype, kernel="sdpa", gradient_checkpointing=False
-    ).config
+    how = {"dtype": runtime.dtype, "kernel": "sdpa", "gradient_checkpointing": False}
+    shape = shape_decoder(config.model, None, hold=base_rewrite(config.model), **how).config
     return resolve_kernel(
         config.model.attention,
         device_type=runtime.device.type,

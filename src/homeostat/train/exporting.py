@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from homeostat.config.parts import ExportSettings
+from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import ModelSheet
 from homeostat.models.hf import save_hf
-from homeostat.models.lora import merged_state, save_adapter, saved_parameters
+from homeostat.models.lora import adapter_state, merged_state, saved_parameters
 from homeostat.models.value_head import classifier_config
 from homeostat.precision.int4_rewrite import Int4Rewrite
 from homeostat.train.int4_export import Int4Export
@@ -41,6 +42,15 @@ def int4_of(state: RoleState) -> Int4Rewrite | None:
     """Return the INT4 layers of a role, if they are rounded now."""
     found = (rewrite for rewrite in state.rewrites if isinstance(rewrite, Int4Rewrite))
     return next((rewrite for rewrite in found if rewrite.is_active), None)
+
+
+def sent_weights(state: RoleState, shards: Shards) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that engines in other processes are sent, gathered one at a time."""
+    if not state.sends_adapter:
+        yield from whole_weights(state, shards)
+        return
+    for name, tensor in adapter_state(state.model):
+        yield name, shards.whole(tensor)
 
 
 def export_role(state: RoleState, folder: Path, config: ExportSettings, *, shards: Shards) -> None:

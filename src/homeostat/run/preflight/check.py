@@ -35,6 +35,7 @@ from homeostat.errors import HomeostatError, MissingDependencyError
 from homeostat.models.expert_offload import require_experts
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
+from homeostat.precision.bases import base_rewrite
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
 from homeostat.run.preflight.energy import energy_item
 from homeostat.run.preflight.experts import expert_item
@@ -43,6 +44,7 @@ from homeostat.run.preflight.health import (
     disk_facts,
     health_items,
     machine_facts,
+    precision_flags,
     row_facts,
 )
 from homeostat.run.preflight.item import Item, Level
@@ -169,6 +171,7 @@ class Preflight:
         dtype = resolve_dtype(self.config.trainer, device)
         offload = self.config.trainer.backend.offload_experts
         place = {"dtype": dtype, "device": device, "offload_experts": offload}
+        place |= {"hold": base_rewrite(self.config.model)}
         self.preview = preview_model(self.config.model, self.config.lora, **place)
         decoder = self.preview.decoder
         if offload:
@@ -371,6 +374,7 @@ class Preflight:
             place = _existing(self.config.run_dir)
             facts |= disk_facts(place, checkpoint_bytes=self._checkpoint_bytes(self.preview))
         facts["environment"] = machine_facts()
+        facts["precision_flags"] = precision_flags()
         facts["tokenizer_compared"] = compare_tokenizers(self.config.model)
         facts |= compile_facts(self.config.trainer)
         for item in health_items(self.config, facts):

@@ -22,6 +22,7 @@ from homeostat.errors import DataError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.ops.moe_shape import MoeShape
+from homeostat.precision.bases import base_rewrite
 from homeostat.rewards.solved import deciding_rewards
 from homeostat.rewards.trial import try_rewards
 from homeostat.rollout.backend import Prospect
@@ -213,10 +214,11 @@ def _critic_item(config: RunConfig, critic: CriticConfig) -> Item:
     with naming("critic.path" if critic.path else "model.path"):
         preview = preview_model(
             critic.start(config.model),
-            critic_lora(config.for_trainer, critic),
+            critic_lora(critic, config.lora),
             dtype=resolve_dtype(config.trainer, device),
             device=device,
             head=critic.head_init,
+            hold=base_rewrite(config.model),
         )
     text = (
         f"{preview.family} with a value head, {fmt.count(preview.num_trainable)} of "
@@ -239,6 +241,7 @@ def other_run_items(config: RunConfig) -> Iterator[Item]:
                 dtype=resolve_dtype(config.trainer, device),
                 device=device,
                 offload_experts=config.trainer.backend.offload_experts,
+                hold=base_rewrite(config.model),
             )
         text = f"{preview.family}, {fmt.count(preview.num_params)} parameters"
         yield Item("reference", "ok", text, {"num_params": preview.num_params})

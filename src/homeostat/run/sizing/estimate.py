@@ -163,7 +163,8 @@ def copies_bytes(config: RunConfig, runtime: Runtime, preview: ModelPreview) -> 
     assert config.engine.type == "native", "no other engine shares the trainer's weights"
     place = {"numerics": config.model.numerics, "device": runtime.device}
     way = decode_path(preview.decoder, config.engine, **place)
-    can_copy = config.lora is None and runtime.dtype == torch.float32
+    # Adapters are copied as they are, beside the weights.
+    can_copy = config.model.quantization is None and runtime.dtype == torch.float32
     return 4 * preview.num_params if way in ("compact", "compiled") and can_copy else 0
 
 
