@@ -14,8 +14,8 @@ import torch
 
 from homeostat.config.load import load_config
 from homeostat.config.parts import TrainerSetup
-from homeostat.config.resume import saved_config
 from homeostat.errors import ConfigError, ModelError, Problem
+from homeostat.generation.choice import saved_recipe
 from homeostat.models import hf
 from homeostat.models.build import config_origin, new_decoder, open_source, read_configs
 from homeostat.models.families import decoder_config
@@ -40,12 +40,7 @@ def list_layers(path: Path, overrides: list[str] | None) -> list[LayerSheet]:
         raise ConfigError([Problem("KEY=VALUE", "settings belong to a recipe, not to a folder.")])
     if not _is_run(path):
         return checkpoint_layers(path)
-    file = path / "config.json"
-    try:
-        config = saved_config(file)
-    except ValueError as why:
-        raise ModelError(f"{file}: not the config of a run of this version: {why}.") from None
-    return recipe_layers(config.for_trainer)
+    return recipe_layers(saved_recipe(path).for_trainer)
 
 
 def _is_run(folder: Path) -> bool:
