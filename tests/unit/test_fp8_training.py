@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,16 @@ def test_inputs_that_maps_share_are_quantised_once_and_weights_once_an_update() 
         torch.testing.assert_close(maps[0](x, weights[0], None), 3 * before, rtol=0.1, atol=0.1)
 
 
+def test_copies_of_inputs_are_freed_with_them() -> None:
+    shared, x = SharedInputs(), drawn(4, 16, seed=0)
+    product(RECIPES["blockwise"], shared=shared)(x, drawn(8, 16, seed=1), None)
+    pair = shared.find(x, columns=False)
+    assert pair is not None
+    freed = weakref.ref(pair[0].values)
+    del pair, x
+    assert freed() is None
+
+
 @pytest.mark.parametrize("scaling", ["blockwise", "rowwise", "tensorwise"])
 def test_experts_are_near_the_exact_ones_and_exactly_those_of_dequantised_rows(scaling) -> None:
     recipe = Fp8Recipe(scaling)
@@ -248,6 +259,8 @@ def test_what_cannot_be_in_fp8_is_named() -> None:
         ({"fp8": {"scaling": "delayed"}}, "many"),
         ({"fp8": {"amax_history": 4}}, "no history"),
         ({"fp8": {"start_step": 9}, "max_steps": 8}, "no step is in FP8"),
+        ({"fp8": {}, "backend": {"type": "fsdp"}}, "ranks gather a layer's weights"),
+        ({"fp8": {}, "backend": {"type": "local", "offload_experts": True}}, "streams experts"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, settings, match) -> None:

@@ -77,22 +77,32 @@ class WeightCopies:
         return found
 
 
+class _Kept:
+    """The copies of one tensor, for as long as the tensor is alive and unchanged."""
+
+    def __init__(self, x: Tensor, pair: Pair) -> None:
+        self.source, self.version, self.pair = weakref.ref(x, self._drop), x._version, pair
+
+    def _drop(self, source: weakref.ref[Tensor]) -> None:
+        self.pair = None, None
+
+
 class SharedInputs(threading.local):
-    """The quantised copies of the last inputs, for maps that are given the same ones."""
+    """The quantised copies of a thread's last inputs, for maps that are given the same ones."""
 
     def __init__(self) -> None:
-        self._source: weakref.ref[Tensor] | None = None
-        self._version = -1
-        self._pair: Pair = (None, None)
+        self._kept: _Kept | None = None
 
     def find(self, x: Tensor, *, columns: bool) -> Pair | None:
         """Return the copies of this very tensor, if they were made last."""
-        is_same = self._source is not None and self._source() is x and self._version == x._version
-        return self._pair if is_same and (self._pair[1] is not None or not columns) else None
+        kept = self._kept
+        if kept is None or kept.source() is not x or kept.version != x._version:
+            return None
+        return kept.pair if kept.pair[1] is not None or not columns else None
 
     def keep(self, x: Tensor, pair: Pair) -> None:
-        """Remember the copies until other inputs come."""
-        self._source, self._version, self._pair = weakref.ref(x), x._version, pair
+        """Remember the copies until other inputs come, or these are freed."""
+        self._kept = _Kept(x, pair)
 
 
 @dataclass(slots=True, eq=False)
