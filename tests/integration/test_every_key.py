@@ -21,6 +21,7 @@ from tests.support.every_key import (
     engine_vllm,
     inputs,
     moe,
+    optimizers,
     outputs,
     preference,
     reward_model,
@@ -45,7 +46,7 @@ from homeostat.config import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
-SFT_PARTS = (inputs, moe, trainer, cluster, outputs, preference, reward_model)
+SFT_PARTS = (inputs, moe, optimizers, trainer, cluster, outputs, preference, reward_model)
 RL_PARTS = (
     rl_algorithm,
     rl_correction,
