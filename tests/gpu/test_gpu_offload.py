@@ -49,7 +49,7 @@ def trainer_of(folder: Path, *, offload: bool, checkpointing: bool | str) -> Loc
             "backend": {"type": "local", "offload_experts": offload},
         },
     )
-    return local_trainer(config, replace(resolve_runtime(config), dtype=torch.bfloat16))
+    return local_trainer(config.for_trainer, replace(resolve_runtime(config), dtype=torch.bfloat16))
 
 
 def batch_of(seed: int) -> list[TokenRow]:

@@ -68,7 +68,7 @@ def plan_of(rows: Sequence[TokenRow], split: Sequence[Sequence[int]]) -> StepPla
 
 def trainer_of(folder: Path, *overrides: str, family: str = "qwen3_moe") -> LocalTrainer:
     config = tiny_moe_runs.config(folder, *overrides, family=family)
-    return local_trainer(config, resolve_runtime(config))
+    return local_trainer(config.for_trainer, resolve_runtime(config))
 
 
 def accumulated(
@@ -76,7 +76,7 @@ def accumulated(
 ) -> tuple[dict[str, Tensor], UpdateReport]:
     """The gradient of an update that is split like this, and its report."""
     config = tiny_moe_runs.config(folder, *overrides, family=family)
-    trainer = local_trainer(config, resolve_runtime(config))
+    trainer = local_trainer(config.for_trainer, resolve_runtime(config))
     assert trainer.sheet.moe is not None
     plan = with_router_loss(
         plan_of(rows_of(), split),
@@ -387,7 +387,7 @@ def test_settings_of_experts_are_refused_for_models_that_cannot_follow_them(tmp_
     (tmp_path / "dense").mkdir()
     dense = tiny.config(tmp_path / "dense", *Z)
     with pytest.raises(ModelError, match=r"model\.moe\.z_loss_coefficient is set.*no experts"):
-        local_trainer(dense, resolve_runtime(dense))
+        local_trainer(dense.for_trainer, resolve_runtime(dense))
     moves = ("model.moe.balancing=bias", "model.moe.router_bias_update_rate=0.01")
     with pytest.raises(ModelError, match="this model family has none"):
         trainer_of(tmp_path, *moves)

@@ -49,7 +49,7 @@ def test_parts_are_runs_of_rows_of_about_one_size(lengths: list[int], count: int
 
 def trained(folder: Path, lanes: int) -> tuple[list[float], dict[str, torch.Tensor]]:
     config = tiny.config(folder, f"trainer.lanes={lanes}")
-    trainer = local_trainer(config, resolve_runtime(config))
+    trainer = local_trainer(config.for_trainer, resolve_runtime(config))
     assert (trainer.lanes is not None) == (lanes > 1)
     losses = []
     for step in range(1, 4):
@@ -147,8 +147,8 @@ def test_no_gradient_is_lost_in_lanes_in_bf16(
 ) -> None:
     """Against float64: lanes take gradients in another way than `backward`, to the same masters."""
     random_start = tiny.config(tmp_path)
-    local_trainer(random_start, resolve_runtime(random_start, kept=PLAIN)).export(
-        Role.POLICY, tmp_path / "model", random_start
+    local_trainer(random_start.for_trainer, resolve_runtime(random_start, kept=PLAIN)).export(
+        Role.POLICY, tmp_path / "model", random_start.for_export
     )
     sections: dict = {"model": {"path": str(tmp_path / "model"), "init": "pretrained"}}
     config = tiny.config(
@@ -158,7 +158,7 @@ def test_no_gradient_is_lost_in_lanes_in_bf16(
     rows = [row for batch in batches for row in batch.rows()]
     spec = sft.loss_spec(SftConfig(type="sft"), rows)
     plain = resolve_runtime(config, kept=PLAIN)
-    trainers = [local_trainer(config, replace(plain, lanes=num)) for num in (1, 3)]
+    trainers = [local_trainer(config.for_trainer, replace(plain, lanes=num)) for num in (1, 3)]
     assert [trainer.lanes is not None for trainer in trainers] == [False, True]
     found = []
     for trainer in trainers:

@@ -16,6 +16,8 @@ from pydantic import Field
 
 from homeostat.config.base import ByteSize, Settings, key
 from homeostat.config.cluster import AnyBackend, LocalBackend
+from homeostat.config.fp8 import Fp8Config
+from homeostat.config.int4 import Int4Config
 from homeostat.config.optimizer import AdamWConfig, AnyOptimizer
 
 # Activations recomputed in the backward pass: none (false), norms and gates, or whole layers
@@ -220,6 +222,19 @@ class TrainerConfig(Settings):
         "auto",
         help="bf16: bf16 weights and compute, with fp32 master weights, gradients and moments. "
         "auto: bf16 on a GPU, fp32 on a CPU.",
+    )
+    fp8: Fp8Config | None = key(
+        None,
+        help="Compute linear maps in FP8, over weights in the dtype of `precision`. On a CPU this "
+        "is an emulation: the same quantised numbers, slower than without.",
+        resume="warn",
+    )
+    int4: Int4Config | None = key(
+        None,
+        help="Compute with weights rounded to INT4 in groups, over weights in the dtype of "
+        "`precision`; gradients pass the rounding unchanged. The model then loses nothing when it "
+        "is exported in INT4. Default: null, or as the environment variable "
+        "OPEN_TRAINING_INT4_FAKE_QAT_FLAG says.",
     )
     gradient_checkpointing: Checkpointing = key(
         False,
