@@ -31,7 +31,7 @@ from homeostat.config.algorithm import SftConfig
 from homeostat.config.load import build_config
 from homeostat.config.run import RunConfig
 from homeostat.observe.devices import host_rss
-from homeostat.run.sizing.estimate import full_batch
+from homeostat.run.sizing.estimate import full_batch, loss_of
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.estimate import estimate_update
@@ -113,9 +113,9 @@ def measure(name: str, *, shape: str, device: str, tokens: int) -> dict[str, Any
         config = config_of(folder, device, overrides)
         runtime = resolve_runtime(config, kept=PLAIN)
         batch = full_batch(config, tokens)
-        plan = estimate_update(config, runtime, batch)
+        plan = estimate_update(config.for_trainer, runtime, batch, loss_of(config, batch))
         before = int(host_rss()) if device == "cpu" else 0
-        trainer = local_trainer(config, runtime)
+        trainer = local_trainer(config.for_trainer, runtime)
     times = updates(trainer, batch)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else peak

@@ -85,7 +85,7 @@ def trainer_of(folder: Path, *overrides: str) -> LocalTrainer:
         shape = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32}
         tiny.write_model(folder / "model", **shape)
     config = tiny.config(folder, "trainer.device=cuda", *overrides, model={"attention": "eager"})
-    return local_trainer(config, replace(resolve_runtime(config), dtype=torch.bfloat16))
+    return local_trainer(config.for_trainer, replace(resolve_runtime(config), dtype=torch.bfloat16))
 
 
 def weights_after(trainer: LocalTrainer, *, updates: int = 4) -> dict[str, torch.Tensor]:

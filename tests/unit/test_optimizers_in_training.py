@@ -13,7 +13,7 @@ from tests.support import tiny, tiny_moe, tiny_rl
 from homeostat.algorithms.sft import loss_spec
 from homeostat.config.algorithm import SftConfig
 from homeostat.errors import CheckpointError, ConfigError
-from homeostat.run.sizing.estimate import full_batch
+from homeostat.run.sizing.estimate import full_batch, loss_of
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.estimate import estimate_update
@@ -41,7 +41,7 @@ def trainer_of(folder: Path, *overrides: str) -> LocalTrainer:
     if not (folder / "model").exists():
         tiny.write_model(folder / "model", **SHAPE)
     runtime = replace(resolve_runtime(tiny.config(folder), kept=PLAIN), dtype=torch.bfloat16)
-    return local_trainer(tiny.config(folder, *overrides), runtime)
+    return local_trainer(tiny.config(folder, *overrides).for_trainer, runtime)
 
 
 def update(trainer: LocalTrainer, step: int, *, learning_rate: float = 1e-2) -> UpdateReport:
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(
 
 
 def test_an_adapters_matrices_are_updated_by_muon(tmp_path: Path) -> None:
-    trainer_of(tmp_path).export(POLICY, tmp_path / "start", tiny.config(tmp_path))
+    trainer_of(tmp_path).export(POLICY, tmp_path / "start", tiny.config(tmp_path).for_export)
     over = (
         f"model.path={tmp_path / 'start'}",
         "model.init=pretrained",
@@ -196,8 +196,9 @@ def test_the_plan_of_a_run_counts_the_optimizer_on_its_side(tmp_path: Path) -> N
     """In bf16, as on a GPU: 6 bytes of 8-bit moments and masters, and 4 of a summed gradient."""
     tiny.write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, head_dim=32)
     runtime = replace(resolve_runtime(tiny.config(tmp_path), kept=PLAIN), dtype=torch.bfloat16)
+    batch = full_batch(tiny.config(tmp_path), 64)
     plans = [
-        estimate_update(config, runtime, full_batch(config, 64))
+        estimate_update(config.for_trainer, runtime, batch, loss_of(config, batch))
         for config in (
             tiny.config(tmp_path),
             tiny.config(tmp_path, "trainer.optimizer.moments=8bit"),
