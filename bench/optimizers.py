@@ -4,7 +4,7 @@
     python bench/optimizers.py --device cpu [--shape 31M]
 
 Each setting is a model of random weights that makes a few real updates of two micro-batches in a
-process of its own. On a GPU the measured peak is what torch allocated; on a CPU it is what the
+separate process. On a GPU the measured peak is what torch allocated; on a CPU it is what the
 process had resident. `step_ms` is the optimizer's step alone (median), `update_ms` the whole update
 with both passes; `offload` settings keep state and masters in host memory.
 """

@@ -21,6 +21,7 @@ from tests.support.every_key.workshop import (
 
 from homeostat.config.optimizer import AnyOptimizer
 from homeostat.config.run import RunConfig
+from homeostat.models.weight_stream import WeightStream
 from homeostat.train.host_state import HostState
 from homeostat.train.optim import MasterOptimizer
 
@@ -99,6 +100,26 @@ def state_in_host_memory_gives_the_same_bits(workshop: Workshop) -> None:
     assert_same(workshop.run(), away, "bits")
 
 
+def layers_in_host_memory_give_the_same_bits(workshop: Workshop) -> None:
+    copied: list[int] = []
+    fill = WeightStream._fill
+
+    def counted(self: WeightStream, layer: int) -> None:
+        copied.append(layer)
+        fill(self, layer)
+
+    with (
+        patch.object(WeightStream, "_fill", counted),
+        patch("homeostat.train.runtime.find_device_conflicts", return_value=[]),
+    ):
+        away = workshop.again(
+            "trainer.backend={offload_optimizer: true, offload_params: true}",
+        )
+    # Two layers, which both have a slot: once in each of three updates.
+    assert copied == [0, 1] * 3
+    assert_same(workshop.run(), away, "bits")
+
+
 TYPES: dict[str, Case] = {
     "adamw": refuses("trainer.optimizer.type=sgd", r"optimizer\.type"),
     "muon": alters("trainer.optimizer.type=muon"),
@@ -109,6 +130,15 @@ CASES: dict[str, Case] = {
     "trainer.backend.offload_optimizer (local)": all_of(
         refuses("trainer.backend.offload_optimizer=true", "in host memory already"),
         state_in_host_memory_gives_the_same_bits,
+    ),
+    "trainer.backend.offload_params (local)": all_of(
+        refuses("trainer.backend.offload_params=true", "are updated from there"),
+        layers_in_host_memory_give_the_same_bits,
+    ),
+    "trainer.backend.offload_params (fsdp)": refuses(
+        "trainer.backend.offload_params=true",
+        "ranks split the weights",
+        base=("cluster={type: torchrun, processes: 1}", "trainer.backend={type: fsdp}"),
     ),
     "trainer.backend.offload_optimizer (fsdp)": refuses(
         "trainer.backend.offload_optimizer=true",
