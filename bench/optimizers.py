@@ -56,6 +56,7 @@ GPU_SETTINGS = {
     "adamw, offload": (OFFLOAD,),
     "adamw, moments 8bit, offload": ("trainer.optimizer.moments=8bit", OFFLOAD),
     "muon, offload": ("trainer.optimizer.type=muon", OFFLOAD),
+    "adamw, offload, layers too": (OFFLOAD, "trainer.backend.offload_params=true"),
 }
 # Later steps, of which the trainer measures nothing by passes over all weights.
 STEPS = range(4, 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.optimizer import AdamWConfig, AnyOptimizer
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
@@ -59,11 +60,12 @@ def _weights_on_host(config: RunConfig) -> Iterator[Problem]:
         if getattr(config.trainer, name) is not None:
             why = f"copies of the weights in {name} would fill the GPU with what it was to free."
             yield Problem(WEIGHTS, why, f"Remove it, or trainer.{name}.")
-    shares = config.is_rl and config.engine.type == "native" and config.engine.shares_weights
-    if shares and config.engine.decode != "plain":
+    engine = config.engine
+    is_native = config.is_rl and isinstance(engine, NativeEngineConfig) and engine.shares_weights
+    if is_native and engine.decode != "plain":
         yield Problem(
             "engine.decode",
-            f"{config.engine.decode} decodes in kernels that read all weights from the GPU, and "
+            f"{engine.decode} decodes in kernels that read all weights from the GPU, and "
             f"{WEIGHTS} leaves them in host memory.",
             "Set it to plain (every decoding step then streams all weights, which is slow), "
             f"engine.type=vllm on another GPU, or remove {WEIGHTS}.",
