@@ -61,8 +61,8 @@ def _weights_on_host(config: RunConfig) -> Iterator[Problem]:
             why = f"copies of the weights in {name} would fill the GPU with what it was to free."
             yield Problem(WEIGHTS, why, f"Remove it, or trainer.{name}.")
     engine = config.engine
-    is_native = config.is_rl and isinstance(engine, NativeEngineConfig) and engine.shares_weights
-    if is_native and engine.decode != "plain":
+    is_shared = config.is_rl and engine.shares_weights
+    if is_shared and isinstance(engine, NativeEngineConfig) and engine.decode != "plain":
         yield Problem(
             "engine.decode",
             f"{engine.decode} decodes in kernels that read all weights from the GPU, and "
