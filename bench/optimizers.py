@@ -4,14 +4,16 @@
     python bench/optimizers.py --device cpu [--shape 31M]
 
 Each setting is a model of random weights that makes a few real updates of two micro-batches in a
-separate process. On a GPU the measured peak is what torch allocated; on a CPU it is what the
-process had resident. `step_ms` is the optimizer's step alone (median), `update_ms` the whole update
-with both passes; `offload` settings keep state and masters in host memory.
+separate process. On a GPU the measured peak is what torch allocated; on a CPU it is what the process
+had resident, so `--inline` (all settings in one process) is for a GPU alone. `step_ms` is the
+optimizer's step alone (median), `update_ms` the whole update with both passes; `offload` settings
+keep state and masters in host memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import statistics
@@ -108,6 +110,10 @@ def _now() -> float:
 def measure(name: str, *, shape: str, device: str, tokens: int) -> dict[str, Any]:
     """Return the row of one setting, in this process."""
     overrides = {**SETTINGS, **GPU_SETTINGS}[name]
+    if device == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         (folder / "config.json").write_text(json.dumps({**_LLAMA, **SHAPES[shape]}))
@@ -144,6 +150,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default=None)
     parser.add_argument("--tokens", type=int, default=None, help="Tokens of a micro-batch.")
     parser.add_argument("--only", default="", help="Part of a setting's name.")
+    parser.add_argument("--inline", action="store_true", help="In one process, on a GPU.")
     parser.add_argument("--one", default=None, help="Measure this setting in this process.")
     parser.add_argument("--commit", default=None, help="Where there is no git to ask.")
     chosen = parser.parse_args()
@@ -157,6 +164,10 @@ def main() -> None:
     how = ["--device", chosen.device, "--shape", shape, "--tokens", str(tokens)]
     rows = []
     for name in names:
+        if chosen.inline:
+            rows.append(measure(name, shape=shape, device=chosen.device, tokens=tokens))
+            print(json.dumps(rows[-1]), flush=True)
+            continue
         command = [sys.executable, __file__, *how, "--one", name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:
