@@ -4,7 +4,7 @@
     python bench/optimizers.py --device cpu [--shape 31M]
 
 Each setting is a model of random weights that makes a few real updates of two micro-batches in a
-separate process. On a GPU the measured peak is what torch allocated; on a CPU it is what the process
+separate process. On a GPU the measured peak is what torch allocated, on a CPU what the process
 had resident, so `--inline` (all settings in one process) is for a GPU alone. `step_ms` is the
 optimizer's step alone (median), `update_ms` the whole update with both passes; `offload` settings
 keep state and masters in host memory.
