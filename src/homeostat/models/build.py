@@ -28,7 +28,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
 from homeostat.models.hub_names import stacked_tensors
-from homeostat.models.layer_offload import allocate_matrices
+from homeostat.models.layer_offload import allocate_on_host
 from homeostat.models.memory import require_memory
 from homeostat.models.origin import ConfigOrigin
 from homeostat.models.side_by_side import lay_adapters_side_by_side, lay_side_by_side
@@ -334,11 +334,8 @@ def _empty_decoder(
             module = new_decoder(shape, flags, has_value_head=has_value_head).to(dtype)
         if hold is not None:
             hold(module, dtype)
-        if on_host == "experts":
-            for block in module.moe_blocks:
-                _allocate(block.experts, torch.device("cpu"))
-        elif on_host == "layers":
-            allocate_matrices(module)
+        if on_host is not None:
+            allocate_on_host(module, on_host)
         return _allocate(module, device)
     # torch's own initialisation draws from the global generators, so restore them afterwards.
     drawn_from = [device] if device.type == "cuda" else []

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from homeostat.config.cluster import OnHost
 from homeostat.models.decoder import Decoder, Layer
 from homeostat.models.weight_stream import OnDevice, WeightStream, pin_all
 from homeostat.ops.host_memory import HOST
@@ -35,10 +36,11 @@ def stream_layers(decoder: Decoder, *, device: torch.device) -> None:
         StreamedLayer(layer, stream, number=number)
 
 
-def allocate_matrices(decoder: Decoder) -> None:
-    """Allocate the matrices of a decoder on the meta device in host memory."""
-    for layer in decoder.layers:
-        for module, name, parameter in list(layer_matrices(layer)):
+def allocate_on_host(decoder: Decoder, part: OnHost) -> None:
+    """Allocate the matrices of experts, or of all layers, of a decoder on the meta device."""
+    experts = [block.experts for block in decoder.moe_blocks]
+    for owner in experts if part == "experts" else decoder.layers:
+        for module, name, parameter in list(layer_matrices(owner)):
             made = torch.empty(parameter.shape, dtype=parameter.dtype, device=HOST)
             module._parameters[name] = nn.Parameter(made, requires_grad=parameter.requires_grad)
 
