@@ -116,11 +116,13 @@ def test_layers_in_host_memory_learn_the_same_weights_with_two_layers_on_the_dev
 ) -> None:
     shape = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32}
     tiny.write_model(tmp_path / "model", **shape, num_hidden_layers=6)
-    plain = weights_after(trainer_of(tmp_path))
+    # The host sums the norm of its gradients in another order than a GPU, so nothing is clipped.
+    free = "trainer.max_grad_norm=null"
+    plain = weights_after(trainer_of(tmp_path, free))
     gc.collect()
     before = torch.cuda.memory_allocated()
     how = "trainer.backend={offload_optimizer: true, offload_params: true}"
-    trainer = trainer_of(tmp_path, how)
+    trainer = trainer_of(tmp_path, how, free)
     found = weights_after(trainer)
     assert all(torch.equal(found[name], value) for name, value in plain.items())
     layers = [p for n, p in trainer.roles[POLICY].named_parameters() if ".layers." in n]
