@@ -22,6 +22,7 @@ from tests.support.every_key import (
     fp8,
     inputs,
     moe,
+    optimizers,
     outputs,
     preference,
     reward_model,
@@ -46,7 +47,7 @@ from homeostat.config import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
-SFT_PARTS = (inputs, moe, trainer, fp8, cluster, outputs, preference, reward_model)
+SFT_PARTS = (inputs, moe, optimizers, trainer, fp8, cluster, outputs, preference, reward_model)
 RL_PARTS = (
     rl_algorithm,
     rl_correction,

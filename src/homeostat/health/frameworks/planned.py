@@ -11,8 +11,6 @@ PLANNED: dict[str, str] = {
     "trainer.backend.context_parallel_size": "Devices that share each long sequence in training.",
     "trainer.backend.pipeline_parallel_size": "Stages that the trained model's layers are cut in.",
     "trainer.backend.expert_parallel_size": "Devices that share the experts of a layer.",
-    "trainer.backend.offload_params": "Keep the trained model's weights in host memory.",
-    "trainer.backend.offload_optimizer": "Keep the optimizer's state in host memory.",
     "trainer.int4.group_size": "Weights that share one INT4 scale.",
     "trainer.int4.skip_layers": "Layers that stay in bf16 beside INT4 ones.",
     "trainer.int4.start_step": "First step with INT4 rounding; those before it are in bf16.",
