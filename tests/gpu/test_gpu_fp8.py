@@ -1,4 +1,4 @@
-"""FP8 on a GPU: quantised bits are the CPU's, products are near, and the trainer learns with them."""
+"""FP8 on a GPU: quantised bits are those of a CPU, and products are near the emulated ones."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ from homeostat.precision.fp8_model import Fp8Rewrite, rewrite_fp8
 from homeostat.precision.history import AmaxHistory
 from homeostat.precision.operands import Emulation
 from homeostat.precision.recipe import E4M3, E5M2, Fp8Recipe
-from homeostat.precision.statistics import by_group, statistics_of, watching
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.local import LocalTrainer
@@ -185,7 +184,7 @@ def test_a_rewrite_keeps_every_parameter_and_its_place() -> None:
     assert torch.equal(hidden(model), plain)
     rewrite.begin_step(3)
     close = hidden(model)
-    assert 1e-3 < float((close - plain).norm() / plain.norm()) < 0.1
+    assert 1e-3 < float((close - plain).detach().norm() / plain.detach().norm()) < 0.1
     assert {name: (p.data_ptr(), p.shape) for name, p in model.named_parameters()} == before
     assert list(model.state_dict()) == state
     # The switch is a function of the step, in both directions.
@@ -225,7 +224,7 @@ def test_adapters_stay_as_they_are_over_maps_in_fp8() -> None:
     rewrite = rewritten(model)
     assert {layer.name for layer in rewrite.layers()} == {name for name, _ in lora_modules(model)}
     close = hidden(model)
-    assert 1e-3 < float((close - exact).norm() / exact.norm()) < 0.1
+    assert 1e-3 < float((close.detach() - exact).norm() / exact.norm()) < 0.1
     close.square().sum().backward()
     adapted = dict(lora_modules(model))["model.layers.0.mlp.up_proj"]
     assert adapted.lora_B.weight.grad.any()
@@ -288,7 +287,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path, fp8) -> None:
     assert before + updates(second, range(4, 6)) == losses
     assert second.checksums(POLICY) == whole.checksums(POLICY)
     # It is not the run without FP8.
-    assert updates(trainer_of(tmp_path, **{**fp8, "start_step": 99}), range(1, 6)) != losses
+    assert updates(trainer_of(tmp_path, **{**fp8, "start_step": 6}), range(1, 6)) != losses
 
 
 def test_an_update_that_is_discarded_leaves_no_trace_in_the_history(tmp_path: Path) -> None:
@@ -303,38 +302,13 @@ def test_an_update_that_is_discarded_leaves_no_trace_in_the_history(tmp_path: Pa
     assert plain.checksums(POLICY) == retried.checksums(POLICY)
 
 
-def test_statistics_say_what_is_cut_flushed_and_rounded() -> None:
-    x = torch.tensor([[8.0, 1.0, 1e-6, 0.0], [4.0, -2.0, 2.0, 1.0]])
-    found = statistics_of(x, block=(None, None), amax=torch.tensor([4.0]))
-    assert found.amax == 8.0
-    assert found.saturated_share == 1 / 8
-    assert found.flushed_share == 1 / 8
-    assert found.scale_min == found.scale_max == torch.tensor(4.0) / 448
-    expected = (dequantise(quantise(x, block=(None, None), amax=torch.tensor([4.0]))) - x).norm()
-    assert found.error == expected / x.norm()
-    # Dynamic scales cut nothing.
-    assert statistics_of(x, block=(1, None)).saturated_share == 0
-
-
-def test_a_watched_pass_measures_every_layer_and_changes_no_bit() -> None:
+def test_a_watched_pass_shows_every_layer_and_changes_no_bit() -> None:
     model = decoder()
     rewrite = rewritten(model)
-    plain = hidden(model)
-    with watching(rewrite) as watch:
+    plain, shown = hidden(model), set()
+    with rewrite.watched(lambda name, what, tensor, expected: shown.add((name, what))):
         seen = hidden(model)
         seen.square().sum().backward()
     assert torch.equal(seen, plain)
-    groups = {layer.name: layer.group for layer in rewrite.layers()}
-    assert {name for name, _ in watch.found} == set(groups)
-    assert {what for _, what in watch.found} == {"input", "weight", "gradient"}
-    metrics = by_group(watch.found, groups)
-    assert set(metrics) == {
-        f"{group}/{what}"
-        for group in ("attention", "mlp")
-        for what in (
-            "amax", "saturated_share", "flushed_share", "scale_min", "scale_max", "error"
-        )
-    }  # fmt: skip
-    assert 0.01 < metrics["mlp/error"] < 0.05
-    del watch
-    hidden(model)
+    names = {layer.name for layer in rewrite.layers()}
+    assert shown == {(name, what) for name in names for what in ("input", "weight", "gradient")}
