@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import common
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 from triton.runtime.errors import OutOfResources
 
-from homeostat.rollout.native.cuda import int4_products, narrow
+from homeostat.rollout.native.cuda import int4_narrow, int4_products, narrow
 from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 from homeostat.rollout.native.cuda.int4_products import Scratch, Tile
 from homeostat.rollout.native.cuda.products import Scaled
@@ -108,8 +109,42 @@ class Product:
 
         return timed(step, self.copies)
 
+    def narrow(
+        self, outputs: int = int4_narrow.OUTPUTS, warps: int | None = None
+    ) -> tuple[float, float]:
+        """Time one row; return how far the result is from the dequantised weights', and seconds."""
+        x, residual = self.rows(1)
+        is_gated, is_added = self.name == "gate", self.name in ("o", "down")
+        width = self.num_outputs // 2 if is_gated else self.num_outputs
+        out = torch.zeros_like(residual[:, :width]).contiguous()
+        how = {"is_gated": is_gated, "is_added": is_added, "eps": EPS, "outputs": outputs}
+        how |= {"norm_D": None if is_added else self.norm, "warps": warps}
+
+        def step(n: int) -> None:
+            int4_narrow.launch(x, self.matrices[n], out, **how)
+
+        step(0)
+        wanted = x.float()
+        if not is_added:
+            wanted = functional.rms_norm(wanted, x.shape[1:], self.norm.float(), EPS)
+        return self._difference(out, wanted), timed(step, len(self.matrices))
+
+    def dense(self, num_rows: int) -> tuple[float, float]:
+        """Time dequantising the weights and a library's product."""
+        x, _ = self.rows(num_rows)
+
+        def step(n: int) -> Tensor:
+            weight = self.matrices[n].dequantised(dtype=torch.bfloat16)
+            return functional.linear(x, weight)
+
+        return 0.0, timed(step, min(8, len(self.matrices)))
+
     def int4(self, num_rows: int, tile: Tile | None = None) -> tuple[float, float]:
         """Return how far the result is from the dequantised weights', and the seconds."""
+        if tile is None and num_rows <= int4_narrow.MAX_ROWS:
+            return self.narrow()
+        if tile is None and num_rows > int4_products.MAX_ROWS:
+            return self.dense(num_rows)
         x, residual = self.rows(num_rows)
         is_gated, is_added = self.name == "gate", self.name in ("o", "down")
         width = self.num_outputs // 2 if is_gated else self.num_outputs
@@ -163,42 +198,29 @@ def compare() -> dict[str, Any]:
     return found
 
 
-# Tiles to compare: outputs, rows, shares, blocks, warps, stages.
+# Outputs at a time and warps of a program for one row.
+NARROW = ((4, None), (2, None), (8, None), (4, 4), (4, 8), (2, 8), (4, 2), (8, 8))
+# Tiles for more rows: outputs, rows, shares, warps, stages.
 TILES = {
-    1: [
-        Tile(*sizes)
-        for sizes in (
-            (64, 16, 1, 1, 4, 4), (64, 16, 4, 1, 4, 4), (64, 16, 11, 1, 4, 4),
-            (64, 16, 4, 1, 4, 6), (64, 16, 4, 2, 4, 3), (32, 16, 4, 1, 2, 4),
-            (32, 16, 4, 1, 4, 4), (16, 16, 4, 1, 1, 4), (16, 16, 2, 1, 2, 4), (128, 16, 4, 1, 8, 4),
-        )
-    ],
-    32: [
-        Tile(*sizes)
-        for sizes in (
-            (64, 32, 1, 1, 4, 4), (64, 32, 4, 1, 4, 4), (64, 32, 4, 1, 4, 3), (128, 32, 4, 1, 8, 4),
-            (32, 32, 4, 1, 4, 4),
-        )
-    ],
-    256: [
-        Tile(*sizes)
-        for sizes in (
-            (64, 128, 1, 1, 4, 3), (64, 256, 1, 1, 4, 3), (128, 128, 1, 1, 8, 3),
-            (128, 256, 1, 1, 8, 3), (64, 256, 1, 1, 8, 3), (128, 128, 1, 1, 4, 3),
-            (64, 128, 4, 1, 4, 3), (128, 128, 4, 1, 8, 3),
-        )
-    ],
+    32: ((64, 32, 1, 4, 4), (64, 32, 4, 4, 4), (64, 32, 8, 4, 4), (64, 32, 11, 4, 3),
+         (128, 32, 4, 8, 4), (64, 32, 4, 4, 6)),
+    256: ((64, 128, 1, 4, 2), (128, 128, 1, 8, 2), (64, 64, 1, 4, 3)),
 }  # fmt: skip
 
 
 def sweep(product: Product, label: str) -> None:
     """Print the time of a product with every tile."""
     print(label, "bf16", [round(product.bf16(rows) * 1e6, 1) for rows in ROWS], flush=True)
-    for rows, tile in [(rows, tile) for rows, tiles in TILES.items() for tile in tiles]:
-        if tile.shares > 1 and product.name == "gate":
-            continue
+    tries: list[tuple[int, Any, Callable[[], tuple[float, float]]]] = [
+        (1, tile, partial(product.narrow, *tile)) for tile in NARROW
+    ]
+    for rows, tiles in TILES.items():
+        chosen = [Tile(*sizes) for sizes in tiles if sizes[2] == 1 or product.name != "gate"]
+        tries += [(rows, tile, partial(product.int4, rows, tile)) for tile in chosen]
+    tries.append((256, "dense", partial(product.dense, 256)))
+    for rows, tile, run in tries:
         try:
-            difference, seconds = product.int4(rows, tile)
+            difference, seconds = run()
         except (RuntimeError, ValueError, OutOfResources) as error:
             print(label, rows, tile, "failed:", str(error)[:80], flush=True)
             continue

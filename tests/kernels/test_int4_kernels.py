@@ -25,7 +25,7 @@ from homeostat.precision.int4 import fake_quantise
 from homeostat.precision.int4_packed import hold_packed
 from homeostat.precision.int4_rewrite import Int4Rewrite
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
-from homeostat.rollout.native.cuda import int4_products
+from homeostat.rollout.native.cuda import int4_narrow, int4_products
 from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 from homeostat.rollout.native.cuda.int4_products import Scratch
 from homeostat.rollout.native.cuda.int4_weights import Int4Weights
@@ -93,6 +93,24 @@ def test_dequantising_gives_back_the_rounded_weight() -> None:
         assert torch.equal(matrix.dequantised(dtype=DTYPE), rounded)
 
 
+def few_rows_are_multiplied_alike(
+    x_BD: Tensor,
+    norm_D: Tensor,
+    matrix: Int4Matrix,
+    bias_O: Tensor,
+    out_BO: Tensor,
+    rounded: Tensor,
+) -> None:
+    found = int4_narrow.into_heads(x_BD, norm_D, matrix, bias_O, eps=EPS)
+    near(found, out_BO + bias_O.float())
+    wanted = functional.silu(out_BO[:, :10]) * out_BO[:, 10:]
+    near(int4_narrow.gated(x_BD, norm_D, matrix, eps=EPS), wanted)
+    sum_BO = drawn(len(x_BD), 20, seed=3)
+    wanted = sum_BO.float() + x_BD.float() @ rounded.float().T + bias_O.float()
+    int4_narrow.added(sum_BO, x_BD, matrix, bias_O)
+    near(sum_BO, wanted)
+
+
 @pytest.mark.parametrize("num_rows", [2, pytest.param(21, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("group", [32, pytest.param(128, marks=pytest.mark.slow)])
 def test_products_of_rows(num_rows: int, group: int) -> None:
@@ -104,6 +122,8 @@ def test_products_of_rows(num_rows: int, group: int) -> None:
     x = Scaled(x_BD * norm_D, squares_BT.contiguous())
     normed = functional.rms_norm(x_BD.float(), (num_inputs,), norm_D.float(), EPS)
     out_BO, scratch = normed @ rounded.float().T, Scratch(DEVICE)
+    if num_rows <= int4_narrow.MAX_ROWS:
+        few_rows_are_multiplied_alike(x_BD, norm_D, matrix, bias_O, out_BO, rounded)
     near(int4_products.into_heads(x, matrix, bias_O, scratch, eps=EPS), out_BO + bias_O.float())
     wanted = functional.silu(out_BO[:, :10]) * out_BO[:, 10:]
     near(int4_products.gated(x, matrix, scratch, eps=EPS), wanted)
@@ -175,7 +195,7 @@ def same(found: list[Completion], wanted: list[Completion]) -> None:
 
 
 def test_packed_weights_decode_as_the_trainers_rounded_ones() -> None:
-    """A layer that is skipped, a late switch, and new weights at a commit."""
+    """A layer that is skipped, a late switch, new weights at a commit; few rows and more."""
     model = tiny()
     config = Int4Config(
         group_size=32, start_step=2, skip_layers=("lm_head", "embed", "layers.0.mlp")
@@ -195,7 +215,7 @@ def test_packed_weights_decode_as_the_trainers_rounded_ones() -> None:
     rewrite.weights_changed()
     for engine in (fused, plain):
         engine.commit(1)
-    same(generate(fused, requests(2), timeout_s=60), generate(plain, requests(2), timeout_s=60))
+    same(generate(fused, requests(5), timeout_s=60), generate(plain, requests(5), timeout_s=60))
 
 
 def test_a_model_that_holds_packed_weights_only_decodes_the_same() -> None:

@@ -57,13 +57,12 @@ sub.bf16x2 $1, $1, less;
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Outputs and rows of a program, parts of the inputs that are computed in parallel, blocks that
-    are multiplied at a time, and how the program is compiled."""
+    """Outputs and rows of a program, parts of the inputs that are computed in parallel, and how the
+    program is compiled."""
 
     outputs: int
     rows: int
     shares: int
-    blocks: int
     warps: int
     stages: int
 
@@ -82,11 +81,20 @@ def _integers(pairs, IS_HIGH: tl.constexpr, HAS_ASM: tl.constexpr, dtype: tl.con
 
 
 @triton.jit
+def _scales(scales_ptr, at_O, is_out, block, num_blocks, num_scales):
+    """The scales of a block's two groups; those beyond the end are not read."""
+    at = scales_ptr + block * 2 * num_scales + at_O
+    is_there = at_O < tl.where(block < num_blocks, at_O + 1, 0)
+    low = tl.load(at, mask=is_out & is_there, other=0.0)
+    return low, tl.load(at + num_scales, mask=is_out & is_there, other=0.0)
+
+
+@triton.jit
 def _sums_of_block(
-    sums, x_ptr, bytes_ptr, scales_ptr, at_O, at_B, is_out, is_row, block, num_inputs, num_blocks,
-    num_scales, GROUP: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr,
+    sums, low, high, x_ptr, bytes_ptr, at_O, at_B, is_out, is_row, block, num_inputs, num_blocks,
+    GROUP: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the products of a block's two groups."""
+    """Add the products of a block's two groups, whose scales are `low` and `high`."""
     at_H = tl.arange(0, GROUP)
     at_byte = (at_O[:, None].to(tl.int64) * num_blocks + block) * GROUP + at_H[None, :]
     pairs = tl.load(bytes_ptr + at_byte, mask=is_out[:, None], other=0)
@@ -95,10 +103,10 @@ def _sums_of_block(
         at_x = at_B[:, None].to(tl.int64) * num_inputs + (start + at_H)[None, :]
         is_in = is_row[:, None] & (start + at_H < num_inputs)[None, :]
         x = tl.load(x_ptr + at_x, mask=is_in, other=0.0)
-        at_scale = scales_ptr + (block * 2 + half) * num_scales + at_O
-        scales = tl.load(at_scale, mask=is_out, other=0.0).to(tl.float32)
+        scales = low if half == 0 else high
         weight = _integers(pairs, half == 1, HAS_ASM, x.dtype)
-        sums += tl.dot(weight, tl.trans(x), input_precision=PRECISION) * scales[:, None]
+        product = tl.dot(weight, tl.trans(x), input_precision=PRECISION)
+        sums += product * scales.to(tl.float32)[:, None]
     return sums
 
 
@@ -134,8 +142,7 @@ def _product(
     arrived_ptr, eps, num_rows, num_inputs, num_blocks, num_scales, num_outputs,
     HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, IS_ADDED: tl.constexpr, TILES: tl.constexpr,
     PADDED_TILES: tl.constexpr, GROUP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    SHARES: tl.constexpr, BLOCKS: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    SHARES: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     at_B = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at_O = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -144,28 +151,35 @@ def _product(
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     if IS_GATED:
         up_sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    # Shares are whole steps of blocks, so that what lies beyond the end is multiplied by zeros.
-    per_share = tl.cdiv(tl.cdiv(num_blocks, BLOCKS), SHARES) * BLOCKS
+    per_share = tl.cdiv(num_blocks, SHARES)
     first = tl.program_id(2) * per_share
-    for step in range(first, tl.minimum(first + per_share, num_blocks), BLOCKS):
-        for ahead in tl.static_range(BLOCKS):
-            block = step + ahead
-            is_there = at_O < tl.where(block < num_blocks, num_outputs, 0)
-            sums = _sums_of_block(
-                sums, x_ptr, bytes_ptr, scales_ptr, at_O, at_B, is_there, is_row, block,
-                num_inputs, num_blocks, num_scales, GROUP, HAS_ASM, PRECISION,
+    end = tl.minimum(first + per_share, num_blocks)
+    low, high = _scales(scales_ptr, at_O, is_out, first, num_blocks, num_scales)
+    if IS_GATED:
+        at_up = num_outputs + at_O
+        up_low, up_high = _scales(scales_ptr, at_up, is_out, first, num_blocks, num_scales)
+    for block in range(first, end):
+        # The next block's scales are on their way while this one is multiplied.
+        next_low, next_high = _scales(scales_ptr, at_O, is_out, block + 1, num_blocks, num_scales)
+        sums = _sums_of_block(
+            sums, low, high, x_ptr, bytes_ptr, at_O, at_B, is_out, is_row, block, num_inputs,
+            num_blocks, GROUP, HAS_ASM, PRECISION,
+        )  # fmt: skip
+        low, high = next_low, next_high
+        if IS_GATED:
+            next_low, next_high = _scales(
+                scales_ptr, at_up, is_out, block + 1, num_blocks, num_scales
+            )
+            up_sums = _sums_of_block(
+                up_sums, up_low, up_high, x_ptr, bytes_ptr, at_up, at_B, is_out, is_row, block,
+                num_inputs, num_blocks, GROUP, HAS_ASM, PRECISION,
             )  # fmt: skip
-            if IS_GATED:
-                up_sums = _sums_of_block(
-                    up_sums, x_ptr, bytes_ptr, scales_ptr, num_outputs + at_O, at_B, is_there,
-                    is_row, block, num_inputs, num_blocks, num_scales, GROUP, HAS_ASM, PRECISION,
-                )  # fmt: skip
+            up_low, up_high = next_low, next_high
     let_next_start(EARLY)
     is_whole = True
     if SHARES > 1:
         is_whole, sums = _whole(sums, sums_ptr, arrived_ptr, OUTPUTS, ROWS, SHARES)
     if is_whole:
-        element = out_ptr.dtype.element_ty
         if TILES > 0:
             rstd = _rstd(squares_ptr, at_B, is_row, num_inputs, eps, TILES, PADDED_TILES)[None, :]
             sums *= rstd
@@ -174,26 +188,41 @@ def _product(
         if IS_GATED:
             if TILES > 0:
                 up_sums *= rstd
-            gate, up = sums.to(element).to(tl.float32), up_sums.to(element).to(tl.float32)
-            activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
-            tl.store(out_ptr + at_out, tl.trans((activated * up).to(element)), mask=is_in)
+            _store_gated(sums, up_sums, out_ptr + at_out, is_in, out_ptr.dtype.element_ty)
         else:
             if HAS_BIAS:
                 bias = tl.load(bias_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
                 sums += bias[:, None]
-            out = tl.trans(sums).to(element)
+            out = tl.trans(sums).to(out_ptr.dtype.element_ty)
             if IS_ADDED:
-                so_far = tl.load(out_ptr + at_out, mask=is_in, other=0.0).to(tl.float32)
-                out = (so_far + out.to(tl.float32)).to(element)
                 norm = tl.load(norm_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
-                whole = out.to(tl.float32)
-                tl.store(scaled_ptr + at_out, (whole * norm[None, :]).to(element), mask=is_in)
-                squares = tl.sum(tl.where(is_in, whole * whole, 0.0), 1)
-                at_tile = at_B * tl.num_programs(1) + tl.program_id(1)
-                tl.store(squares_ptr + at_tile, squares, mask=is_row)
+                at_tile = squares_ptr + at_B * tl.num_programs(1) + tl.program_id(1)
+                out = _added(
+                    out, out_ptr + at_out, scaled_ptr + at_out, at_tile, norm, is_in, is_row
+                )
             tl.store(out_ptr + at_out, out, mask=is_in)
 
 
+@triton.jit
+def _store_gated(gate, up, at_out, is_in, element: tl.constexpr):
+    gate, up = gate.to(element).to(tl.float32), up.to(element).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
+    tl.store(at_out, tl.trans((activated * up).to(element)), mask=is_in)
+
+
+@triton.jit
+def _added(out, at_out, at_scaled, at_squares, norm, is_in, is_row):
+    """The sum with what is there, after what the next norm needs of it is stored."""
+    so_far = tl.load(at_out, mask=is_in, other=0.0)
+    total = (so_far.to(tl.float32) + out.to(tl.float32)).to(so_far.dtype)
+    whole = total.to(tl.float32)
+    tl.store(at_scaled, (whole * norm[None, :]).to(so_far.dtype), mask=is_in)
+    tl.store(at_squares, tl.sum(tl.where(is_in, whole * whole, 0.0), 1), mask=is_row)
+    return total
+
+
+# Beyond, weights are dequantised for a library's products.
+MAX_ROWS = 64
 # Programs that keep the device busy, and the most parts that the inputs are cut in.
 _BUSY, _MAX_SHARES = 264, 12
 # Most sums that shares may leave behind: tiles x shares x outputs x rows.
@@ -211,16 +240,14 @@ class Scratch:
 def tile_for(num_rows: int, num_outputs: int, matrix: Int4Matrix, *, is_gated: bool) -> Tile:
     """Return the tile of a product: all rows at once, because each tile of rows makes the weights
     anew, and shares of the inputs where tiles are few."""
-    rows = min(max(triton.next_power_of_2(num_rows), 16), 128)
+    rows = min(max(triton.next_power_of_2(num_rows), 16), MAX_ROWS)
     outputs = 64
-    blocks = max(1, 64 // matrix.group_size)
     tiles = triton.cdiv(num_outputs, outputs) * triton.cdiv(num_rows, rows)
     shares = 1
     if not is_gated and tiles < _BUSY:
-        steps = triton.cdiv(matrix.num_blocks, blocks)
         most = _ROOM // (tiles * outputs * rows)
-        shares = max(1, min(_BUSY // tiles, _MAX_SHARES, steps, most))
-    return Tile(outputs, rows, shares, blocks, warps=4, stages=4 if rows <= 32 else 3)
+        shares = max(1, min(_BUSY // tiles, _MAX_SHARES, matrix.num_blocks, most))
+    return Tile(outputs, rows, shares, warps=4, stages=4 if rows <= 32 else 3)
 
 
 def into_heads(
@@ -306,7 +333,6 @@ def _options(tile: Tile, out_BO: Tensor) -> dict[str, Any]:
         "OUTPUTS": tile.outputs,
         "ROWS": tile.rows,
         "SHARES": tile.shares,
-        "BLOCKS": tile.blocks,
         # The assembly is of bf16 on a GPU.
         "HAS_ASM": out_BO.is_cuda and out_BO.dtype == torch.bfloat16,
         "PRECISION": "ieee" if out_BO.dtype == torch.float32 else "tf32",
