@@ -128,7 +128,7 @@ def _gated(
 
 
 @triton.jit
-def _sum_of_shares(
+def sum_of_shares(
     sums, sums_ptr, arrived_ptr, share, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
     SHARES: tl.constexpr,
 ):  # fmt: skip
@@ -169,7 +169,7 @@ def _added(
     let_next_start(EARLY)
     is_whole = True
     if SHARES > 1:
-        is_whole, sums = _sum_of_shares(sums, sums_ptr, arrived_ptr, share, OUTPUTS, ROWS, SHARES)
+        is_whole, sums = sum_of_shares(sums, sums_ptr, arrived_ptr, share, OUTPUTS, ROWS, SHARES)
     if is_whole:
         element = x_ptr.dtype.element_ty
         added = tl.trans(sums).to(element).to(tl.float32)
