@@ -249,7 +249,10 @@ def percentiles(lengths: list[int]) -> dict[str, float]:
 
 
 def commit() -> str:
-    """The commit that was measured, with '+' when the working tree differs from it."""
+    """The commit that was measured, with '+' when the working tree differs from it.
+
+    Where there is no git, it is what the variable BENCH_COMMIT says.
+    """
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
@@ -259,7 +262,7 @@ def commit() -> str:
 
     found = git("rev-parse", "--short=12", "HEAD")
     if not found:
-        return "unknown"
+        return os.environ.get("BENCH_COMMIT", "unknown")
     return found + ("+" if git("status", "--porcelain", "--", "../src", ".", ":!results") else "")
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from homeostat.clinic import patient
 from homeostat.clinic.bodies import write_model
-from homeostat.clinic.catalogue import HEALTHY, INJECTORS, SHORT
-from homeostat.clinic.injector import Cure, Dose
+from homeostat.clinic.catalogue import HEALTHY, INJECTORS, MODULES, SHORT
+from homeostat.clinic.injector import Cure, Dose, Injector
 from homeostat.clinic.job import Job, Kind
 from homeostat.clinic.rounds import Report, chosen
 from homeostat.clinic.summary import as_json, summarise
@@ -34,6 +34,16 @@ def test_there_are_enough_faults_and_healthy_runs_of_many_kinds() -> None:
     algorithms |= {"ppo", "cpgd", "sapo", "gmpo", "ebft", "dpo", "ipo", "kto", "orpo", "simpo"}
     assert {body.algorithm for body in HEALTHY.values()} == algorithms
     assert len({body.game for body in HEALTHY.values()}) >= 6
+
+
+def test_every_fault_that_is_written_is_in_the_catalogue() -> None:
+    written = {
+        fault
+        for module in MODULES
+        for fault in vars(module).values()
+        if isinstance(fault, type) and issubclass(fault, Injector) and "name" in vars(fault)
+    }
+    assert written == set(INJECTORS.values())
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from homeostat.config.base import ByteSize, Settings, key
 from homeostat.config.cluster import AnyBackend, LocalBackend
+from homeostat.config.fp8 import Fp8Config
 
 # Activations recomputed in the backward pass: none (false), norms and gates, or whole layers
 # (true).
@@ -242,6 +243,11 @@ class TrainerConfig(Settings):
         "auto",
         help="bf16: bf16 weights and compute, with fp32 master weights, gradients and moments. "
         "auto: bf16 on a GPU, fp32 on a CPU.",
+    )
+    fp8: Fp8Config | None = key(
+        None,
+        help="Compute linear maps in FP8, over weights in the dtype of `precision`. On a CPU this "
+        "is an emulation: the same quantised numbers, slower than without.",
     )
     gradient_checkpointing: Checkpointing = key(
         False,

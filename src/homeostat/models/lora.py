@@ -82,6 +82,8 @@ class LoraLinear(Linear):
         # On the meta device, because the parameters of `base` replace these right away.
         super().__init__(*sizes, **flags, device="meta")
         self.weight, self.bias = base.weight, base.bias
+        if isinstance(base, Linear):
+            self.product = base.product
         flags |= {"dtype": base.weight.dtype, "device": base.weight.device}
         self.lora_A = Linear(base.in_features, config.rank, **flags)
         self.lora_B = Linear(config.rank, base.out_features, **flags)
@@ -176,6 +178,7 @@ def merge_adapters(model: nn.Module) -> None:
         plain = Linear(*sizes, bias=False, numerics=adapted.numerics, device="meta")
         adapted.weight.copy_(adapted.merged_weight())
         plain.weight, plain.bias = adapted.weight, adapted.bias
+        plain.product = adapted.product
         parent, _, child = name.rpartition(".")
         setattr(base.get_submodule(parent), child, plain)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from homeostat.config.moe import GroupedKernel
 from homeostat.models.routing import Routing
-from homeostat.ops.experts import experts_of
+from homeostat.ops.experts import ExpertsProduct, experts_of
 from homeostat.ops.linear import Numerics
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.routing import best_experts, expert_weights, router_logits, scores_of
@@ -76,6 +76,8 @@ class Experts(nn.Module):
         # Set by the decoder.
         self.kernel: GroupedKernel = "auto"
         self.numerics: Numerics = numerics
+        # A rewrite to another precision (precision/) exchanges it and leaves the parameters.
+        self.product: ExpertsProduct = experts_of
         num_experts, size = shape.num_experts, shape.expert_size
         self.gate_up_proj = nn.Parameter(torch.empty(num_experts, 2 * size, hidden_size))
         self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, size))
@@ -84,7 +86,7 @@ class Experts(nn.Module):
                 nn.init.normal_(matrix, std=0.02)
 
     def forward(self, x_ND: Tensor, ids_NK: Tensor, weights_NK: Tensor) -> Tensor:
-        return experts_of(
+        return self.product(
             x_ND,
             ids_NK,
             weights_NK,

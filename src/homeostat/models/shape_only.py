@@ -94,6 +94,7 @@ class ShapeExperts(Experts):
     def __init__(self, experts: Experts) -> None:
         nn.Module.__init__(self)
         self.numerics, self.kernel = experts.numerics, experts.kernel
+        self.product = experts.product
         self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
 
     def forward(self, x_ND: Tensor, ids_NK: Tensor, weights_NK: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ Suffixes: `_N` tokens, `_K` slots, `_D` model dim, `_E` experts, `_I` width of a
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,22 @@ from homeostat.ops.activations import gated_silu
 from homeostat.ops.expert_rows import combined
 from homeostat.ops.grouped_experts import grouped_experts
 from homeostat.ops.linear import Numerics, linear
+
+
+class ExpertsProduct(Protocol):
+    """Computes the weighted sum of what each token's experts make of it, differentiably."""
+
+    def __call__(
+        self,
+        x_ND: Tensor,
+        ids_NK: Tensor,
+        weights_NK: Tensor,
+        gate_up_EJD: Tensor,
+        down_EDI: Tensor,
+        *,
+        numerics: Numerics,
+        kernel: GroupedKernel,
+    ) -> Tensor: ...
 
 
 def experts_of(

@@ -24,7 +24,8 @@ Suffixes: `_M` rows, `_K` inputs, `_O` outputs.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,15 +42,25 @@ TILE_ROWS = 32
 _MIN_OUTPUTS = 8
 
 
+class LinearProduct(Protocol):
+    """Computes x @ weight.T + bias over the last dimension, differentiably."""
+
+    def __call__(self, x: Tensor, weight_OK: Tensor, bias_O: Tensor | None) -> Tensor: ...
+
+
 class Linear(nn.Linear):
-    """nn.Linear in the numerics of its model."""
+    """nn.Linear in the numerics of its model.
+
+    A rewrite to another precision (precision/) exchanges `product` and leaves the parameters.
+    """
 
     def __init__(self, *sizes: int, bias: bool, numerics: Numerics, **place: Any) -> None:
         super().__init__(*sizes, bias=bias, **place)
         self.numerics: Numerics = numerics
+        self.product: LinearProduct = partial(linear, numerics=numerics)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, numerics=self.numerics)
+        return self.product(x, self.weight, self.bias)
 
 
 def linear(

@@ -122,7 +122,7 @@ class EngineRoutesApart(Injector):
 class _DamagedRouter(Injector):
     """Rows of all routers give every token the same logit, whatever it is."""
 
-    name, family, body = "damaged_router", Family.MOE, SOFTMAX
+    family, body = Family.MOE, SOFTMAX
 
     def started(self, parts: Any, session: Session) -> None:
         self.seen_ND: dict[Router, Tensor] = {}

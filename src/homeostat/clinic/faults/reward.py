@@ -277,6 +277,7 @@ FAULTS: tuple[type[Injector], ...] = (
     Slow,
     TooFewSamples,
     LengthHacking,
+    ProxyExploited,
     ShortAnswers,
     FormatNeverMet,
     Saturated,
