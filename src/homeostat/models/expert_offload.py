@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from homeostat.errors import ModelError
 from homeostat.models.decoder import Decoder
 from homeostat.models.moe import Experts
+from homeostat.ops.experts import experts_of
 from homeostat.ops.moe_shape import MoeShape
 
 HOST = torch.device("cpu")
@@ -64,7 +65,6 @@ class StreamedExperts(Experts):
     def __init__(self, experts: Experts, stream: ExpertStream, *, number: int) -> None:
         nn.Module.__init__(self)
         self.numerics, self.kernel = experts.numerics, experts.kernel
-        self.product = experts.product
         self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
         self.stream, self.number = stream, number
 
@@ -75,7 +75,7 @@ class StreamedExperts(Experts):
         hosts = self.gate_up_proj, self.down_proj
         here = [_OnDevice.apply(host, place) for host, place in zip(hosts, slot, strict=True)]
         how = {"numerics": self.numerics, "kernel": self.kernel}
-        out_ND = self.product(x_ND, ids_NK, weights_NK, *here, **how)
+        out_ND = experts_of(x_ND, ids_NK, weights_NK, *here, **how)
         if out_ND.requires_grad:
             out_ND.register_hook(self._fetch_again)
         return out_ND
