@@ -24,10 +24,11 @@ _CUTS_DIGITS = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 def to_e4m3(x):
     """Round fp32 of at most LARGEST to the nearest e4m3 number, ties to even."""
     if _CUTS_DIGITS:
-        power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        bits = x.to(tl.int32, bitcast=True)
+        power = (bits & 0x7F800000).to(tl.float32, bitcast=True)
         # Adding it leaves the digits that e4m3 has; below 2 ** -6 their spacing is constant.
         magic = tl.maximum(power, 0.015625) * 1572864.0
-        x = (x + magic) - magic
+        x = tl.where(bits < 0, -tl.abs((x + magic) - magic), (x + magic) - magic)
     return x.to(tl.float8e4nv)
 
 

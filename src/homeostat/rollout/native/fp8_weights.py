@@ -1,10 +1,10 @@
-"""e4m3 copies of weights that the engine decodes from: derived buffers at fixed addresses.
+"""The e4m3 copies of weights that the engine decodes from.
 
-Weights that are multiplied by the same inputs are one buffer (q, k and v; gate and up). The copies
-are cast by the trainer's function when the engine is made and at every commit; the weights
-themselves stay as they are.
+They are the copies that the model's own products read (precision/fp8_linear.py), laid side by side
+where maps have the same inputs (q, k and v; gate and up): one launch multiplies by all of them.
+They are made anew after the weights have changed, at the same addresses.
 
-Suffixes: `_O` outputs, `_K` inputs, `_G` blocks of inputs that share a scale.
+Suffixes: `_O` outputs, `_K` inputs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
-    """Weights in e4m3. Each output has its scales, so that maps of any size lie side by side."""
+    """Weights in e4m3 with fp32 scales: [O / 128, blocks of inputs] of squares, or [O] of rows."""
 
     values_OK: Tensor
-    scales_GO: Tensor
+    scales: Tensor
     scaling: Scaling
 
     @property
     def num_outputs(self) -> int:
         return self.values_OK.shape[0]
+
+    @property
+    def pitch(self) -> int:
+        """Scales from one row of squares to the next."""
+        return self.scales.stride(0)

@@ -42,14 +42,14 @@ def _weights(weight_ptr, at_O, is_out, first, num_inputs, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _scales(
-    scales_ptr, at_O, is_out, first, num_inputs, num_outputs, BLOCKS: tl.constexpr,
+    scales_ptr, pitch, at_O, is_out, first, num_inputs, BLOCKS: tl.constexpr,
     BLOCKWISE: tl.constexpr,
 ):  # fmt: skip
     """The weights' scales, [outputs, BLOCKS] or [outputs, 1]."""
     if BLOCKWISE:
         at_G = first // BLOCK + tl.arange(0, BLOCKS)
         is_in = is_out[:, None] & (at_G < tl.cdiv(num_inputs, BLOCK))[None, :]
-        at = at_G[None, :] * num_outputs + at_O[:, None]
+        at = (at_O // BLOCK)[:, None] * pitch + at_G[None, :]
         scales = tl.load(scales_ptr + at, mask=is_in, other=0.0)
     else:
         scales = tl.load(scales_ptr + at_O, mask=is_out, other=0.0)[:, None]
@@ -76,7 +76,7 @@ def _sums(weight, x, scales):
 
 @triton.jit
 def _into_heads(
-    x_ptr, norm_ptr, weight_ptr, scales_ptr, bias_ptr, out_ptr, eps, width, num_outputs,
+    x_ptr, norm_ptr, weight_ptr, scales_ptr, bias_ptr, out_ptr, pitch, eps, width, num_outputs,
     HAS_BIAS: tl.constexpr, BLOCKWISE: tl.constexpr, POWER_OF_TWO: tl.constexpr,
     OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -84,7 +84,7 @@ def _into_heads(
     at_O, row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
     is_out = at_O < num_outputs
     weight = _weights(weight_ptr, at_O, is_out, 0, width, BLOCKS)
-    scales = _scales(scales_ptr, at_O, is_out, 0, width, num_outputs, BLOCKS, BLOCKWISE)
+    scales = _scales(scales_ptr, pitch, at_O, is_out, 0, width, BLOCKS, BLOCKWISE)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
     wait_for_last(EARLY)
@@ -99,17 +99,17 @@ def _into_heads(
 
 @triton.jit
 def _gated(
-    x_ptr, norm_ptr, weight_ptr, scales_ptr, out_ptr, eps, width, num_outputs,
+    x_ptr, norm_ptr, weight_ptr, scales_ptr, out_ptr, pitch, eps, width, num_outputs,
     BLOCKWISE: tl.constexpr, POWER_OF_TWO: tl.constexpr, OUTPUTS: tl.constexpr,
     BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     at_O, row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
-    is_out, at_up, both = at_O < num_outputs, at_O + num_outputs, 2 * num_outputs
+    is_out, at_up = at_O < num_outputs, at_O + num_outputs
     gate_weight = _weights(weight_ptr, at_O, is_out, 0, width, BLOCKS)
     up_weight = _weights(weight_ptr, at_up, is_out, 0, width, BLOCKS)
-    gate_scales = _scales(scales_ptr, at_O, is_out, 0, width, both, BLOCKS, BLOCKWISE)
-    up_scales = _scales(scales_ptr, at_up, is_out, 0, width, both, BLOCKS, BLOCKWISE)
+    gate_scales = _scales(scales_ptr, pitch, at_O, is_out, 0, width, BLOCKS, BLOCKWISE)
+    up_scales = _scales(scales_ptr, pitch, at_up, is_out, 0, width, BLOCKS, BLOCKWISE)
     wait_for_last(EARLY)
     x = _normed(x_ptr, norm_ptr, row, width, eps, BLOCKS)
     x, x_scales = quantised_blocks(x, amax_of_blocks(x, BLOCKWISE), POWER_OF_TWO)
@@ -129,7 +129,7 @@ def _inputs(x_ptr, row, first, num_inputs, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _added(
-    x_ptr, weight_ptr, scales_ptr, out_ptr, num_inputs, num_outputs,
+    x_ptr, weight_ptr, scales_ptr, out_ptr, pitch, num_inputs, num_outputs,
     BLOCKWISE: tl.constexpr, POWER_OF_TWO: tl.constexpr, OUTPUTS: tl.constexpr,
     BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -146,9 +146,7 @@ def _added(
     sums = tl.zeros((OUTPUTS, BLOCKS), tl.float32)
     for start in range(0, num_inputs, step):
         x = _inputs(x_ptr, row, start, num_inputs, BLOCKS)
-        scales = _scales(
-            scales_ptr, at_O, is_out, start, num_inputs, num_outputs, BLOCKS, BLOCKWISE
-        )
+        scales = _scales(scales_ptr, pitch, at_O, is_out, start, num_inputs, BLOCKS, BLOCKWISE)
         if BLOCKWISE:
             amax = amax_of_blocks(x, BLOCKWISE)
         x, x_scales = quantised_blocks(x, amax, POWER_OF_TWO)
@@ -173,9 +171,10 @@ def into_heads(
         x_BD,
         norm_D,
         weight.values_OK,
-        weight.scales_GO,
+        weight.scales,
         out_BO if bias_O is None else bias_O,
         out_BO,
+        weight.pitch,
         eps,
         width,
         num_outputs,
@@ -194,8 +193,9 @@ def gated(x_BD: Tensor, norm_D: Tensor, weight: Fp8Weight, *, eps: float) -> Ten
         x_BD,
         norm_D,
         weight.values_OK,
-        weight.scales_GO,
+        weight.scales,
         out_BI,
+        weight.pitch,
         eps,
         width,
         num_outputs,
@@ -211,8 +211,9 @@ def added(x_BO: Tensor, inputs_BK: Tensor, weight: Fp8Weight) -> None:
     _added[(triton.cdiv(num_outputs, OUTPUTS), num_rows)](
         inputs_BK,
         weight.values_OK,
-        weight.scales_GO,
+        weight.scales,
         x_BO,
+        weight.pitch,
         inputs_BK.shape[1],
         num_outputs,
         OUTPUTS=OUTPUTS,

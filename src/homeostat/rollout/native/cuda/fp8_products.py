@@ -54,7 +54,7 @@ def _scaled(sums, w_scales_ptr, x_scales_ptr, at_O, at_B, is_output, is_row):
 @triton.jit
 def _product(
     x_desc, weight_desc, x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, sums_ptr, arrived_ptr,
-    num_rows, num_inputs, num_outputs, HAS_BIAS: tl.constexpr, BLOCKWISE: tl.constexpr,
+    pitch, num_rows, num_inputs, num_outputs, HAS_BIAS: tl.constexpr, BLOCKWISE: tl.constexpr,
     SHARES: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row, output, share = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS, tl.program_id(2)
@@ -72,10 +72,10 @@ def _product(
         weight, x = weight_desc.load([output, block * BLOCK]), x_desc.load([row, block * BLOCK])
         found = tl.dot(weight, tl.trans(x), out_dtype=tl.float32)
         if BLOCKWISE:
-            found = _scaled(
-                found, w_scales_ptr + block * num_outputs, x_scales_ptr + block * num_rows,
-                at_O, at_B, is_output, is_row,
-            )  # fmt: skip
+            # All outputs of a tile are of one square.
+            w_scale = tl.load(w_scales_ptr + output // BLOCK * pitch + block)
+            x_scales = tl.load(x_scales_ptr + block * num_rows + at_B, mask=is_row, other=0.0)
+            found = found * (x_scales * w_scale)[None, :]
         sums += found
     is_whole = True
     if SHARES > 1:
@@ -92,14 +92,13 @@ def _product(
 
 @triton.jit
 def _gated(
-    x_desc, weight_desc, x_scales_ptr, w_scales_ptr, out_ptr, out_scales_ptr, num_rows, num_inputs,
-    num_outputs, ELEMENT: tl.constexpr, IS_CAST: tl.constexpr, BLOCKWISE: tl.constexpr,
+    x_desc, weight_desc, x_scales_ptr, w_scales_ptr, out_ptr, out_scales_ptr, pitch, num_rows,
+    num_inputs, num_outputs, ELEMENT: tl.constexpr, IS_CAST: tl.constexpr, BLOCKWISE: tl.constexpr,
     POWER_OF_TWO: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
     at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
     is_row, is_output = at_B < num_rows, at_O < num_outputs
-    both = 2 * num_outputs
     wait_for_last(EARLY)
     gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
     up = tl.zeros((OUTPUTS, ROWS), tl.float32)
@@ -111,11 +110,10 @@ def _gated(
         up_found = tl.dot(up_weight, tl.trans(x), out_dtype=tl.float32)
         if BLOCKWISE:
             x_scales = tl.load(x_scales_ptr + block * num_rows + at_B, mask=is_row, other=0.0)
-            at_gate = w_scales_ptr + block * both + at_O
-            gate_scales = tl.load(at_gate, mask=is_output, other=0.0)
-            up_scales = tl.load(at_gate + num_outputs, mask=is_output, other=0.0)
-            gate_found = gate_found * gate_scales[:, None] * x_scales[None, :]
-            up_found = up_found * up_scales[:, None] * x_scales[None, :]
+            gate_scale = tl.load(w_scales_ptr + output // BLOCK * pitch + block)
+            up_scale = tl.load(w_scales_ptr + (num_outputs + output) // BLOCK * pitch + block)
+            gate_found = gate_found * (x_scales * gate_scale)[None, :]
+            up_found = up_found * (x_scales * up_scale)[None, :]
         gate += gate_found
         up += up_found
     let_next_start(EARLY)
@@ -217,11 +215,12 @@ def product(
     _product[tiles.grid(num_rows, num_outputs)](
         *tiles.descriptors(x, weight),
         x.scales_GB,
-        weight.scales_GO,
+        weight.scales,
         out_BO if bias_O is None else bias_O,
         out_BO,
         scratch.sums,
         scratch.arrived,
+        weight.pitch,
         num_rows,
         num_inputs,
         num_outputs,
@@ -252,8 +251,9 @@ def gated(
     _gated[tiles.grid(num_rows, num_outputs)](
         *tiles.descriptors(x, weight),
         x.scales_GB,
-        weight.scales_GO,
+        weight.scales,
         *places,
+        weight.pitch,
         num_rows,
         num_inputs,
         num_outputs,
