@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,9 +15,16 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
+from homeostat.config.fp8 import Fp8Config
+from homeostat.config.native import NativeEngineConfig
+from homeostat.models.decoder import Decoder
+from homeostat.models.families import decoder_config
+from homeostat.models.side_by_side import lay_side_by_side
 from homeostat.ops.kernels.fp8_tiles import FEW, MANY, scaled_product
 from homeostat.precision.fp8 import Quantised, dequantise, quantise
+from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
 from homeostat.rollout.native.cuda import fp8_narrow, fp8_products, fp8_rows, products
+from homeostat.rollout.native.engine import NativeEngine
 from homeostat.rollout.native.fp8_weights import Fp8Weight, Scaling
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -151,3 +159,77 @@ def test_fixed_tiles_give_a_row_the_same_bits_whatever_rows_are_beside_it(scalin
         assert torch.equal(product(x_MK[part]), whole_MO[part])
     few_MO = product(x_MK, FEW)
     torch.testing.assert_close(few_MO, product(x_MK, MANY), rtol=1e-2, atol=1e-2)
+
+
+# ---- the engine --------------------------------------------------------------------------------
+
+
+def model() -> Decoder:
+    config = decoder_config(
+        {
+            "model_type": "qwen2",
+            "vocab_size": 60,
+            "hidden_size": 128,
+            "intermediate_size": 128,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 32,
+            "rms_norm_eps": EPS,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 512,
+        }
+    )
+    torch.manual_seed(0)
+    made = Decoder(config, kernel="sdpa")
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    lay_side_by_side(made)
+    return made.to(DEVICE)
+
+
+def engine(made: Decoder, how: str, **fp8: str) -> NativeEngine:
+    return NativeEngine(
+        made,
+        NativeEngineConfig(decode=how, max_concurrency=6),
+        device=DEVICE,
+        max_tokens=40,
+        decode=None,
+        chunk_bytes=1 << 16,
+        fp8=Fp8Config(**fp8),
+    )
+
+
+def requests(count: int, new_tokens: int) -> list[Request]:
+    sampling = Sampling(max_new_tokens=new_tokens)
+    return [Request(str(n), np.arange(3 + n), sampling, seed=0) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "num_rows"),
+    [
+        ("blockwise", 5),
+        pytest.param("blockwise", 1, marks=pytest.mark.slow),
+        pytest.param("rowwise", 5, marks=pytest.mark.slow),
+        pytest.param("tensorwise", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_an_fp8_engine_samples_what_its_plain_path_samples(recipe: str, num_rows: int) -> None:
+    """Before and after the weights change."""
+    made = model()
+    fused, plain = engine(made, "fused", recipe=recipe), engine(made, "plain", recipe=recipe)
+    forward = fused.bursts.steps.forward
+    assert all(forward._fp8)
+    for version in (1, 2):
+        wanted = generate(plain, requests(num_rows, 2), timeout_s=100)
+        found = generate(fused, requests(num_rows, 2), timeout_s=300)
+        for one, other in zip(found, wanted, strict=True):
+            assert one.tokens_T.tolist() == other.tokens_T.tolist()
+            np.testing.assert_allclose(one.engine_logp_T, other.engine_logp_T, atol=2e-3)
+        for one in (fused, plain):
+            one.begin_update(Quiesce.DRAIN)
+        with torch.no_grad():
+            for parameter in made.parameters():
+                parameter.mul_(-1.1)
+        for one in (fused, plain):
+            one.commit(version)

@@ -59,6 +59,12 @@ class Linear(nn.Linear):
         self.numerics: Numerics = numerics
         self.product: LinearProduct = partial(linear, numerics=numerics)
 
+    @property
+    def is_plain(self) -> bool:
+        """Return whether it multiplies by its weight alone, in the weight's own precision."""
+        product = self.product
+        return type(self) is Linear and isinstance(product, partial) and product.func is linear
+
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.weight, self.bias)
 

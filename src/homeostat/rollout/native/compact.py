@@ -64,10 +64,19 @@ def can_be_copied(model: Decoder) -> bool:
         and weight.device.type == "cpu"
         and weight.dtype == torch.float32
         and all(
-            type(module) in _PLAIN and not (module._forward_hooks or module._forward_pre_hooks)
+            type(module) in _PLAIN
+            and not (module._forward_hooks or module._forward_pre_hooks)
+            and _keeps_its_precision(module)
             for module in model.modules()
         )
     )
+
+
+def _keeps_its_precision(module: nn.Module) -> bool:
+    """Return whether a module multiplies by its weights and not by copies of another precision."""
+    if isinstance(module, Experts):
+        return module.product is experts_of
+    return not isinstance(module, Linear) or module.is_plain
 
 
 def compact_of(model: Decoder) -> CompactDecoder | None:

@@ -36,13 +36,19 @@ AUTO = ("graphs", "compiled", "compact")
 
 
 def decode_path(
-    shape: DecoderConfig, config: NativeEngineConfig, *, numerics: Numerics, device: torch.device
+    shape: DecoderConfig,
+    config: NativeEngineConfig,
+    *,
+    numerics: Numerics,
+    device: torch.device,
+    is_fp8: bool = False,
 ) -> str:
     """Choose plain, compact, compiled, fused or graphs. An impossible choice is refused."""
     if config.decode == "plain":
         return "plain"
     wanted = AUTO if config.decode == "auto" else (config.decode,)
-    obstacles = {path: obstacle(path, shape, numerics=numerics, device=device) for path in wanted}
+    how = {"numerics": numerics, "device": device, "is_fp8": is_fp8}
+    obstacles = {path: obstacle(path, shape, **how) for path in wanted}
     able = [path for path in wanted if not obstacles[path]]
     if not able and config.decode == "auto":
         return "plain"
@@ -107,8 +113,17 @@ def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> 
     return None
 
 
-def obstacle(path: str, shape: DecoderConfig, *, numerics: Numerics, device: torch.device) -> str:
+def obstacle(
+    path: str,
+    shape: DecoderConfig,
+    *,
+    numerics: Numerics,
+    device: torch.device,
+    is_fp8: bool = False,
+) -> str:
     """Say why this decode path cannot be taken; empty where it can."""
+    if path in ("compact", "compiled") and is_fp8:
+        return "FP8 is emulated on a CPU, by the model's own forward"
     if path in ("compact", "compiled") and numerics == "invariant":
         return "model.numerics is invariant, which it does not keep"
     if path == "compact":

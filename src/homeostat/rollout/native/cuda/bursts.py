@@ -85,7 +85,10 @@ class CudaBursts:
         self._flying.clear()
 
     def rest(self) -> None:
-        """Nothing to give back: it reads the model's own weights, which are written in place."""
+        """Nothing to give back: weights and their FP8 copies are written in place."""
+
+    def weights_changed(self) -> None:
+        self.steps.forward.weights_changed()
 
     @property
     def _ahead(self) -> int:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from homeostat.models.decoder import MoeBlock
 from homeostat.ops.expert_rows import gathered
+from homeostat.ops.experts import experts_of
 from homeostat.ops.grouped_experts import by_tiles
 from homeostat.ops.kernels import block_of
 from homeostat.ops.kernels.choice import best_of, in_best_groups
@@ -118,6 +119,8 @@ def wide_experts(normed_BD: Tensor, block: MoeBlock, state: Rows) -> Tensor:
         logits_BE, num_rows, *_choice_arguments(block, chosen, state),
         ROWS=rows, **_choice_options(shape), **early(normed_BD.device),
     )  # fmt: skip
+    if block.experts.product is not experts_of:
+        return block.experts(normed_BD, chosen.ids_BK, chosen.weights_BK)
     gate_up_EJD, down_EDI = block.experts.gate_up_proj, block.experts.down_proj
     pairs = pairs_of(chosen.ids_BK, shape.num_experts, like=normed_BD)
     _, out_SD = by_tiles(normed_BD, gate_up_EJD, down_EDI, pairs, shape.top_k)

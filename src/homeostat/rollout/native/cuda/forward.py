@@ -9,7 +9,7 @@ the layers:
 
     narrow   up to `narrow.MAX_ROWS` rows: bound by reading the weights alone
     tiled    more rows, while our own products are better than a library's
-    wide     the decoder's linear modules, adapters included
+    wide     the decoder's linear modules, adapters included, or FP8 kernels (fp8_layers.py)
 
 Suffixes: `_B` rows, `_D` model dim, `_V` vocabulary.
 """
@@ -17,13 +17,16 @@ Suffixes: `_B` rows, `_D` model dim, `_V` vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
+from homeostat.models.families import DecoderConfig
 from homeostat.models.side_by_side import joined
+from homeostat.ops.experts import experts_of
 from homeostat.ops.linear import Linear
 from homeostat.rollout.native.cuda import narrow, products, rows
 from homeostat.rollout.native.cuda.attention import (
@@ -34,6 +37,7 @@ from homeostat.rollout.native.cuda.attention import (
 from homeostat.rollout.native.cuda.candidates import sums_of_tiles
 from homeostat.rollout.native.cuda.cutting import draw_kept
 from homeostat.rollout.native.cuda.experts import ExpertScratch, narrow_experts, wide_experts
+from homeostat.rollout.native.cuda.fp8_layers import Fp8Layer, fp8_layer
 from homeostat.rollout.native.cuda.sampling import (
     can_draw_from_hidden,
     draw_from_hidden,
@@ -41,6 +45,7 @@ from homeostat.rollout.native.cuda.sampling import (
     multiplied_sums,
 )
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
+from homeostat.rollout.native.fp8_weights import refresh_copies
 
 # Programs that keep the whole device busy; with fewer sequences, keys are shared out.
 _PROGRAMS = 256
@@ -62,8 +67,10 @@ class DecodeForward:
             block_tokens=block_tokens,
             eps=config.rms_norm_eps,
         )
-        self.can_be_narrow = _is_plain(model)
-        self.can_be_tiled = self.can_be_narrow and _can_be_tiled(model)
+        self._fp8 = [fp8_layer(layer) for layer in model.layers]
+        self.can_be_narrow = _fits_narrow(model.config) and all(map(_is_narrow, self._layers()))
+        self.can_be_fp8 = any(self._fp8)
+        self.can_be_tiled = self.can_be_narrow and not self.can_be_fp8 and _can_be_tiled(model)
         self._num_gates = max(
             (len(mlp.gate_proj.weight) for mlp in _dense_blocks(model)), default=0
         )
@@ -77,6 +84,16 @@ class DecodeForward:
     @property
     def vocabulary(self) -> int:
         return self.model.config.vocab_size
+
+    def weights_changed(self) -> None:
+        """Make the FP8 copies of weights anew, which a captured step would not."""
+        for layer in self._fp8:
+            if layer is not None:
+                layer.refresh()
+        refresh_copies(self.model)
+
+    def _layers(self) -> list[tuple[Layer, Fp8Layer | None]]:
+        return list(zip(self.model.layers, self._fp8, strict=True))
 
     def step(self, num_rows: int, *, is_cut: bool) -> None:
         """Moves the first rows of the state on by one token. `is_cut`: some of them may be cut."""
@@ -108,27 +125,36 @@ class DecodeForward:
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
     ) -> tuple[Tensor, Tensor | None]:
         eps, added_BD = self.model.config.rms_norm_eps, None
-        for index, layer in enumerate(self.model.layers):
-            attention, mlp = layer.self_attn, layer.mlp
+        for index, (layer, fp8) in enumerate(self._layers()):
+            attend = partial(self._attend, index, layer, turns=turns, state=state)
+            feed = partial(_fed_forward, mlp=layer.mlp, state=state)
+            if fp8 is not None:
+                added_BD = fp8.added(x_BD, added_BD, attend, feed, self._sums, eps=eps)
+                continue
+            attention = layer.self_attn
             normed_BD = rows.add_norm(x_BD, added_BD, layer.input_layernorm.weight, eps=eps)
             qkv = _maps(normed_BD, (attention.q_proj, attention.k_proj, attention.v_proj))
-            added_BD = attention.o_proj(self._attend(index, layer, qkv, turns, state))
+            added_BD = attention.o_proj(attend(qkv))
             norm_D = layer.post_attention_layernorm.weight
-            normed_BD = rows.add_norm(x_BD, added_BD, norm_D, eps=eps)
-            added_BD = _fed_forward(normed_BD, mlp, state)
+            added_BD = feed(rows.add_norm(x_BD, added_BD, norm_D, eps=eps))
         return x_BD, added_BD
 
     def _narrow_layers(
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
     ) -> tuple[Tensor, Tensor | None]:
         eps = self.model.config.rms_norm_eps
-        for index, layer in enumerate(self.model.layers):
-            attention = layer.self_attn
+        for index, (layer, fp8) in enumerate(self._layers()):
+            attend = partial(self._attend, index, layer, turns=turns, state=state)
             norm_D = layer.input_layernorm.weight
-            qkv = narrow.into_heads(x_BD, norm_D, _head_maps(layer), eps=eps)
-            mixed_BX = self._attend(index, layer, qkv, turns, state)
-            narrow.added(x_BD, mixed_BX, attention.o_proj.weight)
-            self._feed_narrow(x_BD, layer, state)
+            if fp8 is not None:
+                fp8.attend_narrow(x_BD, attend, eps=eps)
+            else:
+                mixed_BX = attend(narrow.into_heads(x_BD, norm_D, _head_maps(layer), eps=eps))
+                narrow.added(x_BD, mixed_BX, layer.self_attn.o_proj.weight)
+            if fp8 is not None and fp8.gates is not None:
+                fp8.feed_narrow(x_BD, eps=eps)
+            else:
+                self._feed_narrow(x_BD, layer, state)
         return x_BD, None
 
     def _feed_narrow(self, x_BD: Tensor, layer: Layer, state: Rows) -> None:
@@ -164,7 +190,7 @@ class DecodeForward:
             assert weight_OD is not None, "can_be_tiled has looked"
             out_BX = products.into_heads(scaled, weight_OD, bias_O, eps=eps)
             qkv = out_BX.split([linear.weight.shape[0] for linear in maps], dim=1)
-            mixed_BX = self._attend(index, layer, qkv, turns, state)
+            mixed_BX = self._attend(index, layer, qkv, turns=turns, state=state)
             norm_D = layer.post_attention_layernorm.weight
             scaled = products.added(x_BD, mixed_BX, attention.o_proj.weight, norm_D, self._sums)
             if isinstance(mlp, MoeBlock):
@@ -184,6 +210,7 @@ class DecodeForward:
         index: int,
         layer: Layer,
         qkv: Sequence[Tensor],
+        *,
         turns: list[Tensor],
         state: Rows,
     ) -> Tensor:
@@ -247,7 +274,7 @@ def _fed_forward(normed_BD: Tensor, mlp: MLP | MoeBlock, state: Rows) -> Tensor:
 
 def _maps(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
     """Each linear map of the same rows: in one product where their weights lie side by side."""
-    if any(type(linear) is not Linear for linear in maps):
+    if not all(linear.is_plain for linear in maps):
         return [linear(x_BD) for linear in maps]
     weight_OD, bias_O = _side_by_side(maps)
     if weight_OD is None or (bias_O is None and maps[0].bias is not None):
@@ -267,19 +294,32 @@ def _dense_blocks(model: Decoder) -> list[MLP]:
     return [module for module in model.modules() if isinstance(module, MLP)]
 
 
-def _is_plain(model: Decoder) -> bool:
-    """No adapters, and no bias where the narrow kernels have none."""
-    layers = [module for layer in model.layers for module in layer.modules()]
-    linear = [m for m in layers if hasattr(m, "in_features")]
-    config = model.config
+def _fits_narrow(config: DecoderConfig) -> bool:
+    """No bias where the narrow kernels have none, and sizes that their programs divide."""
     sizes = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return (
-        all(type(module) is Linear for module in linear)
-        and len(linear) == 4 * config.num_layers + 3 * len(_dense_blocks(model))
-        and not (config.o_bias or config.mlp_bias)
+        not (config.o_bias or config.mlp_bias)
         and config.hidden_size <= narrow.MAX_WIDTH
         and all(size % narrow.OUTPUTS == 0 for size in sizes)
     )
+
+
+def _is_narrow(layer: tuple[Layer, Fp8Layer | None]) -> bool:
+    """Each half of the layer is all in FP8, or has plain maps without adapters."""
+    (module, fp8), mlp = layer, layer[0].mlp
+    if isinstance(mlp, MoeBlock):
+        if mlp.experts.product is not experts_of:
+            return False
+        dense = mlp.shared_experts
+    else:
+        dense = mlp
+    maps: list[Linear] = []
+    if fp8 is None:
+        attention = module.self_attn
+        maps += attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+    if dense is not None and (fp8 is None or fp8.gates is None):
+        maps += dense.gate_proj, dense.up_proj, dense.down_proj
+    return all(one.is_plain for one in maps)
 
 
 def _can_be_tiled(model: Decoder) -> bool:

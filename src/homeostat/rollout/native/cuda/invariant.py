@@ -34,6 +34,7 @@ from homeostat.rollout.native.cuda.candidates import sums_of_tiles
 from homeostat.rollout.native.cuda.cutting import draw_kept
 from homeostat.rollout.native.cuda.sampling import draw_from_logits
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
+from homeostat.rollout.native.fp8_weights import refresh_copies
 
 
 class InvariantForward:
@@ -47,6 +48,10 @@ class InvariantForward:
     @property
     def vocabulary(self) -> int:
         return self.model.config.vocab_size
+
+    def weights_changed(self) -> None:
+        """Make the FP8 copies of weights anew, which a captured graph would not."""
+        refresh_copies(self.model)
 
     def step(self, num_rows: int, *, is_cut: bool) -> None:
         """Moves the first rows of the state on by one token. `is_cut`: some of them may be cut."""

@@ -36,6 +36,10 @@ class Forward(Protocol):
 
     def step(self, num_rows: int, *, is_cut: bool) -> None: ...
 
+    def weights_changed(self) -> None:
+        """Bring copies of weights up to date."""
+        ...
+
 
 class Steps:
     """Runs steps over up to `max_rows` rows. Without graphs every step repeats the launches."""
