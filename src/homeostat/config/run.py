@@ -153,6 +153,21 @@ class RunConfig(Settings):
         return max(0, step - self.critic_steps)
 
     @property
+    def engine_fp8(self) -> Fp8Config | None:
+        """Return the FP8 settings of the engine; None if it is not in FP8.
+
+        Its `start_step` counts versions of the policy: the version before it is the first to be
+        sampled from in FP8.
+        """
+        trained = self.trainer.fp8
+        if self.engine.quantization == "fp8":
+            return (trained or Fp8Config()).model_copy(update={"start_step": 1})
+        if trained is None:
+            return None
+        start = self.policy_version(trained.start_step - 1) + 1
+        return trained.model_copy(update={"start_step": start})
+
+    @property
     def kind(self) -> RunKind:
         """Return the kind of training, which decides the loop, the data and the rules."""
         return self.algorithm.kind

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from homeostat.config.engine import EngineConfig
+from homeostat.config.fp8 import Fp8Config
 from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import ConfigError, Problem
 from homeostat.models.decoder import Decoder
@@ -44,6 +46,7 @@ def open_here(
         policy_id=site.policy_id,
         policy_version=version,
         threads=site.lanes * site.threads,
+        fp8=site.fp8,
     )
 
 
@@ -58,6 +61,7 @@ def factory_arguments(site: EngineSite) -> dict[str, Any]:
         "max_tokens": site.max_tokens,
         "chunk_bytes": site.chunk_bytes,
         "policy_id": site.policy_id,
+        "fp8": site.fp8,
     }
 
 
@@ -86,7 +90,8 @@ def preflight(prospect: Prospect) -> Foreseen:
     engine, shape = _own(prospect.engine), prospect.preview.decoder
     assert shape is not None, "combinations asks for the native decoder"
     numerics, device = prospect.model.numerics, prospect.device
-    path = decode_path(shape, engine, numerics=numerics, device=device)
+    how = {"numerics": numerics, "device": device, "is_fp8": prospect.fp8 is not None}
+    path = decode_path(shape, engine, **how)
     processes = 1
     if engine.shares_weights:
         processes = _num_processes(
@@ -99,9 +104,17 @@ def preflight(prospect: Prospect) -> Foreseen:
     text = f", in {processes} processes" if processes > 1 else ""
     text += f", at most {fmt.byte_size(most)} of cached keys and values, decoded by {_PATHS[path]}"
     if path == "compact" and engine.decode == "auto":
-        why = obstacle("compiled", shape, numerics=numerics, device=device)
-        text += f" (not by compiled code: {why})"
+        text += f" (not by compiled code: {obstacle('compiled', shape, **how)})"
+    if prospect.fp8 is not None:
+        text += _fp8_text(prospect.fp8, device)
     return Foreseen(text, {"processes": processes, "cache_bytes_at_most": most, "decode": path})
+
+
+def _fp8_text(fp8: Fp8Config, device: torch.device) -> str:
+    text = f"; {fp8.recipe} FP8"
+    if fp8.start_step > 1:
+        text += f" from policy version {fp8.start_step - 1} on"
+    return text + (", emulated for correctness only" if device.type == "cpu" else "")
 
 
 def _num_processes(

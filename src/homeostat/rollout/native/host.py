@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from homeostat.config.fp8 import Fp8Config
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.data.tokenizer import load_tokenizer
@@ -46,6 +47,7 @@ def build_engine(
     chunk_bytes: int,
     decode: Callable[[Sequence[int]], str] | None = None,
     policy_id: str = POLICY_ID,
+    fp8: Fp8Config | None = None,
 ) -> OwnWeightsEngine:
     """`decode` is the model's own tokenizer's, where none is given."""
     # As the trainer's process, or sums would differ in their last bits.
@@ -63,6 +65,7 @@ def build_engine(
         decode=_lazily_decoding(model) if decode is None else decode,
         chunk_bytes=chunk_bytes,
         policy_id=policy_id,
+        fp8=fp8,
     )
 
 

@@ -71,6 +71,7 @@ def _site(
         num_params=sheet.num_params,
         model_type=str(sheet.source_config["model_type"]),
         checkpoint=partial(_hf_folder, config, trainer, tokenizer, session),
+        fp8=config.engine_fp8,
     )
 
 
