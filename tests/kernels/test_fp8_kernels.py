@@ -1,235 +1,112 @@
-"""FP8 kernels of decoding and of the invariant numerics, against precision/fp8.py and float64.
+"""Quantisation kernels against the plain code, and grouped FP8 products.
 
-On a GPU, or in Triton's interpreter (tests/unit/test_ops_kernels.py).
+Triton's interpreter casts to FP8 correctly only what FP8 holds exactly, so the numbers here are
+such; tests/gpu/test_gpu_fp8.py compares all others, on a GPU.
 """
 
 from __future__ import annotations
 
-import os
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-pytest.importorskip("triton")
+from homeostat.ops.kernels.fp8 import quantised_copies
+from homeostat.ops.kernels.fp8_grouped import grouped_fp8
+from homeostat.ops.pairs import pairs_of
+from homeostat.precision.fp8 import quantise
+from homeostat.precision.recipe import BLOCK, E4M3, E5M2
 
-from homeostat.config.fp8 import Fp8Config
-from homeostat.config.native import NativeEngineConfig
-from homeostat.models.decoder import Decoder
-from homeostat.models.families import decoder_config
-from homeostat.models.side_by_side import lay_side_by_side
-from homeostat.ops.kernels.fp8_tiles import FEW, MANY, scaled_product
-from homeostat.precision.fp8 import Quantised, dequantise, quantise
-from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
-from homeostat.rollout.native.cuda import fp8_narrow, fp8_products, fp8_rows, products
-from homeostat.rollout.native.engine import NativeEngine
-from homeostat.rollout.native.fp8_weights import Fp8Weight, Scaling
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-pytestmark = pytest.mark.skipif(
-    DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a CUDA device or Triton's interpreter (tests/unit/test_ops_kernels.py)",
-)
-EPS = 1e-6
-SCALINGS = [Scaling(True, False), Scaling(True, True), Scaling(False, False)]
-IDS = ["blocks", "powers", "rows"]
-each_scaling = pytest.mark.parametrize("scaling", SCALINGS, ids=IDS)
+SCOPES = {
+    "block": (1, BLOCK),
+    "square": (BLOCK, BLOCK),
+    "row": (1, None),
+    "tensor": (None, None),
+}
+LARGEST = 1.75
 
 
-def drawn(*sizes: int, seed: int = 0) -> Tensor:
-    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    """Numbers that FP8 holds exactly under a scale by LARGEST, which is in every block."""
+    generator = torch.Generator().manual_seed(seed)
+    quarter = torch.randint(0, 4, shape, generator=generator) / 4
+    x = (1 + quarter) * torch.exp2(-torch.randint(0, 12, shape, generator=generator).float())
+    x *= 1 - 2 * torch.randint(0, 2, shape, generator=generator)
+    row, column = torch.meshgrid(*(torch.arange(size) for size in shape[-2:]), indexing="ij")
+    x = torch.where((row + column) % 4 == 0, LARGEST, x)
+    x[..., ::5, :] = 0.0
+    return x
 
 
-def normed(x: Tensor, weight: Tensor) -> Tensor:
-    return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight
+def scales_of(scales: Tensor, scope: str, grid: torch.Size) -> Tensor:
+    """The kernel's scales as the plain code has them."""
+    turned = scales.t() if scope == "block" else scales
+    return turned.reshape(len(turned), -1)[: grid[0], : grid[1]]
 
 
-def rows_of(x_BK: Tensor, scaling: Scaling) -> Quantised:
-    block = (1, 128 if scaling.is_blockwise else None)
-    return quantise(x_BK, block=block, power_of_two=scaling.has_power_of_two_scales)
+@pytest.mark.parametrize("scope", SCOPES)
+def test_copies_have_the_bits_of_the_plain_code(scope: str) -> None:
+    x = numbers(136, 150)
+    dtype = E5M2 if scope == "row" else E4M3
+    multiple = 128 if scope in ("block", "square") else 16
+    for power_of_two in (False, True):
+        how = {"dtype": dtype, "power_of_two": power_of_two}
+        pair = quantised_copies(x, scope=scope, multiple=multiple, **how)
+        for source, copy in zip((x, x.t()), pair, strict=True):
+            expected = quantise(source, block=SCOPES[scope], **how)
+            rows, columns = source.shape
+            assert [size % multiple for size in copy.values.shape] == [0, 0]
+            assert torch.equal(copy.values[:rows, :columns].float(), expected.values.float())
+            assert not copy.values[rows:].float().any()
+            assert not copy.values[:, columns:].float().any()
+            found = scales_of(copy.scales, scope, expected.scales.shape)
+            assert torch.equal(found, expected.scales)
+            assert copy.scales.isfinite().all()
 
 
-def seen(x_BK: Tensor, scaling: Scaling) -> Tensor:
-    """The numbers that a product of quantised rows sees, in float64."""
-    return dequantise(rows_of(x_BK, scaling)).double()
+def test_a_scale_of_what_is_not_finite_is_nan() -> None:
+    x = numbers(136, 150)
+    x[7, 3], x[8, 140] = torch.inf, torch.nan
+    how = {"dtype": E4M3, "power_of_two": False}
+    copy, _ = quantised_copies(x, scope="block", multiple=128, **how)
+    expected = quantise(x, block=SCOPES["block"], **how).scales
+    assert torch.equal(copy.scales.t()[:136].isnan(), expected.isnan())
+    assert expected.isnan().sum() == 2
 
 
-def weight_of(weight_OK: Tensor, scaling: Scaling) -> tuple[Fp8Weight, Tensor]:
-    block = (128, 128) if scaling.is_blockwise else (1, None)
-    found = quantise(weight_OK, block=block, power_of_two=scaling.has_power_of_two_scales)
-    scales = found.scales if scaling.is_blockwise else found.scales.flatten()
-    weight = Fp8Weight(found.values, scales.contiguous(), scaling)
-    return weight, dequantise(found).double()
+def test_a_delayed_scale_cuts_and_the_largest_number_is_recorded() -> None:
+    x = numbers(40, 36)
+    amax, record = torch.tensor([LARGEST / 4]), torch.tensor([0.5])
+    how = {"scope": "tensor", "dtype": E4M3, "power_of_two": False, "multiple": 16}
+    by_rows, by_columns = quantised_copies(x, **how, amax=amax, record=record, columns=False)
+    assert by_columns is None
+    expected = quantise(x, block=(None, None), amax=amax)
+    assert torch.equal(by_rows.values[:40, :36].float(), expected.values.float())
+    assert record.item() == LARGEST
 
 
-def near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-4, atol=2e-4)
+def test_copies_can_be_written_again_in_place() -> None:
+    first, second = numbers(20, 40), numbers(20, 40, seed=1)
+    how = {"scope": "square", "dtype": E4M3, "power_of_two": False, "multiple": 128}
+    pair = quantised_copies(first, **how)
+    addresses = [copy.values.data_ptr() for copy in pair]
+    again = quantised_copies(second, **how, into=pair)
+    assert [copy.values.data_ptr() for copy in again] == addresses
+    fresh = quantised_copies(second, **how)
+    assert torch.equal(again[1].values.float(), fresh[1].values.float())
 
 
-@each_scaling
-def test_rows_are_cast_as_the_trainer_casts_them(scaling: Scaling) -> None:
-    x_BK, norm_K = drawn(3, 300), drawn(300, seed=1)
-    x_BK[0, 128:256] = 0.0
-    x_BK[1] *= 1e-30
-    x_BK[2, :7] = torch.tensor([1e-3, -(2.0**-9), 1e4, 2.0**-130, -3e4, 0.3, -0.0], device=DEVICE)
-    wanted = rows_of(x_BK, scaling)
-    found = fp8_rows.cast_rows(x_BK, scaling)
-    assert torch.equal(found.values_BK.view(torch.uint8), wanted.values.view(torch.uint8))
-    assert torch.equal(found.scales_GB, wanted.scales.t())
-    sum_BK = x_BK.clone()
-    added_BK = drawn(3, 300, seed=2)
-    found = fp8_rows.cast_normed(sum_BK, added_BK, norm_K, scaling, eps=EPS)
-    assert torch.equal(sum_BK, x_BK + added_BK)
-    back = dequantise(Quantised(found.values_BK, found.scales_GB.t(), wanted.block))
-    # A last bit of the norm can move a number to its neighbour.
-    step = 2.0**-3 * back.abs() + found.scales_GB.amax() * 2.0**-8
-    assert ((back - normed(x_BK + added_BK, norm_K)).abs() <= step).all()
-
-
-@pytest.mark.parametrize("scaling", SCALINGS[::2], ids=IDS[::2])
-def test_narrow_products_of_e4m3_numbers(scaling: Scaling) -> None:
-    x_BD, norm_D, bias_O = drawn(2, 160), drawn(160, seed=1), drawn(10, seed=2)
-    weight, weight_OD = weight_of(drawn(10, 160, seed=3), scaling)
-    rows_BD = seen(normed(x_BD, norm_D), scaling)
-    near(
-        fp8_narrow.into_heads(x_BD, norm_D, weight, bias_O, eps=EPS),
-        rows_BD @ weight_OD.T + bias_O.double(),
-    )
-    # Squares of gate and up lie side by side.
-    size = 128 if scaling.is_blockwise else 8
-    both, both_OD = weight_of(drawn(2 * size, 160, seed=4), scaling)
-    gate_BI, up_BI = (rows_BD[:1] @ both_OD.T).split(size, dim=1)
-    near(fp8_narrow.gated(x_BD[:1], norm_D, both, eps=EPS), functional.silu(gate_BI) * up_BI)
-    # More inputs than are multiplied at a time.
-    inputs_BK = drawn(2, fp8_narrow.BLOCKS * 128 + 72, seed=5)
-    down, down_DK = weight_of(drawn(10, inputs_BK.shape[1], seed=6), scaling)
-    sum_BD = drawn(2, 10, seed=7)
-    wanted = sum_BD.double() + seen(inputs_BK, scaling) @ down_DK.T
-    fp8_narrow.added(sum_BD, inputs_BK, down)
-    near(sum_BD, wanted)
-
-
-@pytest.mark.parametrize("scaling", SCALINGS[::2], ids=IDS[::2])
-@pytest.mark.parametrize("shares", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_tiled_products_of_e4m3_numbers(scaling: Scaling, shares: int) -> None:
-    x_BK, bias_O = drawn(21, 384), drawn(72, seed=2)
-    weight, weight_OK = weight_of(drawn(72, 384, seed=3), scaling)
-    rows, scratch = fp8_rows.cast_rows(x_BK, scaling), products.Scratch(DEVICE)
-    tiles = fp8_products.Tiles(16, shares=shares)
-    found = fp8_products.product(rows, weight, bias_O, scratch, dtype=torch.float32, tiles=tiles)
-    near(found, seen(x_BK, scaling) @ weight_OK.T + bias_O.double())
-    assert not scratch.arrived.any()
-
-
-@each_scaling
-def test_gates_of_e4m3_numbers_are_cast_for_the_next_product(scaling: Scaling) -> None:
-    x_BK = drawn(19, 160)
-    both, both_OK = weight_of(drawn(256, 160, seed=4), scaling)
-    gate_BI, up_BI = (seen(x_BK, scaling) @ both_OK.T).split(128, dim=1)
-    wanted_BI = (functional.silu(gate_BI) * up_BI).float()
-    found = fp8_products.gated(fp8_rows.cast_rows(x_BK, scaling), both, dtype=torch.float32)
-    if isinstance(found, Tensor):
-        assert not scaling.is_blockwise
-        near(found, wanted_BI)
-        return
-    back_BI = dequantise(Quantised(found.values_BK, found.scales_GB.t(), (1, 128))).double()
-    # A last bit of a sum can move a number to its neighbour.
-    assert ((back_BI - seen(wanted_BI, scaling)).abs() <= 0.13 * wanted_BI.abs() + 1e-3).all()
-    near(back_BI.mean(), seen(wanted_BI, scaling).mean())
-
-
-@pytest.mark.parametrize("scaling", SCALINGS[::2], ids=IDS[::2])
-def test_fixed_tiles_give_a_row_the_same_bits_whatever_rows_are_beside_it(scaling: Scaling) -> None:
-    x_MK, num_rows = drawn(140, 256), 140
-    weight, weight_OK = weight_of(drawn(128, 256, seed=1), scaling)
-    scales = weight.scales if scaling.is_blockwise else weight.scales[:, None]
-
-    def product(rows_MK: Tensor, tile=None) -> Tensor:
-        found = rows_of(rows_MK, scaling)
-        row_scales = found.scales.t().contiguous() if scaling.is_blockwise else found.scales
-        how = {"num_rows": len(rows_MK), "is_blockwise": scaling.is_blockwise, "tile": tile}
-        return scaled_product(found.values, row_scales, weight.values_OK, scales, **how)
-
-    whole_MO = product(x_MK)
-    wanted_MO = seen(x_MK, scaling) @ weight_OK.T
-    torch.testing.assert_close(whole_MO.double(), wanted_MO, rtol=1e-2, atol=1e-2)
-    for part in (slice(3, 4), slice(100, num_rows)):
-        assert torch.equal(product(x_MK[part]), whole_MO[part])
-    few_MO = product(x_MK, FEW)
-    torch.testing.assert_close(few_MO, product(x_MK, MANY), rtol=1e-2, atol=1e-2)
-
-
-# ---- the engine --------------------------------------------------------------------------------
-
-
-def model() -> Decoder:
-    config = decoder_config(
-        {
-            "model_type": "qwen2",
-            "vocab_size": 60,
-            "hidden_size": 128,
-            "intermediate_size": 128,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "head_dim": 32,
-            "rms_norm_eps": EPS,
-            "tie_word_embeddings": True,
-            "max_position_embeddings": 512,
-        }
-    )
-    torch.manual_seed(0)
-    made = Decoder(config, kernel="sdpa")
-    for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    lay_side_by_side(made)
-    return made.to(DEVICE)
-
-
-def engine(made: Decoder, how: str, **fp8: str) -> NativeEngine:
-    return NativeEngine(
-        made,
-        NativeEngineConfig(decode=how, max_concurrency=6),
-        device=DEVICE,
-        max_tokens=40,
-        decode=None,
-        chunk_bytes=1 << 16,
-        fp8=Fp8Config(**fp8),
-    )
-
-
-def requests(count: int, new_tokens: int) -> list[Request]:
-    sampling = Sampling(max_new_tokens=new_tokens)
-    return [Request(str(n), np.arange(3 + n), sampling, seed=0) for n in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("recipe", "num_rows"),
-    [
-        ("blockwise", 5),
-        pytest.param("blockwise", 1, marks=pytest.mark.slow),
-        pytest.param("rowwise", 5, marks=pytest.mark.slow),
-        pytest.param("tensorwise", 1, marks=pytest.mark.slow),
-    ],
-)
-def test_an_fp8_engine_samples_what_its_plain_path_samples(recipe: str, num_rows: int) -> None:
-    """Before and after the weights change."""
-    made = model()
-    fused, plain = engine(made, "fused", recipe=recipe), engine(made, "plain", recipe=recipe)
-    forward = fused.bursts.steps.forward
-    assert all(forward._fp8)
-    for version in (1, 2):
-        wanted = generate(plain, requests(num_rows, 2), timeout_s=100)
-        found = generate(fused, requests(num_rows, 2), timeout_s=300)
-        for one, other in zip(found, wanted, strict=True):
-            assert one.tokens_T.tolist() == other.tokens_T.tolist()
-            np.testing.assert_allclose(one.engine_logp_T, other.engine_logp_T, atol=2e-3)
-        for one in (fused, plain):
-            one.begin_update(Quiesce.DRAIN)
-        with torch.no_grad():
-            for parameter in made.parameters():
-                parameter.mul_(-1.1)
-        for one in (fused, plain):
-            one.commit(version)
+def test_grouped_products_multiply_rows_by_their_experts_matrices() -> None:
+    x, stack = numbers(90, 256), numbers(3, 128, 256, seed=1)
+    ids = torch.randint(0, 3, (90, 1), generator=torch.Generator().manual_seed(0))
+    ids[ids == 1] = 0
+    pairs = pairs_of(ids, 3, like=x)
+    rows = x[pairs.order_S]
+    how = {"dtype": E4M3, "power_of_two": False, "multiple": 128, "columns": False}
+    a, _ = quantised_copies(rows, scope="block", **how)
+    copies = [quantised_copies(matrix, scope="square", **how)[0] for matrix in stack]
+    values = torch.stack([copy.values for copy in copies])
+    scales = torch.stack([copy.scales for copy in copies])
+    found = grouped_fp8(a.values, a.scales, values, scales, pairs)
+    expert = ids.flatten()[pairs.order_S]
+    expected = torch.einsum("sk,sok->so", rows, stack[expert])
+    torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2)

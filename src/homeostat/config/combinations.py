@@ -14,6 +14,7 @@ from homeostat.config.critic_combinations import find_critic_length_conflicts
 from homeostat.config.curriculum_combinations import find_late_points, find_mixing_conflicts
 from homeostat.config.ebft_combinations import find_ebft_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
+from homeostat.config.fp8_combinations import find_fp8_conflicts, find_late_fp8
 from homeostat.config.moe_combinations import find_moe_conflicts
 from homeostat.config.preference_combinations import find_preference_conflicts
 from homeostat.config.replay_combinations import find_replay_conflicts
@@ -32,7 +33,7 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     problems = [problem for check in checks for problem in check(config)]
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
-    problems += find_mixing_conflicts(config)
+    problems += [*find_mixing_conflicts(config), *find_fp8_conflicts(config)]
     problems += find_ebft_conflicts(config)
     problems += [*find_preference_conflicts(config), *find_reward_model_conflicts(config)]
     if config.trainer.max_steps is not None:
@@ -148,6 +149,7 @@ def _beyond_the_end(config: RunConfig, total_steps: int) -> Iterator[Problem]:
             "Name earlier steps.",
         )
     yield from find_critic_length_conflicts(config, total_steps=total_steps)
+    yield from find_late_fp8(config, total_steps=total_steps)
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:

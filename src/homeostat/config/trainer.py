@@ -248,6 +248,7 @@ class TrainerConfig(Settings):
         None,
         help="Compute linear maps in FP8, over weights in the dtype of `precision`. On a CPU this "
         "is an emulation: the same quantised numbers, slower than without.",
+        resume="warn",
     )
     gradient_checkpointing: Checkpointing = key(
         False,

@@ -84,8 +84,8 @@ class Fp8Experts:
         kernel: GroupedKernel,
     ) -> Tensor:
         if self.watch is not None:
-            self.watch(self.name, "input", x_ND)
-            self.watch(self.name, "weight", gate_up_EJD.flatten(0, 1))
+            self.watch(self.name, "input", x_ND, self._histories["input"].expected)
+            self.watch(self.name, "weight", gate_up_EJD.flatten(0, 1), None)
         return _Experts.apply(x_ND, ids_NK, weights_NK, gate_up_EJD, down_EDI, self)
 
     def copies(self) -> tuple[StackCopies, ...]:
@@ -150,7 +150,8 @@ class _Experts(torch.autograd.Function):
         dx_ND = dgate_up_EJD = ddown_EDI = None
         dout_SD = spread(grads[0], pairs, num_slots=num_slots)
         if layer.watch is not None:
-            layer.watch(layer.name, "gradient", dout_SD)
+            expected = layer.histories()["gradient"].expected
+            layer.watch(layer.name, "gradient", dout_SD, expected)
         back_SI = _back(layer, dout_SD, down_EDI, layer.down, pairs, kind="gradient")
         dboth_SJ, dweights_NK, scaled_SI = gated_gradients(back_SI, both_SJ, pairs, weights_NK)
         if needs_down:

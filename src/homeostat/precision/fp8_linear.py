@@ -29,8 +29,9 @@ from homeostat.precision.operands import Arithmetic, Operand, Pair
 from homeostat.precision.recipe import E4M3, Fp8Recipe
 
 Watched = Literal["input", "weight", "gradient"]
-# Sees a tensor before it is quantised: the layer's name, what it is, and the tensor.
-Watch = Callable[[str, Watched, Tensor], None]
+# Sees a tensor before it is quantised: the layer's name, what it is, the tensor, and the largest
+# number that a delayed scale expects.
+Watch = Callable[[str, Watched, Tensor, Tensor | None], None]
 
 
 class WeightCopies:
@@ -114,8 +115,8 @@ class Fp8Product:
     def __call__(self, x: Tensor, weight_OK: Tensor, bias_O: Tensor | None) -> Tensor:
         x_MK = x.reshape(-1, x.shape[-1])
         if self.watch is not None:
-            self.watch(self.name, "input", x_MK)
-            self.watch(self.name, "weight", weight_OK)
+            self.watch(self.name, "input", x_MK, self.input_amax.expected)
+            self.watch(self.name, "weight", weight_OK, None)
         in_update = torch.is_grad_enabled()
         pair = self._inputs(
             x, x_MK, learns=in_update and weight_OK.requires_grad, records=in_update
@@ -160,7 +161,7 @@ class Fp8Product:
         recipe, product = self.recipe, self.arithmetic.product
         assert recipe.gradients is not None, "products with gradients stay in bf16"
         if self.watch is not None:
-            self.watch(self.name, "gradient", grad_MO)
+            self.watch(self.name, "gradient", grad_MO, self.gradient_amax.expected)
         by_rows, by_columns = self.arithmetic.operands(
             grad_MO,
             recipe,

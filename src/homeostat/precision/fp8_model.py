@@ -168,6 +168,17 @@ def _require_no_experts(choices: Sequence[Choice]) -> None:
             )
 
 
+def fp8_bytes(model: nn.Module, config: Fp8Config, *, device: torch.device) -> int:
+    """Return the bytes of the copies of weights that a rewrite of the model will hold."""
+    recipe = Fp8Recipe.of(config)
+    # An emulation keeps them dequantised, in fp32.
+    each = 1 if device.type == "cuda" else 4
+    num_copies = 1 if recipe.gradients is None else 2
+    chosen = [choice.layer for choice in fp8_choices(model, config) if not choice.why_skipped]
+    numbers = sum(weight.numel() for layer in chosen for weight in layer.weights.values())
+    return numbers * each * num_copies
+
+
 def device_obstacles(recipe: Fp8Recipe, *, device: torch.device) -> list[str]:
     """Return why a device cannot compute the recipe; a CPU emulates all of them."""
     if device.type != "cuda":

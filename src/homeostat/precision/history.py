@@ -20,7 +20,7 @@ class AmaxHistory:
         self.length, self.limit = length, limit
         self.values = torch.zeros(length, device=device)
         self._record = torch.zeros(1, device=device)
-        self._expected: Tensor | None = None
+        self.expected: Tensor | None = None
         self._has_record = False
 
     def now(self, *, records: bool) -> Amax:
@@ -28,7 +28,7 @@ class AmaxHistory:
         if not self.length:
             return NO_AMAX
         self._has_record |= records
-        return Amax(self._expected, self._record if records else None)
+        return Amax(self.expected, self._record if records else None)
 
     def end_update(self, *, applied: bool) -> None:
         """Add the record to the history if the update was applied, and begin a new one."""
@@ -46,4 +46,4 @@ class AmaxHistory:
     def _expect(self) -> None:
         largest = self.values.amax().reshape(1)
         # After updates of zeros nothing is known: a scale of 1.
-        self._expected = largest.where(largest > 0, self.limit)
+        self.expected = largest.where(largest > 0, self.limit)

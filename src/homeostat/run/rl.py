@@ -72,6 +72,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         started = time.perf_counter()
         parts.reward_problems.step = step
         healer.treat(step)
+        parts.trainer.begin_step(step)
         hooks.before_step(step, parts)
         with healer.rescuing():
             rollouts = collector.collect(step, tell=recorder.status)
@@ -199,6 +200,7 @@ def _only_sample(parts: RlParts, session: Session) -> None:
     for step in range(1, parts.total_steps + 1):
         started = time.perf_counter()
         parts.reward_problems.step = step
+        parts.trainer.begin_step(step)
         rollouts = parts.collector.collect(step, tell=session.recorder.status)
         parts.state.step = step
         seconds = time.perf_counter() - started

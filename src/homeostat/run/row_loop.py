@@ -71,6 +71,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
         for plan in plans:
             started = time.perf_counter()
             healer.treat(plan.step)
+            parts.trainer.begin_step(plan.step)
             hooks.before_step(plan.step, parts)
             learning_rate = parts.live.now.trainer.learning_rate(plan.step, parts.total_steps)
             with healer.rescuing(), parts.profiler.around(plan.step, emit=recorder.event):

@@ -30,6 +30,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.expert_offload import require_experts, stream_experts
 from homeostat.train.expert_bias import is_expert_bias
 from homeostat.train.local import LocalTrainer
+from homeostat.train.precision import rewritten
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
 from homeostat.types import Role
@@ -54,6 +55,7 @@ def local_trainer(config: RunConfig, runtime: Runtime) -> LocalTrainer:
     models = role_models(config, load_here, starting_policy=_frozen_copy)
     if config.trainer.backend.offload_experts:
         _stream_experts(models, runtime)
+    models = rewritten(models, config.trainer, device=runtime.device)
     return LocalTrainer(models, config.trainer, runtime=runtime, seed=config.seed)
 
 

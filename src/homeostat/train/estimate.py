@@ -30,6 +30,7 @@ from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
 from homeostat.train.build import copies_features, critic_lora, head_of, reference_of
 from homeostat.train.forward import Forward
+from homeostat.train.precision import copy_bytes
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, TrainBatch
 
@@ -118,7 +119,7 @@ def _trained(
     freed = {p for p in shape.parameters() if has_masters or p in offloaded}
     num_trained = sum(p.numel() for p in here if p.requires_grad)
     return _Trained(
-        weights=_num_bytes(here) + _slot_bytes(config, shape),
+        weights=_num_bytes(here) + _slot_bytes(config, shape) + copy_bytes(config, runtime, shape),
         optimizer=num_trained * (12 if has_masters else 8),
         gradients=num_trained * 4 if has_masters else 0,
         work=_work(config, runtime, shape, batch, spec, freed=freed),

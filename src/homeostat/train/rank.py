@@ -25,6 +25,7 @@ from homeostat.algorithms.losses import require_columns, require_head
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
+from homeostat.precision.rewrite import Rewrite
 from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
 from homeostat.train.exporting import export_role, whole_weights
 from homeostat.train.forward import Forward
@@ -32,6 +33,7 @@ from homeostat.train.frozen import checksums, require_same_frozen
 from homeostat.train.nonfinite import trace
 from homeostat.train.optim import MasterAdamW
 from homeostat.train.peak import peak_memory
+from homeostat.train.precision import distinct, rows_of
 from homeostat.train.probes import UpdateProbe
 from homeostat.train.roles import RoleModel, RoleState, Training
 from homeostat.train.runtime import Runtime
@@ -54,6 +56,8 @@ from homeostat.types import (
 
 # The file of checksums of weights that no checkpoint holds.
 FROZEN = "frozen"
+# The file of tensors that layers in another precision keep.
+PRECISION = "precision"
 # Two tokens, of which one is trained: every parameter takes part.
 _NOTHING = TrainBatch.of([TokenRow(0, np.zeros(2, np.int64), np.ones(2, np.float32))])
 
@@ -81,6 +85,10 @@ class RankTrainer:
     @property
     def sheet(self) -> ModelSheet:
         return self.roles[Role.POLICY].sheet
+
+    def begin_step(self, step: int) -> None:
+        for rewrite in self._rewrites:
+            rewrite.begin_step(step)
 
     def forward(
         self, role: Role, batches: Sequence[TrainBatch | None], outputs: Outputs
@@ -145,9 +153,12 @@ class RankTrainer:
         return Measured.of(found)
 
     def discard(self, role: Role) -> None:
-        training = self._state(role).training
+        state = self._state(role)
+        training = state.training
         if training is None:
             return
+        for rewrite in state.rewrites:
+            rewrite.end_update(applied=False)
         training.pending.clear()
         for param in training.params.values():
             param.grad = None
@@ -169,6 +180,9 @@ class RankTrainer:
                     if training.biases and report.load is not None:
                         how = {"rate": training.bias_rate, "shards": self.shards}
                         move_biases(training.biases, report.load.load_LE, **how)
+                self._state(role).weights_changed()
+                for rewrite in self._state(role).rewrites:
+                    rewrite.end_update(applied=True)
         self.discard(role)
         seen = training.probe.finish(learning_rate=learning_rate) if report.applied else None
         if seen is not None:
@@ -207,6 +221,7 @@ class RankTrainer:
         weights = dict(self._state(source).named_parameters())
         for name, param in state.named_parameters():
             self.shards.part(param).copy_(self.shards.computed(weights[name]))
+        state.weights_changed()
 
     def release(self, role: Role) -> None:
         assert self._state(role).training is None, f"the {role} is trained"
@@ -244,11 +259,17 @@ class RankTrainer:
     def load(self, folder: Path) -> None:
         require_same_frozen(self._frozen, TensorReader(folder, FROZEN).whole())
         for stem, group in self.state().items():
-            if stem != FROZEN:
-                copy_rows(group, TensorReader(folder, stem), what=_what(stem))
+            reader = TensorReader(folder, stem)
+            # A run that only now computes in another precision has recorded nothing of it yet.
+            is_new = stem == PRECISION and not reader.shapes
+            if stem != FROZEN and not is_new:
+                copy_rows(group, reader, what=_what(stem))
         for state in self.roles.values():
             if state.training is not None:
                 state.training.optimizer.write_back()
+            state.weights_changed()
+        for rewrite in self._rewrites:
+            rewrite.restored()
 
     def state(self) -> dict[str, dict[str, Rows]]:
         """This rank's part of everything an exact resume needs: file stem -> name -> rows."""
@@ -261,6 +282,8 @@ class RankTrainer:
                 groups[optimizer] = self._optimizer_rows(state.training)
             elif state.changes:
                 groups[weights] = self._rows_of(state.named_parameters())
+        if recorded := rows_of(self._rewrites):
+            groups[PRECISION] = recorded
         if self._frozen:
             groups[FROZEN] = {name: Rows(total, 0, ()) for name, total in self._frozen.items()}
         return groups
@@ -271,6 +294,10 @@ class RankTrainer:
 
     def close(self) -> None:
         self.shards.close()
+
+    @property
+    def _rewrites(self) -> list[Rewrite]:
+        return distinct(state.rewrites for state in self.roles.values())
 
     def _state(self, role: Role) -> RoleState:
         assert role in self.roles, f"this run has no {role}; it has {', '.join(self.roles)}"
@@ -334,6 +361,7 @@ def _role_state(
         training=None if model.config is None else _start_training(model, model.config, shards),
         changes=model.changes,
         without_adapter=model.without_adapter,
+        rewrites=model.rewrites,
     )
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import LoadedModel, Model, ModelSheet
 from homeostat.models.lora import adapters_off
+from homeostat.precision.rewrite import Rewrite
 from homeostat.train.forward import Forward
 from homeostat.train.optim import MasterAdamW
 from homeostat.train.probes import UpdateProbe
@@ -33,7 +34,8 @@ class RoleModel:
     `changes`: its weights change on the way although it is not trained (a reference that is
     refreshed), so that a checkpoint must hold them. `without_adapter`: the module is another
     role's, and plays this one with its adapter switched off. `bias_rate`: by how much expert biases
-    are moved after each update (train/expert_bias.py).
+    are moved after each update (train/expert_bias.py). `rewrites`: layers of its module in another
+    precision (train/precision.py).
     """
 
     loaded: LoadedModel
@@ -41,6 +43,7 @@ class RoleModel:
     changes: bool = False
     without_adapter: bool = False
     bias_rate: float = 0.0
+    rewrites: tuple[Rewrite, ...] = ()
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class RoleState:
     training: Training | None = None
     changes: bool = False
     without_adapter: bool = False
+    rewrites: tuple[Rewrite, ...] = ()
 
     @contextmanager
     def acting(self) -> Iterator[Model]:
@@ -93,6 +97,11 @@ class RoleState:
             return self.named_parameters()
         saved = self.training.params.keys() | self.training.biases.keys()
         return ((name, p) for name, p in self.named_parameters() if name not in saved)
+
+    def weights_changed(self) -> None:
+        """Let what was derived from the weights be derived anew."""
+        for rewrite in self.rewrites:
+            rewrite.weights_changed()
 
     @property
     def stems(self) -> tuple[str, str]:

@@ -93,6 +93,9 @@ class ShardedTrainer:
     def num_data_groups(self) -> int:
         return self.config.mesh.num_data_groups
 
+    def begin_step(self, step: int) -> None:
+        self._all("begin_step", step)
+
     def forward(
         self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs
     ) -> list[Computed]:

@@ -67,6 +67,10 @@ class Trainer(Protocol):
         """Number of micro-batches that are worked on at one time (config/mesh.py)."""
         ...
 
+    def begin_step(self, step: int) -> None:
+        """Say which step is computed next: layers may change their precision with a step."""
+        ...
+
     def forward(
         self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs
     ) -> list[Computed]:

@@ -47,6 +47,7 @@ from homeostat.run.preflight.health import (
 )
 from homeostat.run.preflight.item import Item, Level
 from homeostat.run.preflight.mixing import filter_items, mix_items
+from homeostat.run.preflight.precision import precision_items
 from homeostat.run.preflight.reward_model import label_items
 from homeostat.run.preflight.rl import (
     engine_items,
@@ -192,6 +193,7 @@ class Preflight:
         if decoder is not None and decoder.moe is not None:
             moe = self.config.model.moe
             yield expert_item(moe, decoder, decoder.moe, are_offloaded=offload)
+        yield from precision_items(self.config, device)
         longest = self.preview.max_positions
         if longest is not None and self.config.data.max_length > longest:
             yield Item(

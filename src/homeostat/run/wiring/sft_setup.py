@@ -152,4 +152,6 @@ def describe_model(config: RunConfig, sheet: ModelSheet) -> str:
     text = f"{kind}, {fmt.count(sheet.num_params)} parameters"
     if config.lora is not None:
         text += f", {fmt.count(sheet.num_trainable)} trained (LoRA rank {config.lora.rank})"
+    if "precision" in sheet.facts:
+        text += f"; {sheet.facts['precision']}"
     return f"{text}; {config.ranks_line}" if config.ranks_line else text
