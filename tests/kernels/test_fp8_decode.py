@@ -188,15 +188,15 @@ def model() -> Decoder:
     return made.to(DEVICE)
 
 
-def engine(made: Decoder, how: str, **fp8: str) -> NativeEngine:
+def engine(made: Decoder, how: str, kv_cache_dtype: str = "auto", **fp8: str) -> NativeEngine:
     return NativeEngine(
         made,
-        NativeEngineConfig(decode=how, max_concurrency=6),
+        NativeEngineConfig(decode=how, max_concurrency=6, kv_cache_dtype=kv_cache_dtype),
         device=DEVICE,
         max_tokens=40,
         decode=None,
         chunk_bytes=1 << 16,
-        fp8=Fp8Config(**fp8),
+        fp8=Fp8Config(**fp8) if fp8 else None,
     )
 
 
@@ -233,3 +233,21 @@ def test_an_fp8_engine_samples_what_its_plain_path_samples(recipe: str, num_rows
                 parameter.mul_(-1.1)
         for one in (fused, plain):
             one.commit(version)
+
+
+def test_an_fp8_cache_is_read_and_written_alike_by_kernels_and_torch() -> None:
+    made, asked = model(), requests(2, 3)
+    engines = [
+        engine(made, how, kind)
+        for how, kind in (("fused", "fp8"), ("plain", "fp8"), ("plain", "auto"))
+    ]
+    # The wide maps are fewer programs to interpret.
+    engines[0].bursts.steps.forward.can_be_narrow = False
+    engines[0].bursts.steps.forward.can_be_tiled = False
+    found, wanted, exact = (generate(one, asked, timeout_s=300) for one in engines)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.tokens_T.tolist() == other.tokens_T.tolist()
+        np.testing.assert_allclose(one.engine_logp_T, other.engine_logp_T, atol=1e-4)
+    pairs = zip(found, exact, strict=True)
+    gaps = [np.abs(one.engine_logp_T - other.engine_logp_T)[1:] for one, other in pairs]
+    assert np.concatenate(gaps).max() > 0

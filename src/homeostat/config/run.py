@@ -11,6 +11,7 @@ from homeostat.config.cluster import AnyCluster, InProcessCluster
 from homeostat.config.critic import CriticConfig
 from homeostat.config.data import DataConfig
 from homeostat.config.ebft import EbftConfig
+from homeostat.config.fp8 import Fp8Config
 from homeostat.config.health import HealthConfig
 from homeostat.config.kind import RunKind
 from homeostat.config.mesh import Mesh

@@ -16,6 +16,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.observe import format as fmt
 from homeostat.rollout.backend import EngineBackend, EngineSite, Foreseen, Prospect
 from homeostat.rollout.engine import Capabilities, Engine
+from homeostat.rollout.native.cache import token_bytes
 from homeostat.rollout.native.engine import NativeEngine, native_capabilities
 from homeostat.rollout.native.fast import decode_path, obstacle
 from homeostat.rollout.native.memory import free_bytes
@@ -102,9 +103,11 @@ def preflight(prospect: Prospect) -> Foreseen:
         )
     most = _cache_bytes(prospect)
     text = f", in {processes} processes" if processes > 1 else ""
-    text += f", at most {fmt.byte_size(most)} of cached keys and values, decoded by {_PATHS[path]}"
+    kind = "FP8 " if engine.kv_cache_dtype == "fp8" else ""
+    text += f", at most {fmt.byte_size(most)} of cached {kind}keys and values, decoded by "
+    text += _PATHS[path]
     if path == "compact" and engine.decode == "auto":
-        text += f" (not by compiled code: {obstacle('compiled', shape, **how)})"
+        text += f" (not by compiled code: {obstacle('compiled', shape, engine, **how)})"
     if prospect.fp8 is not None:
         text += _fp8_text(prospect.fp8, device)
     return Foreseen(text, {"processes": processes, "cache_bytes_at_most": most, "decode": path})
@@ -128,9 +131,10 @@ def _num_processes(
 
 def _cache_bytes(prospect: Prospect) -> int:
     """The most that the cache will take. Raises ConfigError where not even one request fits."""
-    per_token = prospect.preview.cache_bytes_per_token
-    assert per_token is not None, "combinations asks for the native decoder"
-    one = per_token * prospect.longest
+    shape, engine = prospect.preview.decoder, prospect.engine
+    assert shape is not None, "combinations asks for the native decoder"
+    is_fp8 = engine.kv_cache_dtype == "fp8"
+    one = token_bytes(shape, prospect.dtype, is_fp8=is_fp8) * prospect.longest
     budget = int(prospect.engine.memory_share * free_bytes(prospect.device))
     if one > budget:
         raise ConfigError(

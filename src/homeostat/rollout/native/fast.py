@@ -48,7 +48,7 @@ def decode_path(
         return "plain"
     wanted = AUTO if config.decode == "auto" else (config.decode,)
     how = {"numerics": numerics, "device": device, "is_fp8": is_fp8}
-    obstacles = {path: obstacle(path, shape, **how) for path in wanted}
+    obstacles = {path: obstacle(path, shape, config, **how) for path in wanted}
     able = [path for path in wanted if not obstacles[path]]
     if not able and config.decode == "auto":
         return "plain"
@@ -94,6 +94,7 @@ def make_bursts(
         layers=model.config.num_layers,
         device=device,
         moe=model.config.moe,
+        fp8_cache=config.kv_cache_dtype == "fp8",
     )
     forwards = {"fast": DecodeForward, "invariant": InvariantForward}
     forward = forwards[model.numerics](model, state, block_tokens=BLOCK_TOKENS)
@@ -116,6 +117,7 @@ def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> 
 def obstacle(
     path: str,
     shape: DecoderConfig,
+    config: NativeEngineConfig,
     *,
     numerics: Numerics,
     device: torch.device,
@@ -124,6 +126,8 @@ def obstacle(
     """Say why this decode path cannot be taken; empty where it can."""
     if path in ("compact", "compiled") and is_fp8:
         return "FP8 is emulated on a CPU, by the model's own forward"
+    if path == "compiled" and config.kv_cache_dtype == "fp8":
+        return "engine.kv_cache_dtype is fp8, which it does not read"
     if path in ("compact", "compiled") and numerics == "invariant":
         return "model.numerics is invariant, which it does not keep"
     if path == "compact":

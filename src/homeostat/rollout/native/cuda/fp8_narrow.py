@@ -26,9 +26,11 @@ from homeostat.ops.kernels.e4m3 import BLOCK, amax_of_blocks, quantised_blocks
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.fp8_weights import Fp8Weight
 
-# Outputs of a program, and blocks of inputs that `added` multiplies at a time.
+# Outputs that a program sums up at a time, and blocks of inputs that `added` multiplies at a time.
 OUTPUTS = 4
-BLOCKS = 8
+BLOCKS = 16
+# Programs of a launch that loop over outputs.
+PROGRAMS = 528
 
 
 @triton.jit
@@ -81,20 +83,40 @@ def _into_heads(
     OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
-    at_O, row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
+    row, step = tl.program_id(1), tl.num_programs(0) * OUTPUTS
+    at_O = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_out = at_O < num_outputs
     weight = _weights(weight_ptr, at_O, is_out, 0, width, BLOCKS)
     scales = _scales(scales_ptr, pitch, at_O, is_out, 0, width, BLOCKS, BLOCKWISE)
-    if HAS_BIAS:
-        bias = tl.load(bias_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
     wait_for_last(EARLY)
     x = _normed(x_ptr, norm_ptr, row, width, eps, BLOCKS)
     x, x_scales = quantised_blocks(x, amax_of_blocks(x, BLOCKWISE), POWER_OF_TWO)
-    out = _sums(weight, x, scales * x_scales[None, :])
-    if HAS_BIAS:
-        out += bias
-    at = out_ptr + row * num_outputs + at_O
-    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=is_out)
+    for _ in range(tl.program_id(0) * OUTPUTS, num_outputs, step):
+        # The next outputs' weights are in flight while these are summed up.
+        next_O = at_O + step
+        is_next = next_O < num_outputs
+        next_weight = _weights(weight_ptr, next_O, is_next, 0, width, BLOCKS)
+        next_scales = _scales(scales_ptr, pitch, next_O, is_next, 0, width, BLOCKS, BLOCKWISE)
+        out = _sums(weight, x, scales * x_scales[None, :])
+        if HAS_BIAS:
+            out += tl.load(bias_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
+        at = out_ptr + row * num_outputs + at_O
+        tl.store(at, out.to(out_ptr.dtype.element_ty), mask=is_out)
+        at_O, is_out, weight, scales = next_O, is_next, next_weight, next_scales
+
+
+@triton.jit
+def _both(
+    weight_ptr, scales_ptr, pitch, at_O, width, num_outputs, BLOCKS: tl.constexpr,
+    BLOCKWISE: tl.constexpr,
+):  # fmt: skip
+    """Weights and scales of gate and up."""
+    is_out, at_up = at_O < num_outputs, at_O + num_outputs
+    gate = _weights(weight_ptr, at_O, is_out, 0, width, BLOCKS)
+    up = _weights(weight_ptr, at_up, is_out, 0, width, BLOCKS)
+    gate_scales = _scales(scales_ptr, pitch, at_O, is_out, 0, width, BLOCKS, BLOCKWISE)
+    up_scales = _scales(scales_ptr, pitch, at_up, is_out, 0, width, BLOCKS, BLOCKWISE)
+    return gate, up, gate_scales, up_scales
 
 
 @triton.jit
@@ -104,20 +126,27 @@ def _gated(
     BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
-    at_O, row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
-    is_out, at_up = at_O < num_outputs, at_O + num_outputs
-    gate_weight = _weights(weight_ptr, at_O, is_out, 0, width, BLOCKS)
-    up_weight = _weights(weight_ptr, at_up, is_out, 0, width, BLOCKS)
-    gate_scales = _scales(scales_ptr, pitch, at_O, is_out, 0, width, BLOCKS, BLOCKWISE)
-    up_scales = _scales(scales_ptr, pitch, at_up, is_out, 0, width, BLOCKS, BLOCKWISE)
+    row, step = tl.program_id(1), tl.num_programs(0) * OUTPUTS
+    at_O = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    gate_weight, up_weight, gate_scales, up_scales = _both(
+        weight_ptr, scales_ptr, pitch, at_O, width, num_outputs, BLOCKS, BLOCKWISE
+    )
     wait_for_last(EARLY)
     x = _normed(x_ptr, norm_ptr, row, width, eps, BLOCKS)
     x, x_scales = quantised_blocks(x, amax_of_blocks(x, BLOCKWISE), POWER_OF_TWO)
     element = out_ptr.dtype.element_ty
-    gate = _sums(gate_weight, x, gate_scales * x_scales[None, :]).to(element).to(tl.float32)
-    up = _sums(up_weight, x, up_scales * x_scales[None, :]).to(element).to(tl.float32)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
-    tl.store(out_ptr + row * num_outputs + at_O, (activated * up).to(element), mask=is_out)
+    for _ in range(tl.program_id(0) * OUTPUTS, num_outputs, step):
+        next_gate, next_up, next_gate_scales, next_up_scales = _both(
+            weight_ptr, scales_ptr, pitch, at_O + step, width, num_outputs, BLOCKS, BLOCKWISE
+        )
+        gate = _sums(gate_weight, x, gate_scales * x_scales[None, :]).to(element).to(tl.float32)
+        up = _sums(up_weight, x, up_scales * x_scales[None, :]).to(element).to(tl.float32)
+        activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
+        at = out_ptr + row * num_outputs + at_O
+        tl.store(at, (activated * up).to(element), mask=at_O < num_outputs)
+        at_O += step
+        gate_weight, up_weight = next_gate, next_up
+        gate_scales, up_scales = next_gate_scales, next_up_scales
 
 
 @triton.jit
@@ -137,6 +166,7 @@ def _added(
     at_O, row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
     is_out, step = at_O < num_outputs, BLOCKS * BLOCK
     weight = _weights(weight_ptr, at_O, is_out, 0, num_inputs, BLOCKS)
+    scales = _scales(scales_ptr, pitch, at_O, is_out, 0, num_inputs, BLOCKS, BLOCKWISE)
     wait_for_last(EARLY)
     amax = tl.zeros((BLOCKS,), tl.float32)
     if not BLOCKWISE:
@@ -144,16 +174,19 @@ def _added(
             x = _inputs(x_ptr, row, start, num_inputs, BLOCKS)
             amax = tl.maximum(amax, amax_of_blocks(x, BLOCKWISE))
     sums = tl.zeros((OUTPUTS, BLOCKS), tl.float32)
+    x = _inputs(x_ptr, row, 0, num_inputs, BLOCKS)
     for start in range(0, num_inputs, step):
-        x = _inputs(x_ptr, row, start, num_inputs, BLOCKS)
-        scales = _scales(scales_ptr, pitch, at_O, is_out, start, num_inputs, BLOCKS, BLOCKWISE)
+        # What is multiplied next is in flight meanwhile; beyond the end nothing is read.
+        after = start + step
+        next_weight = _weights(weight_ptr, at_O, is_out, after, num_inputs, BLOCKS)
+        next_scales = _scales(scales_ptr, pitch, at_O, is_out, after, num_inputs, BLOCKS, BLOCKWISE)
+        next_x = _inputs(x_ptr, row, after, num_inputs, BLOCKS)
         if BLOCKWISE:
             amax = amax_of_blocks(x, BLOCKWISE)
         x, x_scales = quantised_blocks(x, amax, POWER_OF_TWO)
         products = weight.to(tl.float32) * x.to(tl.float32)[None, :, :]
         sums += tl.sum(products, 2) * (scales * x_scales[None, :])
-        # Beyond the end nothing is read.
-        weight = _weights(weight_ptr, at_O, is_out, start + step, num_inputs, BLOCKS)
+        weight, scales, x = next_weight, next_scales, next_x
     element = out_ptr.dtype.element_ty
     added = tl.sum(sums, 1).to(element).to(tl.float32)
     at = out_ptr + row * num_outputs + at_O
@@ -167,7 +200,7 @@ def into_heads(
     """[B, O]: q, k and v of the normed rows, one after the other."""
     (num_rows, width), num_outputs = x_BD.shape, weight.num_outputs
     out_BO = x_BD.new_empty(num_rows, num_outputs)
-    _into_heads[(triton.cdiv(num_outputs, OUTPUTS), num_rows)](
+    _into_heads[(_programs(num_outputs), num_rows)](
         x_BD,
         norm_D,
         weight.values_OK,
@@ -189,7 +222,7 @@ def gated(x_BD: Tensor, norm_D: Tensor, weight: Fp8Weight, *, eps: float) -> Ten
     """[B, I]. `weight`: gate's rows, then up's."""
     (num_rows, width), num_outputs = x_BD.shape, weight.num_outputs // 2
     out_BI = x_BD.new_empty(num_rows, num_outputs)
-    _gated[(triton.cdiv(num_outputs, OUTPUTS), num_rows)](
+    _gated[(_programs(num_outputs), num_rows)](
         x_BD,
         norm_D,
         weight.values_OK,
@@ -221,6 +254,11 @@ def added(x_BO: Tensor, inputs_BK: Tensor, weight: Fp8Weight) -> None:
         **options(weight),
         **early(x_BO.device),
     )
+
+
+def _programs(num_outputs: int) -> int:
+    """As many as the device holds at once: each casts the rows once for all of its outputs."""
+    return min(triton.cdiv(num_outputs, OUTPUTS), PROGRAMS)
 
 
 def options(weight: Fp8Weight) -> dict[str, Any]:

@@ -52,6 +52,25 @@ def _scaled(sums, w_scales_ptr, x_scales_ptr, at_O, at_B, is_output, is_row):
 
 
 @triton.jit
+def _scales(
+    x_scales_ptr, w_scales_ptr, block, num_blocks, num_rows, at_B, is_row
+):  # fmt: skip
+    """The scales of a block: of the rows times that of the square that a tile's outputs are in.
+
+    Beyond the last block those of the last one: what they scale is zero.
+    """
+    block = tl.minimum(block, num_blocks - 1)
+    x_scales = tl.load(x_scales_ptr + block * num_rows + at_B, mask=is_row, other=0.0)
+    return x_scales * tl.load(w_scales_ptr + block)
+
+
+@triton.jit
+def _block_product(x_desc, weight_desc, row, output, block):
+    weight, x = weight_desc.load([output, block * BLOCK]), x_desc.load([row, block * BLOCK])
+    return tl.dot(weight, tl.trans(x), out_dtype=tl.float32)
+
+
+@triton.jit
 def _product(
     x_desc, weight_desc, x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, sums_ptr, arrived_ptr,
     pitch, num_rows, num_inputs, num_outputs, HAS_BIAS: tl.constexpr, BLOCKWISE: tl.constexpr,
@@ -60,23 +79,36 @@ def _product(
     row, output, share = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS, tl.program_id(2)
     at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
     is_row, is_output = at_B < num_rows, at_O < num_outputs
-    per_share = tl.cdiv(tl.cdiv(num_inputs, BLOCK), SHARES)
+    num_blocks = tl.cdiv(num_inputs, BLOCK)
+    # In fours: the scales of the next four are in flight while these are multiplied.
+    per_share = tl.cdiv(tl.cdiv(num_blocks, 4), SHARES) * 4
     first = share * per_share
-    last = tl.minimum(first + per_share, tl.cdiv(num_inputs, BLOCK))
+    last = tl.minimum(first + per_share, num_blocks)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)
     wait_for_last(EARLY)
     let_next_start(EARLY)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for block in range(first, last):
-        weight, x = weight_desc.load([output, block * BLOCK]), x_desc.load([row, block * BLOCK])
-        found = tl.dot(weight, tl.trans(x), out_dtype=tl.float32)
-        if BLOCKWISE:
-            # All outputs of a tile are of one square.
-            w_scale = tl.load(w_scales_ptr + output // BLOCK * pitch + block)
-            x_scales = tl.load(x_scales_ptr + block * num_rows + at_B, mask=is_row, other=0.0)
-            found = found * (x_scales * w_scale)[None, :]
-        sums += found
+    if BLOCKWISE:
+        w_scales_ptr += output // BLOCK * pitch
+        s0 = _scales(x_scales_ptr, w_scales_ptr, first, num_blocks, num_rows, at_B, is_row)
+        s1 = _scales(x_scales_ptr, w_scales_ptr, first + 1, num_blocks, num_rows, at_B, is_row)
+        s2 = _scales(x_scales_ptr, w_scales_ptr, first + 2, num_blocks, num_rows, at_B, is_row)
+        s3 = _scales(x_scales_ptr, w_scales_ptr, first + 3, num_blocks, num_rows, at_B, is_row)
+        for block in range(first, last, 4):
+            t0 = _scales(x_scales_ptr, w_scales_ptr, block + 4, num_blocks, num_rows, at_B, is_row)
+            t1 = _scales(x_scales_ptr, w_scales_ptr, block + 5, num_blocks, num_rows, at_B, is_row)
+            t2 = _scales(x_scales_ptr, w_scales_ptr, block + 6, num_blocks, num_rows, at_B, is_row)
+            t3 = _scales(x_scales_ptr, w_scales_ptr, block + 7, num_blocks, num_rows, at_B, is_row)
+            # Beyond the last input a descriptor reads zeros.
+            sums += _block_product(x_desc, weight_desc, row, output, block) * s0[None, :]
+            sums += _block_product(x_desc, weight_desc, row, output, block + 1) * s1[None, :]
+            sums += _block_product(x_desc, weight_desc, row, output, block + 2) * s2[None, :]
+            sums += _block_product(x_desc, weight_desc, row, output, block + 3) * s3[None, :]
+            s0, s1, s2, s3 = t0, t1, t2, t3
+    else:
+        for block in range(first, last):
+            sums += _block_product(x_desc, weight_desc, row, output, block)
     is_whole = True
     if SHARES > 1:
         is_whole, sums = sum_of_shares(sums, sums_ptr, arrived_ptr, share, OUTPUTS, ROWS, SHARES)
@@ -102,18 +134,28 @@ def _gated(
     wait_for_last(EARLY)
     gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
     up = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for block in range(0, tl.cdiv(num_inputs, BLOCK)):
+    num_blocks = tl.cdiv(num_inputs, BLOCK)
+    if BLOCKWISE:
+        at_gate = w_scales_ptr + output // BLOCK * pitch
+        at_up = w_scales_ptr + (num_outputs + output) // BLOCK * pitch
+        gate_scale, up_scale = tl.load(at_gate), tl.load(at_up)
+        x_scales = tl.load(x_scales_ptr + at_B, mask=is_row, other=0.0)
+    for block in range(0, num_blocks):
+        if BLOCKWISE:
+            # The next scales are in flight while these blocks are multiplied.
+            after = tl.minimum(block + 1, num_blocks - 1)
+            next_gate_scale, next_up_scale = tl.load(at_gate + after), tl.load(at_up + after)
+            at_next = x_scales_ptr + after * num_rows + at_B
+            next_x_scales = tl.load(at_next, mask=is_row, other=0.0)
         x = x_desc.load([row, block * BLOCK])
         gate_weight = weight_desc.load([output, block * BLOCK])
         up_weight = weight_desc.load([num_outputs + output, block * BLOCK])
         gate_found = tl.dot(gate_weight, tl.trans(x), out_dtype=tl.float32)
         up_found = tl.dot(up_weight, tl.trans(x), out_dtype=tl.float32)
         if BLOCKWISE:
-            x_scales = tl.load(x_scales_ptr + block * num_rows + at_B, mask=is_row, other=0.0)
-            gate_scale = tl.load(w_scales_ptr + output // BLOCK * pitch + block)
-            up_scale = tl.load(w_scales_ptr + (num_outputs + output) // BLOCK * pitch + block)
             gate_found = gate_found * (x_scales * gate_scale)[None, :]
             up_found = up_found * (x_scales * up_scale)[None, :]
+            gate_scale, up_scale, x_scales = next_gate_scale, next_up_scale, next_x_scales
         gate += gate_found
         up += up_found
     let_next_start(EARLY)
@@ -147,11 +189,13 @@ class Tiles:
     shares: int = 1
     sides: int = 1
     warps: int = 4
+    # Blocks of inputs of an iteration.
+    blocks: int = 1
 
     @property
     def stages(self) -> int:
-        one = BLOCK.value * (self.sides * self.outputs + self.rows)
-        return min(_STAGE_BYTES // one, 6)
+        one = BLOCK.value * (self.sides * self.outputs + self.rows) * self.blocks
+        return max(min(_STAGE_BYTES // one, 6), 2)
 
     def grid(self, num_rows: int, num_outputs: int) -> tuple[int, int, int]:
         return triton.cdiv(num_rows, self.rows), triton.cdiv(num_outputs, self.outputs), self.shares

@@ -56,7 +56,7 @@ class InvariantForward:
     def step(self, num_rows: int, *, is_cut: bool) -> None:
         """Moves the first rows of the state on by one token. `is_cut`: some of them may be cut."""
         state = self.state.rows(num_rows)
-        attention = CachedAttention(state, self.state.stores_L2, self.block_tokens)
+        attention = CachedAttention(state, self.state.stores_LA, self.block_tokens)
         routing = Routing(records=True)
         hidden_BD = self.model.hidden_in(
             state.tokens_B, state.positions_B, attention, routing=routing
@@ -122,7 +122,7 @@ class CachedAttention:
     """One query a row, over its cached blocks and its own key."""
 
     state: Rows
-    stores_L2: Tensor
+    stores_LA: Tensor
     block_tokens: int
 
     def attend(
@@ -133,7 +133,7 @@ class CachedAttention:
         tables_BK = self.state.tables_BK
         options = tile_options(q_BHd, num_kv_heads=num_kv_heads, queries=QUERY_TILE, keys=KEY_TILE)
         _attend[(len(q_BHd), num_kv_heads)](
-            aligned(q_BHd), aligned(k_BHd), aligned(v_BHd), self.stores_L2[layer], tables_BK,
+            aligned(q_BHd), aligned(k_BHd), aligned(v_BHd), self.stores_LA[layer], tables_BK,
             self.state.positions_B, out_BHd, tables_BK.stride(0), scale,
             NUM_KV_HEADS=num_kv_heads, BLOCK_TOKENS=self.block_tokens, **options,
         )  # fmt: skip
