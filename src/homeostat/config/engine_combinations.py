@@ -24,6 +24,7 @@ def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
             "Set it to shared_memory, or leave sync.transport out.",
         )
     yield from _abilities(config)
+    yield from _precision(config)
     yield from _processes(config.engine)
 
 
@@ -88,6 +89,34 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
             f"replay lets the engine score what was sampled, and {engine.type} scores at "
             "temperature 1 only.",
             "Set debug.mode=train_only, or rollout.temperature=1.",
+        )
+
+
+def _precision(config: RunConfig) -> Iterator[Problem]:
+    """Find precisions of the engine that contradict what the recipe promises."""
+    engine = config.engine
+    if config.model.numerics != "invariant":
+        return
+    if engine.kv_cache_dtype == "fp8":
+        yield Problem(
+            "engine.kv_cache_dtype",
+            "rounded keys and values give the engine other log-probs than the trainer has, and "
+            "model.numerics=invariant promises the same bits.",
+            "Set it to auto, or model.numerics=fast.",
+        )
+    if engine.quantization == "fp8" and config.trainer.fp8 is None:
+        yield Problem(
+            "engine.quantization",
+            "the engine would be in FP8 and the trainer not, and model.numerics=invariant promises "
+            "the same bits on both sides.",
+            "Set trainer.fp8, or model.numerics=fast.",
+        )
+    elif engine.quantization == "fp8" and config.trainer.fp8.start_step > 1:
+        yield Problem(
+            "engine.quantization",
+            "the engine would be in FP8 before trainer.fp8.start_step, and model.numerics=invariant "
+            "promises the same bits on both sides.",
+            "Remove it: the engine follows the trainer.",
         )
 
 

@@ -351,11 +351,13 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 def probe_of(config: RunConfig, trainer: Trainer) -> Probe:
     """Rows that trainer and engine are compared on."""
-    dtype = trainer.runtime.dtype
-    theirs = config.engine.own_dtype
-    if theirs is not None:
-        both = (dtype, getattr(torch, theirs))
-        dtype = max(both, key=lambda one: torch.finfo(one).eps)
+    dtypes = [trainer.runtime.dtype]
+    if config.engine.own_dtype is not None:
+        dtypes.append(getattr(torch, config.engine.own_dtype))
+    if config.engine_fp8 is not None or config.engine.kv_cache_dtype == "fp8":
+        # What one of them rounds up, the other may round down.
+        dtypes.append(torch.float8_e4m3fn)
+    dtype = max(dtypes, key=lambda one: torch.finfo(one).eps)
     return Probe(
         vocabulary=trainer.sheet.vocab_size,
         num_layers=int(trainer.sheet.source_config["num_hidden_layers"]),

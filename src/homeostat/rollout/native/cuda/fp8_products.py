@@ -224,8 +224,8 @@ def tiles_for(num_rows: int, weight: Fp8Weight) -> Tiles:
     while rows > 16 and tall * triton.cdiv(num_rows, rows) < _BUSY:
         rows //= 2
     tiles = tall * triton.cdiv(num_rows, rows)
-    shares = min(max(_SHARED // tiles, 1), triton.cdiv(num_inputs, 8 * BLOCK.value), 4)
-    return Tiles(rows, shares=shares)
+    shares = min(max(_SHARED // tiles, 1), triton.cdiv(num_inputs, 4 * BLOCK.value), 4)
+    return Tiles(rows, shares=shares, blocks=4 if weight.scaling.is_blockwise else 1)
 
 
 def tiles_for_gated(num_rows: int) -> Tiles:
