@@ -94,7 +94,16 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
 
 def _precision(config: RunConfig) -> Iterator[Problem]:
     """Find precisions of the engine that contradict what the recipe promises."""
-    engine = config.engine
+    engine, trained = config.engine, config.trainer.fp8
+    late = trained is not None and trained.start_step > 1
+    if late and engine.quantization is None and not engine.needs_native_decoder:
+        yield Problem(
+            "trainer.fp8.start_step",
+            f"the {engine.type} engine is started in one precision, and cannot follow the trainer "
+            "into FP8 later.",
+            "Set it to 1, or engine.quantization=fp8 (FP8 from the first step), or "
+            "engine.type=native.",
+        )
     if config.model.numerics != "invariant":
         return
     if engine.kv_cache_dtype == "fp8":
@@ -104,18 +113,18 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
             "model.numerics=invariant promises the same bits.",
             "Set it to auto, or model.numerics=fast.",
         )
-    if engine.quantization == "fp8" and config.trainer.fp8 is None:
+    if engine.quantization == "fp8" and trained is None:
         yield Problem(
             "engine.quantization",
             "the engine would be in FP8 and the trainer not, and model.numerics=invariant promises "
             "the same bits on both sides.",
             "Set trainer.fp8, or model.numerics=fast.",
         )
-    elif engine.quantization == "fp8" and config.trainer.fp8.start_step > 1:
+    elif engine.quantization == "fp8" and late:
         yield Problem(
             "engine.quantization",
-            "the engine would be in FP8 before trainer.fp8.start_step, and model.numerics=invariant "
-            "promises the same bits on both sides.",
+            "the engine would be in FP8 before trainer.fp8.start_step, and invariant numerics "
+            "promise the same bits on both sides.",
             "Remove it: the engine follows the trainer.",
         )
 

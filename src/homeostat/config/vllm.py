@@ -26,7 +26,6 @@ OWNED = {
     "enable_sleep_mode": "engine.sleep",
     "quantization": "engine.quantization",
     "kv_cache_dtype": "engine.kv_cache_dtype",
-    "calculate_kv_scales": "engine.kv_cache_dtype",
 }
 # Engine arguments on which guarantees of the engine depend, with the reason for each.
 FIXED = {

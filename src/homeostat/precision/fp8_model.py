@@ -137,7 +137,15 @@ def fp8_choices(model: nn.Module, config: Fp8Config) -> list[Choice]:
 
 def require_fp8(choices: Sequence[Choice], recipe: Fp8Recipe, *, device: torch.device) -> None:
     """Raise ModelError that names every layer that cannot be computed in FP8, and the device."""
-    reasons = [*device_obstacles(recipe, device=device), *layer_obstacles(choices, recipe)]
+    reasons = device_obstacles(recipe, device=device)
+    if reasons:
+        raise ModelError(f"{SETTING}: " + " ".join(reasons + layer_obstacles(choices, recipe)))
+    require_layers(choices, recipe)
+
+
+def require_layers(choices: Sequence[Choice], recipe: Fp8Recipe) -> None:
+    """Raise ModelError that names every layer that cannot be computed in FP8 on any device."""
+    reasons = layer_obstacles(choices, recipe)
     if reasons:
         raise ModelError(f"{SETTING}: " + " ".join(reasons))
 

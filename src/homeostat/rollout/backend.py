@@ -29,7 +29,8 @@ class EngineSite:
     `threads` is what torch uses in a process, `lanes` the number of such shares of the cores.
     `max_tokens` is the most that a request may have in all. `checkpoint` returns a folder in HF
     format that holds a model of the policy's shape, and writes it if need be. `fp8` are the FP8
-    settings of the engine, if it is in FP8.
+    settings of the engine, if it is in FP8; `fp8_checkpoint` is the `quantization_config` of what
+    an engine in another framework is sent then.
     """
 
     engine: EngineConfig
@@ -47,6 +48,7 @@ class EngineSite:
     checkpoint: Callable[[], Path]
     policy_id: str = POLICY_ID
     fp8: Fp8Config | None = None
+    fp8_checkpoint: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
 from homeostat.rollout.engine import Engine, Quiesce
 from homeostat.rollout.remote import RemoteEngine
+from homeostat.run.publication.fp8_checkpoint import fp8_checkpoint
 from homeostat.run.publication.host_weights import PolicyWeights, host_weights
 from homeostat.run.session.restarts import Restarts, death_in
 from homeostat.run.session.session import Session
@@ -284,7 +285,9 @@ class SentWeights:
             host=self.config.cluster.host,
             num_receivers=self.engine.capabilities.num_receivers,
         )
-        self._publisher = Publisher(transport, probe=self.probe)
+        checkpoint = fp8_checkpoint(self.config)
+        through = None if checkpoint is None else checkpoint.packer
+        self._publisher = Publisher(transport, probe=self.probe, through=through)
         self.engine.connect(transport)
         return self._publisher
 
