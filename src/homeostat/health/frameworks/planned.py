@@ -16,8 +16,6 @@ PLANNED: dict[str, str] = {
     "trainer.int4.group_size": "Weights that share one INT4 scale.",
     "trainer.int4.skip_layers": "Layers that stay in bf16 beside INT4 ones.",
     "trainer.int4.start_step": "First step with INT4 rounding; those before it are in bf16.",
-    "engine.quantization": "Precision of the engine's weights, where it is another.",
-    "engine.kv_cache_dtype": "Precision of cached keys and values.",
     "engine.prefix_caching": "Keep the cache of prompts that requests share.",
     "engine.expert_parallel_size": "Devices that share the experts in the engine.",
     "engine.data_parallel_size": "Replicas of the engine.",
