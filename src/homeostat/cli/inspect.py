@@ -38,7 +38,8 @@ def inspect(
         Path,
         typer.Argument(
             metavar="RECIPE",
-            help="The recipe (a YAML file), or the folder of an RL run.",
+            help="The recipe (a YAML file), or the folder of an RL run; with --layers also of any "
+            "run or checkpoint.",
             show_default=False,
         ),
     ],
@@ -56,6 +57,14 @@ def inspect(
             "--step", metavar="N", help="Step of the run folder to show. Default: the newest."
         ),
     ] = None,
+    layers: Annotated[
+        bool,
+        typer.Option(
+            "--layers",
+            help="Show every layer of the model with its real dtype, its quantisation and scales, "
+            "and why it is not quantised. PATH may also be the folder of a checkpoint.",
+        ),
+    ] = False,
     format: OutputFormat = Format.TEXT,
 ) -> None:
     """Show the tokens of some rows with their labels, and statistics of all rows.
@@ -67,8 +76,14 @@ def inspect(
     For a preference recipe it shows pairs: the chosen row, then the rejected one. For an RL recipe
     it shows prompts, up to where the answer begins. For the folder of an RL run it
     shows the completions of a step that earned the most and the least, --rows of each.
+
+    With --layers it shows the layers of the model instead, and reads no rows.
     """
     console = SafeConsole(stderr=format is Format.JSON, highlight=False)
+    if layers:
+        _refuse(row_id or step is not None, "--layers", "--row-id and --step are about rows.")
+        _show_layers(recipe, overrides, console, as_json=format is Format.JSON)
+        return
     if recipe.is_dir():
         _refuse(overrides or row_id, "KEY=VALUE and --row-id", "they belong to a recipe.")
         show_step(recipe, step, console, num_rows=rows, as_json=format is Format.JSON)
@@ -84,6 +99,15 @@ def inspect(
         raise typer.Exit(1)
 
 
+def _show_layers(
+    path: Path, overrides: list[str] | None, console: Console, *, as_json: bool
+) -> None:
+    from homeostat.cli.layers import show_layers
+    from homeostat.generation.layers import list_layers
+
+    show_layers(list_layers(path, overrides), console, as_json=as_json)
+
+
 def _refuse(given: object, place: str, why: str) -> None:
     if given:
         raise ConfigError([Problem(place, why)])
@@ -92,7 +116,9 @@ def _refuse(given: object, place: str, why: str) -> None:
 def _gather(
     config: RunConfig, console: Console, *, num_rows: int, row_ids: list[int]
 ) -> Inspection:
+    from homeostat.algorithms.row_loss import row_loss
     from homeostat.data.inspection import inspect_prompts, inspect_rows
+    from homeostat.data.tokenizer import load_tokenizer
 
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     with tempfile.TemporaryDirectory() as folder, bar:
@@ -101,11 +127,14 @@ def _gather(
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
+        inputs, tokenizer = config.for_inputs, load_tokenizer(config.model)
+        which = {"num_rows": num_rows, "row_ids": row_ids}
         if config.is_rl:
-            return inspect_prompts(config, num_rows=num_rows, row_ids=row_ids, progress=progress)
+            return inspect_prompts(inputs, tokenizer, **which, progress=progress)
+        loss = row_loss(config.algorithm, preference=config.preference, data=config.data)
         cache_dir = Path(config.data.cache_dir or folder)
         return inspect_rows(
-            config, cache_dir=cache_dir, num_rows=num_rows, row_ids=row_ids, progress=progress
+            inputs, tokenizer, loss=loss, cache_dir=cache_dir, **which, progress=progress
         )
 
 

@@ -12,6 +12,7 @@ from homeostat.clinic.faults import (
     machine,
     numerics,
     policy,
+    precision,
     preference,
     reward,
 )
@@ -20,7 +21,7 @@ from homeostat.clinic.recipes import BALANCED, GOLD, Body
 
 MODULES = (
     *(learning, critic, preference, numerics, data, reward, policy),
-    *(engine, machine, experts, energy),
+    *(engine, machine, experts, energy, precision),
 )
 INJECTORS: dict[str, type[Injector]] = {
     fault.name: fault for module in MODULES for fault in module.FAULTS
@@ -54,13 +55,19 @@ HEALTHY: dict[str, Body] = {
     "grpo_gold": Body("reverse", "grpo", steps=60, num_digits=(4,), changes=GOLD),
     "dpo_sort": Body("sort", "dpo", steps=60),
     "ipo_shift": Body("shift", "ipo", steps=40),
-    "kto_copy": Body("copy", "kto", steps=60),
+    "kto_copy": Body("copy", "kto", steps=40, changes={"trainer.lr": 1e-4}),
     "orpo_reverse": Body("reverse", "orpo", steps=40),
     "simpo_sort": Body("sort", "simpo", steps=40, num_digits=(4,)),
     "sft_moe": Body("sort", "sft", family="qwen3_moe", steps=60, changes=BALANCED),
     "grpo_moe": Body("sort", family="qwen3_moe", steps=60),
     "grpo_moe_replayed": Body("copy", family="qwen3_moe", steps=60, changes=experts.REPLAY),
     "grpo_moe_sigmoid": Body("sort", family="dots1", steps=40, changes=experts.REPLAY),
+    "sft_fp8": Body("sort", "sft", steps=60, changes=precision.FP8),
+    "sft_fp8_delayed": Body("copy", "sft", steps=60, changes=precision.LATE_DELAYED),
+    "sft_int4": Body("reverse", "sft", steps=60, changes=precision.INT4),
+    "sft_int4_late": Body("sort", "sft", steps=60, changes=precision.LATE_INT4),
+    "grpo_fp8": Body("sort", "grpo", steps=40, changes=precision.FP8),
+    "grpo_int4": Body("copy", "grpo", steps=40, changes=precision.INT4),
     "grpo_own_process": Body(
         "sort", "grpo", steps=40, changes={"engine": {"type": "native", "own_process": True}}
     ),

@@ -16,7 +16,7 @@ from torch import nn
 
 from homeostat.config.engine import EngineConfig
 from homeostat.config.fp8 import Fp8Config
-from homeostat.config.model import ModelConfig
+from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.models.preview import ModelPreview
 from homeostat.rollout.engine import Capabilities, Engine
 from homeostat.types import POLICY_ID
@@ -49,6 +49,8 @@ class EngineSite:
     policy_id: str = POLICY_ID
     fp8: Fp8Config | None = None
     fp8_checkpoint: Mapping[str, Any] | None = None
+    # The adapter that is sent without the weights under it.
+    adapter: LoraConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from torch import nn
 from homeostat.config.run import RunConfig
 from homeostat.models.shape_only import shape_decoder
 from homeostat.models.transformers_model import TransformersModel, meta_transformers
-from homeostat.train.build import head_of
 
 
 def empty_model(config: RunConfig) -> nn.Module:
@@ -18,5 +17,5 @@ def empty_model(config: RunConfig) -> nn.Module:
     if config.model.implementation == "transformers":
         return TransformersModel(meta_transformers(Path(config.model.path)))
     how = {"dtype": torch.float32, "kernel": "sdpa", "gradient_checkpointing": False}
-    has_head = head_of(config) is not None
+    has_head = config.head is not None
     return shape_decoder(config.model, config.lora, has_value_head=has_head, **how)

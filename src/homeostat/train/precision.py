@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.precision.fp8_model import fp8_bytes, rewrite_fp8
+from homeostat.precision.int4_rewrite import Int4Rewrite, int4_bytes
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
@@ -49,10 +49,12 @@ def distinct(groups: Iterable[tuple[Rewrite, ...]]) -> list[Rewrite]:
     return list({id(rewrite): rewrite for group in groups for rewrite in group}.values())
 
 
-def copy_bytes(config: RunConfig, runtime: Runtime, model: nn.Module) -> int:
+def copy_bytes(config: TrainerConfig, runtime: Runtime, model: nn.Module) -> int:
     """Return the bytes of copies of weights that rewrites of a trained model will hold."""
-    fp8 = config.trainer.fp8
-    return 0 if fp8 is None else fp8_bytes(model, fp8, device=runtime.device)
+    fp8, int4 = config.fp8, config.int4
+    if fp8 is not None:
+        return fp8_bytes(model, fp8, device=runtime.device)
+    return 0 if int4 is None else int4_bytes(model, int4)
 
 
 def rows_of(rewrites: Iterable[Rewrite]) -> dict[str, Rows]:
@@ -67,6 +69,6 @@ def rows_of(rewrites: Iterable[Rewrite]) -> dict[str, Rows]:
 def _rewrites(
     module: nn.Module, config: TrainerConfig, *, device: torch.device
 ) -> tuple[Rewrite, ...]:
-    if config.fp8 is None:
-        return ()
-    return (rewrite_fp8(module, config.fp8, device=device),)
+    if config.fp8 is not None:
+        return (rewrite_fp8(module, config.fp8, device=device),)
+    return () if config.int4 is None else (Int4Rewrite(module, config.int4),)

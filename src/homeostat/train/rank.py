@@ -16,30 +16,33 @@ import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from homeostat.algorithms.losses import require_columns, require_head
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import ExportSettings
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
+from homeostat.precision.account import account_of
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
-from homeostat.train.exporting import export_role, whole_weights
+from homeostat.train.exporting import export_role, sent_weights
 from homeostat.train.forward import Forward
 from homeostat.train.frozen import checksums, require_same_frozen
 from homeostat.train.nonfinite import trace
-from homeostat.train.optim import MasterAdamW
+from homeostat.train.optim import MasterOptimizer, require_same_kind
 from homeostat.train.peak import peak_memory
 from homeostat.train.precision import distinct, rows_of
+from homeostat.train.precision_probe import measure_precision, with_observed
 from homeostat.train.probes import UpdateProbe
 from homeostat.train.roles import RoleModel, RoleState, Training
 from homeostat.train.runtime import Runtime
 from homeostat.train.scoring import require_outputs
 from homeostat.train.sharding import Shards
-from homeostat.train.shards import Rows, TensorReader, copy_rows
+from homeostat.train.shards import Rows, TensorReader, copy_rows, described
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Accumulated, Measured, UpdateShare, make_report, to_host
 from homeostat.train.writing import writing_weights
@@ -77,6 +80,7 @@ class RankTrainer:
         self.config = config
         self.shards = shards
         self.runtime = runtime
+        self._observes = False
         self.roles = {
             role: _role_state(role, model, config, shards=shards, runtime=runtime, seed=seed)
             for role, model in models.items()
@@ -86,9 +90,11 @@ class RankTrainer:
     def sheet(self) -> ModelSheet:
         return self.roles[Role.POLICY].sheet
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int, *, observes: bool = False) -> dict[str, Any]:
+        self._observes = observes
         for rewrite in self._rewrites:
             rewrite.begin_step(step)
+        return account_of(self.roles[Role.POLICY].rewrites)
 
     def forward(
         self, role: Role, batches: Sequence[TrainBatch | None], outputs: Outputs
@@ -117,6 +123,8 @@ class RankTrainer:
                 if batch is None:
                     self._take_part(state)
                 else:
+                    if self._observes and self.shards.is_alone and not training.pending:
+                        training.observed = measure_precision(state, batch, spec, step=step)
                     training.pending += self._accumulated(state, batch, spec, step=step)
 
     def _accumulated(
@@ -160,6 +168,7 @@ class RankTrainer:
         for rewrite in state.rewrites:
             rewrite.end_update(applied=False)
         training.pending.clear()
+        training.observed = {}
         for param in training.params.values():
             param.grad = None
         training.optimizer.zero_grad()
@@ -169,6 +178,7 @@ class RankTrainer:
         with self.shards.naming_memory():
             share = self.pending(role)
             report = make_report(share, role=role, step=step, learning_rate=learning_rate)
+            observed = training.observed
             if report.applied:
                 training.probe.start(step, learning_rate=learning_rate)
                 with writing_weights(step):
@@ -176,6 +186,7 @@ class RankTrainer:
                         learning_rate=learning_rate,
                         grad_norm=report.grad_norm,
                         max_grad_norm=training.config.max_grad_norm,
+                        measure=training.probe.is_measuring,
                     )
                     if training.biases and report.load is not None:
                         how = {"rate": training.bias_rate, "shards": self.shards}
@@ -184,10 +195,11 @@ class RankTrainer:
                 for rewrite in self._state(role).rewrites:
                     rewrite.end_update(applied=True)
         self.discard(role)
-        seen = training.probe.finish(learning_rate=learning_rate) if report.applied else None
+        seen = training.probe.finish() if report.applied else None
         if seen is not None:
             # A rank that could not measure takes part all the same: the others wait for it.
             report = training.probe.reported(report, self.shards.gather_parts(seen))
+        report = with_observed(report, observed)
         interval = self.config.empty_cache_interval
         if interval and step % interval == 0:
             torch.cuda.empty_cache()
@@ -231,13 +243,14 @@ class RankTrainer:
             torch.cuda.empty_cache()
 
     def weights(self, role: Role) -> Iterator[tuple[str, Tensor]]:
-        """All weights under canonical HF names, adapters merged in, gathered one at a time."""
-        return whole_weights(self._state(role), self.shards)
+        """All weights under canonical HF names, adapters merged in, gathered one at a time; or an
+        adapter alone, where it is sent so."""
+        return sent_weights(self._state(role), self.shards)
 
     def checksums(self, role: Role) -> dict[str, int]:
         return self._summed(checksums(self._computed(self._state(role).named_parameters())))
 
-    def export(self, role: Role, folder: Path, config: RunConfig) -> None:
+    def export(self, role: Role, folder: Path, config: ExportSettings) -> None:
         export_role(self._state(role), folder, config, shards=self.shards)
 
     @property
@@ -258,15 +271,19 @@ class RankTrainer:
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         require_same_frozen(self._frozen, TensorReader(folder, FROZEN).whole())
+        optimizers = {state.stems[1] for state in self.roles.values()}
         for stem, group in self.state().items():
-            reader = TensorReader(folder, stem)
+            stored = TensorReader(folder, stem)
             # A run that only now computes in another precision has recorded nothing of it yet.
-            is_new = stem == PRECISION and not reader.shapes
-            if stem != FROZEN and not is_new:
-                copy_rows(group, reader, what=_what(stem))
+            is_new = stem == PRECISION and not stored.shapes
+            if stem == FROZEN or is_new:
+                continue
+            if stem in optimizers:
+                require_same_kind(group, stored.shapes)
+            copy_rows(group, stored, what=described(stem))
         for state in self.roles.values():
             if state.training is not None:
-                state.training.optimizer.write_back()
+                state.training.optimizer.loaded()
             state.weights_changed()
         for rewrite in self._rewrites:
             rewrite.restored()
@@ -317,9 +334,12 @@ class RankTrainer:
         tensors = {**training.optimizer.state(), **self.shards.masters(training.optimizer)}
         found = {}
         for key, tensor in tensors.items():
-            # A count has no dimensions, and so no rows; all else has its parameter's.
-            param = training.params[key.partition(".")[2]]
-            found[key] = self.shards.rows(tensor, param.shape if tensor.ndim else tensor.shape)
+            # What has the shape of this rank's part has its parameter's rows; counts, scales of
+            # blocks and factors are whole.
+            name = key.partition(".")[2]
+            is_part = tensor.ndim > 0 and tensor.shape == training.optimizer.params[name].shape
+            shape = training.params[name].shape if is_part else tensor.shape
+            found[key] = self.shards.rows(tensor, shape)
         return found
 
     @cached_property
@@ -353,23 +373,29 @@ def _role_state(
     seed: int,
 ) -> RoleState:
     module = model.loaded.module
+    how = {"shards": shards, "runtime": runtime, "seed": seed}
     return RoleState(
         role=role,
         model=module,
         sheet=model.loaded.sheet,
         forward=Forward.of(module, config, runtime=runtime, seed=seed),
-        training=None if model.config is None else _start_training(model, model.config, shards),
+        training=None if model.config is None else _start_training(model, model.config, **how),
         changes=model.changes,
         without_adapter=model.without_adapter,
         rewrites=model.rewrites,
+        sends_adapter=model.sends_adapter,
     )
 
 
-def _start_training(model: RoleModel, config: TrainerConfig, shards: Shards) -> Training:
+def _start_training(
+    model: RoleModel, config: TrainerConfig, *, shards: Shards, runtime: Runtime, seed: int
+) -> Training:
     named = model.loaded.module.causal_lm.named_parameters
     params = {name: param for name, param in named() if param.requires_grad}
     biases = expert_biases(named()) if model.bias_rate > 0 else {}
-    optimizer = MasterAdamW(((n, shards.owned(p)) for n, p in params.items()), config.optimizer)
+    owned = ((name, shards.owned(param)) for name, param in params.items())
+    away = runtime.device if config.backend.offload_optimizer else None
+    optimizer = MasterOptimizer(owned, config.optimizer, seed=seed, offload_to=away)
     frozen = partial(_not_trained, named, params.keys() | biases.keys(), shards)
     probe = UpdateProbe(optimizer, named, frozen)
     return Training(config, params, optimizer, probe, biases, model.bias_rate)
@@ -387,8 +413,3 @@ def _not_trained(
 def _training(state: RoleState) -> Training:
     assert state.training is not None, f"the {state.role} is frozen: it has no optimizer"
     return state.training
-
-
-def _what(stem: str) -> str:
-    """Return the name of a group of tensors for the error that it does not fit."""
-    return stem.replace("optimizer", "optimizer state").replace("_", " ")

@@ -120,7 +120,3 @@ class Bursts(Protocol):
     def rest(self) -> None:
         """Weights may change from now on: copies of them are given back."""
         ...
-
-    def weights_changed(self) -> None:
-        """Bring copies of weights that have fixed addresses up to date."""
-        ...

@@ -17,7 +17,6 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,10 +108,8 @@ class NativeEngine(SteppingEngine[Sequence]):
         path = decode_path(
             model.config, config, numerics=model.numerics, device=device, is_fp8=fp8 is not None
         )
-        self._make_bursts = partial(
-            make_bursts, model, config, path, device=device, max_tokens=max_tokens, threads=threads
-        )
-        self.bursts = self._make_bursts()
+        how = {"device": device, "max_tokens": max_tokens, "is_fp8": fp8 is not None}
+        self.bursts = make_bursts(model, config, path, threads=threads, **how)
         rows_pay = device.type == "cpu" and self.bursts is None
         self.in_rows = rows_pay if in_rows is None else in_rows
         self._serving = Serving(model)
@@ -192,14 +189,7 @@ class NativeEngine(SteppingEngine[Sequence]):
         self.scheduler.forget_prompts()
         self._rest()
         if self._fp8 is not None:
-            was_fp8 = self._fp8.is_on
             self._fp8.weights_changed(version)
-            if self._fp8.is_on != was_fp8:
-                # Captured steps are those of the other precision.
-                self._free_cache()
-                self.bursts = self._make_bursts()
-        if self.bursts is not None:
-            self.bursts.weights_changed()
 
     def _free_memory(self) -> None:
         self._free_cache()

@@ -68,8 +68,12 @@ def make_bursts(
     device: torch.device,
     max_tokens: int,
     threads: int | None,
+    is_fp8: bool = False,
 ) -> Bursts | None:
-    """None where decoding goes one step at a time. `threads`: on a CPU; as torch has where None."""
+    """None where decoding goes one step at a time. `threads`: on a CPU; as torch has where None.
+
+    `is_fp8`: layers of the model are in FP8, now or later.
+    """
     if path in ("plain", "compact"):
         return None
     if path == "compiled":
@@ -82,6 +86,9 @@ def make_bursts(
     # Its kernels need Triton to be imported at all.
     from homeostat.rollout.native.cuda.bursts import CudaBursts
     from homeostat.rollout.native.cuda.forward import DecodeForward
+    from homeostat.rollout.native.cuda.fp8_forward import Fp8Forward
+    from homeostat.rollout.native.cuda.int4_forward import Int4Forward
+    from homeostat.rollout.native.cuda.int4_weights import int4_products
     from homeostat.rollout.native.cuda.invariant import InvariantForward
     from homeostat.rollout.native.cuda.state import DecodeState
     from homeostat.rollout.native.cuda.steps import Steps
@@ -97,7 +104,12 @@ def make_bursts(
         fp8_cache=config.kv_cache_dtype == "fp8",
     )
     forwards = {"fast": DecodeForward, "invariant": InvariantForward}
-    forward = forwards[model.numerics](model, state, block_tokens=BLOCK_TOKENS)
+    kind = forwards[model.numerics]
+    if kind is DecodeForward and int4_products(model):
+        kind = Int4Forward
+    elif kind is DecodeForward and is_fp8:
+        kind = Fp8Forward
+    forward = kind(model, state, block_tokens=BLOCK_TOKENS)
     return CudaBursts(state, Steps(forward, max_rows=max_rows, with_graphs=path == "graphs"))
 
 
@@ -108,7 +120,7 @@ def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> 
     if config.decode == "compiled":
         raise EngineError(
             "engine.decode is compiled, which computes with copies of the weights in fp32: a model "
-            "with an adapter, with hooks or in another precision it cannot copy. Set "
+            "with hooks, with a quantised base or in another precision it cannot copy. Set "
             "engine.decode=auto."
         )
     return None

@@ -37,11 +37,6 @@ class Fp8Model:
         self._rewrite: Fp8Rewrite = rewrite_fp8(self.model, config, device=device)
         self._rewrite.begin_step(version + 1)
 
-    @property
-    def is_on(self) -> bool:
-        """Return whether it computes in FP8 now."""
-        return self._rewrite.is_on
-
     def weights_changed(self, version: int) -> None:
         """Serve the weights of a version: those that the step after it is sampled with."""
         self._rewrite.begin_step(version + 1)

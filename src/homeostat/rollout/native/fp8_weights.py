@@ -151,15 +151,28 @@ def fp8_maps(*maps: Linear) -> Fp8Maps | None:
     return None if biases and bias_O is None else Fp8Maps(maps, bias_O)
 
 
-def refresh_copies(model: nn.Module) -> None:
-    """Make the FP8 copies of a model's weights anew where they have changed."""
-    for module in model.modules():
-        product = getattr(module, "product", None)
-        if isinstance(product, Fp8Product):
-            product.weights.by_rows(module.weight)
-        elif isinstance(product, Fp8Experts):
-            product.gate_up.copy(module.gate_up_proj, turned=False)
-            product.down.copy(module.down_proj, turned=False)
+class Fp8Watch:
+    """Sees when the layers of a model begin to be in FP8, and keeps their copies up to date."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [module for module in model.modules() if hasattr(module, "product")]
+        self._before = self._is_fp8
+
+    @property
+    def _is_fp8(self) -> bool:
+        kinds = Fp8Product | Fp8Experts
+        return any(isinstance(module.product, kinds) for module in self._modules)
+
+    def refresh(self) -> bool:
+        """Make copies of weights that have changed anew; return whether FP8 began or ended."""
+        for module in self._modules:
+            if isinstance(module.product, Fp8Product):
+                module.product.weights.by_rows(module.weight)
+            elif isinstance(module.product, Fp8Experts):
+                module.product.gate_up.copy(module.gate_up_proj, turned=False)
+                module.product.down.copy(module.down_proj, turned=False)
+        before, self._before = self._before, self._is_fp8
+        return before is not self._before
 
 
 def _product(linear: Linear) -> Fp8Product:

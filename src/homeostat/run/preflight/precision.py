@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from homeostat.config.fp8 import Fp8Config
+from homeostat.config.int4 import Int4Config, environment_line
 from homeostat.config.run import RunConfig
 from homeostat.precision.fp8_model import fp8_choices, require_fp8
+from homeostat.precision.int4_rewrite import int4_choices, int4_line
 from homeostat.precision.layers import Choice
 from homeostat.precision.recipe import Fp8Recipe
 from homeostat.run.preflight.item import Item
@@ -19,8 +21,12 @@ _NAMES_SHOWN = 4
 
 
 def precision_items(config: RunConfig, device: torch.device) -> Iterator[Item]:
-    """Yield what is computed in FP8, and where; raise ModelError for what cannot be."""
-    fp8 = config.trainer.fp8
+    """Yield what is computed in FP8 or INT4, and where; raise ModelError for what cannot be."""
+    fp8, int4 = config.trainer.fp8, config.trainer.int4
+    if int4 is not None:
+        yield _int4_item(int4, int4_choices(empty_model(config), int4))
+    elif said := environment_line(None):
+        yield Item("precision", "ok", said)
     if fp8 is not None:
         recipe, choices = Fp8Recipe.of(fp8), fp8_choices(empty_model(config), fp8)
         require_fp8(choices, recipe, device=device)
@@ -57,7 +63,7 @@ def _fp8_item(
     fp8: Fp8Config, recipe: Fp8Recipe, choices: list[Choice], device: torch.device
 ) -> Item:
     chosen = [choice.layer for choice in choices if not choice.why_skipped]
-    skipped = [choice for choice in choices if choice.why_skipped]
+    skipped = _skipped(choices)
     sizes = {
         layer.name: shape
         for layer in chosen
@@ -65,10 +71,7 @@ def _fp8_item(
         if any(size % recipe.multiple for size in shape[-2:])
     }
     text = f"FP8 {recipe.describe(fp8)}; {len(chosen)} layers"
-    if skipped:
-        names = ", ".join(f"{one.layer.name} ({one.why_skipped})" for one in skipped[:_NAMES_SHOWN])
-        more = len(skipped) - _NAMES_SHOWN
-        text += f"; left as they are: {names}" + (f" and {more} others" if more > 0 else "")
+    text += _skipped_text(skipped)
     if sizes:
         name, shape = next(iter(sizes.items()))
         text += (
@@ -86,3 +89,27 @@ def _fp8_item(
         "emulated": is_emulated,
     }
     return Item("precision", "warning" if is_emulated else "ok", text, facts)
+
+
+def _int4_item(int4: Int4Config, choices: list[Choice]) -> Item:
+    chosen, skipped = [c.layer for c in choices if not c.why_skipped], _skipped(choices)
+    text = int4_line(int4, num_layers=len(chosen)) + _skipped_text(skipped)
+    facts = {
+        "int4_layers": len(chosen),
+        "skipped_layers": len(skipped),
+        "group_size": int4.group_size,
+        "start_step": int4.start_step,
+    }
+    return Item("precision", "ok", text, facts)
+
+
+def _skipped(choices: list[Choice]) -> list[Choice]:
+    return [choice for choice in choices if choice.why_skipped]
+
+
+def _skipped_text(skipped: list[Choice]) -> str:
+    if not skipped:
+        return ""
+    names = ", ".join(f"{one.layer.name} ({one.why_skipped})" for one in skipped[:_NAMES_SHOWN])
+    more = len(skipped) - _NAMES_SHOWN
+    return f"; left as they are: {names}" + (f" and {more} others" if more > 0 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def _site(
         checkpoint=partial(_hf_folder, config, trainer, tokenizer, session),
         fp8=config.engine_fp8,
         fp8_checkpoint=None if checkpoint is None else checkpoint.settings,
+        adapter=config.published_adapter,
     )
 
 
@@ -111,6 +113,6 @@ def _hf_folder(
         return path
     folder = session.run_dir.path / "engine_model"
     # All weights, also where an adapter is trained.
-    trainer.export(Role.POLICY, folder, config.model_copy(update={"lora": None}))
+    trainer.export(Role.POLICY, folder, replace(config.for_export, lora=None))
     tokenizer.save(folder)
     return folder

@@ -76,9 +76,6 @@ class CpuBursts:
         """Free the copies of weights; the next burst makes them again."""
         self.compiled.rest()
 
-    def weights_changed(self) -> None:
-        """Nothing to do: no copy outlives `rest`."""
-
     def _wanted(self, left_s: float) -> int:
         """Return the number of steps: at least one, and no more than there is time for."""
         if any(sequence.request.sampling.stop_strings for sequence in self.sequences):

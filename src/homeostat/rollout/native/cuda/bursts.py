@@ -60,6 +60,7 @@ class CudaBursts:
         assert not self._flying, "the last sequences are still on their way"
         # A graph is captured over a first step, which needs a cache to write to.
         self.state.see(cache)
+        self.steps.refresh()
         self._is_cut = any(sequence.is_cut for sequence in sequences)
         if self._is_cut:
             self.state.make_cut(self.steps.forward.vocabulary)
@@ -85,9 +86,7 @@ class CudaBursts:
         self._flying.clear()
 
     def rest(self) -> None:
-        """Nothing to give back: weights and their FP8 copies are written in place."""
-
-    def weights_changed(self) -> None:
+        """Copies of the weights keep their memory; the next burst derives them anew."""
         self.steps.forward.weights_changed()
 
     @property

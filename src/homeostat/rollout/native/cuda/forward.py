@@ -9,7 +9,9 @@ the layers:
 
     narrow   up to `narrow.MAX_ROWS` rows: bound by reading the weights alone
     tiled    more rows, while our own products are better than a library's
-    wide     the decoder's linear modules, adapters included, or FP8 kernels (fp8_layers.py)
+    wide     the decoder's linear modules
+
+Adapters are part of all of them, unmerged (low_rank.py).
 
 Suffixes: `_B` rows, `_D` model dim, `_V` vocabulary.
 """
@@ -17,17 +19,15 @@ Suffixes: `_B` rows, `_D` model dim, `_V` vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
-from homeostat.models.families import DecoderConfig
-from homeostat.models.side_by_side import joined
-from homeostat.ops.experts import experts_of
-from homeostat.ops.linear import Linear
+from homeostat.models.lora import LoraLinear
+from homeostat.models.side_by_side import adapted_maps, joined, neighbours
+from homeostat.ops.linear import Linear, is_plain
 from homeostat.rollout.native.cuda import narrow, products, rows
 from homeostat.rollout.native.cuda.attention import (
     AttentionScratch,
@@ -37,7 +37,7 @@ from homeostat.rollout.native.cuda.attention import (
 from homeostat.rollout.native.cuda.candidates import sums_of_tiles
 from homeostat.rollout.native.cuda.cutting import draw_kept
 from homeostat.rollout.native.cuda.experts import ExpertScratch, narrow_experts, wide_experts
-from homeostat.rollout.native.cuda.fp8_layers import Fp8Layer, fp8_layer
+from homeostat.rollout.native.cuda.low_rank import LowRank, LowRankRoom
 from homeostat.rollout.native.cuda.sampling import (
     can_draw_from_hidden,
     draw_from_hidden,
@@ -45,7 +45,6 @@ from homeostat.rollout.native.cuda.sampling import (
     multiplied_sums,
 )
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
-from homeostat.rollout.native.fp8_weights import refresh_copies
 
 # Programs that keep the whole device busy; with fewer sequences, keys are shared out.
 _PROGRAMS = 256
@@ -67,12 +66,11 @@ class DecodeForward:
             block_tokens=block_tokens,
             eps=config.rms_norm_eps,
         )
-        self._fp8 = [fp8_layer(layer) for layer in model.layers]
-        self.can_be_narrow = _fits_narrow(model.config) and all(map(_is_narrow, self._layers()))
-        self.can_be_fp8 = any(self._fp8)
-        self.can_be_tiled = self.can_be_narrow and not self.can_be_fp8 and _can_be_tiled(model)
+        self._adapters = Adapters(model, max_rows=products.MAX_ROWS)
+        self.can_be_narrow = _is_plain(model)
+        self.can_be_tiled = self.can_be_narrow and _can_be_tiled(model)
         self._num_gates = max(
-            (len(mlp.gate_proj.weight) for mlp in _dense_blocks(model)), default=0
+            (mlp.gate_proj.out_features for mlp in _dense_blocks(model)), default=0
         )
         self._scratch: dict[int, AttentionScratch] = {}
         self._sums = products.Scratch(state.device)
@@ -85,15 +83,13 @@ class DecodeForward:
     def vocabulary(self) -> int:
         return self.model.config.vocab_size
 
-    def weights_changed(self) -> None:
-        """Make the FP8 copies of weights anew, which a captured step would not."""
-        for layer in self._fp8:
-            if layer is not None:
-                layer.refresh()
-        refresh_copies(self.model)
+    def refresh(self) -> bool:
+        """Derive copies of weights that have changed. Return whether steps must be captured anew:
+        never, because it reads the model's own weights, which are written in place."""
+        return False
 
-    def _layers(self) -> list[tuple[Layer, Fp8Layer | None]]:
-        return list(zip(self.model.layers, self._fp8, strict=True))
+    def weights_changed(self) -> None:
+        """Nothing was derived from the weights."""
 
     def step(self, num_rows: int, *, is_cut: bool) -> None:
         """Moves the first rows of the state on by one token. `is_cut`: some of them may be cut."""
@@ -102,7 +98,12 @@ class DecodeForward:
         factor = self.model.config.rope.attention_factor
         table_VD = trunk.embed_tokens.weight
         x_BD, *turns = rows.enter(
-            state.tokens_B, state.positions_B, table_VD, self.frequencies_F, factor
+            state.tokens_B,
+            state.positions_B,
+            table_VD,
+            self.frequencies_F,
+            factor,
+            flags=self._adapters.flags,
         )
         x_BD, added_BD = self._layers_for(num_rows)(x_BD, turns, state)
         hidden_BD = rows.add_norm(x_BD, added_BD, trunk.norm.weight, eps=eps)
@@ -125,39 +126,32 @@ class DecodeForward:
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
     ) -> tuple[Tensor, Tensor | None]:
         eps, added_BD = self.model.config.rms_norm_eps, None
-        for index, (layer, fp8) in enumerate(self._layers()):
-            attend = partial(self._attend, index, layer, turns=turns, state=state)
-            feed = partial(_fed_forward, mlp=layer.mlp, state=state)
-            if fp8 is not None:
-                added_BD = fp8.added(x_BD, added_BD, attend, feed, self._sums, eps=eps)
-                continue
-            attention = layer.self_attn
+        for index, layer in enumerate(self.model.layers):
+            attention, mlp = layer.self_attn, layer.mlp
             normed_BD = rows.add_norm(x_BD, added_BD, layer.input_layernorm.weight, eps=eps)
-            qkv = _maps(normed_BD, (attention.q_proj, attention.k_proj, attention.v_proj))
-            added_BD = attention.o_proj(attend(qkv))
+            qkv = maps_of(normed_BD, (attention.q_proj, attention.k_proj, attention.v_proj))
+            added_BD = attention.o_proj(self._attend(index, layer, qkv, turns, state))
             norm_D = layer.post_attention_layernorm.weight
-            added_BD = feed(rows.add_norm(x_BD, added_BD, norm_D, eps=eps))
+            normed_BD = rows.add_norm(x_BD, added_BD, norm_D, eps=eps)
+            added_BD = fed_forward(normed_BD, mlp, state)
         return x_BD, added_BD
 
     def _narrow_layers(
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
     ) -> tuple[Tensor, Tensor | None]:
         eps = self.model.config.rms_norm_eps
-        for index, (layer, fp8) in enumerate(self._layers()):
-            attend = partial(self._attend, index, layer, turns=turns, state=state)
+        for index, layer in enumerate(self.model.layers):
+            attention, (heads, out, *inner) = layer.self_attn, self._adapters.of_layer(index)
             norm_D = layer.input_layernorm.weight
-            if fp8 is not None:
-                fp8.attend_narrow(x_BD, attend, eps=eps)
-            else:
-                mixed_BX = attend(narrow.into_heads(x_BD, norm_D, _head_maps(layer), eps=eps))
-                narrow.added(x_BD, mixed_BX, layer.self_attn.o_proj.weight)
-            if fp8 is not None and fp8.gates is not None:
-                fp8.feed_narrow(x_BD, eps=eps)
-            else:
-                self._feed_narrow(x_BD, layer, state)
+            qkv = narrow.into_heads(x_BD, norm_D, _head_maps(layer), eps=eps, adapter=heads)
+            mixed_BX = self._attend(index, layer, qkv, turns, state)
+            narrow.added(x_BD, mixed_BX, attention.o_proj.weight, adapter=out)
+            self._feed_narrow(x_BD, layer, state, inner)
         return x_BD, None
 
-    def _feed_narrow(self, x_BD: Tensor, layer: Layer, state: Rows) -> None:
+    def _feed_narrow(
+        self, x_BD: Tensor, layer: Layer, state: Rows, adapters: Sequence[LowRank | None]
+    ) -> None:
         """Add what the block after attention makes of the rows to them."""
         eps, norm_D, mlp = (
             layer.input_layernorm.eps,
@@ -168,12 +162,15 @@ class DecodeForward:
             assert self._experts is not None, "the model has experts"
             normed_BD = narrow_experts(x_BD, norm_D, mlp, state, self._experts, eps=eps)
             if mlp.shared_experts is not None:
-                gates = _maps(normed_BD, (mlp.shared_experts.gate_proj, mlp.shared_experts.up_proj))
-                narrow.added(x_BD, rows.gate(*gates), mlp.shared_experts.down_proj.weight)
+                gates = maps_of(
+                    normed_BD, (mlp.shared_experts.gate_proj, mlp.shared_experts.up_proj)
+                )
+                weight_DI = mlp.shared_experts.down_proj.weight
+                narrow.added(x_BD, rows.gate(*gates), weight_DI, adapter=adapters[1])
             return
         weights = mlp.gate_proj.weight, mlp.up_proj.weight
-        gated_BI = narrow.gated(x_BD, norm_D, *weights, eps=eps)
-        narrow.added(x_BD, gated_BI, mlp.down_proj.weight)
+        gated_BI = narrow.gated(x_BD, norm_D, *weights, eps=eps, adapter=adapters[0])
+        narrow.added(x_BD, gated_BI, mlp.down_proj.weight, adapter=adapters[1])
 
     def _tiled_layers(
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
@@ -188,21 +185,23 @@ class DecodeForward:
             maps = (attention.q_proj, attention.k_proj, attention.v_proj)
             weight_OD, bias_O = _side_by_side(maps)
             assert weight_OD is not None, "can_be_tiled has looked"
-            out_BX = products.into_heads(scaled, weight_OD, bias_O, eps=eps)
+            heads, out, *inner = self._adapters.of_layer(index)
+            out_BX = products.into_heads(scaled, weight_OD, bias_O, eps=eps, adapter=heads)
             qkv = out_BX.split([linear.weight.shape[0] for linear in maps], dim=1)
-            mixed_BX = self._attend(index, layer, qkv, turns=turns, state=state)
+            mixed_BX = self._attend(index, layer, qkv, turns, state)
             norm_D = layer.post_attention_layernorm.weight
-            scaled = products.added(x_BD, mixed_BX, attention.o_proj.weight, norm_D, self._sums)
+            weight_DX = attention.o_proj.weight
+            scaled = products.added(x_BD, mixed_BX, weight_DX, norm_D, self._sums, adapter=out)
             if isinstance(mlp, MoeBlock):
                 normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
-                added_BD = _fed_forward(normed_BD, mlp, state)
+                added_BD = fed_forward(normed_BD, mlp, state)
                 scaled = products.Scaled(rows.add_norm(x_BD, added_BD, next_norm.weight, eps=eps))
                 continue
             weight_OD, _ = _side_by_side((mlp.gate_proj, mlp.up_proj))
             assert weight_OD is not None, "can_be_tiled has looked"
-            gated_BI = products.gated(scaled, weight_OD, eps=eps)
-            norm_D = next_norm.weight
-            scaled = products.added(x_BD, gated_BI, mlp.down_proj.weight, norm_D, self._sums)
+            gated_BI = products.gated(scaled, weight_OD, eps=eps, adapter=inner[0])
+            weights = mlp.down_proj.weight, next_norm.weight
+            scaled = products.added(x_BD, gated_BI, *weights, self._sums, adapter=inner[1])
         return x_BD, None
 
     def _attend(
@@ -210,7 +209,6 @@ class DecodeForward:
         index: int,
         layer: Layer,
         qkv: Sequence[Tensor],
-        *,
         turns: list[Tensor],
         state: Rows,
     ) -> Tensor:
@@ -243,6 +241,29 @@ class DecodeForward:
         return self._scratch[num_rows]
 
 
+class Adapters:
+    """The adapters of a step's products, by layer: of q, k and v, of o, of gate and up, of down."""
+
+    def __init__(self, model: Decoder, *, max_rows: int) -> None:
+        found = [[adapted_maps(maps) for maps in neighbours(layer)] for layer in model.layers]
+        present = [maps for layer in found for maps in layer if maps is not None]
+        width = max((maps.ahead for maps in present), default=0)
+        like = model.output_weight()
+        room = LowRankRoom(len(present), max_rows=max_rows, width=width, like=like)
+        # Flags to be lowered in each step.
+        self.flags = room.flags if present else None
+        numbers = iter(range(len(present)))
+        self._layers = [
+            [None if maps is None else room.at(next(numbers), maps) for maps in layer]
+            for layer in found
+        ]
+
+    def of_layer(self, index: int) -> list[LowRank | None]:
+        """Return four; None where there is no adapter, or no such map."""
+        layer = self._layers[index]
+        return layer + [None] * (4 - len(layer))
+
+
 def _draw_cut(hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
     """Draw with logits kept: which words are cut is known only after all of them are."""
     num_rows = len(hidden_BD)
@@ -263,25 +284,40 @@ def _logits(hidden_BD: Tensor, weight_VD: Tensor) -> Tensor:
     return hidden_BD.float() @ weight_VD.float().t()
 
 
-def _fed_forward(normed_BD: Tensor, mlp: MLP | MoeBlock, state: Rows) -> Tensor:
+def fed_forward(normed_BD: Tensor, mlp: MLP | MoeBlock, state: Rows) -> Tensor:
     """[B, D], still to be added to x: what the block after attention makes of the normed rows."""
     if isinstance(mlp, MoeBlock):
         added_BD = wide_experts(normed_BD, mlp, state)
         if mlp.shared_experts is None:
             return added_BD
-        return added_BD + _fed_forward(normed_BD, mlp.shared_experts, state)
-    return mlp.down_proj(rows.gate(*_maps(normed_BD, (mlp.gate_proj, mlp.up_proj))))
+        return added_BD + fed_forward(normed_BD, mlp.shared_experts, state)
+    return mlp.down_proj(rows.gate(*maps_of(normed_BD, (mlp.gate_proj, mlp.up_proj))))
 
 
-def _maps(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
+def maps_of(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
     """Each linear map of the same rows: in one product where their weights lie side by side."""
-    if not all(linear.is_plain for linear in maps):
+    if not _are_joined(maps):
         return [linear(x_BD) for linear in maps]
     weight_OD, bias_O = _side_by_side(maps)
     if weight_OD is None or (bias_O is None and maps[0].bias is not None):
         return [linear(x_BD) for linear in maps]
     sizes = [linear.weight.shape[0] for linear in maps]
-    return functional.linear(x_BD, weight_OD, bias_O).split(sizes, dim=1)
+    parts = functional.linear(x_BD, weight_OD, bias_O).split(sizes, dim=1)
+    adapter = adapted_maps(maps)
+    if adapter is None:
+        return parts
+    lows = (x_BD @ adapter.whole_PK[: len(maps) * adapter.rank].t()).split(adapter.rank, dim=1)
+    for part, low_BR, b_OR in zip(parts, lows, adapter.b_OR.split(sizes), strict=True):
+        part.addmm_(low_BR, b_OR.t(), alpha=adapter.scale)
+    return parts
+
+
+def _are_joined(maps: Sequence[Linear]) -> bool:
+    """Return whether the maps are plain, or have adapters beside their weights."""
+    if all(map(is_plain, maps)):
+        return True
+    kinds = Linear, LoraLinear
+    return all(type(linear) in kinds for linear in maps) and adapted_maps(maps) is not None
 
 
 def _side_by_side(maps: Sequence[Linear]) -> tuple[Tensor | None, Tensor | None]:
@@ -295,32 +331,16 @@ def _dense_blocks(model: Decoder) -> list[MLP]:
     return [module for module in model.modules() if isinstance(module, MLP)]
 
 
-def _fits_narrow(config: DecoderConfig) -> bool:
-    """No bias where the narrow kernels have none, and sizes that their programs divide."""
+def _is_plain(model: Decoder) -> bool:
+    """Linear maps with at most adapters, and no bias where the narrow kernels have none."""
+    config = model.config
     sizes = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return (
-        not (config.o_bias or config.mlp_bias)
+        all(_are_joined(maps) for layer in model.layers for maps in neighbours(layer))
+        and not (config.o_bias or config.mlp_bias)
         and config.hidden_size <= narrow.MAX_WIDTH
         and all(size % narrow.OUTPUTS == 0 for size in sizes)
     )
-
-
-def _is_narrow(layer: tuple[Layer, Fp8Layer | None]) -> bool:
-    """Each half of the layer is all in FP8, or has plain maps without adapters."""
-    (module, fp8), mlp = layer, layer[0].mlp
-    if isinstance(mlp, MoeBlock):
-        if mlp.experts.product is not experts_of:
-            return False
-        dense = mlp.shared_experts
-    else:
-        dense = mlp
-    maps: list[Linear] = []
-    if fp8 is None:
-        attention = module.self_attn
-        maps += attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-    if dense is not None and (fp8 is None or fp8.gates is None):
-        maps += dense.gate_proj, dense.up_proj, dense.down_proj
-    return all(one.is_plain for one in maps)
 
 
 def _can_be_tiled(model: Decoder) -> bool:

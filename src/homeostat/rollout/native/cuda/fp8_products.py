@@ -28,7 +28,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from homeostat.ops.kernels.e4m3 import BLOCK, scales_of, to_e4m3
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.fp8_rows import Fp8Rows, empty_rows
-from homeostat.rollout.native.cuda.products import Scratch, sum_of_shares
+from homeostat.rollout.native.cuda.products import Scratch
+from homeostat.rollout.native.cuda.shares import sum_of_shares
 from homeostat.rollout.native.fp8_weights import Fp8Weight
 
 # Tiles that are enough to keep the device busy; programs, where tiles are shared out.

@@ -32,9 +32,10 @@ from homeostat.ops.linear import tiled_product
 from homeostat.ops.tiled_attention import KEY_TILE, QUERY_TILE
 from homeostat.rollout.native.cuda.candidates import sums_of_tiles
 from homeostat.rollout.native.cuda.cutting import draw_kept
+from homeostat.rollout.native.cuda.int4_weights import SwitchWatch
 from homeostat.rollout.native.cuda.sampling import draw_from_logits
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
-from homeostat.rollout.native.fp8_weights import refresh_copies
+from homeostat.rollout.native.fp8_weights import Fp8Watch
 
 
 class InvariantForward:
@@ -44,14 +45,21 @@ class InvariantForward:
         self.model = model
         self.state = state
         self.block_tokens = block_tokens
+        self._watch = SwitchWatch(model)
+        self._fp8 = Fp8Watch(model)
 
     @property
     def vocabulary(self) -> int:
         return self.model.config.vocab_size
 
+    def refresh(self) -> bool:
+        """Make FP8 copies of weights anew, which a captured step would not. Return whether layers
+        began or ceased to be rounded: then the steps are other ones."""
+        is_fp8 = self._fp8.refresh()
+        return self._watch.take_switch() or is_fp8
+
     def weights_changed(self) -> None:
-        """Make the FP8 copies of weights anew, which a captured graph would not."""
-        refresh_copies(self.model)
+        """The products of the model know which of their copies are stale."""
 
     def step(self, num_rows: int, *, is_cut: bool) -> None:
         """Moves the first rows of the state on by one token. `is_cut`: some of them may be cut."""
