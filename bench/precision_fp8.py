@@ -52,7 +52,7 @@ BLOCKS = {"1x128": (1, BLOCK), "128x128": (BLOCK, BLOCK), "row": (1, None), "all
 
 
 class Place(Protocol):
-    """Where to measure (bench/precision_gpu.py)."""
+    """The device to measure on (bench/precision_gpu.py)."""
 
     device: torch.device
     is_tiny: bool

@@ -5,8 +5,8 @@
     python bench/precision_gpu.py --tiny --device cpu     # that the script works
 
 A measurement is a function in a file beside this one, with a budget in seconds after which it is
-ended; the others go on. All budgets together stay under 25 minutes. The last line printed is the
-JSON; that of all measurements is also written to bench/results/.
+ended, without harm to the others. All budgets together stay under 25 minutes. The last line printed
+is the JSON; that of all measurements is also written to bench/results/.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to measure, and whether only to show that the measurement works."""
+    """The device to measure on, and whether only to show that the measurement works."""
 
     device: torch.device
     is_tiny: bool

@@ -10,7 +10,7 @@ have the same bits in both; products agree up to the rounding of their sums.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -165,7 +165,7 @@ def arithmetic_of(device: torch.device) -> Arithmetic:
     return TensorCores() if device.type == "cuda" else Emulation()
 
 
-def _scope(recipe: Fp8Recipe, *, is_weight: bool) -> str:
+def _scope(recipe: Fp8Recipe, *, is_weight: bool) -> Literal["block", "square", "row", "tensor"]:
     if recipe.scaling == "blockwise":
         return "square" if is_weight else "block"
     return "row" if recipe.scaling == "rowwise" else "tensor"

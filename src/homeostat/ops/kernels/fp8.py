@@ -29,6 +29,7 @@ from homeostat.ops.kernels import launches
 
 Scope = Literal["block", "square", "row", "tensor"]
 _SIDE = 128
+_WARPS = 16
 # fp32 bits of 2 ** -100, as precision/fp8.py's SMALLEST.
 _SMALLEST_BITS = tl.constexpr(27 << 23)
 _SCOPES: dict[Scope, int] = {"block": 0, "square": 1, "row": 2, "tensor": 3}
@@ -83,7 +84,8 @@ def quantised_copies(
         x_RC if row_amax is None else row_amax, x_RC if column_amax is None else column_amax,
         x_RC if record is None else record.view(torch.int32), *x_RC.shape, x_RC.stride(0), *sizes,
         LIMIT=torch.finfo(dtype).max, SCOPE=_SCOPES[scope], POWER_OF_TWO=power_of_two,
-        HAS_ROWS=rows, HAS_COLUMNS=columns, RECORDS=record is not None, SIDE=_SIDE, num_warps=8,
+        HAS_ROWS=rows, HAS_COLUMNS=columns, RECORDS=record is not None, IS_GIVEN=amax is not None,
+        SIDE=_SIDE, num_warps=_WARPS,
     )  # fmt: skip
     return by_rows, by_columns
 
@@ -120,7 +122,7 @@ def _largest(
     found = [torch.zeros(count, dtype=torch.int32, device=x_RC.device) for count in counts]
     _find_largest[grid](
         x_RC, *found, *x_RC.shape, x_RC.stride(0),
-        IS_WHOLE=whole, HAS_ROWS=rows, HAS_COLUMNS=columns, SIDE=_SIDE, num_warps=8,
+        IS_WHOLE=whole, HAS_ROWS=rows, HAS_COLUMNS=columns, SIDE=_SIDE, num_warps=_WARPS,
     )  # fmt: skip
     return found[0], found[0] if whole else found[1]
 
@@ -159,10 +161,14 @@ def _scales(bits, LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr):
 
 
 @triton.jit
-def _rounded(x, inverse, LIMIT: tl.constexpr, dtype: tl.constexpr):
+def _rounded(x, inverse, LIMIT: tl.constexpr, IS_GIVEN: tl.constexpr, dtype: tl.constexpr):
+    """Round to FP8. The cast saturates and keeps NaN: the inverse of a block that is not finite."""
     scaled = x * inverse
-    clamped = tl.minimum(tl.maximum(scaled, -LIMIT), LIMIT)
-    return tl.where(tl.abs(scaled) < float("inf"), clamped, float("nan")).to(dtype)
+    if IS_GIVEN:
+        # A scale that was given says nothing about infinite numbers, which the cast would hide.
+        clamped = tl.minimum(tl.maximum(scaled, -LIMIT), LIMIT)
+        scaled = tl.where(tl.abs(scaled) < float("inf"), clamped, float("nan"))
+    return scaled.to(dtype)
 
 
 @triton.jit
@@ -183,69 +189,73 @@ def _find_largest(
 
 
 @triton.jit
+def _amax(bits, amax_ptr, at, is_inside, AXIS: tl.constexpr, SCOPE: tl.constexpr):
+    """Return the bits of the largest number that each number of a tile shares its scale with."""
+    if SCOPE == 0:
+        found = tl.max(bits, axis=AXIS, keep_dims=True)
+    elif SCOPE == 1:
+        found = tl.max(tl.max(bits, axis=1, keep_dims=True), axis=0, keep_dims=True)
+    elif SCOPE == 2:
+        found = tl.load(amax_ptr + at, mask=is_inside, other=0)
+    else:
+        found = tl.load(amax_ptr + tl.zeros((1, 1), tl.int32))
+    return found
+
+
+@triton.jit
+def _store_scales(
+    scales_ptr, scale, at, is_padded, here, across, num_rows, num_columns,
+    SCOPE: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """Store the scales of a copy's tile, which is the `here`-th down and the `across`-th across."""
+    first = tl.zeros((1, 1), tl.int32)
+    if SCOPE == 0:
+        tl.store(scales_ptr + across * num_rows + at, scale, mask=is_padded)
+    elif SCOPE == 1:
+        wide = tl.cdiv(tl.cdiv(num_columns, SIDE), 4) * 4
+        tl.store(scales_ptr + here * wide + across + first, scale)
+    elif across == 0:
+        if SCOPE == 2:
+            tl.store(scales_ptr + at, scale, mask=is_padded)
+        elif here == 0:
+            tl.store(scales_ptr + first, scale)
+
+
+@triton.jit
 def _quantise(
     x_ptr, rows_ptr, row_scales_ptr, columns_ptr, column_scales_ptr, row_amax_ptr, column_amax_ptr,
     record_ptr, num_rows, num_columns, stride, padded_rows, padded_columns,
     LIMIT: tl.constexpr, SCOPE: tl.constexpr, POWER_OF_TWO: tl.constexpr,
-    HAS_ROWS: tl.constexpr, HAS_COLUMNS: tl.constexpr, RECORDS: tl.constexpr, SIDE: tl.constexpr,
+    HAS_ROWS: tl.constexpr, HAS_COLUMNS: tl.constexpr, RECORDS: tl.constexpr,
+    IS_GIVEN: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    at_row, at_column = tl.program_id(0), tl.program_id(1)
-    row = at_row * SIDE + tl.arange(0, SIDE)
-    column = at_column * SIDE + tl.arange(0, SIDE)
+    down, across = tl.program_id(0), tl.program_id(1)
+    row = down * SIDE + tl.arange(0, SIDE)
+    column = across * SIDE + tl.arange(0, SIDE)
     x = _load(x_ptr, row, column, num_rows, num_columns, stride)
     bits = _bits(x)
-    inside = (row[:, None] < padded_rows) & (column[None, :] < padded_columns)
     if RECORDS:
         tl.atomic_max(record_ptr, tl.max(tl.max(bits, axis=1), axis=0))
-    if SCOPE == 1:
-        both = tl.max(tl.max(bits, axis=1, keep_dims=True), axis=0, keep_dims=True)
-    elif SCOPE == 3:
-        both = tl.load(row_amax_ptr + tl.zeros((1, 1), tl.int32))
     if HAS_ROWS:
-        if SCOPE == 0:
-            amax = tl.max(bits, axis=1, keep_dims=True)
-        elif SCOPE == 2:
-            amax = tl.load(row_amax_ptr + row[:, None], mask=row[:, None] < num_rows, other=0)
-        else:
-            amax = both
+        at = row[:, None]
+        amax = _amax(bits, row_amax_ptr, at, at < num_rows, 1, SCOPE)
         scale, inverse = _scales(amax, LIMIT, POWER_OF_TWO)
-        values = _rounded(x, inverse, LIMIT, rows_ptr.dtype.element_ty)
-        at = rows_ptr + row[:, None].to(tl.int64) * padded_columns + column[None, :]
-        tl.store(at, values, mask=inside)
-        if SCOPE == 0:
-            at_scale = row_scales_ptr + at_column * padded_rows + row[:, None]
-            tl.store(at_scale, scale, mask=row[:, None] < padded_rows)
-        elif SCOPE == 1:
-            wide = tl.cdiv(tl.cdiv(padded_columns, SIDE), 4) * 4
-            tl.store(row_scales_ptr + at_row * wide + at_column + tl.zeros((1, 1), tl.int32), scale)
-        elif at_column == 0:
-            if SCOPE == 2:
-                tl.store(row_scales_ptr + row[:, None], scale, mask=row[:, None] < padded_rows)
-            elif at_row == 0:
-                tl.store(row_scales_ptr + tl.zeros((1, 1), tl.int32), scale)
+        values = _rounded(x, inverse, LIMIT, IS_GIVEN, rows_ptr.dtype.element_ty)
+        at_values = rows_ptr + at.to(tl.int64) * padded_columns + column[None, :]
+        tl.store(at_values, values, mask=(at < padded_rows) & (column[None, :] < padded_columns))
+        _store_scales(
+            row_scales_ptr, scale, at, at < padded_rows, down, across, padded_rows,
+            padded_columns, SCOPE, SIDE,
+        )  # fmt: skip
     if HAS_COLUMNS:
-        if SCOPE == 0:
-            amax = tl.max(bits, axis=0, keep_dims=True)
-        elif SCOPE == 2:
-            is_column = column[None, :] < num_columns
-            amax = tl.load(column_amax_ptr + column[None, :], mask=is_column, other=0)
-        else:
-            amax = both
+        at = column[None, :]
+        amax = _amax(bits, column_amax_ptr, at, at < num_columns, 0, SCOPE)
         scale, inverse = _scales(amax, LIMIT, POWER_OF_TWO)
-        values = _rounded(x, inverse, LIMIT, columns_ptr.dtype.element_ty)
-        at = columns_ptr + column[:, None].to(tl.int64) * padded_rows + row[None, :]
+        values = _rounded(x, inverse, LIMIT, IS_GIVEN, columns_ptr.dtype.element_ty)
+        at_values = columns_ptr + column[:, None].to(tl.int64) * padded_rows + row[None, :]
         turned = (column[:, None] < padded_columns) & (row[None, :] < padded_rows)
-        tl.store(at, tl.trans(values), mask=turned)
-        if SCOPE == 0:
-            at_scale = column_scales_ptr + at_row * padded_columns + column[None, :]
-            tl.store(at_scale, scale, mask=column[None, :] < padded_columns)
-        elif SCOPE == 1:
-            wide = tl.cdiv(tl.cdiv(padded_rows, SIDE), 4) * 4
-            at_scale = column_scales_ptr + at_column * wide + at_row
-            tl.store(at_scale + tl.zeros((1, 1), tl.int32), scale)
-        elif at_row == 0:
-            if SCOPE == 2:
-                at_scale = column_scales_ptr + column[None, :]
-                tl.store(at_scale, scale, mask=column[None, :] < padded_columns)
-            elif at_column == 0:
-                tl.store(column_scales_ptr + tl.zeros((1, 1), tl.int32), scale)
+        tl.store(at_values, tl.trans(values), mask=turned)
+        _store_scales(
+            column_scales_ptr, scale, at, at < padded_columns, across, down, padded_columns,
+            padded_rows, SCOPE, SIDE,
+        )  # fmt: skip
