@@ -99,6 +99,16 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
     """Find precisions of the engine that contradict what the recipe promises."""
     engine, trained = config.engine, config.trainer.fp8
     late = trained is not None and trained.start_step > 1
+    others = {
+        "trainer.int4": config.trainer.int4 is not None,
+        "model.quantization": config.model.quantization is not None,
+    }
+    for name in (name for name, is_set in others.items() if is_set and engine.quantization):
+        yield Problem(
+            "engine.quantization",
+            f"the engine computes with the numbers of {name}, and a layer has one precision.",
+            f"Remove it, or remove {name}.",
+        )
     if late and engine.quantization is None and not engine.needs_native_decoder:
         yield Problem(
             "trainer.fp8.start_step",
