@@ -1,6 +1,6 @@
 """A decoding step of a model with layers in FP8.
 
-    narrow   up to `narrow.MAX_ROWS` rows: norms and casts belong to the products (fp8_narrow.py)
+    narrow   up to `narrow.MAX_ROWS` rows: bound by reading the weights alone (fp8_narrow.py)
     wide     more rows: norm and cast, product, attention, cast, product (fp8_products.py)
 
 Halves of layers that are not all in FP8 (trainer.fp8.skip_layers), that have adapters or odd sizes,
@@ -88,7 +88,8 @@ class AttentionHalf:
         heads = self.heads
         qkv_BX = fp8_narrow.into_heads(x_BD, norm_D, heads.weight, heads.bias_O, eps=eps)
         mixed_BX = attend(qkv_BX.split(heads.sizes, dim=1))
-        fp8_narrow.added(x_BD, mixed_BX, self.out.weight)
+        cast = cast_rows(mixed_BX, self.out.weight.scaling)
+        fp8_narrow.added(x_BD, cast, self.out.weight)
 
     def added(
         self,
@@ -122,8 +123,10 @@ class BlockHalf:
 
     def add_narrow(self, x_BD: Tensor, norm_D: Tensor, attend: Attend, *, eps: float) -> None:
         """Add what the block makes of few rows to them."""
-        gated_BI = fp8_narrow.gated(x_BD, norm_D, self.gates.weight, eps=eps)
-        fp8_narrow.added(x_BD, gated_BI, self.down.weight)
+        scaling = self.gates.weight.scaling
+        cast = cast_normed(x_BD, None, norm_D, scaling, eps=eps)
+        gated_BI = fp8_narrow.gated(cast, self.gates.weight, like=x_BD)
+        fp8_narrow.added(x_BD, cast_rows(gated_BI, scaling), self.down.weight)
 
     def added(
         self,
