@@ -51,6 +51,8 @@ MEASUREMENTS: dict[str, Measurement] = {
     "int4_bits": Measurement("precision_int4", "bits", 60),
     "int4_products": Measurement("precision_int4", "products", 120),
     "int4_decode": Measurement("precision_int4", "decode", 180),
+    "decode_1_5b": Measurement("precision_decode", "decode_1_5b", 120),
+    "decode_8b": Measurement("precision_decode", "decode_8b", 150),
 }
 
 

@@ -33,6 +33,21 @@ class EngineConfig(Settings):
         resume="free",
         help="Seconds without any finished completion after which the engine counts as stuck.",
     )
+    quantization: Literal["fp8"] | None = key(
+        None,
+        resume="warn",
+        help="Precision of the engine's linear maps. fp8: weights and what they are multiplied by "
+        "are e4m3, with the recipe and the skipped layers of trainer.fp8, or its defaults without "
+        "that section. Default: as the trainer computes; with trainer.fp8 the engine is in FP8 "
+        "from trainer.fp8.start_step on, too.",
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = key(
+        "auto",
+        resume="warn",
+        help="Precision of cached keys and values. auto: that of the weights. fp8: e4m3, with a "
+        "scale for each token and head in the native engine; half the memory, and a gap between "
+        "engine and trainer.",
+    )
     sleep: bool = key(
         True,
         resume="free",

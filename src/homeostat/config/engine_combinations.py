@@ -25,6 +25,7 @@ def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
             "Set it to shared_memory, or leave sync.transport out.",
         )
     yield from _abilities(config)
+    yield from _precision(config)
     yield from _processes(config.engine)
     if config.lora is not None:
         yield from _adapter(config, config.lora)
@@ -91,6 +92,53 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
             f"replay lets the engine score what was sampled, and {engine.type} scores at "
             "temperature 1 only.",
             "Set debug.mode=train_only, or rollout.temperature=1.",
+        )
+
+
+def _precision(config: RunConfig) -> Iterator[Problem]:
+    """Find precisions of the engine that contradict what the recipe promises."""
+    engine, trained = config.engine, config.trainer.fp8
+    late = trained is not None and trained.start_step > 1
+    others = {
+        "trainer.int4": config.trainer.int4 is not None,
+        "model.quantization": config.model.quantization is not None,
+    }
+    for name in (name for name, is_set in others.items() if is_set and engine.quantization):
+        yield Problem(
+            "engine.quantization",
+            f"the engine computes with the numbers of {name}, and a layer has one precision.",
+            f"Remove it, or remove {name}.",
+        )
+    if late and engine.quantization is None and not engine.needs_native_decoder:
+        yield Problem(
+            "trainer.fp8.start_step",
+            f"the {engine.type} engine is started in one precision, and cannot follow the trainer "
+            "into FP8 later.",
+            "Set it to 1, or engine.quantization=fp8 (FP8 from the first step), or "
+            "engine.type=native.",
+        )
+    if config.model.numerics != "invariant":
+        return
+    if engine.kv_cache_dtype == "fp8":
+        yield Problem(
+            "engine.kv_cache_dtype",
+            "rounded keys and values give the engine other log-probs than the trainer has, and "
+            "model.numerics=invariant promises the same bits.",
+            "Set it to auto, or model.numerics=fast.",
+        )
+    if engine.quantization == "fp8" and trained is None:
+        yield Problem(
+            "engine.quantization",
+            "the engine would be in FP8 and the trainer not, and model.numerics=invariant promises "
+            "the same bits on both sides.",
+            "Set trainer.fp8, or model.numerics=fast.",
+        )
+    elif engine.quantization == "fp8" and late:
+        yield Problem(
+            "engine.quantization",
+            "the engine would be in FP8 before trainer.fp8.start_step, and invariant numerics "
+            "promise the same bits on both sides.",
+            "Remove it: the engine follows the trainer.",
         )
 
 

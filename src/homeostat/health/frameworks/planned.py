@@ -13,8 +13,6 @@ PLANNED: dict[str, str] = {
     "trainer.backend.expert_parallel_size": "Devices that share the experts of a layer.",
     "trainer.backend.offload_params": "Keep the trained model's weights in host memory.",
     "trainer.backend.offload_optimizer": "Keep the optimizer's state in host memory.",
-    "engine.quantization": "Precision of the engine's weights, where it is another.",
-    "engine.kv_cache_dtype": "Precision of cached keys and values.",
     "engine.prefix_caching": "Keep the cache of prompts that requests share.",
     "engine.expert_parallel_size": "Devices that share the experts in the engine.",
     "engine.data_parallel_size": "Replicas of the engine.",
