@@ -208,8 +208,7 @@ def require_fit(layers: Sequence[ModelLayer], *, group_size: int) -> None:
     odd = {name: sizes for name, sizes in widths.items() if not _all_fit(sizes, group_size)}
     if not odd:
         return
-    every = [size for sizes in widths.values() for size in sizes]
-    able = [size for size in GROUP_SIZES if _all_fit(every, size)]
+    able = fitting_sizes(layers)
     advice = f"Set {_SETTING}.group_size={max(able)}" if able else "No group size fits all layers"
     shown = [f"{name} ({' and '.join(map(str, sizes))})" for name, sizes in odd.items()]
     more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
@@ -219,6 +218,12 @@ def require_fit(layers: Sequence[ModelLayer], *, group_size: int) -> None:
         f"{', '.join(shown[:_NAMES_SHOWN])}{more}. {advice}{which}, or name them in "
         f"{_SETTING}.skip_layers."
     )
+
+
+def fitting_sizes(layers: Sequence[ModelLayer]) -> list[int]:
+    """Return the group sizes that divide the inputs of all layers."""
+    widths = [shape[-1] for layer in layers for shape in layer.shapes.values()]
+    return [size for size in GROUP_SIZES if _all_fit(widths, size)]
 
 
 def _room(layers: Sequence[ModelLayer]) -> dict[str, tuple[Tensor, ...]]:

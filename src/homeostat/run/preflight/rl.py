@@ -135,6 +135,7 @@ def engine_items(
         running=running,
         longest=int(prompts.lengths.max()) + config.rollout.max_new_tokens,
         fp8=config.engine_fp8,
+        is_int4=config.trainer.int4 is not None or engine.quantization == "int4",
     )
     backend = ENGINES[engine.type]
     foreseen = backend.preflight(prospect)

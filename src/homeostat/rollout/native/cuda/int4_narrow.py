@@ -200,7 +200,9 @@ def launch(
     threads = blocks * matrix.group_size // 4 // _WORDS_PER_THREAD
     warps = warps or min(max(threads // 32, 1), 8)
     steps = triton.cdiv(num_outputs, outputs // 2 if is_gated else outputs)
-    _narrow[(min(steps, max(1, _WARPS // warps)), len(x_BK))](
+    # An interpreter computes programs one after the other.
+    most = max(1, _WARPS // warps) if out_BO.is_cuda else 2
+    _narrow[(min(steps, most), len(x_BK))](
         x_BK,
         x_BK if norm_D is None else norm_D,
         matrix.bytes_OH.view(torch.int32),
