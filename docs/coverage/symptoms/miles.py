@@ -8,7 +8,6 @@ A row: section, symptom, codes of the rules that see it, what is done about it h
 from __future__ import annotations
 
 GUIDE = "miles: troubleshooting"
-INT4 = "pending: INT4 training comes with the low-precision stage"
 SPEC = "pending: speculative decoding is a later stage"
 AGENTS = "pending: training several agents is a later stage"
 ROWS: tuple[tuple[str, str, str, str], ...] = (
@@ -20,9 +19,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("Train-inference mismatch", "The model answers otherwise in the engine than in the trainer", "OFF001 OFF002 SYN004 POL010", "`sync.verify` after each publication; `observe.verify_logprobs` says which of the two is off; weights are published again."),
     ("Train-inference mismatch", "Other experts are chosen in training than in sampling", "MOE001 MOE006", "`moe/route_agreement` measures it; `model.moe.router_replay: ids` replays the engine's experts in training; `model.numerics: invariant` makes both choose alike."),
     ("Train-inference mismatch", "A bound of importance weights below 1, as the guide itself proposes", "CFG021 OFF006", "`homeostat check` says so before the start."),
-    ("INT4 training", "Results in INT4 stay behind those in BF16 or FP8", "QNT002", f"Smaller groups, sensitive layers left out. {INT4}"),
-    ("INT4 training", "Memory runs out although INT4 was to save some", "ERR001 ERR003 ERR004", f"`homeostat estimate` says what holds which memory: INT4 in training is rounding in place, and the master weights stay. {INT4}"),
-    ("INT4 training", "The group size does not divide the layers' width", "CFG016 ERR614", f"{INT4}"),
+    ("INT4 training", "Results in INT4 stay behind those in BF16 or FP8", "QNT002", "Smaller groups (`trainer.int4.group_size`), sensitive layers left out (`trainer.int4.skip_layers`), a later switch (`trainer.int4.start_step`)."),
+    ("INT4 training", "Memory runs out although INT4 was to save some", "ERR001 ERR003 ERR004", "`homeostat estimate` says what holds which memory: training for INT4 keeps rounded copies beside the weights and their masters. The export and the engine that serves it take a quarter of bf16."),
+    ("INT4 training", "The group size does not divide the layers' width", "CFG016 ERR614", "`check` and the start name all layers whose inputs are no multiple of `trainer.int4.group_size`, and the sizes that fit."),
     ("Speculative RL", "Most drafted tokens are rejected", "SPC001", f"Seen in logs of engines. {SPEC}"),
     ("Speculative RL", "The share of accepted tokens falls as the policy moves on", "SPC002", f"Seen in logs of engines. {SPEC}"),
     ("Speculative RL", "Drafting saves less time than it should", "SPC004 SPC001", f"Told by the tokens that one verification gives. {SPEC}"),

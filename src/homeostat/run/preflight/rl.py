@@ -134,6 +134,8 @@ def engine_items(
         max_tokens=config.max_request_tokens,
         running=running,
         longest=int(prompts.lengths.max()) + config.rollout.max_new_tokens,
+        fp8=config.engine_fp8,
+        is_int4=config.trainer.int4 is not None or engine.quantization == "int4",
     )
     backend = ENGINES[engine.type]
     foreseen = backend.preflight(prospect)
