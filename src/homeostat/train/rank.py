@@ -13,7 +13,7 @@ together: every rank decides on the same numbers, and so the same.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,12 @@ from homeostat.algorithms.losses import require_columns, require_head
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
-from homeostat.precision.account import account_of
+from homeostat.precision.account import account_of, begin_step
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
 from homeostat.train.exporting import export_role, whole_weights
 from homeostat.train.forward import Forward
-from homeostat.train.frozen import checksums, require_same_frozen
+from homeostat.train.frozen import checksums, not_trained, require_same_frozen
 from homeostat.train.nonfinite import trace
 from homeostat.train.optim import MasterAdamW
 from homeostat.train.peak import peak_memory
@@ -90,10 +90,11 @@ class RankTrainer:
     def sheet(self) -> ModelSheet:
         return self.roles[Role.POLICY].sheet
 
-    def begin_step(self, step: int, *, observes: bool = False) -> dict[str, Any]:
+    def begin_step(
+        self, step: int, *, observes: bool = False, ends: tuple[int, int] | None = None
+    ) -> dict[str, Any]:
         self._observes = observes
-        for rewrite in self._rewrites:
-            rewrite.begin_step(step)
+        begin_step(self._rewrites, step, ends=ends)
         return account_of(self.roles[Role.POLICY].rewrites)
 
     def forward(
@@ -381,18 +382,9 @@ def _start_training(model: RoleModel, config: TrainerConfig, shards: Shards) -> 
     params = {name: param for name, param in named() if param.requires_grad}
     biases = expert_biases(named()) if model.bias_rate > 0 else {}
     optimizer = MasterAdamW(((n, shards.owned(p)) for n, p in params.items()), config.optimizer)
-    frozen = partial(_not_trained, named, params.keys() | biases.keys(), shards)
+    frozen = partial(not_trained, named, params.keys() | biases.keys(), shards.computed)
     probe = UpdateProbe(optimizer, named, frozen)
     return Training(config, params, optimizer, probe, biases, model.bias_rate)
-
-
-def _not_trained(
-    named: Callable[[], Iterable[tuple[str, nn.Parameter]]],
-    trained: Collection[str],
-    shards: Shards,
-) -> dict[str, Tensor]:
-    """Checksums of this rank's part of the weights under an adapter."""
-    return checksums((name, shards.computed(p)) for name, p in named() if name not in trained)
 
 
 def _training(state: RoleState) -> Training:
