@@ -128,11 +128,20 @@ class Fp8Rewrite:
                 one.fp8.watch = None
 
 
-def rewrite_fp8(model: nn.Module, config: Fp8Config, *, device: torch.device) -> Fp8Rewrite:
-    """Rewrite the chosen layers of a model on its device; raise ModelError for what cannot be."""
+def rewrite_fp8(
+    model: nn.Module,
+    config: Fp8Config,
+    *,
+    device: torch.device,
+    arithmetic: Arithmetic | None = None,
+) -> Fp8Rewrite:
+    """Rewrite the chosen layers of a model on its device; raise ModelError for what cannot be.
+
+    `arithmetic` is that of the device, unless it is given.
+    """
     recipe, choices = Fp8Recipe.of(config), fp8_choices(model, config)
     require_fp8(choices, recipe, device=device)
-    arithmetic, shared = arithmetic_of(device), SharedInputs()
+    arithmetic, shared = arithmetic or arithmetic_of(device), SharedInputs()
     rewritten = [
         _rewritten(model, choice.layer, recipe, arithmetic, shared, device)
         for choice in choices

@@ -28,6 +28,7 @@ from homeostat.models.shape_only import ShapeDecoder, shape_decoder
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
+from homeostat.precision.shape_only import rewrite_shape
 from homeostat.train.build import copies_features, critic_lora, head_of, reference_of
 from homeostat.train.forward import Forward
 from homeostat.train.precision import copy_bytes
@@ -202,6 +203,8 @@ def _work(
     nowhere = replace(runtime, device=torch.device("meta"), pin_memory=False)
     logits_bytes = config.trainer.logits_bytes(runtime.device.type)
     trainer = config.trainer.model_copy(update={"logits_chunk_bytes": logits_bytes})
+    if trainer.fp8 is not None:
+        rewrite_shape(shape, trainer.fp8, device=runtime.device)
     forward = Forward.of(shape, trainer, runtime=nowhere, seed=0)
     for parameter in freed:
         if parameter.requires_grad:
