@@ -9,9 +9,10 @@ from tiny_models import FAMILIES, random_model, save
 from transformers import AutoModelForCausalLM
 
 from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import load_model
 from homeostat.models.hf import save_hf
-from homeostat.models.lora import adapter_state, merged_state, save_adapter
+from homeostat.models.lora import adapter_state, merged_state
 from homeostat.ops.attention import PackedLayout
 
 CPU = torch.device("cpu")

@@ -14,8 +14,9 @@ from transformers import AutoModelForSequenceClassification
 
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.errors import LossInputError, ModelError
+from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import LoadedModel, load_model
-from homeostat.models.lora import lora_modules, save_adapter
+from homeostat.models.lora import lora_modules
 from homeostat.models.value_head import value_weight
 from homeostat.train.cores import PLAIN
 from homeostat.train.local import LocalTrainer
@@ -101,7 +102,7 @@ def test_transformers_reads_what_we_write(tmp_path: Path) -> None:
     reference = classifier(tmp_path, "llama")
     trainer = trainer_of(value_model(tmp_path / "causal", head="random"), tmp_path)
     config = tiny.config(tmp_path)
-    trainer.export(POLICY, tmp_path / "ours", config)
+    trainer.export(POLICY, tmp_path / "ours", config.for_export)
     written = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert written["architectures"] == ["LlamaForSequenceClassification"]
     theirs, report = AutoModelForSequenceClassification.from_pretrained(

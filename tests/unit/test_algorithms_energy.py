@@ -44,6 +44,8 @@ def test_alignment_diversity_and_distance_follow_their_formulas(num: int) -> Non
     assert found.diversity_G == pytest.approx(want)
     assert found.likeness == pytest.approx(np.mean(want))
     assert found.cfm == pytest.approx(float(((np.mean(x, axis=0) - y) ** 2).sum()))
+    variance = np.var(x, axis=0, ddof=1).sum() if len(x) > 1 else 0.0
+    assert found.spread == pytest.approx(float(variance * (1 + 1 / len(x))))
 
 
 def test_copies_of_the_truth_have_the_largest_values() -> None:

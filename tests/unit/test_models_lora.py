@@ -7,8 +7,9 @@ import torch
 
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.errors import ModelError
+from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import load_model
-from homeostat.models.lora import adapter_state, merged_state, save_adapter
+from homeostat.models.lora import adapter_state, merged_state
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 

@@ -21,7 +21,7 @@ from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError, PolicyNotFiniteError
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
-from homeostat.models.lora import apply_lora
+from homeostat.models.lora import adapter_state, apply_lora
 from homeostat.observe.durable import sha256_of
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
 from homeostat.rollout.native.cpu import library, prompts
@@ -114,6 +114,30 @@ def test_sizes_that_fill_no_vector(temperature: float) -> None:
     decoder = wide_decoder()
     wanted = requests(decoder, temperature=temperature)
     same(drawn(engine_of(decoder, "compiled"), wanted), drawn(engine_of(decoder, "plain"), wanted))
+
+
+@pytest.mark.parametrize("way", ["compiled", "compact"])
+@pytest.mark.parametrize("targets", [("all-linear",), ("k_proj", "up_proj", "o_proj")])
+def test_adapters_are_part_of_it(way: str, targets: tuple[str, ...]) -> None:
+    """Maps that end within a vector, some of them without an adapter."""
+    decoder = wide_decoder()
+    wanted = requests(decoder, max_new_tokens=6)[:4]
+    plain = drawn(engine_of(decoder, "plain"), wanted)
+    apply_lora(decoder, LoraConfig(rank=5, alpha=10.0, targets=targets), seed=0)
+    for name, tensor in adapter_state(decoder):
+        if "lora_B" in name:
+            torch.nn.init.normal_(tensor, std=0.2)
+    decoder.requires_grad_(False)
+    expected = drawn(engine_of(decoder, "plain"), wanted)
+    engine = engine_of(decoder, way, threads=2)
+    same(drawn(engine, wanted), expected)
+    assert [tokens for tokens, _ in expected] != [tokens for tokens, _ in plain]
+    # The adapter is read as it is now.
+    engine.begin_update(Quiesce.DRAIN)
+    for _, tensor in adapter_state(decoder):
+        tensor.zero_()
+    engine.commit(1)
+    same(drawn(engine, wanted), plain)
 
 
 def test_an_engine_that_parts_ways_samples_with_its_own_copy() -> None:
@@ -277,11 +301,11 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 
 
 def test_what_copies_cannot_stand_for_is_refused_where_asked_for() -> None:
-    adapted = random_decoder("llama")
-    apply_lora(adapted, LoraConfig(rank=2), seed=0)
-    assert engine_of(adapted, "auto").bursts is None
-    with pytest.raises(EngineError, match="an adapter"):
-        engine_of(adapted, "compiled")
+    hooked = random_decoder("llama")
+    hooked.model.embed_tokens.register_forward_hook(lambda *_: None)
+    assert engine_of(hooked, "auto").bursts is None
+    with pytest.raises(EngineError, match="with hooks"):
+        engine_of(hooked, "compiled")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@
     div_j     = 2 / (n - 1) sum_{i != j} phi_i . phi_j         0 for a single sample
     energy_j  = alignment_coefficient align_j - diversity_coefficient div_j
     cfm       = || mean_j phi_j - phi_truth ||^2               what the energy lowers (not whitened)
+    spread    = (n + 1) / (n - 1) mean_j || phi_j - mean_i phi_i ||^2     cfm of one more sample
 
 of the n samples of one prompt (arXiv:2603.12248, equations 2, 7 and 49). Without whitening all of
 align and div lie in [-2, 2], and cfm in [0, 4]. Whitened samples are shorter the more copies they
@@ -43,14 +44,15 @@ _TINY = 1e-30
 class GroupEnergy:
     """The energy of each sample of a prompt, in its parts.
 
-    `likeness` is twice the mean cosine between two samples, and `cfm` the distance of their mean
-    from the truth.
+    `likeness` is twice the mean cosine between two samples, `cfm` the distance of their mean from
+    the truth, and `spread` what that distance would be if the truth were one more sample.
     """
 
     alignment_G: FloatArray64
     diversity_G: FloatArray64
     likeness: float
     cfm: float
+    spread: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,10 @@ class Energies:
     diversity_S: FloatArray64
     diversity_baseline_S: FloatArray64
     cfm_P: FloatArray64
-    # Means over all samples, without coefficients: twice a cosine, both of them.
+    # Means over all samples, without coefficients. Alignment and likeness are twice a cosine.
     alignment: float
     likeness: float
+    spread: float
 
     @property
     def energy_S(self) -> FloatArray64:
@@ -88,6 +91,7 @@ class Energies:
             cfm_P=np.array([group.cfm for group in groups]),
             alignment=float(alignment_S.mean()),
             likeness=float(np.mean([group.likeness for group in groups])),
+            spread=float(np.mean([group.spread for group in groups])),
         )
 
 
@@ -111,7 +115,15 @@ def group_energy(
         diversity_G=_with_others(x_G),
         likeness=float(_with_others(unit_G).mean()),
         cfm=float(((plain_G.mean(axis=0) - plain_truth) ** 2).sum()),
+        spread=_distance_of_one_more(plain_G),
     )
+
+
+def _distance_of_one_more(plain_G: FloatArray64) -> float:
+    """Return the expected squared distance of another sample from the mean; 0 for a single one."""
+    num = len(plain_G)
+    around = float(((plain_G - plain_G.mean(axis=0)) ** 2).sum(axis=1).mean())
+    return around * (num + 1) / max(1, num - 1)
 
 
 def _with_others(x_G: FloatArray64) -> FloatArray64:

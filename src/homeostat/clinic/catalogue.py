@@ -55,7 +55,7 @@ HEALTHY: dict[str, Body] = {
     "grpo_gold": Body("reverse", "grpo", steps=60, num_digits=(4,), changes=GOLD),
     "dpo_sort": Body("sort", "dpo", steps=60),
     "ipo_shift": Body("shift", "ipo", steps=40),
-    "kto_copy": Body("copy", "kto", steps=60),
+    "kto_copy": Body("copy", "kto", steps=40, changes={"trainer.lr": 1e-4}),
     "orpo_reverse": Body("reverse", "orpo", steps=40),
     "simpo_sort": Body("sort", "simpo", steps=40, num_digits=(4,)),
     "sft_moe": Body("sort", "sft", family="qwen3_moe", steps=60, changes=BALANCED),

@@ -17,12 +17,16 @@ from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.fp8_combinations import find_fp8_conflicts, find_late_fp8
 from homeostat.config.int4_combinations import find_int4_conflicts, find_late_int4
 from homeostat.config.moe_combinations import find_moe_conflicts
+from homeostat.config.optimizer_combinations import (
+    find_optimizer_conflicts,
+    find_optimizer_conflicts_on_cpu,
+)
 from homeostat.config.preference_combinations import find_preference_conflicts
 from homeostat.config.replay_combinations import find_replay_conflicts
 from homeostat.config.reward_model_combinations import find_reward_model_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
-from homeostat.errors import Problem
+from homeostat.errors import ConfigError, Problem
 
 # Smallest logits chunk in invariant numerics: 32 rows of 8192 fp32 logits (see ops/logprobs.py).
 INVARIANT_CHUNK_BYTES = 2**20
@@ -35,7 +39,7 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
     problems += [*find_mixing_conflicts(config), *find_fp8_conflicts(config)]
-    problems += find_int4_conflicts(config)
+    problems += [*find_int4_conflicts(config), *find_optimizer_conflicts(config)]
     problems += find_ebft_conflicts(config)
     problems += [*find_preference_conflicts(config), *find_reward_model_conflicts(config)]
     if config.trainer.max_steps is not None:
@@ -54,6 +58,14 @@ def find_length_conflicts(config: RunConfig, *, total_steps: int) -> list[Proble
         *find_late_int4(config, total_steps=total_steps),
     ]
     return [*_beyond_the_end(config, total_steps), *late]
+
+
+def count_steps(config: RunConfig, num_rows: int) -> int:
+    """Return the number of steps over so many rows. Raises where settings lie beyond the last."""
+    total = config.trainer.total_steps(num_rows, rows_per_step=config.rows_per_step)
+    if problems := find_length_conflicts(config, total_steps=total):
+        raise ConfigError(problems)
+    return total
 
 
 def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
@@ -193,6 +205,7 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         )
     if model.numerics == "invariant":
         yield from _invariant(config)
+    yield from _quantised(config)
     if model.implementation == "transformers":
         if model.attention == "varlen":
             yield Problem(
@@ -225,6 +238,48 @@ def _model(config: RunConfig) -> Iterator[Problem]:
                 "'all-linear' already names every module.",
                 "Write ['all-linear'] alone, or list the modules.",
             )
+
+
+def _quantised(config: RunConfig) -> Iterator[Problem]:
+    model, backend = config.model, config.trainer.backend
+    if config.lora is not None and config.lora.dora and backend.type != "local":
+        yield Problem(
+            "lora.dora",
+            "lengths of rows are computed from whole weights, which ranks do not hold.",
+            "Set trainer.backend.type=local, or lora.dora=false.",
+        )
+    if model.double_quantization and model.quantization != "nf4":
+        yield Problem(
+            "model.double_quantization",
+            "only nf4 has scales of blocks that could be quantised.",
+            "Set model.quantization=nf4, or remove it.",
+        )
+    if model.quantization is None:
+        return
+    if config.lora is None:
+        yield Problem(
+            "model.quantization",
+            "quantised weights are frozen, and without an adapter nothing would be trained.",
+            "Set lora (for example lora.rank=16), or remove model.quantization.",
+        )
+    if model.implementation == "transformers":
+        yield Problem(
+            "model.quantization",
+            "quantised bases belong to the native decoder.",
+            "Set model.implementation=native, or remove model.quantization.",
+        )
+    if not model.meta_init:
+        yield Problem(
+            "model.meta_init",
+            "a quantised base is filled weight by weight, and never allocated whole.",
+            "Set it to true, or remove model.quantization.",
+        )
+    if backend.type != "local":
+        yield Problem(
+            "model.quantization",
+            f"codes cannot be split over ranks, and trainer.backend.type is {backend.type}.",
+            "Set trainer.backend.type=local, or remove model.quantization.",
+        )
 
 
 def _invariant(config: RunConfig) -> Iterator[Problem]:
@@ -324,6 +379,7 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
             "experts are in host memory already: this run is on the CPU.",
             "Remove it.",
         )
+    yield from find_optimizer_conflicts_on_cpu(config)
     if config.model.attention == "varlen":
         yield Problem(
             "model.attention",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.config.engine import EngineConfig
+from homeostat.config.model import LoraConfig
 from homeostat.config.rollout import RolloutConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import CudaIpcConfig, InProcessConfig
@@ -25,6 +26,8 @@ def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
         )
     yield from _abilities(config)
     yield from _processes(config.engine)
+    if config.lora is not None:
+        yield from _adapter(config, config.lora)
 
 
 def find_transport_conflicts(config: RunConfig, *, device: str) -> Iterator[Problem]:
@@ -88,6 +91,41 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
             f"replay lets the engine score what was sampled, and {engine.type} scores at "
             "temperature 1 only.",
             "Set debug.mode=train_only, or rollout.temperature=1.",
+        )
+
+
+def _adapter(config: RunConfig, lora: LoraConfig) -> Iterator[Problem]:
+    """Yield what an adapter and an engine that gets its weights by copies do not agree on."""
+    engine = config.engine
+    is_sent = not engine.shares_weights or engine.num_helpers > 0
+    if not is_sent:
+        if "publish" in lora.model_fields_set:
+            yield Problem(
+                "lora.publish",
+                "the engine shares the trainer's weights and adapter: nothing is sent, so it would "
+                "have no effect.",
+                _OWN,
+            )
+        return
+    if lora.publish == "adapter" and engine.type != "native":
+        yield Problem(
+            "lora.publish",
+            f"the {engine.type} engine takes whole weights, with the adapter merged into them.",
+            "Set it to merged, or engine.type=native.",
+        )
+    if lora.publish == "merged" and config.model.numerics == "invariant":
+        yield Problem(
+            "lora.publish",
+            "merged weights are rounded, so that the engine's log-probs are not the trainer's, "
+            "which model.numerics=invariant promises.",
+            "Set it to adapter, or engine.own_process=false.",
+        )
+    if lora.publish == "merged" and config.model.quantization is not None:
+        yield Problem(
+            "lora.publish",
+            f"weights of model.quantization={config.model.quantization} cannot take an adapter in: "
+            "merged, it would be rounded away.",
+            "Set it to adapter, or engine.own_process=false.",
         )
 
 

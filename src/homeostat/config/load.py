@@ -31,7 +31,12 @@ from homeostat.errors import COMMAND_LINE, REMOVED, ConfigError, Problem
 # Old dotted name -> new one. The error for an old name suggests the new one.
 RENAMED_KEYS: dict[str, str] = {}
 # The member of a union to assume if a recipe sets some of its keys but no type.
-DEFAULT_TYPES = {"engine": "native", "trainer.backend": "local"}
+DEFAULT_TYPES = {
+    "engine": "native",
+    "trainer.backend": "local",
+    "trainer.optimizer": "adamw",
+    "critic.optimizer": "adamw",
+}
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from homeostat.config.base import PathText, Settings, key
@@ -65,13 +66,36 @@ class ModelConfig(Settings):
         "Default: the end-of-sequence token, which is still trained.",
     )
     moe: MoeConfig = key(MoeConfig(), help="How a model with experts is trained.")
+    quantization: Literal["nf4", "int8"] | None = key(
+        None,
+        help="Hold the frozen weights of the linear maps under an adapter (lora) in 4 bits (nf4, "
+        "as QLoRA) or in 8 bits with a scale for each row (int8). They are made whole again for "
+        "each product. null: in the run's precision.",
+    )
+    double_quantization: bool = key(
+        False,
+        help="With nf4, hold the scales of its blocks in 8 bits, too: 4.13 bits a weight in place "
+        "of 4.5.",
+    )
 
 
 class LoraConfig(Settings):
     """A LoRA adapter, trained in place of all weights."""
 
     rank: int = key(16, ge=1, le=2**16, help="Rank of the low-rank update.")
-    alpha: float = key(32.0, gt=0, help="The update is scaled by alpha / rank.")
+    alpha: float = key(
+        32.0, gt=0, help="The update is scaled by alpha / rank; by alpha / sqrt(rank) with rslora."
+    )
+    rslora: bool = key(
+        False,
+        help="Scale the update by alpha / sqrt(rank), which keeps its size as the rank grows "
+        "(rsLoRA; use_rslora in peft).",
+    )
+    dora: bool = key(
+        False,
+        help="Train the lengths of the weights' rows apart from their directions, which the update "
+        "turns (DoRA; use_dora in peft).",
+    )
     dropout: float = key(0.0, ge=0, lt=1, help="Dropout on the input of the adapter.")
     targets: tuple[str, ...] = key(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
@@ -88,3 +112,20 @@ class LoraConfig(Settings):
         "merged into it.",
         resume="free",
     )
+    publish: Literal["merged", "adapter"] = key(
+        "merged",
+        resume="free",
+        help="What an engine in another process is sent: the weights with the adapter merged into "
+        "them, which rounds it (the difference is logged), or the adapter alone. The native engine "
+        "takes both, vLLM merged weights.",
+    )
+
+    @property
+    def is_new(self) -> bool:
+        """Return whether the adapter starts from nothing: the model begins as it is without it."""
+        return self.path is None
+
+    @property
+    def scaling(self) -> float:
+        """Return the factor of the update."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)

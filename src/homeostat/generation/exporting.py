@@ -21,9 +21,10 @@ from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import ModelError
 from homeostat.generation.choice import Choice
 from homeostat.generation.loading import int4_group_size, load_weights, stored_dtype
+from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import LoadedModel, open_source, read_configs
 from homeostat.models.hf import save_hf
-from homeostat.models.lora import merged_state, save_adapter
+from homeostat.models.lora import merged_state
 from homeostat.precision.int4 import GROUP_SIZES
 from homeostat.precision.int4_files import KEY
 from homeostat.train.int4_export import Int4Export
@@ -107,10 +108,9 @@ def _int4(
 
 def trained_int4(choice: Choice) -> Int4Config | None:
     """Return the INT4 settings that a model was trained with, or packed with; None without."""
-    size, run = int4_group_size(choice.model), choice.run
-    found = choice.checkpoint or choice.exported
-    if run is not None and run.trainer.int4 is not None and found is not None:
-        return run.trainer.int4 if found.step >= run.trainer.int4.start_step else None
+    size, found = int4_group_size(choice.model), choice.checkpoint or choice.exported
+    if choice.int4 is not None and found is not None:
+        return choice.int4 if found.step >= choice.int4.start_step else None
     return None if size is None else Int4Config.model_validate({"group_size": size})
 
 

@@ -22,6 +22,7 @@ from homeostat.models.build import LoadedModel, load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.hf import read_config
 from homeostat.models.lora import merge_adapters
+from homeostat.precision.bases import base_rewrite
 from homeostat.precision.int4_files import dequantised_tensors, read_group_size
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.train.shards import TensorReader, require_same_shapes
@@ -69,7 +70,8 @@ def resolve_place(device: Device, precision: Precision) -> tuple[torch.device, t
 def load_text_model(
     choice: Choice, *, device: Device = "auto", precision: Precision = "auto"
 ) -> TextModel:
-    """Load a model to generate with. An adapter is merged, so that every decode path can serve."""
+    """Load a model to generate with. An adapter is merged, so that every decode path can serve;
+    over a quantised base it stays beside it."""
     place, dtype = resolve_place(device, precision)
     if place.type == "cpu":
         # Products of numbers below 1e-38 take twenty times as long as those of zeros.
@@ -115,9 +117,10 @@ def load_weights(choice: Choice, *, device: torch.device, dtype: torch.dtype) ->
         choice.adapter,
         dtype=dtype,
         device=device,
-        seed=choice.run.seed if choice.run is not None else 0,
+        seed=choice.seed,
         gradient_checkpointing=False,
         decode=decode,
+        hold=base_rewrite(choice.model),
     )
     if choice.checkpoint is not None:
         _take_checkpoint(loaded, choice)

@@ -22,13 +22,14 @@ from homeostat.config.moe import MoeConfig
 from homeostat.config.trainer import Checkpointing
 from homeostat.errors import ModelError
 from homeostat.models import hf, lora, weights
+from homeostat.models.adapter_files import load_adapter
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
 from homeostat.models.hub_names import stacked_tensors
 from homeostat.models.memory import require_memory
 from homeostat.models.origin import ConfigOrigin
-from homeostat.models.side_by_side import lay_side_by_side
+from homeostat.models.side_by_side import lay_adapters_side_by_side, lay_side_by_side
 from homeostat.models.transformers_model import (
     TransformersModel,
     load_transformers,
@@ -36,6 +37,7 @@ from homeostat.models.transformers_model import (
 )
 from homeostat.models.value_head import add_value_head, start_head, value_weight, with_head
 from homeostat.ops.attention import resolve_kernel
+from homeostat.ops.held import held_weights
 from homeostat.ops.moe_shape import MoeShape
 
 
@@ -62,6 +64,9 @@ class ModelSheet:
 Model = Decoder | TransformersModel
 # Turns the tensors of a quantised checkpoint into plain weights.
 Decode = Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]]
+# Exchanges the linear maps of a decoder on the meta device by ones that are held in another format
+# (precision/bases.py); products are computed in the dtype.
+HoldMaps = Callable[[nn.Module, torch.dtype], None]
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
@@ -84,14 +89,17 @@ def load_model(
     head: HeadInit | None = None,
     offload_experts: bool = False,
     decode: Decode | None = None,
+    hold: HoldMaps | None = None,
 ) -> LoadedModel:
     """Build the model that `model` and `lora` describe. Refuse one that cannot be trained.
 
     With `head` it has a value head in place of its output matrix, loaded from a sequence classifier
     or else new, as `head` says. With `offload_experts` the matrices of experts are in host memory,
     and the model cannot compute before `stream_experts` (models/expert_offload.py). `decode` turns
-    what the files of a quantised checkpoint hold into plain weights (native decoder).
+    what the files of a quantised checkpoint hold into plain weights (native decoder). `hold` is
+    what model.quantization asks for (precision/bases.py).
     """
+    require_hold(model, hold)
     started = time.perf_counter()
     source = open_source(model)
     config, generation_config = read_configs(source)
@@ -100,17 +108,20 @@ def load_model(
         require_native_head(model, head)
         module, kernel = _transformers(model, source, gradient_checkpointing, **place)
     else:
-        how = {"head": head, "offload_experts": offload_experts, "decode": decode, **place}
+        how = {"head": head, "offload_experts": offload_experts, "decode": decode, "hold": hold}
+        how |= place
         shape = config if decode is None else unquantised(config)
         module, kernel = _native(model, source, shape, gradient_checkpointing, **how)
     num_targets = _adapt(module, adapter, seed) if adapter is not None else 0
+    if num_targets and device.type == "cuda" and isinstance(module, Decoder):
+        lay_adapters_side_by_side(module)
     module.train()
     facts = {
         "implementation": model.implementation,
         "attention": kernel,
         "meta_init": model.meta_init,
         "lora_modules": num_targets,
-        "bytes": num_params(module) * dtype.itemsize,
+        "bytes": num_bytes(module),
         "seconds": time.perf_counter() - started,
     }
     return LoadedModel(module, model_sheet(module, config, generation_config, facts))
@@ -148,8 +159,21 @@ def vocab_size(module: Model) -> int:
 
 
 def num_params(module: nn.Module) -> int:
-    """Return the number of parameters of a module."""
-    return sum(parameter.numel() for parameter in module.parameters())
+    """Return the number of parameters of a module; a held weight counts as the matrix it is."""
+    held = held_weights(module).values()
+    codes = sum(parameter.numel() for weight in held for parameter in weight.parameters())
+    whole = sum(weight.numel() for weight in held)
+    return sum(parameter.numel() for parameter in module.parameters()) - codes + whole
+
+
+def num_bytes(module: nn.Module) -> int:
+    """Return the bytes of a module's parameters as they are held."""
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def require_hold(model: ModelConfig, hold: HoldMaps | None) -> None:
+    """Whoever builds a model passes on what its settings ask for."""
+    assert (hold is None) == (model.quantization is None), model.quantization
 
 
 def open_source(model: ModelConfig) -> GgufFile | Path:
@@ -188,15 +212,18 @@ def _native(
     head: HeadInit | None,
     offload_experts: bool,
     decode: Decode | None,
+    hold: HoldMaps | None,
 ) -> tuple[Decoder, str]:
     origin = config_origin(source)
     shape = decoder_config(config, origin=origin)
     on_host = shape.num_routed_params if offload_experts else 0
     place = {"dtype": dtype, "device": device}
-    require_memory(shape.num_params, what=origin.sizes, on_host=on_host, **place)
+    if hold is None:
+        require_memory(shape.num_params, what=origin.sizes, on_host=on_host, **place)
     require_moe_settings(model.moe, shape.moe)
     flags = decoder_flags(model, shape, gradient_checkpointing, **place)
     how = {"has_value_head": head is not None, "offload_experts": offload_experts, **place}
+    how |= {"hold": hold}
     module = _empty_decoder(shape, flags, model.meta_init, **how)
     if device.type == "cuda":
         lay_side_by_side(module)
@@ -296,12 +323,15 @@ def _empty_decoder(
     dtype: torch.dtype,
     device: torch.device,
     offload_experts: bool,
+    hold: HoldMaps | None,
 ) -> Decoder:
     """Build the decoder before its weights; with `meta_init` only the final copy is allocated."""
-    assert meta_init or not offload_experts, "combinations asks for meta_init"
+    assert meta_init or not (offload_experts or hold), "combinations asks for meta_init"
     if meta_init:
         with torch.device("meta"):
             module = new_decoder(shape, flags, has_value_head=has_value_head).to(dtype)
+        if hold is not None:
+            hold(module, dtype)
         if offload_experts:
             for block in module.moe_blocks:
                 _allocate(block.experts, torch.device("cpu"))
@@ -365,5 +395,5 @@ def _transformers(
 def _adapt(module: nn.Module, adapter: LoraConfig, seed: int) -> int:
     names = lora.apply_lora(module, adapter, seed=seed)
     if adapter.path is not None:
-        lora.load_adapter(module, Path(adapter.path), adapter)
+        load_adapter(module, Path(adapter.path), adapter)
     return len(names)

@@ -31,6 +31,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.moe import Experts
 from homeostat.ops.experts import experts_of
 from homeostat.ops.moe_shape import MoeShape
+from homeostat.ops.transfer import SideStream
 
 HOST = torch.device("cpu")
 NUM_SLOTS = 2
@@ -94,8 +95,8 @@ class ExpertStream:
             tuple(torch.empty_like(host, device=device, requires_grad=False) for host in pair)
             for pair in self._hosts[:NUM_SLOTS]
         ]
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # Slot -> the event that follows its last copy; torch has two types of them.
+        self._side = SideStream(device)
+        # Slot -> the event that follows its last copy.
         self._copied: dict[int, Any] = {}
         # Slot -> the layer that it holds or is about to hold.
         self._held: dict[int, int] = {}
@@ -124,14 +125,8 @@ class ExpertStream:
             self._copy(layer, slot)
 
     def _copy(self, layer: int, slot: int) -> None:
-        if self._side is None:
-            self._fill(layer, slot)
-            return
         # What was launched before this may still read the slot.
-        self._side.wait_stream(torch.cuda.current_stream(self._side.device))
-        with torch.cuda.stream(self._side):
-            self._fill(layer, slot)
-            self._copied[slot] = self._side.record_event()
+        self._copied[slot] = self._side.run(lambda: self._fill(layer, slot))
 
     def _fill(self, layer: int, slot: int) -> None:
         for place, host in zip(self._slots[slot], self._hosts[layer], strict=True):
@@ -140,8 +135,7 @@ class ExpertStream:
             place.data.copy_(host.data, non_blocking=True)
 
     def _wait(self, slot: int) -> None:
-        if self._side is not None:
-            torch.cuda.current_stream(self._side.device).wait_event(self._copied[slot])
+        self._side.wait(self._copied[slot])
 
 
 class _OnDevice(torch.autograd.Function):

@@ -1,66 +1,45 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) on any nn.Linear, in peft's file format.
+"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) on any nn.Linear.
 
-    y = x W^T + b + (alpha / rank) * dropout(x) A^T B^T
+    y = x W^T + b + scale * dropout(x) A^T B^T,    scale = alpha / rank
 
 Invariants: the base is frozen and keeps its parameter names; the adapter stays unmerged; A and B
 have the base's dtype (fp32 masters belong to the optimizer). B starts at zero, so an untrained
 adapter changes nothing. A value head (models/value_head.py) is trained and saved whole, as peft
 does with `modules_to_save`.
 
-Files: adapter_config.json, and adapter_model.safetensors with keys
-`base_model.model.<name>.lora_A.weight`.
+rsLoRA (Kalajdzievski 2023, arXiv:2312.03732) scales by alpha / sqrt(rank). DoRA (Liu et al. 2024,
+arXiv:2402.09353) gives the rows of W + scale * B A lengths of their own:
+
+    y = m / |W + scale * B A| * (x W^T + scale * dropout(x) A^T B^T) + b
+
+where the norm is taken row by row and has no gradient. m starts as the norm of W.
+
+The base may be held in another format (ops/held.py): its weight is made whole for each product.
+The files of adapters are those of models/adapter_files.py.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from homeostat.config.model import LoraConfig
 from homeostat.errors import ModelError
-from homeostat.models.hf import read_json, require_plain
 from homeostat.models.hub_names import hub_tensors
 from homeostat.models.memory import require_memory
 from homeostat.models.value_head import SCORE, value_weight
 from homeostat.models.weights import Part, all_of_it, put
+from homeostat.ops.adapters import adapted_linear, added_update
 from homeostat.ops.dropout import DropoutKeys, dropout
-from homeostat.ops.linear import Linear
+from homeostat.ops.held import HeldLinear, HeldWeight, held_linear, held_weights
+from homeostat.ops.linear import Linear, Numerics, is_plain_product, plain_product
 
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
-
-_PREFIX = "base_model.model."
-# The value head's module, which peft saves beside an adapter.
-_HEAD_MODULE = SCORE.removesuffix(".weight")
-# Settings of other kinds of adapters that would change the computation.
-_UNSUPPORTED = (
-    "use_dora",
-    "use_rslora",
-    "use_qalora",
-    "lora_bias",
-    "fan_in_fan_out",
-    "rank_pattern",
-    "alpha_pattern",
-    "modules_to_save",
-    "layers_to_transform",
-    "layer_replication",
-    "target_parameters",
-    "trainable_token_indices",
-    "alora_invocation_tokens",
-)
-# Initialisations that leave the base unchanged. Others (pissa, olora ...) move a part of it into
-# the adapter, which is then only valid with the remaining base.
-_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 # Targets that stand for matrices of experts, in the spellings of all families.
 _EXPERT_TARGETS = frozenset(
@@ -77,30 +56,57 @@ class LoraLinear(Linear):
     def __init__(
         self, base: nn.Linear, config: LoraConfig, *, number: int, keys: DropoutKeys
     ) -> None:
-        sizes = base.in_features, base.out_features
-        flags = {"bias": False, "numerics": base.numerics if isinstance(base, Linear) else "fast"}
-        # On the meta device, because the parameters of `base` replace these right away.
-        super().__init__(*sizes, **flags, device="meta")
-        self.weight, self.bias = base.weight, base.bias
-        if isinstance(base, Linear):
-            self.product = base.product
-        flags |= {"dtype": base.weight.dtype, "device": base.weight.device}
-        self.lora_A = Linear(base.in_features, config.rank, **flags)
-        self.lora_B = Linear(config.rank, base.out_features, **flags)
-        self.scaling = config.alpha / config.rank
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.numerics: Numerics = base.numerics if isinstance(base, Linear) else "fast"
+        self.product = base.product if isinstance(base, Linear) else plain_product(self.numerics)
+        self._take_weight(base)
+        self.bias = base.bias
+        place = weight_place(base)
+        self.lora_A = self._map(base.in_features, config.rank, **place)
+        self.lora_B = self._map(config.rank, base.out_features, **place)
+        self.rank, self.scaling = config.rank, config.scaling
         self.rate = config.dropout
         self.number = number
         self.keys = keys
 
-    def forward(self, x: Tensor) -> Tensor:
-        # The adapter stays unmerged, so that trainer and native engine compute the same.
-        update = self.lora_B(self.lora_A(self._drop(x)))
-        return super().forward(x) + update * self.scaling
+    def _take_weight(self, base: nn.Linear) -> None:
+        self.weight = base.weight
 
-    def _drop(self, x: Tensor) -> Tensor:
+    def _map(self, *sizes: int, **place: Any) -> Linear:
+        return Linear(*sizes, bias=False, numerics=self.numerics, **place)
+
+    @property
+    def frozen(self) -> Tensor | HeldWeight:
+        """Return the base's weight as it is held."""
+        return self.weight
+
+    @property
+    def adapter(self) -> dict[str, Tensor]:
+        """Return the trained tensors by their names within the module."""
+        return {"lora_A.weight": self.lora_A.weight, "lora_B.weight": self.lora_B.weight}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scaling == 0:
+            return self._base(x)
+        return self._adapted(x, self._dropped(x), self.bias)
+
+    def _base(self, x: Tensor) -> Tensor:
+        return self.product(x, self.weight, self.bias)
+
+    def _adapted(self, x: Tensor, dropped: Tensor | None, bias_O: Tensor | None) -> Tensor:
+        # The adapter stays unmerged, so that trainer and native engine compute the same.
+        factors = self.lora_A.weight, self.lora_B.weight
+        how = {"scale": self.scaling, "numerics": self.numerics, "dropped": dropped}
+        if is_plain_product(self.product):
+            return adapted_linear(x, self.frozen, bias_O, *factors, **how)
+        return added_update(self.product(x, self.weight, bias_O), x, *factors, **how)
+
+    def _dropped(self, x: Tensor) -> Tensor | None:
+        """Return the input of A; None if it is x itself."""
         keys_N = self.keys.keys_N
         if self.rate == 0 or keys_N is None:
-            return x
+            return None
         if x.shape[:-1].numel() != keys_N.shape[0]:
             raise ModelError(
                 f"lora.dropout: a target module sees {x.shape[:-1].numel()} of {keys_N.shape[0]} "
@@ -115,8 +121,106 @@ class LoraLinear(Linear):
         """Return the weight with the adapter added, summed in fp32 and rounded once."""
         weight = whole(self.weight)
         # In fp32: a bf16 product and sum would round the small update away.
+        return self._merged(weight.float(), whole).to(weight.dtype)
+
+    def _merged(self, weight: Tensor, whole: Whole) -> Tensor:
         update = whole(self.lora_B.weight).float() @ whole(self.lora_A.weight).float()
-        return (weight.float() + update * self.scaling).to(weight.dtype)
+        return weight + update * self.scaling
+
+
+class DoraLinear(LoraLinear):
+    """A frozen linear map with a DoRA adapter: directions by LoRA, and the rows' lengths."""
+
+    def __init__(self, base: nn.Linear, config: LoraConfig, **how: Any) -> None:
+        super().__init__(base, config, **how)
+        place = weight_place(base)
+        self.lora_magnitude_vector = nn.Parameter(torch.empty(base.out_features, **place))
+        # Squares of the frozen rows' norms, once they are known.
+        self._squares_O: Tensor | None = None
+
+    @property
+    def adapter(self) -> dict[str, Tensor]:
+        return {**super().adapter, "lora_magnitude_vector": self.lora_magnitude_vector}
+
+    def _adapted(self, x: Tensor, dropped: Tensor | None, bias_O: Tensor | None) -> Tensor:
+        scale_O = self.lora_magnitude_vector / self.norms().to(self.lora_magnitude_vector.dtype)
+        if dropped is None:
+            out = super()._adapted(x, None, None) * scale_O
+        else:
+            # As in peft: what is dropped is dropped from the turned map, not from the base.
+            kept = self._base_without_bias(x) - self._base_without_bias(dropped)
+            out = kept + super()._adapted(dropped, None, None) * scale_O
+        return out if bias_O is None else out + bias_O
+
+    def _base_without_bias(self, x: Tensor) -> Tensor:
+        return self.product(x, self.weight, None)
+
+    @torch.no_grad()
+    def norms(self) -> Tensor:
+        """Return the norms of the rows of W + scale * B A, fp32 [O], without making that matrix."""
+        weight, b_OR = self.weight, self.lora_B.weight.float()
+        if self._squares_O is None:
+            self._squares_O = squares_of_rows(weight)
+        mixed_OR = (weight @ self.lora_A.weight.t()).float()
+        a_RK = self.lora_A.weight.float()
+        turned = 2 * (mixed_OR * b_OR).sum(1)
+        added = self.scaling * ((b_OR @ (a_RK @ a_RK.t())) * b_OR).sum(1)
+        return (self._squares_O + self.scaling * (turned + added)).clamp_(min=0).sqrt_()
+
+    def _merged(self, weight: Tensor, whole: Whole) -> Tensor:
+        turned = super()._merged(weight, whole)
+        return turned * (whole(self.lora_magnitude_vector).float() / turned.norm(dim=1))[:, None]
+
+
+class _OverHeld:
+    """The part of an adapted map whose base is held in another format."""
+
+    def _take_weight(self, base: HeldLinear) -> None:
+        self.held = base.held
+
+    @property
+    def weight(self) -> Tensor:
+        return self.held.tensor()
+
+    @property
+    def frozen(self) -> HeldWeight:
+        return self.held
+
+    def _base(self, x: Tensor) -> Tensor:
+        return held_linear(x, self.held, self.bias, numerics=self.numerics)
+
+    def _base_without_bias(self, x: Tensor) -> Tensor:
+        return held_linear(x, self.held, None, numerics=self.numerics)
+
+
+class HeldLoraLinear(_OverHeld, LoraLinear):
+    """An adapter over a held weight."""
+
+
+class HeldDoraLinear(_OverHeld, DoraLinear):
+    """A DoRA adapter over a held weight."""
+
+
+# By (whether the base is held, whether it is DoRA).
+_KINDS: dict[tuple[bool, bool], type[LoraLinear]] = {
+    (False, False): LoraLinear,
+    (False, True): DoraLinear,
+    (True, False): HeldLoraLinear,
+    (True, True): HeldDoraLinear,
+}
+
+
+def weight_place(base: nn.Linear) -> dict[str, Any]:
+    """Return the dtype of a map's weight, and its device."""
+    if isinstance(base, HeldLinear):
+        device = next(base.held.parameters()).device
+        return {"dtype": base.held.dtype, "device": device}
+    return {"dtype": base.weight.dtype, "device": base.weight.device}
+
+
+def squares_of_rows(weight_OK: Tensor) -> Tensor:
+    """Return the sums of squares of the rows, fp32 [O]."""
+    return torch.linalg.vector_norm(weight_OK, dim=1, dtype=torch.float32).square_()
 
 
 def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
@@ -129,20 +233,21 @@ def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
         head.requires_grad_(True)
     linears = [base.get_submodule(name) for name in names]
     added = sum(config.rank * (linear.in_features + linear.out_features) for linear in linears)
-    where = {"dtype": linears[0].weight.dtype, "device": linears[0].weight.device}
+    where = weight_place(linears[0])
     require_memory(added, what=f"lora.rank: {config.rank} makes", **where)
     for number, (name, linear) in enumerate(zip(names, linears, strict=True)):
-        adapted = LoraLinear(linear, config, number=number, keys=model.dropout_keys)
+        kind = _KINDS[isinstance(linear, HeldLinear), config.dora]
+        adapted = kind(linear, config, number=number, keys=model.dropout_keys)
         parent, _, child = name.rpartition(".")
         setattr(base.get_submodule(parent), child, adapted)
-    if not linears[0].weight.is_meta:
+    if where["device"].type != "meta":
         draw_adapters(model, seed=seed)
     return names
 
 
 def draw_adapters(model: nn.Module, *, seed: int, part: Part = all_of_it) -> None:
     """Initialise B to 0 and A Kaiming-uniform with a = sqrt(5), on the CPU so that devices
-    agree.
+    agree; lengths of rows (DoRA) as they are.
     """
     # Drawn in the order of the modules from one generator, so the result depends only on the seed.
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -151,29 +256,21 @@ def draw_adapters(model: nn.Module, *, seed: int, part: Part = all_of_it) -> Non
         nn.init.kaiming_uniform_(fresh, a=math.sqrt(5), generator=generator)
         put(adapted.lora_A.weight, fresh, part)
         put(adapted.lora_B.weight, torch.zeros(adapted.lora_B.weight.shape), part)
-
-
-def adapter_settings(settings: dict[str, Any], folder: Path) -> LoraConfig:
-    """Return the settings of an adapter in peft's format, from its adapter_config.json."""
-    rank, alpha, targets = (settings.get(key) for key in ("r", "lora_alpha", "target_modules"))
-    if isinstance(targets, str) and targets != ALL_LINEAR:
-        raise ModelError(
-            f"{folder / ADAPTER_CONFIG}: target_modules is the pattern {targets!r:.60}. Save the "
-            "adapter with a list of module names, which peft writes unless a pattern was given."
-        )
-    try:
-        names = (targets,) if isinstance(targets, str) else tuple(targets)
-        return LoraConfig(rank=rank, alpha=alpha, targets=names, path=str(folder))
-    except (TypeError, ValueError) as error:
-        why = str(error).splitlines()[0]
-        raise ModelError(f"{folder / ADAPTER_CONFIG}: not the settings of a LoRA: {why}.") from None
+        if isinstance(adapted, DoraLinear):
+            norms = squares_of_rows(adapted.weight.detach()).sqrt_()
+            put(adapted.lora_magnitude_vector, norms, part)
 
 
 @torch.no_grad()
 def merge_adapters(model: nn.Module) -> None:
-    """Replace the adapted modules by plain ones whose weights contain the adapter."""
+    """Replace the adapted modules by plain ones whose weights contain the adapter.
+
+    Over a held weight the adapter stays as it is: merged, it would be rounded away.
+    """
     base = model.causal_lm
     for name, adapted in list(lora_modules(model)):
+        if isinstance(adapted, _OverHeld):
+            continue
         sizes = adapted.in_features, adapted.out_features
         plain = Linear(*sizes, bias=False, numerics=adapted.numerics, device="meta")
         adapted.weight.copy_(adapted.merged_weight())
@@ -209,8 +306,8 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 def adapter_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of the adapter alone."""
     for name, module in lora_modules(model):
-        yield f"{name}.lora_A.weight", module.lora_A.weight
-        yield f"{name}.lora_B.weight", module.lora_B.weight
+        for part, tensor in module.adapter.items():
+            yield f"{name}.{part}", tensor
 
 
 def saved_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -227,84 +324,20 @@ def merged_state(model: nn.Module, whole: Whole = Tensor.detach) -> Iterator[tup
     Tied tensors come once.
     """
     adapted = {f"{name}.weight": module for name, module in lora_modules(model)}
-    adapters = {name for name, _ in adapter_state(model)}
+    others = {name for name, _ in adapter_state(model)}
+    for place, held in held_weights(model.causal_lm).items():
+        others |= {f"{place}.held.{part}" for part in held.state_dict()}
+        name = f"{place}.weight"
+        value = adapted[name].merged_weight(whole) if name in adapted else held.tensor()
+        yield from hub_tensors(model.hub_experts, name, value)
     seen: set[int] = set()
     for name, tensor in model.causal_lm.state_dict(keep_vars=True).items():
         # Tied tensors appear under two names in state_dict, but checkpoints store them once.
-        if name in adapters or id(tensor) in seen:
+        if name in others or id(tensor) in seen:
             continue
         seen.add(id(tensor))
         value = adapted[name].merged_weight(whole) if name in adapted else whole(tensor)
         yield from hub_tensors(model.hub_experts, name, value)
-
-
-def save_adapter(
-    model: nn.Module,
-    folder: Path,
-    config: LoraConfig,
-    *,
-    base_path: str | None = None,
-    whole: Whole = Tensor.detach,
-) -> None:
-    """Write the adapter in peft's format."""
-    state = {
-        _PREFIX + name: whole(tensor).cpu().contiguous() for name, tensor in saved_parameters(model)
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(state, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    has_head = value_weight(model) is not None
-    settings = {
-        "peft_type": "LORA",
-        "task_type": "SEQ_CLS" if has_head else "CAUSAL_LM",
-        "modules_to_save": [_HEAD_MODULE] if has_head else None,
-        "base_model_name_or_path": base_path,
-        "r": config.rank,
-        "lora_alpha": config.alpha,
-        "lora_dropout": config.dropout,
-        "target_modules": sorted(name for name, _ in lora_modules(model)),
-        "bias": "none",
-        "inference_mode": True,
-    }
-    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
-    (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
-
-
-@torch.no_grad()
-def load_adapter(
-    model: nn.Module, folder: Path, config: LoraConfig, *, part: Part = all_of_it
-) -> None:
-    """Fill the adapters that `apply_lora` made from a peft folder of the same shape."""
-    settings = read_json(folder / ADAPTER_CONFIG, setting="lora.path")
-    has_head = value_weight(model) is not None
-    _check_settings(settings, folder, config, has_head=has_head)
-    path = folder / ADAPTER_WEIGHTS
-    require_plain(path, setting="lora.path")
-    try:
-        stored = load_file(path)
-    except FileNotFoundError:
-        raise ModelError(f"lora.path: {path} does not exist.") from None
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"lora.path: {path} cannot be read; it is corrupt or truncated ({error})."
-        ) from None
-    # The adapter of a causal LM holds no value head: a new one stays as it is.
-    has_saved_head = has_head and _PREFIX + SCORE in stored
-    own = saved_parameters(model) if has_saved_head else adapter_state(model)
-    wanted = {_PREFIX + name: tensor for name, tensor in own}
-    differing = sorted(stored.keys() ^ wanted.keys())
-    if differing:
-        side = "lacks" if differing[0] in wanted else "has"
-        raise ModelError(
-            f"lora.path: {path} {side} {differing[0]} ({len(differing)} such names in all): its "
-            "targets are not those of lora.targets, or it belongs to another model."
-        )
-    for name, tensor in wanted.items():
-        if stored[name].shape != tensor.shape:
-            raise ModelError(
-                f"lora.path: {path}: {name} has shape {tuple(stored[name].shape)}, and this model "
-                f"with lora.rank={config.rank} needs {tuple(tensor.shape)}."
-            )
-        put(tensor, stored[name], part)
 
 
 def _target_names(base: nn.Module, head_weight: Tensor, targets: tuple[str, ...]) -> list[str]:
@@ -312,7 +345,8 @@ def _target_names(base: nn.Module, head_weight: Tensor, targets: tuple[str, ...]
         name: module
         for name, module in base.named_modules()
         # Compare tensors, not names: the head may be tied to the embedding or have another name.
-        if isinstance(module, nn.Linear) and module.weight is not head_weight
+        if isinstance(module, nn.Linear)
+        and (isinstance(module, HeldLinear) or module.weight is not head_weight)
     }
     _require_no_experts(base, linears, targets)
     if targets == (ALL_LINEAR,):
@@ -353,30 +387,3 @@ def _require_no_experts(
 
 def _last_two(name: str) -> str:
     return ".".join(name.split(".")[-2:])
-
-
-def _check_settings(
-    settings: dict[str, Any], folder: Path, config: LoraConfig, *, has_head: bool
-) -> None:
-    where = f"lora.path: {folder / ADAPTER_CONFIG}"
-    if settings.get("peft_type") != "LORA":
-        raise ModelError(f"{where}: peft_type is {settings.get('peft_type')!r}, not LORA.")
-    used = [name for name in _UNSUPPORTED if settings.get(name)]
-    if has_head and settings.get("modules_to_save") == [_HEAD_MODULE]:
-        used.remove("modules_to_save")
-    if used or settings.get("bias", "none") != "none":
-        raise ModelError(
-            f"{where} uses {', '.join(used) or 'bias'}, which plain LoRA here does not have."
-        )
-    start = settings.get("init_lora_weights")
-    if start not in _PLAIN_STARTS:
-        raise ModelError(
-            f"{where}: init_lora_weights is {start!r}, so that the adapter belongs to a base that "
-            "was changed with it. Convert it with peft (path_initial_model_for_weight_conversion)."
-        )
-    for key, name, value in (("r", "rank", config.rank), ("lora_alpha", "alpha", config.alpha)):
-        if settings.get(key) != value:
-            raise ModelError(
-                f"{where} has {key}={settings.get(key)!r}, and lora.{name} is {value}. Set "
-                f"lora.{name} to the adapter's value: the update is scaled by alpha / rank."
-            )

@@ -19,11 +19,13 @@ from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models import hf, weights
 from homeostat.models.build import (
+    HoldMaps,
     config_origin,
     new_decoder,
     num_params,
     open_source,
     read_configs,
+    require_hold,
     require_moe_settings,
     require_native_head,
     vocab_size,
@@ -36,6 +38,7 @@ from homeostat.models.lora import apply_lora
 from homeostat.models.memory import require_memory
 from homeostat.models.transformers_model import TransformersModel, meta_transformers
 from homeostat.models.value_head import with_head
+from homeostat.ops.held import held_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,11 @@ class ModelPreview:
     num_params: int
     num_trainable: int
     bytes_per_param: int
+    num_bytes: int
     # None if no native engine can sample from the model.
     decoder: DecoderConfig | None
     # Bytes of the keys and values of one token in all layers.
     cache_bytes_per_token: int | None
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_params * self.bytes_per_param
 
 
 def preview_model(
@@ -66,8 +66,10 @@ def preview_model(
     device: torch.device,
     head: HeadInit | None = None,
     offload_experts: bool = False,
+    hold: HoldMaps | None = None,
 ) -> ModelPreview:
     """Raise ModelError as loading the model would, but fast and without its memory."""
+    require_hold(model, hold)
     source = open_source(model)
     config, _ = read_configs(source)
     origin = config_origin(source)
@@ -82,6 +84,8 @@ def preview_model(
         require_moe_settings(model.moe, shape.moe)
         with torch.device("meta"):
             module = new_decoder(shape, {"kernel": "sdpa"}, has_value_head=head is not None)
+        if hold is not None:
+            hold(module, dtype)
         if model.init == "pretrained":
             where = f"model.path: {model.path}"
             stream = stacked_tensors(module.config.moe, _shapes(source), source=where)
@@ -90,7 +94,8 @@ def preview_model(
             weights.fill(module, stream, source=where)
         on_host = shape.num_routed_params if offload_experts else 0
     place = {"dtype": dtype, "device": device}
-    require_memory(num_params(module), what=origin.sizes, on_host=on_host, **place)
+    if hold is None:
+        require_memory(num_params(module), what=origin.sizes, on_host=on_host, **place)
     if lora is not None:
         apply_lora(module, lora, seed=0)
     return _preview(module, config, dtype)
@@ -106,9 +111,17 @@ def _preview(module: Any, config: dict[str, Any], dtype: torch.dtype) -> ModelPr
         num_params=num_params(module),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
         bytes_per_param=dtype.itemsize,
+        num_bytes=_num_bytes(module, dtype),
         decoder=module.config if isinstance(module, Decoder) else None,
         cache_bytes_per_token=_cache_bytes(module, dtype),
     )
+
+
+def _num_bytes(module: nn.Module, dtype: torch.dtype) -> int:
+    """Return the bytes of the weights: of held ones as they are held, of others in the dtype."""
+    held = held_weights(module).values()
+    whole = num_params(module) - sum(weight.numel() for weight in held)
+    return whole * dtype.itemsize + sum(p.nbytes for weight in held for p in weight.parameters())
 
 
 def _cache_bytes(module: nn.Module, dtype: torch.dtype) -> int | None:

@@ -19,7 +19,13 @@ from torch import Tensor, nn
 
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.trainer import Checkpointing
-from homeostat.models.build import config_origin, open_source, read_configs
+from homeostat.models.build import (
+    HoldMaps,
+    config_origin,
+    open_source,
+    read_configs,
+    require_hold,
+)
 from homeostat.models.decoder import Decoder, MoeBlock
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.lora import apply_lora
@@ -122,7 +128,9 @@ def shape_decoder(
     kernel: str,
     gradient_checkpointing: Checkpointing,
     has_value_head: bool = False,
+    hold: HoldMaps | None = None,
 ) -> ShapeDecoder:
+    require_hold(model, hold)
     source = open_source(model)
     config, _ = read_configs(source)
     shape = decoder_config(config, origin=config_origin(source))
@@ -136,6 +144,8 @@ def shape_decoder(
         if has_value_head:
             add_value_head(module)
     module = module.to(dtype)
+    if hold is not None:
+        hold(module, dtype)
     if lora is not None:
         apply_lora(module, lora, seed=0)
     return module.train()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.errors import ModelError
+from homeostat.ops.held import HeldWeight, held_weights
 
 _NAMES_SHOWN = 5
 _ADVICE = (
@@ -53,18 +54,29 @@ def fill(
 ) -> int:
     """Copy the stream into the parameters, with a cast if needed. Return the bytes read.
 
-    `without` names parameters that are not part of the checkpoint.
+    `without` names parameters that are not part of the checkpoint. A weight that is held in another
+    format (ops/held.py) takes its tensor as it comes.
     """
-    named = module.named_parameters()
-    parameters = {name: parameter for name, parameter in named if name not in without}
+    held = {f"{name}.weight": weight for name, weight in held_weights(module).items()}
+    own = {id(parameter) for weight in held.values() for parameter in weight.parameters()}
+    parameters: dict[str, Tensor | HeldWeight] = {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if name not in without and id(parameter) not in own
+    }
+    parameters |= held
     head: Tensor | None = None
     filled: set[str] = set()
     unknown: list[str] = []
     num_bytes = 0
     for name, tensor in tensors:
         if name in parameters:
-            _check(parameters[name], tensor, name=name, source=source)
-            put(parameters[name], tensor, part)
+            target = parameters[name]
+            _check(target, tensor, name=name, source=source)
+            if not isinstance(target, HeldWeight):
+                put(target, tensor, part)
+            elif not tensor.is_meta:
+                target.take(tensor)
             filled.add(name)
             num_bytes += tensor.nbytes
         elif name == HEAD:
@@ -77,7 +89,9 @@ def fill(
         raise ModelError(f"{source}: {_mismatch(missing, unknown)}. {_ADVICE}")
     # Without data (a preview on the meta device) there is nothing to compare.
     if head is not None and not head.is_meta:
-        _require_tied(parameters[_EMBEDDING], head, part, source=source)
+        embedding = parameters[_EMBEDDING]
+        assert isinstance(embedding, Tensor), "embeddings are never held in another format"
+        _require_tied(embedding, head, part, source=source)
     return num_bytes
 
 
@@ -96,7 +110,7 @@ def draw(module: nn.Module, *, std: float, seed: int, part: Part = all_of_it) ->
         put(parameter, drawn, part)
 
 
-def _check(parameter: Tensor, tensor: Tensor, *, name: str, source: str) -> None:
+def _check(parameter: Tensor | HeldWeight, tensor: Tensor, *, name: str, source: str) -> None:
     if parameter.shape != tensor.shape:
         raise ModelError(
             f"{source}: {name} has shape {tuple(tensor.shape)}, and the config asks for "

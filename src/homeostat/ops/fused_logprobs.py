@@ -80,7 +80,9 @@ class FusedTokenLogprobs(torch.autograd.Function):
         scaled_MD = hidden_MD * narrow_M[:, None] if needs_weight else None
         for first, weight_vD in vocab_chunks(weight_VD):
             width, dtype = weight_vD.shape[0], weight_vD.dtype
-            dweight_vD = weight_vD.new_zeros(weight_vD.shape, dtype=torch.float32)
+            dweight_vD = None
+            if dweight_VD is not None:
+                dweight_vD = weight_vD.new_zeros(weight_vD.shape, dtype=torch.float32)
             # The fp32 logits and their gradient in the weight's dtype are alive at the same time.
             row_bytes = width * (4 + dtype.itemsize)
             for rows in _tiles(targets_M.shape[0], ctx.chunk_bytes, row_bytes=row_bytes):
@@ -90,9 +92,9 @@ class FusedTokenLogprobs(torch.autograd.Function):
                 logit_gradients(tile_mv, targets_M, lse_M, upstream, dlogits_mv, rows, **place)
                 if dhidden_MD is not None:
                     dhidden_MD[rows] += product(dlogits_mv, weight_vD)
-                if scaled_MD is not None:
+                if scaled_MD is not None and dweight_vD is not None:
                     dweight_vD += product(dlogits_mv.t(), scaled_MD[rows].to(dtype))
-            if dweight_VD is not None:
+            if dweight_VD is not None and dweight_vD is not None:
                 dweight_VD[first : first + width] = dweight_vD
         dhidden = None
         if dhidden_MD is not None:

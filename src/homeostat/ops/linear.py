@@ -57,15 +57,24 @@ class Linear(nn.Linear):
     def __init__(self, *sizes: int, bias: bool, numerics: Numerics, **place: Any) -> None:
         super().__init__(*sizes, bias=bias, **place)
         self.numerics: Numerics = numerics
-        self.product: LinearProduct = partial(linear, numerics=numerics)
+        self.product: LinearProduct = plain_product(numerics)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.weight, self.bias)
 
 
+def plain_product(numerics: Numerics) -> LinearProduct:
+    """Return the product of a map that no rewrite has touched."""
+    return partial(linear, numerics=numerics)
+
+
 def is_plain(module: nn.Module) -> bool:
     """Return whether a module is a linear map that its weight and bias alone describe."""
-    product = module.product if type(module) is Linear else None
+    return type(module) is Linear and is_plain_product(module.product)
+
+
+def is_plain_product(product: LinearProduct) -> bool:
+    """Return whether a map's product is its own, and not that of a rewrite."""
     return isinstance(product, partial) and product.func is linear
 
 

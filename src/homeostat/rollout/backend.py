@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from homeostat.config.engine import EngineConfig
-from homeostat.config.model import ModelConfig
+from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.models.preview import ModelPreview
 from homeostat.rollout.engine import Capabilities, Engine
 from homeostat.types import POLICY_ID
@@ -44,6 +44,8 @@ class EngineSite:
     model_type: str
     checkpoint: Callable[[], Path]
     policy_id: str = POLICY_ID
+    # The adapter that is sent without the weights under it.
+    adapter: LoraConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def train_rows(
     with set_up(config, session, prepare=prepare) as parts:
         if parts.is_complete:
             log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
-            Saver(config, parts, session).add_missing_export({"data": parts.data_state})
+            Saver(config.for_saving, parts, session).add_missing_export({"data": parts.data_state})
         else:
             hooks.started(parts, session)
             _loop(config, parts, session, hooks)
@@ -57,7 +57,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
         decode=parts.tokenizer.decode,
         state=state,
     )
-    saver = Saver(config, parts, session)
+    saver = Saver(config.for_saving, parts, session)
     healer = Healer(
         parts.live,
         watch=session.watch,

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import ExportSettings
+from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import ModelSheet
 from homeostat.models.hf import save_hf
-from homeostat.models.lora import merged_state, save_adapter, saved_parameters
+from homeostat.models.lora import adapter_state, merged_state, saved_parameters
 from homeostat.models.value_head import classifier_config
 from homeostat.precision.int4_rewrite import Int4Rewrite
 from homeostat.train.int4_export import Int4Export
@@ -43,7 +44,16 @@ def int4_of(state: RoleState) -> Int4Rewrite | None:
     return next((rewrite for rewrite in found if rewrite.is_active), None)
 
 
-def export_role(state: RoleState, folder: Path, config: RunConfig, *, shards: Shards) -> None:
+def sent_weights(state: RoleState, shards: Shards) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that engines in other processes are sent, gathered one at a time."""
+    if not state.sends_adapter:
+        yield from whole_weights(state, shards)
+        return
+    for name, tensor in adapter_state(state.model):
+        yield name, shards.whole(tensor)
+
+
+def export_role(state: RoleState, folder: Path, config: ExportSettings, *, shards: Shards) -> None:
     """All weights, packed if they are trained in INT4; or the adapter where lora.export says so."""
     with shards.naming_disk():
         if config.lora is not None and config.lora.export == "adapter":
@@ -52,7 +62,7 @@ def export_role(state: RoleState, folder: Path, config: RunConfig, *, shards: Sh
             _export_whole(state, folder, config, shards)
 
 
-def _export_whole(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:
+def _export_whole(state: RoleState, folder: Path, config: ExportSettings, shards: Shards) -> None:
     stream = whole_weights(state, shards)
     source_config, generation_config = _configs(state.sheet)
     int4 = int4_of(state)
@@ -81,7 +91,7 @@ def _configs(sheet: ModelSheet) -> tuple[Mapping[str, Any], Mapping[str, Any] | 
     return sheet.source_config, sheet.generation_config
 
 
-def _export_adapter(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:
+def _export_adapter(state: RoleState, folder: Path, config: ExportSettings, shards: Shards) -> None:
     assert config.lora is not None, "an adapter is exported where there is one"
     if shards.is_first:
         base = config.model.path

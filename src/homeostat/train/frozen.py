@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from homeostat.errors import CheckpointError
 
-_INTEGERS = {4: torch.int32, 2: torch.int16}
+_INTEGERS = {4: torch.int32, 2: torch.int16, 1: torch.int8}
 # Elements of a tensor that are looked at in one go: what passes over all weights need is then a few
 # megabytes, however large the model is.
 CHUNK_ELEMENTS = 2**20

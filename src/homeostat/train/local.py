@@ -96,5 +96,5 @@ def _in_lanes(
         found.append(done)
         for name, grad in zip(optimizer.params, grads, strict=True):
             if grad is not None:
-                optimizer.add_grad(name, grad)
+                optimizer.gradients.add(name, grad)
     return found

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.precision.fp8_model import fp8_bytes, rewrite_fp8
 from homeostat.precision.int4_rewrite import Int4Rewrite, int4_bytes
@@ -50,9 +49,9 @@ def distinct(groups: Iterable[tuple[Rewrite, ...]]) -> list[Rewrite]:
     return list({id(rewrite): rewrite for group in groups for rewrite in group}.values())
 
 
-def copy_bytes(config: RunConfig, runtime: Runtime, model: nn.Module) -> int:
+def copy_bytes(config: TrainerConfig, runtime: Runtime, model: nn.Module) -> int:
     """Return the bytes of copies of weights that rewrites of a trained model will hold."""
-    fp8, int4 = config.trainer.fp8, config.trainer.int4
+    fp8, int4 = config.fp8, config.int4
     if fp8 is not None:
         return fp8_bytes(model, fp8, device=runtime.device)
     return 0 if int4 is None else int4_bytes(model, int4)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,25 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.algorithms.losses import require_columns, require_head
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import ExportSettings
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
 from homeostat.precision.account import account_of, begin_step
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
-from homeostat.train.exporting import export_role, whole_weights
-from homeostat.train.forward import Forward
-from homeostat.train.frozen import checksums, not_trained, require_same_frozen
+from homeostat.train.exporting import export_role, sent_weights
+from homeostat.train.frozen import checksums, require_same_frozen
 from homeostat.train.nonfinite import trace
-from homeostat.train.optim import MasterAdamW
+from homeostat.train.optim import require_same_kind
 from homeostat.train.peak import peak_memory
 from homeostat.train.precision import distinct, rows_of
 from homeostat.train.precision_probe import measure_precision, with_observed
-from homeostat.train.probes import UpdateProbe
 from homeostat.train.roles import RoleModel, RoleState, Training
 from homeostat.train.runtime import Runtime
 from homeostat.train.scoring import require_outputs
 from homeostat.train.sharding import Shards
 from homeostat.train.shards import Rows, TensorReader, copy_rows, described
+from homeostat.train.starting import role_state
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Accumulated, Measured, UpdateShare, make_report, to_host
 from homeostat.train.writing import writing_weights
@@ -82,7 +81,7 @@ class RankTrainer:
         self.runtime = runtime
         self._observes = False
         self.roles = {
-            role: _role_state(role, model, config, shards=shards, runtime=runtime, seed=seed)
+            role: role_state(role, model, config, shards=shards, runtime=runtime, seed=seed)
             for role, model in models.items()
         }
 
@@ -187,6 +186,7 @@ class RankTrainer:
                         learning_rate=learning_rate,
                         grad_norm=report.grad_norm,
                         max_grad_norm=training.config.max_grad_norm,
+                        measure=training.probe.is_measuring,
                     )
                     if training.biases and report.load is not None:
                         how = {"rate": training.bias_rate, "shards": self.shards}
@@ -195,7 +195,7 @@ class RankTrainer:
                 for rewrite in self._state(role).rewrites:
                     rewrite.end_update(applied=True)
         self.discard(role)
-        seen = training.probe.finish(learning_rate=learning_rate) if report.applied else None
+        seen = training.probe.finish() if report.applied else None
         if seen is not None:
             # A rank that could not measure takes part all the same: the others wait for it.
             report = training.probe.reported(report, self.shards.gather_parts(seen))
@@ -243,13 +243,14 @@ class RankTrainer:
             torch.cuda.empty_cache()
 
     def weights(self, role: Role) -> Iterator[tuple[str, Tensor]]:
-        """All weights under canonical HF names, adapters merged in, gathered one at a time."""
-        return whole_weights(self._state(role), self.shards)
+        """All weights under canonical HF names, adapters merged in, gathered one at a time; or an
+        adapter alone, where it is sent so."""
+        return sent_weights(self._state(role), self.shards)
 
     def checksums(self, role: Role) -> dict[str, int]:
         return self._summed(checksums(self._computed(self._state(role).named_parameters())))
 
-    def export(self, role: Role, folder: Path, config: RunConfig) -> None:
+    def export(self, role: Role, folder: Path, config: ExportSettings) -> None:
         export_role(self._state(role), folder, config, shards=self.shards)
 
     @property
@@ -270,15 +271,19 @@ class RankTrainer:
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         require_same_frozen(self._frozen, TensorReader(folder, FROZEN).whole())
+        optimizers = {state.stems[1] for state in self.roles.values()}
         for stem, group in self.state().items():
-            reader = TensorReader(folder, stem)
+            stored = TensorReader(folder, stem)
             # A run that only now computes in another precision has recorded nothing of it yet.
-            is_new = stem == PRECISION and not reader.shapes
-            if stem != FROZEN and not is_new:
-                copy_rows(group, reader, what=described(stem))
+            is_new = stem == PRECISION and not stored.shapes
+            if stem == FROZEN or is_new:
+                continue
+            if stem in optimizers:
+                require_same_kind(group, stored.shapes)
+            copy_rows(group, stored, what=described(stem))
         for state in self.roles.values():
             if state.training is not None:
-                state.training.optimizer.write_back()
+                state.training.optimizer.loaded()
             state.weights_changed()
         for rewrite in self._rewrites:
             rewrite.restored()
@@ -329,9 +334,12 @@ class RankTrainer:
         tensors = {**training.optimizer.state(), **self.shards.masters(training.optimizer)}
         found = {}
         for key, tensor in tensors.items():
-            # A count has no dimensions, and so no rows; all else has its parameter's.
-            param = training.params[key.partition(".")[2]]
-            found[key] = self.shards.rows(tensor, param.shape if tensor.ndim else tensor.shape)
+            # What has the shape of this rank's part has its parameter's rows; counts, scales of
+            # blocks and factors are whole.
+            name = key.partition(".")[2]
+            is_part = tensor.ndim > 0 and tensor.shape == training.optimizer.params[name].shape
+            shape = training.params[name].shape if is_part else tensor.shape
+            found[key] = self.shards.rows(tensor, shape)
         return found
 
     @cached_property
@@ -353,38 +361,6 @@ class RankTrainer:
         own = {name: int(value) for name, value in sums.items()}
         parts = self.shards.gather_parts(own)
         return {name: sum(part[name] for part in parts) for name in own}
-
-
-def _role_state(
-    role: Role,
-    model: RoleModel,
-    config: TrainerConfig,
-    *,
-    shards: Shards,
-    runtime: Runtime,
-    seed: int,
-) -> RoleState:
-    module = model.loaded.module
-    return RoleState(
-        role=role,
-        model=module,
-        sheet=model.loaded.sheet,
-        forward=Forward.of(module, config, runtime=runtime, seed=seed),
-        training=None if model.config is None else _start_training(model, model.config, shards),
-        changes=model.changes,
-        without_adapter=model.without_adapter,
-        rewrites=model.rewrites,
-    )
-
-
-def _start_training(model: RoleModel, config: TrainerConfig, shards: Shards) -> Training:
-    named = model.loaded.module.causal_lm.named_parameters
-    params = {name: param for name, param in named() if param.requires_grad}
-    biases = expert_biases(named()) if model.bias_rate > 0 else {}
-    optimizer = MasterAdamW(((n, shards.owned(p)) for n, p in params.items()), config.optimizer)
-    frozen = partial(not_trained, named, params.keys() | biases.keys(), shards.computed)
-    probe = UpdateProbe(optimizer, named, frozen)
-    return Training(config, params, optimizer, probe, biases, model.bias_rate)
 
 
 def _training(state: RoleState) -> Training:

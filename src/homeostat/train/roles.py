@@ -20,7 +20,7 @@ from homeostat.models.build import LoadedModel, Model, ModelSheet
 from homeostat.models.lora import adapters_off
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.forward import Forward
-from homeostat.train.optim import MasterAdamW
+from homeostat.train.optim import MasterOptimizer
 from homeostat.train.probes import Unmeasured, UpdateProbe
 from homeostat.train.update import Accumulated
 from homeostat.types import Role
@@ -35,7 +35,8 @@ class RoleModel:
     refreshed), so that a checkpoint must hold them. `without_adapter`: the module is another
     role's, and plays this one with its adapter switched off. `bias_rate`: by how much expert biases
     are moved after each update (train/expert_bias.py). `rewrites`: layers of its module in another
-    precision (train/precision.py).
+    precision (train/precision.py). `sends_adapter`: engines in other processes get its adapter
+    alone.
     """
 
     loaded: LoadedModel
@@ -44,6 +45,7 @@ class RoleModel:
     without_adapter: bool = False
     bias_rate: float = 0.0
     rewrites: tuple[Rewrite, ...] = ()
+    sends_adapter: bool = False
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class Training:
 
     config: TrainerConfig
     params: dict[str, nn.Parameter]
-    optimizer: MasterAdamW
+    optimizer: MasterOptimizer
     probe: UpdateProbe
     biases: dict[str, nn.Parameter] = field(default_factory=dict)
     bias_rate: float = 0.0
@@ -77,6 +79,7 @@ class RoleState:
     changes: bool = False
     without_adapter: bool = False
     rewrites: tuple[Rewrite, ...] = ()
+    sends_adapter: bool = False
 
     @contextmanager
     def acting(self) -> Iterator[Model]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import ExportSettings
 from homeostat.models.build import ModelSheet
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.runtime import Runtime
@@ -126,7 +126,7 @@ class Trainer(Protocol):
         """Parameter name -> what tells the role's weights from others."""
         ...
 
-    def export(self, role: Role, folder: Path, config: RunConfig) -> None:
+    def export(self, role: Role, folder: Path, config: ExportSettings) -> None:
         """Write a model in HF format: all weights, or the adapter where lora.export says so."""
         ...
 

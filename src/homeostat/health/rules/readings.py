@@ -126,6 +126,17 @@ def noise(values: FloatArray64) -> float:
     return float(np.median(np.abs(np.diff(values)))) / 0.954
 
 
+def noise_beside_trend(series: Series) -> float:
+    """Return the noise of one evaluation, apart from a steady rise or fall.
+
+    Second differences of a straight line are 0, so a fall of many small steps is no noise.
+    """
+    if len(series) < 4:
+        return noise(series.values)
+    bends = np.diff(series.values, n=2)
+    return float(np.median(np.abs(bends))) / 0.6745 / 6.0**0.5
+
+
 def is_flat(series: Series, *, sigmas: float = 2.0) -> bool:
     """Return whether end and beginning differ by no more than the noise of their means."""
     finite = series.finite()

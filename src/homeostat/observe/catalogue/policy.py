@@ -87,6 +87,12 @@ METRICS: tuple[MetricInfo, ...] = (
         "before whitening: from 0 to 4.",
     ),
     MetricInfo(
+        "ebft/spread",
+        "",
+        MEAN,
+        "What ebft/cfm_loss would be if the truth were one more sample of the policy.",
+    ),
+    MetricInfo(
         "ebft/ce_loss", "nats/token", MEAN, "Cross-entropy of the truth (ebft.ce_coefficient)."
     ),
     MetricInfo(

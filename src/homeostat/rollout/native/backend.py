@@ -50,6 +50,7 @@ def open_here(
 def factory_arguments(site: EngineSite) -> dict[str, Any]:
     return {
         "model": site.model,
+        "adapter": site.adapter,
         "engine": _own(site.engine),
         "device": site.device,
         "dtype": site.dtype,
@@ -63,6 +64,9 @@ def factory_arguments(site: EngineSite) -> dict[str, Any]:
 
 def num_helpers(site: EngineSite, own: Engine) -> int:
     assert isinstance(own, NativeEngine), own
+    if site.model.quantization is not None and site.adapter is None:
+        # Helpers would need weights with the adapter merged in.
+        return 0
     return _num_processes(
         _own(site.engine),
         lanes=site.lanes,

@@ -9,7 +9,7 @@ Invariants: it is the function of `Decoder.hidden_in`, to rounding (the decoder 
 and computes prompts and training); copies are always of the current weights: they are dropped at
 every commit (a fused optimizer leaves no trace of its writes), and the version counters of the
 decoder's tensors, checked before each step, reveal any other write; what copies cannot replace
-(adapters, hooks, `invariant` numerics, other precisions) is left to the decoder.
+(hooks, `invariant` numerics, other precisions) is left to the decoder. Adapters stay unmerged.
 
 Suffixes: `_B` sequences, `_D` model dim, `_H` heads, `_d` head dim, `_K` inputs, `_O` outputs; of
 experts, those of ops/experts.py: there `_K` are slots.
@@ -33,8 +33,10 @@ from homeostat.models.decoder import (
     RMSNorm,
     Trunk,
 )
+from homeostat.models.lora import LoraLinear
 from homeostat.models.moe import Experts, Router
 from homeostat.models.routing import Routing
+from homeostat.models.side_by_side import joined_adapters
 from homeostat.ops.attention import AttentionContext
 from homeostat.ops.expert_rows import combined
 from homeostat.ops.experts import experts_of
@@ -47,7 +49,7 @@ from homeostat.ops.routing import best_experts, expert_weights, scores_of
 _PLAIN = frozenset(
     (
         *(Decoder, Trunk, Layer, Attention, MLP, RMSNorm, Linear, Embedding, nn.ModuleList),
-        *(MoeBlock, Router, Experts),
+        *(MoeBlock, Router, Experts, LoraLinear),
     )
 )
 
@@ -85,10 +87,12 @@ def compact_of(model: Decoder) -> CompactDecoder | None:
 
 @dataclass(frozen=True, slots=True)
 class _Map:
-    """Linear maps of one input as one."""
+    """Linear maps of one input as one. With adapters, `a_KR` and `b_RO` are those of all maps."""
 
     weight_KO: Tensor
     bias_O: Tensor | None
+    a_KR: Tensor | None = None
+    b_RO: Tensor | None = None
 
     @classmethod
     def of(cls, *maps: Linear, norm: RMSNorm | None = None) -> _Map:
@@ -96,17 +100,33 @@ class _Map:
         if norm is not None:
             weight_KO *= norm.weight.detach()[:, None]
         biases = [linear.bias.detach() for linear in maps if linear.bias is not None]
-        return cls(weight_KO, torch.cat(biases) if biases else None)
+        bias_O = torch.cat(biases) if biases else None
+        if not any(isinstance(linear, LoraLinear) for linear in maps):
+            return cls(weight_KO, bias_O)
+        a_RK, b_OR = joined_adapters(maps)
+        a_KR = a_RK.t().contiguous()
+        if norm is not None:
+            a_KR *= norm.weight.detach()[:, None]
+        return cls(weight_KO, bias_O, a_KR, b_OR.t().contiguous())
 
     def of_rows(self, x_BK: Tensor) -> Tensor:
         if self.bias_O is None:
-            return torch.mm(x_BK, self.weight_KO)
-        return torch.addmm(self.bias_O, x_BK, self.weight_KO)
+            out_BO = torch.mm(x_BK, self.weight_KO)
+        else:
+            out_BO = torch.addmm(self.bias_O, x_BK, self.weight_KO)
+        return self._adapted(out_BO, x_BK)
 
     def add_to(self, x_BO: Tensor, x_BK: Tensor) -> None:
         x_BO.addmm_(x_BK, self.weight_KO)
         if self.bias_O is not None:
             x_BO += self.bias_O
+        self._adapted(x_BO, x_BK)
+
+    def _adapted(self, out_BO: Tensor, x_BK: Tensor) -> Tensor:
+        """Add the update of the adapters in place."""
+        if self.a_KR is None or self.b_RO is None:
+            return out_BO
+        return out_BO.addmm_(torch.mm(x_BK, self.a_KR), self.b_RO)
 
 
 @dataclass(frozen=True, slots=True)

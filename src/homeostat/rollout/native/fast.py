@@ -106,7 +106,7 @@ def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> 
     if config.decode == "compiled":
         raise EngineError(
             "engine.decode is compiled, which computes with copies of the weights in fp32: a model "
-            "with an adapter, with hooks or in another precision it cannot copy. Set "
+            "with hooks, with a quantised base or in another precision it cannot copy. Set "
             "engine.decode=auto."
         )
     return None

@@ -3,8 +3,9 @@
     factory (in the worker) -> model from model.path -> OwnWeightsEngine
     begin_update -> apply(bucket) ... -> commit: every parameter was received, or nothing is served
 
-The model is built as the trainer's is (dtype, kernel, numerics), without an adapter: weights arrive
-under their HF names with the adapter merged in.
+The model is built as the trainer's is (dtype, kernel, numerics). Weights arrive under their HF
+names: all of them with the adapter merged in, and the model has none; or, where lora.publish says
+so, the adapter alone, over the same frozen weights.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from homeostat.config.model import ModelConfig
+from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import SyncError
 from homeostat.models.build import load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.hub_names import hub_tensors
+from homeostat.models.lora import adapter_state
+from homeostat.precision.bases import base_rewrite
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.types import POLICY_ID
 from homeostat.workers.context import WorkerContext
@@ -46,13 +49,22 @@ def build_engine(
     chunk_bytes: int,
     decode: Callable[[Sequence[int]], str] | None = None,
     policy_id: str = POLICY_ID,
+    adapter: LoraConfig | None = None,
 ) -> OwnWeightsEngine:
     """`decode` is the model's own tokenizer's, where none is given."""
     # As the trainer's process, or sums would differ in their last bits.
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
+    # Its numbers are those that are sent.
+    adapter = None if adapter is None else adapter.model_copy(update={"path": None})
     loaded = load_model(
-        model, None, dtype=dtype, device=device, seed=seed, gradient_checkpointing=False
+        model,
+        adapter,
+        dtype=dtype,
+        device=device,
+        seed=seed,
+        gradient_checkpointing=False,
+        hold=base_rewrite(model),
     )
     assert isinstance(loaded.module, Decoder), "combinations asks for the native decoder"
     return OwnWeightsEngine(
@@ -79,9 +91,10 @@ class OwnWeightsEngine(NativeEngine):
         super().__init__(model, config, **place)
         self.capabilities = replace(self.capabilities, shares_weights=False)
         # Under the names that tensors travel with: each matrix of an expert is a view.
+        sent = list(adapter_state(model)) or model.causal_lm.named_parameters()
         self._parameters = {
             hub_name: view
-            for name, parameter in model.causal_lm.named_parameters()
+            for name, parameter in sent
             for hub_name, view in hub_tensors(model.moe, name, parameter)
         }
         self._receiver: Receiver | None = None

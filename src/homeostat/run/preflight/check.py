@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.algorithms.row_loss import row_loss
+from homeostat.config.combinations import count_steps
 from homeostat.config.run import RunConfig
 from homeostat.data.inputs import (
     Inputs,
     Part,
     choose_rows,
-    count_steps,
     parts_of,
     prepare_prompt_part,
     prepare_row_part,
@@ -35,6 +35,7 @@ from homeostat.errors import HomeostatError, MissingDependencyError
 from homeostat.models.expert_offload import require_experts
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
+from homeostat.precision.bases import base_rewrite
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
 from homeostat.run.preflight.energy import energy_item
 from homeostat.run.preflight.experts import expert_item
@@ -170,6 +171,7 @@ class Preflight:
         dtype = resolve_dtype(self.config.trainer, device)
         offload = self.config.trainer.backend.offload_experts
         place = {"dtype": dtype, "device": device, "offload_experts": offload}
+        place |= {"hold": base_rewrite(self.config.model)}
         self.preview = preview_model(self.config.model, self.config.lora, **place)
         decoder = self.preview.decoder
         if offload:
@@ -210,7 +212,7 @@ class Preflight:
         for part in parts_of(self.config.data):
             rows = self._prepare(part)
             if part == "train":
-                self.rows = choose_rows(self.config, rows, None)
+                self.rows = choose_rows(self.config.for_inputs, rows, None)
             else:
                 self.held_out = rows
             yield row_item(part, rows, unit=self._unit)
@@ -223,11 +225,12 @@ class Preflight:
     def _prompts(self) -> Iterator[Item]:
         if self.tokenizer is None:
             return
-        for part in parts_of(self.config.data):
-            prompts = prepare_prompt_part(self.config, self.tokenizer, part, progress=self.progress)
-            require_turn_end(self.config, self.tokenizer, prompts, part)
+        config = self.config.for_inputs
+        for part in parts_of(config.data):
+            prompts = prepare_prompt_part(config, self.tokenizer, part, progress=self.progress)
+            require_turn_end(config, self.tokenizer, prompts, part)
             if part == "train":
-                self.prompts = choose_rows(self.config, prompts, None)
+                self.prompts = choose_rows(config, prompts, None)
             else:
                 self.held_out = prompts
             yield prompt_item(part, prompts)
@@ -324,10 +327,10 @@ class Preflight:
         """Return the first step plans over given rows, and the number of steps in all."""
         assert self.rows is not None
         train = self.rows.train
+        loss = row_loss(config.algorithm, preference=config.preference, data=config.data)
         with PlanLoader(
             train.rows, row_ids=train.ids, trainer=config.trainer, data=config.data,
-            loss=row_loss(config), seed=config.seed,
-            num_data_groups=config.mesh.num_data_groups,
+            loss=loss, seed=config.seed, num_data_groups=config.mesh.num_data_groups,
         ) as plans:  # fmt: skip
             total = plans.total_steps
             return [plans.plan(step) for step in range(1, min(total, NUM_PLANS_SHOWN) + 1)], total

@@ -18,7 +18,6 @@ from homeostat.precision.int4_rewrite import int4_choices, int4_line
 from homeostat.precision.layers import Choice
 from homeostat.precision.recipe import Fp8Recipe
 from homeostat.run.preflight.item import Item
-from homeostat.train.build import head_of
 
 _NAMES_SHOWN = 4
 
@@ -98,5 +97,5 @@ def _empty_model(config: RunConfig) -> nn.Module:
     if config.model.implementation == "transformers":
         return TransformersModel(meta_transformers(Path(config.model.path)))
     how = {"dtype": torch.float32, "kernel": "sdpa", "gradient_checkpointing": False}
-    has_head = head_of(config) is not None
+    has_head = config.head is not None
     return shape_decoder(config.model, config.lora, has_value_head=has_head, **how)

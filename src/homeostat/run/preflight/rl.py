@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.config.combinations import count_steps
 from homeostat.config.critic import CriticConfig
 from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.config.model import ModelConfig
@@ -14,13 +15,14 @@ from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import CheckpointReference, RolloutConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import SharedMemoryConfig
-from homeostat.data.inputs import Inputs, Part, count_steps, require_stop_ids
+from homeostat.data.inputs import Inputs, Part, require_stop_ids
 from homeostat.data.prompts import PromptSet
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.ops.moe_shape import MoeShape
+from homeostat.precision.bases import base_rewrite
 from homeostat.rewards.solved import deciding_rewards
 from homeostat.rewards.trial import try_rewards
 from homeostat.rollout.backend import Prospect
@@ -212,10 +214,11 @@ def _critic_item(config: RunConfig, critic: CriticConfig) -> Item:
     with naming("critic.path" if critic.path else "model.path"):
         preview = preview_model(
             critic.start(config.model),
-            critic_lora(config, critic),
+            critic_lora(critic, config.lora),
             dtype=resolve_dtype(config.trainer, device),
             device=device,
             head=critic.head_init,
+            hold=base_rewrite(config.model),
         )
     text = (
         f"{preview.family} with a value head, {fmt.count(preview.num_trainable)} of "
@@ -238,6 +241,7 @@ def other_run_items(config: RunConfig) -> Iterator[Item]:
                 dtype=resolve_dtype(config.trainer, device),
                 device=device,
                 offload_experts=config.trainer.backend.offload_experts,
+                hold=base_rewrite(config.model),
             )
         text = f"{preview.family}, {fmt.count(preview.num_params)} parameters"
         yield Item("reference", "ok", text, {"num_params": preview.num_params})

@@ -11,6 +11,7 @@ from __future__ import annotations
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import DEFAULT_TOKENS, TrainerConfig
 from homeostat.models.preview import preview_model
+from homeostat.precision.bases import base_rewrite
 from homeostat.run.sizing.estimate import full_batch, plan_memory
 from homeostat.train.run_state import RunState
 from homeostat.train.runtime import Runtime
@@ -73,6 +74,7 @@ def tokens_line(chosen: int | None) -> str:
 
 def _fits(config: RunConfig, runtime: Runtime, tokens: int) -> bool:
     place = {"dtype": runtime.dtype, "device": runtime.device}
+    place |= {"hold": base_rewrite(config.model)}
     offload = config.trainer.backend.offload_experts
     preview = preview_model(config.model, config.lora, offload_experts=offload, **place)
     plan = plan_memory(

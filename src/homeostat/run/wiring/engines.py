@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def _site(
         num_params=sheet.num_params,
         model_type=str(sheet.source_config["model_type"]),
         checkpoint=partial(_hf_folder, config, trainer, tokenizer, session),
+        adapter=config.published_adapter,
     )
 
 
@@ -107,6 +109,6 @@ def _hf_folder(
         return path
     folder = session.run_dir.path / "engine_model"
     # All weights, also where an adapter is trained.
-    trainer.export(Role.POLICY, folder, config.model_copy(update={"lora": None}))
+    trainer.export(Role.POLICY, folder, replace(config.for_export, lora=None))
     tokenizer.save(folder)
     return folder

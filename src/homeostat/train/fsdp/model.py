@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor
 from homeostat.config.cluster import FsdpBackend
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.trainer import Checkpointing
+from homeostat.models.adapter_files import load_adapter
 from homeostat.models.build import (
     LoadedModel,
     attention_name,
@@ -47,7 +48,7 @@ from homeostat.models.build import (
 )
 from homeostat.models.decoder import Decoder, MoeBlock
 from homeostat.models.families import decoder_config
-from homeostat.models.lora import apply_lora, draw_adapters, load_adapter
+from homeostat.models.lora import apply_lora, draw_adapters
 from homeostat.models.memory import require_memory
 from homeostat.models.weights import Part
 from homeostat.train.fsdp.mesh import Ranks, local_part

@@ -5,7 +5,8 @@ Over at least `min_records` records either `ebft/alignment` (twice the cosine be
 features and the truth's) falls steadily by `fall` or more, or `ebft/cfm_loss` (the squared distance
 of their means) rises steadily to `growth` times where it began, or it stays above `distance`. Over
 at least `flat_records` records also that neither moves: a warning where the alignment is below
-`low`, and information else.
+`low`, and information else. Or the truth is, over the first `foreign_records` records, `foreign`
+times as far from the samples as one more sample would be (`ebft/spread`), and comes no closer.
 
 ## Why it matters
 The one is what is rewarded and the other what is meant: a run in which they go the wrong way
@@ -45,6 +46,8 @@ class Options(RuleOptions):
     growth: float = option(1.5, "Factor over its start that the distance may have.")
     distance: float = option(10.0, "Distance that is too large if it does not fall.")
     flat_records: int = option(50, "Number of records after which something should have moved.")
+    foreign_records: int = option(20, "Number of first records that compare truth and samples.")
+    foreign: float = option(3.0, "Distance of the truth, in that of one more sample.")
     low: float = option(1.0, "Likeness, of at most 2, below which a flat course is a warning.")
 
 
@@ -59,7 +62,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         if told := _goes_wrong(name, one, options):
             yield _sighting(view, name, one, told)
             return
-    if len(known) == len(series) and all(_stands_still(one, options) for one in known.values()):
+    if told := _is_foreign(view, options):
+        yield told
+    elif len(known) == len(series) and all(_stands_still(one, options) for one in known.values()):
         yield _no_progress(known, options)
 
 
@@ -73,6 +78,34 @@ def _goes_wrong(name: str, series: Series, options: Options) -> str:
         return "samples move away from the truth"
     is_far = last > options.distance and rank_correlation(series) > -STEADY
     return "samples stay far from the truth" if is_far else ""
+
+
+def _is_foreign(view: RunView, options: Options) -> Sighting | None:
+    """Return a sighting where the truth is no text that the samples could come to be like."""
+    distance, spread = view.series("ebft/cfm_loss"), view.series("ebft/spread")
+    if distance is None or spread is None:
+        return None
+    distance, spread = distance.finite().on(spread.finite())
+    if len(distance) < options.foreign_records:
+        return None
+    # Only the first records: samples of a policy that has learned hardly differ from each other.
+    begin = slice(options.foreign_records)
+    times = float(distance.values[begin].sum() / max(float(spread.values[begin].sum()), 1e-12))
+    first, last = ends(distance)
+    if times < options.foreign or last < 0.8 * first:
+        return None
+    said = f"ebft/cfm_loss is {last:.3g}, {times:.1f} times that of one more sample"
+    return Sighting(
+        message=f"{said}, and was {first:.3g} at step {int(distance.steps[0])}: samples come no "
+        "closer to the truth. Look whether the references belong to their prompts.",
+        evidence=(said,),
+        causes=(Cause("ebft-no-progress", "the truth is unlike anything that is sampled"),),
+        fixes=(Fix("ebft.reference_column", "the column of answers", "each prompt's own answer"),),
+        first_step=int(distance.steps[0]),
+        last_step=int(distance.steps[-1]),
+        value=times,
+        limit=options.foreign,
+    )
 
 
 def _stands_still(series: Series, options: Options) -> bool:

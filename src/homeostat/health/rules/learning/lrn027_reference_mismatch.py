@@ -38,7 +38,7 @@ WITH_REFERENCE = ("dpo", "ipo", "kto")
 
 
 class Options(RuleOptions):
-    min_nats: float = option(0.5, "Mean log-ratio of a completion that is no rounding error.")
+    min_nats: float = option(0.2, "Mean log-ratio of a completion that is no rounding error.")
     min_share: float = option(0.02, "Share of the answers' log-prob that it must be, too.")
     beta: float = option(0.1, "The beta of runs whose settings do not tell it.")
 

@@ -2,7 +2,8 @@
 
 ## What it sees
 The training reward rises by more than noise, while the reward (or accuracy) on held-out prompts
-falls by more than `min_fall` of where it began, in `evals` evaluations at least.
+falls by more than `min_fall` of where it began and by more than its noise explains, in `evals`
+evaluations at least.
 
 ## Why it matters
 The policy has found what the reward pays for, and it is not what was meant. Training on makes the
@@ -27,7 +28,7 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import rank_correlation
+from homeostat.health.rules.readings import noise_beside_trend, rank_correlation
 from homeostat.health.rules.signs import newest, trend
 from homeostat.health.view import Kind, RunView, Series
 
@@ -35,6 +36,7 @@ from homeostat.health.view import Kind, RunView, Series
 class Options(RuleOptions):
     min_fall: float = option(0.1, "Share of the first held-out reward that must be lost.")
     evals: int = option(4, "Evaluations that there must be.")
+    sigmas: float = option(3.0, "How many times the noise of an evaluation the fall must exceed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -46,7 +48,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     rise = trend(reward)
     start, best = held_out.first, float(held_out.values.max())
     lost = start - held_out.latest
-    falls = lost > options.min_fall * abs(start) and rank_correlation(held_out) < -0.7
+    # Few held-out prompts, answered greedily, move by a fifth from one evaluation to the next.
+    least = max(options.min_fall * abs(start), options.sigmas * noise_beside_trend(held_out))
+    falls = lost > least and rank_correlation(held_out) < -0.7
     if rise is None or not rise.rises or not falls:
         return
     at = int(held_out.steps[int(held_out.values.argmax())])

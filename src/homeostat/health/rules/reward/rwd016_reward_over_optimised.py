@@ -34,7 +34,7 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import needed, noise, rank_correlation
+from homeostat.health.rules.readings import needed, noise_beside_trend, rank_correlation
 from homeostat.health.rules.signs import newest, smooth, trend
 from homeostat.health.view import Kind, RunView, Series
 
@@ -56,12 +56,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     best, now = _level_at(gold, peak), float(np.median(since.values[-2:]))
     fall = best - now
-    if fall <= options.min_fall * abs(best) or fall <= options.sigmas * _noise_around(gold):
+    if fall <= options.min_fall * abs(best) or fall <= options.sigmas * noise_beside_trend(gold):
         return
     before, after = _proxy_levels(proxy, peak)
     if before is None or after is None or rank_correlation(proxy.since(peak)) < 0.6:
         return
-    if after - before <= options.sigmas * _noise_around(proxy):
+    if after - before <= options.sigmas * noise_beside_trend(proxy):
         return
     yield Sighting(
         message=f"The gold reward fell from {best:.4g} (step {peak}) to {now:.4g} on held-out "
@@ -95,17 +95,6 @@ def _level_at(series: Series, step: int) -> float:
     """Return the median of an evaluation and its neighbours: a single one is high by luck."""
     at = int(np.searchsorted(series.steps, step))
     return float(np.median(series.values[max(0, at - 1) : at + 2]))
-
-
-def _noise_around(series: Series) -> float:
-    """Return the noise of one evaluation, apart from a steady rise or fall.
-
-    Second differences of a straight line are 0, so a fall of many small steps is no noise.
-    """
-    if len(series) < 4:
-        return noise(series.values)
-    bends = np.diff(series.values, n=2)
-    return float(np.median(np.abs(bends))) / 0.6745 / 6.0**0.5
 
 
 def _proxy_levels(proxy: Series, peak: int) -> tuple[float | None, float | None]:

@@ -2,7 +2,8 @@
 
     [O, K] -> [panels, K, PANEL]: PANEL outputs side by side for each input, zeros at the end
 
-Gate and up share panels, half of each, so that one task has both of an output.
+Gate and up share panels, half of each, so that one task has both of an output. Adapters stay
+unmerged: A has panels of its own, with the norm, and so has B, with the scale.
 
 Invariants: copies are always of the current weights: they are dropped at every commit (a fused
 optimizer leaves no trace of its writes), and the version counters of the decoder's tensors reveal
@@ -16,13 +17,16 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+from collections.abc import Iterator, Sequence
 from ctypes import c_float, c_int64, c_void_p
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock, RMSNorm
+from homeostat.models.lora import LoraLinear, lora_modules
+from homeostat.models.side_by_side import joined_adapters, neighbours
 from homeostat.ops.linear import Linear
 from homeostat.ops.moe_shape import MoeShape
 
@@ -36,6 +40,7 @@ class LayerStruct(ctypes.Structure):
         for name in (
             "qkv", "qkv_bias", "o", "o_bias", "gate_up", "gate_up_bias", "down", "down_bias",
             "q_norm", "k_norm", "router", "router_bias", "experts_gate_up", "experts_down",
+            "qkv_a", "qkv_b", "o_a", "o_b", "gate_up_a", "gate_up_b", "down_a", "down_b",
         )
     ]  # fmt: skip
 
@@ -47,7 +52,7 @@ class ModelStruct(ctypes.Structure):
             for name in (
                 "num_layers", "width", "heads", "kv_heads", "head_dim", "inner", "vocabulary",
                 "moe_layers", "experts", "top_k", "expert_inner", "shared_inner", "groups",
-                "groups_kept", "is_sigmoid", "is_normalised",
+                "groups_kept", "is_sigmoid", "is_normalised", "rank",
             )
         ),
         ("eps", c_float),
@@ -68,7 +73,9 @@ class PackedWeights:
         self._panel = panel
         self._tensors = list(model.parameters())
         self._versions = self._now()
-        self._room = _Room(sum(_most_floats(tensor, panel) for tensor in self._tensors))
+        maps = [maps for layer in model.layers for maps in neighbours(layer)]
+        most = sum(_most_floats(tensor, panel) for tensor in self._tensors)
+        self._room = _Room(most + sum(_adapter_floats(one, panel) for one in maps))
         self.struct = self._struct()
 
     def is_of(self, model: Decoder) -> bool:
@@ -96,6 +103,7 @@ class PackedWeights:
             head=self._panels([model.output_weight()], norm=model.model.norm),
             frequencies=self._frequencies_F.data_ptr(),
             layers=(LayerStruct * config.num_layers)(*layers),
+            rank=next((linear.rank for _, linear in lora_modules(model)), 0),
             **({} if config.moe is None else _numbers(config.moe)),
         )
 
@@ -109,8 +117,29 @@ class PackedWeights:
             *self._map(attention.o_proj),
             *self._mlp(block.shared_experts if isinstance(block, MoeBlock) else block, norm=norm),
             *(None if one is None else one.weight.data_ptr() for one in norms),
-            *(self._experts(block, norm=norm) if isinstance(block, MoeBlock) else ()),
+            *(self._experts(block, norm=norm) if isinstance(block, MoeBlock) else (None,) * 4),
+            *self._adapters(layer),
         )
+
+    def _adapters(self, layer: Layer) -> Iterator[int | None]:
+        """The addresses of A's and B's panels of all products, which read the maps' inputs."""
+        norms = layer.input_layernorm, None, layer.post_attention_layernorm, None
+        for maps, norm in zip(neighbours(layer), norms, strict=False):
+            if not any(isinstance(linear, LoraLinear) for linear in maps):
+                yield from (None, None)
+                continue
+            a_RK, b_OR = joined_adapters(maps)
+            yield self._panels([a_RK], norm=norm)
+            # As the maps' own outputs lie: gate and up share panels.
+            if len(maps) == 2:
+                gate_OR, up_OR = b_OR.chunk(2)
+                panels = self._room.take(*self._gate_up_shape(gate_OR))
+                half = self._panel // 2
+                _lay(gate_OR, None, panels[..., :half])
+                _lay(up_OR, None, panels[..., half:])
+                yield panels.data_ptr()
+            else:
+                yield self._panels([b_OR], norm=None)
 
     def _mlp(self, mlp: MLP | None, *, norm: RMSNorm) -> tuple[int | None, ...]:
         """Gate and up, down: the addresses of panels and biases. None where there is no MLP."""
@@ -185,6 +214,16 @@ class PackedWeights:
         panels_PKO = self._room.take(*self._shape(*weight_OK.shape))
         _lay(weight_OK, norm, panels_PKO)
         return panels_PKO.data_ptr()
+
+
+def _adapter_floats(maps: Sequence[nn.Linear], panel: int) -> int:
+    """Return the most floats that the adapters of maps take in panels, alignment included."""
+    ranks = [linear.rank for linear in maps if isinstance(linear, LoraLinear)]
+    if not ranks:
+        return 0
+    width, num_outputs = len(maps) * ranks[0], sum(linear.out_features for linear in maps)
+    a = (width + panel) * maps[0].in_features
+    return a + (num_outputs + 2 * panel) * width + 2 * _ALIGNED
 
 
 def _numbers(moe: MoeShape) -> dict[str, float]:

@@ -9,7 +9,9 @@ the layers:
 
     narrow   up to `narrow.MAX_ROWS` rows: bound by reading the weights alone
     tiled    more rows, while our own products are better than a library's
-    wide     the decoder's linear modules, adapters included
+    wide     the decoder's linear modules
+
+Adapters are part of all of them, unmerged (low_rank.py).
 
 Suffixes: `_B` rows, `_D` model dim, `_V` vocabulary.
 """
@@ -23,7 +25,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
-from homeostat.models.side_by_side import joined
+from homeostat.models.lora import LoraLinear
+from homeostat.models.side_by_side import adapted_maps, joined, neighbours
 from homeostat.ops.linear import Linear, is_plain
 from homeostat.rollout.native.cuda import narrow, products, rows
 from homeostat.rollout.native.cuda.attention import (
@@ -34,6 +37,7 @@ from homeostat.rollout.native.cuda.attention import (
 from homeostat.rollout.native.cuda.candidates import sums_of_tiles
 from homeostat.rollout.native.cuda.cutting import draw_kept
 from homeostat.rollout.native.cuda.experts import ExpertScratch, narrow_experts, wide_experts
+from homeostat.rollout.native.cuda.low_rank import LowRank, LowRankRoom
 from homeostat.rollout.native.cuda.sampling import (
     can_draw_from_hidden,
     draw_from_hidden,
@@ -62,10 +66,11 @@ class DecodeForward:
             block_tokens=block_tokens,
             eps=config.rms_norm_eps,
         )
+        self._adapters = Adapters(model, max_rows=products.MAX_ROWS)
         self.can_be_narrow = _is_plain(model)
         self.can_be_tiled = self.can_be_narrow and _can_be_tiled(model)
         self._num_gates = max(
-            (len(mlp.gate_proj.weight) for mlp in _dense_blocks(model)), default=0
+            (mlp.gate_proj.out_features for mlp in _dense_blocks(model)), default=0
         )
         self._scratch: dict[int, AttentionScratch] = {}
         self._sums = products.Scratch(state.device)
@@ -93,7 +98,12 @@ class DecodeForward:
         factor = self.model.config.rope.attention_factor
         table_VD = trunk.embed_tokens.weight
         x_BD, *turns = rows.enter(
-            state.tokens_B, state.positions_B, table_VD, self.frequencies_F, factor
+            state.tokens_B,
+            state.positions_B,
+            table_VD,
+            self.frequencies_F,
+            factor,
+            flags=self._adapters.flags,
         )
         x_BD, added_BD = self._layers_for(num_rows)(x_BD, turns, state)
         hidden_BD = rows.add_norm(x_BD, added_BD, trunk.norm.weight, eps=eps)
@@ -131,15 +141,17 @@ class DecodeForward:
     ) -> tuple[Tensor, Tensor | None]:
         eps = self.model.config.rms_norm_eps
         for index, layer in enumerate(self.model.layers):
-            attention = layer.self_attn
+            attention, (heads, out, *inner) = layer.self_attn, self._adapters.of_layer(index)
             norm_D = layer.input_layernorm.weight
-            qkv = narrow.into_heads(x_BD, norm_D, _head_maps(layer), eps=eps)
+            qkv = narrow.into_heads(x_BD, norm_D, _head_maps(layer), eps=eps, adapter=heads)
             mixed_BX = self._attend(index, layer, qkv, turns, state)
-            narrow.added(x_BD, mixed_BX, attention.o_proj.weight)
-            self._feed_narrow(x_BD, layer, state)
+            narrow.added(x_BD, mixed_BX, attention.o_proj.weight, adapter=out)
+            self._feed_narrow(x_BD, layer, state, inner)
         return x_BD, None
 
-    def _feed_narrow(self, x_BD: Tensor, layer: Layer, state: Rows) -> None:
+    def _feed_narrow(
+        self, x_BD: Tensor, layer: Layer, state: Rows, adapters: Sequence[LowRank | None]
+    ) -> None:
         """Add what the block after attention makes of the rows to them."""
         eps, norm_D, mlp = (
             layer.input_layernorm.eps,
@@ -153,11 +165,12 @@ class DecodeForward:
                 gates = maps_of(
                     normed_BD, (mlp.shared_experts.gate_proj, mlp.shared_experts.up_proj)
                 )
-                narrow.added(x_BD, rows.gate(*gates), mlp.shared_experts.down_proj.weight)
+                weight_DI = mlp.shared_experts.down_proj.weight
+                narrow.added(x_BD, rows.gate(*gates), weight_DI, adapter=adapters[1])
             return
         weights = mlp.gate_proj.weight, mlp.up_proj.weight
-        gated_BI = narrow.gated(x_BD, norm_D, *weights, eps=eps)
-        narrow.added(x_BD, gated_BI, mlp.down_proj.weight)
+        gated_BI = narrow.gated(x_BD, norm_D, *weights, eps=eps, adapter=adapters[0])
+        narrow.added(x_BD, gated_BI, mlp.down_proj.weight, adapter=adapters[1])
 
     def _tiled_layers(
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
@@ -172,11 +185,13 @@ class DecodeForward:
             maps = (attention.q_proj, attention.k_proj, attention.v_proj)
             weight_OD, bias_O = _side_by_side(maps)
             assert weight_OD is not None, "can_be_tiled has looked"
-            out_BX = products.into_heads(scaled, weight_OD, bias_O, eps=eps)
+            heads, out, *inner = self._adapters.of_layer(index)
+            out_BX = products.into_heads(scaled, weight_OD, bias_O, eps=eps, adapter=heads)
             qkv = out_BX.split([linear.weight.shape[0] for linear in maps], dim=1)
             mixed_BX = self._attend(index, layer, qkv, turns, state)
             norm_D = layer.post_attention_layernorm.weight
-            scaled = products.added(x_BD, mixed_BX, attention.o_proj.weight, norm_D, self._sums)
+            weight_DX = attention.o_proj.weight
+            scaled = products.added(x_BD, mixed_BX, weight_DX, norm_D, self._sums, adapter=out)
             if isinstance(mlp, MoeBlock):
                 normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
                 added_BD = fed_forward(normed_BD, mlp, state)
@@ -184,9 +199,9 @@ class DecodeForward:
                 continue
             weight_OD, _ = _side_by_side((mlp.gate_proj, mlp.up_proj))
             assert weight_OD is not None, "can_be_tiled has looked"
-            gated_BI = products.gated(scaled, weight_OD, eps=eps)
-            norm_D = next_norm.weight
-            scaled = products.added(x_BD, gated_BI, mlp.down_proj.weight, norm_D, self._sums)
+            gated_BI = products.gated(scaled, weight_OD, eps=eps, adapter=inner[0])
+            weights = mlp.down_proj.weight, next_norm.weight
+            scaled = products.added(x_BD, gated_BI, *weights, self._sums, adapter=inner[1])
         return x_BD, None
 
     def _attend(
@@ -225,6 +240,29 @@ class DecodeForward:
         return self._scratch[num_rows]
 
 
+class Adapters:
+    """The adapters of a step's products, by layer: of q, k and v, of o, of gate and up, of down."""
+
+    def __init__(self, model: Decoder, *, max_rows: int) -> None:
+        found = [[adapted_maps(maps) for maps in neighbours(layer)] for layer in model.layers]
+        present = [maps for layer in found for maps in layer if maps is not None]
+        width = max((maps.ahead for maps in present), default=0)
+        like = model.output_weight()
+        room = LowRankRoom(len(present), max_rows=max_rows, width=width, like=like)
+        # Flags to be lowered in each step.
+        self.flags = room.flags if present else None
+        numbers = iter(range(len(present)))
+        self._layers = [
+            [None if maps is None else room.at(next(numbers), maps) for maps in layer]
+            for layer in found
+        ]
+
+    def of_layer(self, index: int) -> list[LowRank | None]:
+        """Return four; None where there is no adapter, or no such map."""
+        layer = self._layers[index]
+        return layer + [None] * (4 - len(layer))
+
+
 def _draw_cut(hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
     """Draw with logits kept: which words are cut is known only after all of them are."""
     num_rows = len(hidden_BD)
@@ -257,13 +295,28 @@ def fed_forward(normed_BD: Tensor, mlp: MLP | MoeBlock, state: Rows) -> Tensor:
 
 def maps_of(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
     """Each linear map of the same rows: in one product where their weights lie side by side."""
-    if not all(map(is_plain, maps)):
+    if not _are_joined(maps):
         return [linear(x_BD) for linear in maps]
     weight_OD, bias_O = _side_by_side(maps)
     if weight_OD is None or (bias_O is None and maps[0].bias is not None):
         return [linear(x_BD) for linear in maps]
     sizes = [linear.weight.shape[0] for linear in maps]
-    return functional.linear(x_BD, weight_OD, bias_O).split(sizes, dim=1)
+    parts = functional.linear(x_BD, weight_OD, bias_O).split(sizes, dim=1)
+    adapter = adapted_maps(maps)
+    if adapter is None:
+        return parts
+    lows = (x_BD @ adapter.whole_PK[: len(maps) * adapter.rank].t()).split(adapter.rank, dim=1)
+    for part, low_BR, b_OR in zip(parts, lows, adapter.b_OR.split(sizes), strict=True):
+        part.addmm_(low_BR, b_OR.t(), alpha=adapter.scale)
+    return parts
+
+
+def _are_joined(maps: Sequence[Linear]) -> bool:
+    """Return whether the maps are plain, or have adapters beside their weights."""
+    if all(map(is_plain, maps)):
+        return True
+    kinds = Linear, LoraLinear
+    return all(type(linear) in kinds for linear in maps) and adapted_maps(maps) is not None
 
 
 def _side_by_side(maps: Sequence[Linear]) -> tuple[Tensor | None, Tensor | None]:
@@ -278,14 +331,11 @@ def _dense_blocks(model: Decoder) -> list[MLP]:
 
 
 def _is_plain(model: Decoder) -> bool:
-    """No adapters, and no bias where the narrow kernels have none."""
-    layers = [module for layer in model.layers for module in layer.modules()]
-    linear = [m for m in layers if hasattr(m, "in_features")]
+    """Linear maps with at most adapters, and no bias where the narrow kernels have none."""
     config = model.config
     sizes = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return (
-        all(map(is_plain, linear))
-        and len(linear) == 4 * config.num_layers + 3 * len(_dense_blocks(model))
+        all(_are_joined(maps) for layer in model.layers for maps in neighbours(layer))
         and not (config.o_bias or config.mlp_bias)
         and config.hidden_size <= narrow.MAX_WIDTH
         and all(size % narrow.OUTPUTS == 0 for size in sizes)

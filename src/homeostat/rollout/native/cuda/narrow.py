@@ -9,6 +9,8 @@ bias, or the sum so far, or gates.
     gated        norm -> silu(gate) * up      two weights, one launch
     added        x += out @ weight.T          in place
 
+With adapters (low_rank.py) the first programs of a launch compute A's outputs.
+
 Suffixes: `_B` rows, `_D` model dim, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs.
 """
 
@@ -24,6 +26,13 @@ import triton.language as tl
 from torch import Tensor
 
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
+from homeostat.rollout.native.cuda.low_rank import (
+    NO_ADAPTER,
+    LowRank,
+    raise_flag,
+    rows_of_b,
+    wait_for_flag,
+)
 
 # Rows up to which reading the weights costs more than multiplying by them one by one.
 MAX_ROWS = 4
@@ -53,6 +62,30 @@ def normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def low_part(
+    out, b, low_ptr, flag_ptr, place, number, row, scale, AHEAD: tl.constexpr,
+    RANK: tl.constexpr, PADDED_RANK: tl.constexpr, LOWS: tl.constexpr, OUTPUTS: tl.constexpr,
+):  # fmt: skip
+    """Return the outputs with the adapter's part of map `number`. Programs of A's outputs
+    (`place` < LOWS) leave them instead."""
+    if place < LOWS:
+        low = out.to(low_ptr.dtype.element_ty)
+        tl.store(low_ptr + row * AHEAD + place + tl.arange(0, OUTPUTS), low)
+        raise_flag(flag_ptr + row)
+    else:
+        wait_for_flag(flag_ptr + row, LOWS // OUTPUTS)
+        at_R = tl.arange(0, PADDED_RANK)
+        low_R = tl.load(
+            low_ptr + row * AHEAD + number * RANK + at_R,
+            mask=at_R < RANK,
+            other=0.0,
+            cache_modifier=".cg",
+        ).to(tl.float32)
+        out += scale * tl.sum(b.to(tl.float32) * low_R[None, :], 1)
+    return out
+
+
+@triton.jit
 def _into_heads(
     x_ptr,
     norm_ptr,
@@ -63,32 +96,52 @@ def _into_heads(
     k_bias_ptr,
     v_bias_ptr,
     out_ptr,
+    a_ptr,
+    b_ptr,
+    low_ptr,
+    flags_ptr,
     eps,
+    scale,
     width,
     num_q,
     num_kv,
     HAS_BIAS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    RANK: tl.constexpr,
+    PADDED_RANK: tl.constexpr,
+    LOWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     let_next_start(EARLY)
-    first, row = tl.program_id(0) * OUTPUTS, tl.program_id(1)
+    place, row = tl.program_id(0) * OUTPUTS, tl.program_id(1)
+    first, number = place - LOWS, 0
     # The sizes are multiples of OUTPUTS: a program's outputs are all of one map.
     weight_ptr, bias_ptr, at = q_ptr, q_bias_ptr, first
     if first >= num_q + num_kv:
-        weight_ptr, bias_ptr, at = v_ptr, v_bias_ptr, first - num_q - num_kv
+        weight_ptr, bias_ptr, at, number = v_ptr, v_bias_ptr, first - num_q - num_kv, 2
     elif first >= num_q:
-        weight_ptr, bias_ptr, at = k_ptr, k_bias_ptr, first - num_q
-    at_O = at + tl.arange(0, OUTPUTS)
+        weight_ptr, bias_ptr, at, number = k_ptr, k_bias_ptr, first - num_q, 1
+    if RANK > 0:
+        if first < 0:
+            weight_ptr, at = a_ptr, place
+    at_O, at_all = at + tl.arange(0, OUTPUTS), first + tl.arange(0, OUTPUTS)
     weight = weights_of(weight_ptr, at_O, at_O >= 0, 0, width, WIDTH)
+    if RANK > 0:
+        b = rows_of_b(b_ptr, at_all, at_all >= 0, RANK, PADDED_RANK)
     wait_for_last(EARLY)
     x = normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH)
     out = tl.sum(weight.to(tl.float32) * x[None, :], 1)
+    if RANK > 0:
+        out = low_part(
+            out, b, low_ptr, flags_ptr, place, number, row, scale, AHEAD, RANK, PADDED_RANK, LOWS,
+            OUTPUTS,
+        )  # fmt: skip
     if HAS_BIAS:
-        out += tl.load(bias_ptr + at_O).to(tl.float32)
-    at_out = out_ptr + row * (num_q + 2 * num_kv) + first + tl.arange(0, OUTPUTS)
-    tl.store(at_out, out.to(out_ptr.dtype.element_ty))
+        out += tl.load(bias_ptr + at_O, mask=at_all >= 0, other=0.0).to(tl.float32)
+    at_out = out_ptr + row * (num_q + 2 * num_kv) + at_all
+    tl.store(at_out, out.to(out_ptr.dtype.element_ty), mask=at_all >= 0)
 
 
 @triton.jit
@@ -98,23 +151,53 @@ def _gated(
     gate_ptr,
     up_ptr,
     out_ptr,
+    a_ptr,
+    b_ptr,
+    low_ptr,
+    flags_ptr,
     eps,
+    scale,
     width,
     num_outputs,
+    AHEAD: tl.constexpr,
+    RANK: tl.constexpr,
+    PADDED_RANK: tl.constexpr,
+    LOWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     let_next_start(EARLY)
-    at_O, row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
-    is_out = at_O < num_outputs
-    gate_weight = weights_of(gate_ptr, at_O, is_out, 0, width, WIDTH)
+    place, row = tl.program_id(0) * OUTPUTS, tl.program_id(1)
+    at_O = place - LOWS + tl.arange(0, OUTPUTS)
+    is_out, at_W = (at_O >= 0) & (at_O < num_outputs), at_O
+    if RANK > 0:
+        gate_b = rows_of_b(b_ptr, at_O, is_out, RANK, PADDED_RANK)
+        up_b = rows_of_b(b_ptr + num_outputs * RANK, at_O, is_out, RANK, PADDED_RANK)
+        if place < LOWS:
+            gate_ptr, at_W = a_ptr, place + tl.arange(0, OUTPUTS)
+    gate_weight = weights_of(gate_ptr, at_W, at_O < num_outputs, 0, width, WIDTH)
     up_weight = weights_of(up_ptr, at_O, is_out, 0, width, WIDTH)
     wait_for_last(EARLY)
     x = normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH)
     element = out_ptr.dtype.element_ty
-    gate = tl.sum(gate_weight.to(tl.float32) * x[None, :], 1).to(element).to(tl.float32)
-    up = tl.sum(up_weight.to(tl.float32) * x[None, :], 1).to(element).to(tl.float32)
+    gate = tl.sum(gate_weight.to(tl.float32) * x[None, :], 1)
+    up = tl.sum(up_weight.to(tl.float32) * x[None, :], 1)
+    if RANK > 0:
+        gate = low_part(
+            gate, gate_b, low_ptr, flags_ptr, place, 0, row, scale, AHEAD, RANK, PADDED_RANK, LOWS,
+            OUTPUTS,
+        )  # fmt: skip
+        at_R = tl.arange(0, PADDED_RANK)
+        up_low_R = tl.load(
+            low_ptr + row * AHEAD + RANK + at_R,
+            mask=at_R < RANK,
+            other=0.0,
+            cache_modifier=".cg",
+        ).to(tl.float32)
+        up += scale * tl.sum(up_b.to(tl.float32) * up_low_R[None, :], 1)
+    gate = gate.to(element).to(tl.float32)
+    up = up.to(element).to(tl.float32)
     activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
     tl.store(out_ptr + row * num_outputs + at_O, (activated * up).to(element), mask=is_out)
 
@@ -124,16 +207,31 @@ def _added(
     x_ptr,
     weight_ptr,
     out_ptr,
+    a_ptr,
+    b_ptr,
+    low_ptr,
+    flags_ptr,
+    scale,
     num_inputs,
     num_outputs,
+    AHEAD: tl.constexpr,
+    RANK: tl.constexpr,
+    PADDED_RANK: tl.constexpr,
+    LOWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     let_next_start(EARLY)
-    at_O, row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
-    is_out = at_O < num_outputs
-    weight = weights_of(weight_ptr, at_O, is_out, 0, num_inputs, INPUTS)
+    place, row = tl.program_id(0) * OUTPUTS, tl.program_id(1)
+    at_O = place - LOWS + tl.arange(0, OUTPUTS)
+    is_out, at_W = (at_O >= 0) & (at_O < num_outputs), at_O
+    if RANK > 0:
+        b = rows_of_b(b_ptr, at_O, is_out, RANK, PADDED_RANK)
+        if place < LOWS:
+            weight_ptr, at_W = a_ptr, place + tl.arange(0, OUTPUTS)
+    is_read = at_O < num_outputs
+    weight = weights_of(weight_ptr, at_W, is_read, 0, num_inputs, INPUTS)
     wait_for_last(EARLY)
     sums = tl.zeros((OUTPUTS, INPUTS), tl.float32)
     for start in range(0, num_inputs, INPUTS):
@@ -141,9 +239,15 @@ def _added(
         x = tl.load(x_ptr + row * num_inputs + at_K, mask=at_K < num_inputs, other=0.0)
         sums += weight.to(tl.float32) * x.to(tl.float32)[None, :]
         # Beyond the end nothing is read.
-        weight = weights_of(weight_ptr, at_O, is_out, start + INPUTS, num_inputs, INPUTS)
+        weight = weights_of(weight_ptr, at_W, is_read, start + INPUTS, num_inputs, INPUTS)
     element = out_ptr.dtype.element_ty
-    added = tl.sum(sums, 1).to(element).to(tl.float32)
+    added = tl.sum(sums, 1)
+    if RANK > 0:
+        added = low_part(
+            added, b, low_ptr, flags_ptr, place, 0, row, scale, AHEAD, RANK, PADDED_RANK, LOWS,
+            OUTPUTS,
+        )  # fmt: skip
+    added = added.to(element).to(tl.float32)
     at = out_ptr + row * num_outputs + at_O
     so_far = tl.load(at, mask=is_out, other=0.0).to(tl.float32)
     tl.store(at, (so_far + added).to(element), mask=is_out)
@@ -157,23 +261,50 @@ class HeadMaps:
     biases: tuple[Tensor, Tensor, Tensor] | None
 
 
-def into_heads(x_BD: Tensor, norm_D: Tensor, maps: HeadMaps, *, eps: float) -> tuple[Tensor, ...]:
+def _low(
+    weight_OK: Tensor, adapter: LowRank | None
+) -> tuple[tuple[Tensor, ...], float, dict[str, int]]:
+    """Return what a launch is told of adapters: tensors, scale and options.
+
+    Without adapters the weight stands for the tensors, which are not read then.
+    """
+    if adapter is None:
+        return (weight_OK,) * 4, 0.0, {**NO_ADAPTER, "LOWS": 0}
+    maps = adapter.maps
+    # A's rows are padded with zeros to more than a multiple of OUTPUTS.
+    lows = triton.cdiv(len(maps.sizes) * maps.rank, OUTPUTS) * OUTPUTS
+    tensors = (maps.whole_PK, maps.b_OR, adapter.low_BP, adapter.flags)
+    return tensors, maps.scale, {**adapter.options(), "LOWS": lows}
+
+
+def into_heads(
+    x_BD: Tensor,
+    norm_D: Tensor,
+    maps: HeadMaps,
+    *,
+    eps: float,
+    adapter: LowRank | None = None,
+) -> tuple[Tensor, ...]:
     """q, k and v [B, heads * d] of the normed rows: views of one tensor."""
     num_rows, width = x_BD.shape
     sizes = [weight.shape[0] for weight in maps.weights]
     assert all(size % OUTPUTS == 0 for size in sizes), sizes
     out = x_BD.new_empty(num_rows, sum(sizes))
-    _into_heads[(sum(sizes) // OUTPUTS, num_rows)](
+    tensors, scale, options = _low(maps.weights[0], adapter)
+    _into_heads[((sum(sizes) + options["LOWS"]) // OUTPUTS, num_rows)](
         x_BD,
         norm_D,
         *maps.weights,
         *(maps.biases or maps.weights),
         out,
+        *tensors,
         eps,
+        scale,
         width,
         sizes[0],
         sizes[1],
         HAS_BIAS=maps.biases is not None,
+        **options,
         OUTPUTS=OUTPUTS,
         WIDTH=triton.next_power_of_2(width),
         **early(out.device),
@@ -181,19 +312,31 @@ def into_heads(x_BD: Tensor, norm_D: Tensor, maps: HeadMaps, *, eps: float) -> t
     return out.split(sizes, dim=1)
 
 
-def gated(x_BD: Tensor, norm_D: Tensor, gate_ID: Tensor, up_ID: Tensor, *, eps: float) -> Tensor:
+def gated(
+    x_BD: Tensor,
+    norm_D: Tensor,
+    gate_ID: Tensor,
+    up_ID: Tensor,
+    *,
+    eps: float,
+    adapter: LowRank | None = None,
+) -> Tensor:
     num_rows, width = x_BD.shape
     num_outputs = gate_ID.shape[0]
     out_BI = x_BD.new_empty(num_rows, num_outputs)
-    _gated[(triton.cdiv(num_outputs, OUTPUTS), num_rows)](
+    tensors, scale, options = _low(gate_ID, adapter)
+    _gated[(triton.cdiv(num_outputs + options["LOWS"], OUTPUTS), num_rows)](
         x_BD,
         norm_D,
         gate_ID,
         up_ID,
         out_BI,
+        *tensors,
         eps,
+        scale,
         width,
         num_outputs,
+        **options,
         OUTPUTS=OUTPUTS,
         WIDTH=triton.next_power_of_2(width),
         **early(out_BI.device),
@@ -201,14 +344,20 @@ def gated(x_BD: Tensor, norm_D: Tensor, gate_ID: Tensor, up_ID: Tensor, *, eps: 
     return out_BI
 
 
-def added(x_BO: Tensor, inputs_BK: Tensor, weight_OK: Tensor) -> None:
+def added(
+    x_BO: Tensor, inputs_BK: Tensor, weight_OK: Tensor, *, adapter: LowRank | None = None
+) -> None:
     num_outputs, num_inputs = weight_OK.shape
-    _added[(triton.cdiv(num_outputs, OUTPUTS), x_BO.shape[0])](
+    tensors, scale, options = _low(weight_OK, adapter)
+    _added[(triton.cdiv(num_outputs + options["LOWS"], OUTPUTS), x_BO.shape[0])](
         inputs_BK,
         weight_OK,
         x_BO,
+        *tensors,
+        scale,
         num_inputs,
         num_outputs,
+        **options,
         OUTPUTS=OUTPUTS,
         INPUTS=INPUTS,
         **early(x_BO.device),

@@ -12,6 +12,8 @@ A norm costs no launch. `added` gives the rows times the norm's weight, and of e
 sums of squares; a product is linear, so that the next one divides its sums by the root of the mean
 square, row by row.
 
+Adapters cost no launch either: their rows lie before those of the weight (low_rank.py).
+
 Suffixes: `_B` rows, `_D` model dim, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs, `_T` tiles
 of outputs.
 """
@@ -37,7 +39,15 @@ from homeostat.rollout.native.cuda.early import (
     let_next_start,
     wait_for_last,
 )
-from homeostat.rollout.native.cuda.shares import is_last
+from homeostat.rollout.native.cuda.low_rank import (
+    Factors,
+    LowRank,
+    leave_low,
+    low_of,
+    rows_of_b,
+    wait_for_flag,
+)
+from homeostat.rollout.native.cuda.shares import sum_of_shares
 
 # Beyond, a library's products are better.
 MAX_ROWS = 256
@@ -69,16 +79,21 @@ def _rstd(squares, width, eps):
 
 @triton.jit
 def _into_heads(
-    x_desc, weight_desc, squares_ptr, bias_ptr, out_ptr, eps, num_rows, num_inputs, num_outputs,
+    x_desc, weight_desc, squares_ptr, bias_ptr, out_ptr, b_ptr, low_ptr, flags_ptr, eps, scale,
+    num_rows, num_inputs, num_outputs, second, third,
     TILES: tl.constexpr, PADDED_TILES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    AHEAD: tl.constexpr, RANK: tl.constexpr, PADDED_RANK: tl.constexpr,
     OUTPUTS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
+    row, place = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
+    output = place - AHEAD
     at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
-    is_row, is_output = at_B < num_rows, at_O < num_outputs
+    is_row, is_output = at_B < num_rows, (at_O >= 0) & (at_O < num_outputs)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)
+    if RANK > 0:
+        b = rows_of_b(b_ptr, at_O, is_output, RANK, PADDED_RANK)
     wait_for_last(EARLY)
     let_next_start(EARLY)
     # Loaded early, so that what the end needs is in flight while the sums are computed.
@@ -86,10 +101,23 @@ def _into_heads(
         squares = _squares(squares_ptr, at_B, is_row, TILES, PADDED_TILES)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in range(0, num_inputs, INPUTS):
-        weight, x = weight_desc.load([output, start]), x_desc.load([row, start])
+        weight, x = weight_desc.load([place, start]), x_desc.load([row, start])
         sums = tl.dot(weight, tl.trans(x), sums, input_precision=PRECISION)
     if TILES > 0:
         sums *= _rstd(squares, num_inputs, eps)[None, :]
+    if RANK > 0:
+        flag_ptr = flags_ptr + tl.program_id(0)
+        if output < 0:
+            leave_low(sums, low_ptr, flag_ptr, place, at_B, is_row, AHEAD, OUTPUTS)
+        else:
+            wait_for_flag(flag_ptr, AHEAD // OUTPUTS)
+            added = tl.zeros((OUTPUTS, ROWS), tl.float32)
+            for number in tl.static_range(3):
+                low = low_of(low_ptr, number, at_B, is_row, AHEAD, RANK, PADDED_RANK)
+                is_of = (at_O >= second).to(tl.int32) + (at_O >= third).to(tl.int32) == number
+                own = tl.where(is_of[:, None], b, 0.0).to(b.dtype)
+                added = tl.dot(own, low, added, input_precision=PRECISION)
+            sums += scale * added
     if HAS_BIAS:
         sums += bias[:, None]
     at = out_ptr + at_B[:, None] * num_outputs + at_O[None, :]
@@ -99,78 +127,92 @@ def _into_heads(
 
 @triton.jit
 def _gated(
-    x_desc, weight_desc, squares_ptr, out_ptr, eps, num_rows, num_inputs, num_outputs,
-    TILES: tl.constexpr, PADDED_TILES: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    INPUTS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    x_desc, weight_desc, squares_ptr, out_ptr, b_ptr, low_ptr, flags_ptr, eps, scale,
+    num_rows, num_inputs, num_outputs,
+    TILES: tl.constexpr, PADDED_TILES: tl.constexpr,
+    AHEAD: tl.constexpr, RANK: tl.constexpr, PADDED_RANK: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
+    row, place = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
+    output = place - AHEAD
     at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
-    is_row = at_B < num_rows
+    is_row, is_output = at_B < num_rows, (at_O >= 0) & (at_O < num_outputs)
+    if RANK > 0:
+        gate_b = rows_of_b(b_ptr, at_O, is_output, RANK, PADDED_RANK)
+        up_b = rows_of_b(b_ptr + num_outputs * RANK, at_O, is_output, RANK, PADDED_RANK)
     wait_for_last(EARLY)
     squares = _squares(squares_ptr, at_B, is_row, TILES, PADDED_TILES)
     gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
     up = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in range(0, num_inputs, INPUTS):
         x = x_desc.load([row, start])
-        gate_weight = weight_desc.load([output, start])
-        up_weight = weight_desc.load([num_outputs + output, start])
+        # Where these are A's rows, those of `up` are multiplied in vain.
+        gate_weight = weight_desc.load([place, start])
+        up_weight = weight_desc.load([num_outputs + place, start])
         gate = tl.dot(gate_weight, tl.trans(x), gate, input_precision=PRECISION)
         up = tl.dot(up_weight, tl.trans(x), up, input_precision=PRECISION)
     let_next_start(EARLY)
     rstd = _rstd(squares, num_inputs, eps)[None, :]
+    gate *= rstd
+    up *= rstd
+    if RANK > 0:
+        flag_ptr = flags_ptr + tl.program_id(0)
+        if output < 0:
+            leave_low(gate, low_ptr, flag_ptr, place, at_B, is_row, AHEAD, OUTPUTS)
+        else:
+            wait_for_flag(flag_ptr, AHEAD // OUTPUTS)
+            low = low_of(low_ptr, 0, at_B, is_row, AHEAD, RANK, PADDED_RANK)
+            gate += scale * tl.dot(gate_b, low, input_precision=PRECISION)
+            low = low_of(low_ptr, 1, at_B, is_row, AHEAD, RANK, PADDED_RANK)
+            up += scale * tl.dot(up_b, low, input_precision=PRECISION)
     element = out_ptr.dtype.element_ty
-    gate = (gate * rstd).to(element).to(tl.float32)
-    up = (up * rstd).to(element).to(tl.float32)
+    gate = gate.to(element).to(tl.float32)
+    up = up.to(element).to(tl.float32)
     activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
     at = out_ptr + at_B[:, None] * num_outputs + at_O[None, :]
-    is_in = is_row[:, None] & (at_O < num_outputs)[None, :]
+    is_in = is_row[:, None] & is_output[None, :]
     tl.store(at, tl.trans((activated * up).to(element)), mask=is_in)
-
-
-@triton.jit
-def _sum_of_shares(
-    sums, sums_ptr, arrived_ptr, share, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    SHARES: tl.constexpr,
-):  # fmt: skip
-    """Return whether this program is the last of its tile, and if so the tile's sums."""
-    size: tl.constexpr = OUTPUTS * ROWS
-    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    at = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-    at_first = sums_ptr + tile * SHARES * size + at
-    tl.store(at_first + share * size, sums)
-    are_all = is_last(arrived_ptr + tile, SHARES)
-    if are_all:
-        sums = tl.load(at_first, cache_modifier=".cg")
-        for other in tl.static_range(1, SHARES):
-            sums += tl.load(at_first + other * size, cache_modifier=".cg")
-    return are_all, sums
 
 
 @triton.jit
 def _added(
     inputs_desc, weight_desc, x_ptr, norm_ptr, scaled_ptr, squares_ptr, sums_ptr, arrived_ptr,
-    num_rows, num_inputs, num_outputs, SHARES: tl.constexpr, OUTPUTS: tl.constexpr,
+    b_ptr, low_ptr, flags_ptr, scale, num_rows, num_inputs, num_outputs,
+    AHEAD: tl.constexpr, RANK: tl.constexpr, PADDED_RANK: tl.constexpr,
+    SHARES: tl.constexpr, OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    row, output, share = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS, tl.program_id(2)
+    row, place, share = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS, tl.program_id(2)
+    output = place - AHEAD
     per_share = tl.cdiv(tl.cdiv(num_inputs, INPUTS), SHARES) * INPUTS
     first = share * per_share
     at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
-    is_row, is_output = at_B < num_rows, at_O < num_outputs
+    is_row, is_output = at_B < num_rows, (at_O >= 0) & (at_O < num_outputs)
     is_in = is_row[:, None] & is_output[None, :]
     at = at_B[:, None] * num_outputs + at_O[None, :]
+    if RANK > 0:
+        b = rows_of_b(b_ptr, at_O, is_output, RANK, PADDED_RANK)
     norm = tl.load(norm_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)
     wait_for_last(EARLY)
     x = tl.load(x_ptr + at, mask=is_in, other=0.0)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in range(first, tl.minimum(first + per_share, num_inputs), INPUTS):
-        weight, inputs = weight_desc.load([output, start]), inputs_desc.load([row, start])
+        weight, inputs = weight_desc.load([place, start]), inputs_desc.load([row, start])
         sums = tl.dot(weight, tl.trans(inputs), sums, input_precision=PRECISION)
     let_next_start(EARLY)
     is_whole = True
     if SHARES > 1:
-        is_whole, sums = _sum_of_shares(sums, sums_ptr, arrived_ptr, share, OUTPUTS, ROWS, SHARES)
+        is_whole, sums = sum_of_shares(sums, sums_ptr, arrived_ptr, share, OUTPUTS, ROWS, SHARES)
     if is_whole:
+        if RANK > 0:
+            flag_ptr = flags_ptr + tl.program_id(0)
+            if output < 0:
+                leave_low(sums, low_ptr, flag_ptr, place, at_B, is_row, AHEAD, OUTPUTS)
+            else:
+                wait_for_flag(flag_ptr, AHEAD // OUTPUTS)
+                low = low_of(low_ptr, 0, at_B, is_row, AHEAD, RANK, PADDED_RANK)
+                sums += scale * tl.dot(b, low, input_precision=PRECISION)
         element = x_ptr.dtype.element_ty
         added = tl.trans(sums).to(element).to(tl.float32)
         rounded = (x.to(tl.float32) + added).to(element)
@@ -178,8 +220,10 @@ def _added(
         whole = rounded.to(tl.float32)
         tl.store(scaled_ptr + at, (whole * norm[None, :]).to(element), mask=is_in)
         squares = tl.sum(tl.where(is_in, whole * whole, 0.0), 1)
-        at_tile = at_B * tl.num_programs(1) + tl.program_id(1)
-        tl.store(squares_ptr + at_tile, squares, mask=is_row)
+        first: tl.constexpr = AHEAD // OUTPUTS
+        at_tile = at_B * (tl.num_programs(1) - first) + tl.program_id(1) - first
+        if output >= 0:
+            tl.store(squares_ptr + at_tile, squares, mask=is_row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,40 +319,56 @@ class Scratch:
         self.arrived = torch.zeros(_SHARED, device=device, dtype=torch.int32)
 
 
-def into_heads(x: Scaled, weight_OD: Tensor, bias_O: Tensor | None, *, eps: float) -> Tensor:
+def into_heads(
+    x: Scaled,
+    weight_OD: Tensor,
+    bias_O: Tensor | None,
+    *,
+    eps: float,
+    adapter: LowRank | None = None,
+) -> Tensor:
     """[B, O]: q, k and v of the normed rows, one after the other."""
-    (num_rows, width), num_outputs = x.rows_BD.shape, weight_OD.shape[0]
-    tiles = tiles_for(num_rows, weight_OD)
+    factors = Factors.of(weight_OD, adapter)
+    (num_rows, width), num_outputs = x.rows_BD.shape, factors.num_outputs
+    tiles = tiles_for(num_rows, factors.weight_PK)
     out_BO = x.rows_BD.new_empty(num_rows, num_outputs)
-    _into_heads[tiles.grid(num_rows, num_outputs)](
-        *tiles.descriptors(x.rows_BD, weight_OD),
+    _into_heads[tiles.grid(num_rows, len(factors.weight_PK))](
+        *tiles.descriptors(x.rows_BD, factors.weight_PK),
         x.squares_BT if x.squares_BT is not None else out_BO,
         bias_O if bias_O is not None else out_BO,
         out_BO,
+        *factors.tensors(),
         eps,
+        factors.scale,
         num_rows,
         width,
         num_outputs,
+        *((num_outputs, num_outputs) if adapter is None else adapter.starts),
         HAS_BIAS=bias_O is not None,
+        **factors.options(),
         **x.options(),
         **tiles.options(out_BO),
     )
     return out_BO
 
 
-def gated(x: Scaled, weight_OD: Tensor, *, eps: float) -> Tensor:
+def gated(x: Scaled, weight_OD: Tensor, *, eps: float, adapter: LowRank | None = None) -> Tensor:
     """[B, I]. `weight_OD`: gate's rows, then up's."""
-    (num_rows, width), num_outputs = x.rows_BD.shape, weight_OD.shape[0] // 2
-    tiles = tiles_for_gated(num_rows, weight_OD)
+    factors = Factors.of(weight_OD, adapter)
+    (num_rows, width), num_outputs = x.rows_BD.shape, factors.num_outputs // 2
+    tiles = tiles_for_gated(num_rows, factors.weight_PK)
     out_BI = x.rows_BD.new_empty(num_rows, num_outputs)
-    _gated[tiles.grid(num_rows, num_outputs)](
-        *tiles.descriptors(x.rows_BD, weight_OD),
+    _gated[tiles.grid(num_rows, len(factors.weight_PK) - num_outputs)](
+        *tiles.descriptors(x.rows_BD, factors.weight_PK),
         x.squares_BT,
         out_BI,
+        *factors.tensors(),
         eps,
+        factors.scale,
         num_rows,
         width,
         num_outputs,
+        **factors.options(),
         **x.options(),
         **tiles.options(out_BI),
     )
@@ -316,26 +376,36 @@ def gated(x: Scaled, weight_OD: Tensor, *, eps: float) -> Tensor:
 
 
 def added(
-    x_BO: Tensor, inputs_BK: Tensor, weight_OK: Tensor, norm_O: Tensor, scratch: Scratch
+    x_BO: Tensor,
+    inputs_BK: Tensor,
+    weight_OK: Tensor,
+    norm_O: Tensor,
+    scratch: Scratch,
+    *,
+    adapter: LowRank | None = None,
 ) -> Scaled:
     """Compute x += inputs @ weight.T in place; return the input of a product after the norm."""
-    num_outputs, num_inputs = weight_OK.shape
-    num_rows = x_BO.shape[0]
-    tiles = tiles_for(num_rows, weight_OK)
-    grid = tiles.grid(num_rows, num_outputs)
+    factors = Factors.of(weight_OK, adapter)
+    (num_rows, num_outputs), num_inputs = x_BO.shape, inputs_BK.shape[1]
+    tiles = tiles_for(num_rows, factors.weight_PK)
+    grid = tiles.grid(num_rows, len(factors.weight_PK))
+    num_tiles = triton.cdiv(num_outputs, OUTPUTS)
     scaled_BO = torch.empty_like(x_BO)
-    squares_BT = torch.empty(num_rows, grid[1], dtype=torch.float32, device=x_BO.device)
+    squares_BT = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=x_BO.device)
     _added[grid](
-        *tiles.descriptors(inputs_BK, weight_OK),
+        *tiles.descriptors(inputs_BK, factors.weight_PK),
         x_BO,
         norm_O,
         scaled_BO,
         squares_BT,
         scratch.sums,
         scratch.arrived,
+        *factors.tensors(),
+        factors.scale,
         num_rows,
         num_inputs,
         num_outputs,
+        **factors.options(),
         SHARES=tiles.shares,
         **tiles.options(x_BO),
     )

@@ -22,8 +22,8 @@
 /* Floats of a cache line, and weights that a core's caches can hold. */
 #define LINE 16
 #define SMALL (1 << 23)
-/* Stages of a layer, and those of its experts. */
-#define STAGES 6
+/* Stages of a layer, the last four those of adapters, and those of its experts. */
+#define STAGES 10
 #define EXPERTS 6
 
 INLINE int64_t stages_of_layer(const Model *m) { return m->moe_layers ? STAGES + EXPERTS : STAGES; }
@@ -35,18 +35,22 @@ static void layers(const Run *run, int64_t step, Stage *stage) {
   for (int64_t i = 0; i < m->num_layers; i++, stage += stages_of_layer(m)) {
     const Layer *l = m->layers + i;
     int64_t inner = l->router ? m->shared_inner : m->inner;
-    Product qkv = {run->x, l->qkv, l->qkv_bias, run->qkv, m->width, heads, 1, 0, 0, m->eps};
-    Product o = {run->mixed, l->o, l->o_bias, run->x, attended, m->width, 0, 1, 0, 0};
+    Product qkv = {run->x, l->qkv, l->qkv_bias, run->qkv, m->width, heads, 1, 0, 0, m->eps,
+                   {l->qkv_a, l->qkv_b, run->low, m->rank, 3, attended, (heads + attended) / 2}};
+    Product o = {run->mixed, l->o, l->o_bias, run->x, attended, m->width, 0, 1, 0, 0,
+                 {l->o_a, l->o_b, run->low, m->rank, 1, m->width, m->width}};
     Product gate_up = {run->x, l->gate_up, l->gate_up_bias, run->inner, m->width,
-                       inner, 1, 0, 1, m->eps};
-    Product down = {run->inner, l->down, l->down_bias, run->x, inner, m->width, 0, 1, 0, 0};
-    product(&qkv, rows, threads, stage);
+                       inner, 1, 0, 1, m->eps,
+                       {l->gate_up_a, l->gate_up_b, run->low, m->rank, 2, inner, inner}};
+    Product down = {run->inner, l->down, l->down_bias, run->x, inner, m->width, 0, 1, 0, 0,
+                    {l->down_a, l->down_b, run->low, m->rank, 1, m->width, m->width}};
+    adapted_product(&qkv, rows, threads, stage + 6, stage);
     attention(run, i, stage + 1);
-    product(&o, rows, threads, stage + 3);
+    adapted_product(&o, rows, threads, stage + 7, stage + 3);
     if (l->router) experts(run, l, number, step, stage + STAGES);
-    if (l->gate_up) product(&gate_up, rows, threads, stage + 4);
+    if (l->gate_up) adapted_product(&gate_up, rows, threads, stage + 8, stage + 4);
     if (l->router) combine(run, number++, step, stage + STAGES + EXPERTS - 1);
-    if (l->gate_up) product(&down, rows, threads, stage + 5);
+    if (l->gate_up) adapted_product(&down, rows, threads, stage + 9, stage + 5);
   }
 }
 
@@ -54,7 +58,8 @@ static void layers(const Run *run, int64_t step, Stage *stage) {
 static void make_steps(const Run *run) {
   const Model *m = run->model;
   int64_t rows = run->burst.rows;
-  Product head = {run->x, m->head, NULL, run->logits, m->width, m->vocabulary, 1, 0, 0, m->eps};
+  Product head = {run->x, m->head, NULL, run->logits, m->width, m->vocabulary, 1, 0, 0, m->eps,
+                  {0}};
   for (int64_t step = 0; step < run->burst.steps; step++) {
     Stage *stage = run->stages + step * run->stages_per_step;
     enter(run, stage);
@@ -118,10 +123,10 @@ static int prepare(Run *run) {
                      rows * attended, rows * inner, is_prompt ? 0 : rows * m->vocabulary,
                      rows * dim / 2,  rows * dim / 2,
                      rows * m->experts, pairs, pairs * m->width,
-                     pairs * m->moe_layers * run->burst.steps};
+                     pairs * m->moe_layers * run->burst.steps, rows * 3 * m->rank};
   float *ids, **parts[] = {&run->x,      &run->qkv,    &run->mixed,   &run->inner,
                            &run->logits, &run->cos,    &run->sin,
-                           &run->scores, &run->weights, &run->spread, &ids};
+                           &run->scores, &run->weights, &run->spread, &ids, &run->low};
   int count = sizeof sizes / sizeof *sizes;
   int64_t total = 0, longest = 0;
   run->stages_per_step = 4 + stages_of_layer(m) * m->num_layers;

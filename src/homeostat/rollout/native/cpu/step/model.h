@@ -12,14 +12,16 @@ typedef struct {
   const float *qkv, *qkv_bias, *o, *o_bias, *gate_up, *gate_up_bias, *down, *down_bias;
   const float *q_norm, *k_norm;
   const float *router, *router_bias, *experts_gate_up, *experts_down;
+  const float *qkv_a, *qkv_b, *o_a, *o_b, *gate_up_a, *gate_up_b, *down_a, *down_b;
 } Layer;
 
 /* Of a layer with a router, `gate_up` and `down` are the shared expert's, or NULL. `moe_layers`:
-   how many have one. */
+   how many have one. `rank`: of the adapters (products.h); where a product has none, its a and b
+   are NULL. */
 typedef struct {
   int64_t num_layers, width, heads, kv_heads, head_dim, inner, vocabulary;
   int64_t moe_layers, experts, top_k, expert_inner, shared_inner, groups, groups_kept;
-  int64_t is_sigmoid, is_normalised;
+  int64_t is_sigmoid, is_normalised, rank;
   float eps, attention_factor, scaling;
   const float *embedding, *head, *frequencies;
   const Layer *layers;
@@ -64,7 +66,7 @@ typedef struct {
   Stage *stages;
   int64_t stages_per_step, longest;
   atomic_int *is_over, *is_out_of_memory;
-  float *room, *x, *qkv, *mixed, *inner, *logits, *cos, *sin;
+  float *room, *x, *qkv, *mixed, *inner, *logits, *cos, *sin, *low;
   /* Per row: scores of the experts, and of those chosen ids, weights, inputs and outputs. */
   float *scores, *weights, *spread;
   int32_t *ids;

@@ -69,6 +69,16 @@ static int multiply_rows(int64_t left, const float *x, int64_t stride, const flo
 #undef MULTIPLY
 }
 
+/* Adapters of the maps that share a product, unmerged: low = A x of all of them, `rank` columns
+   each, and B low is added to the sums. `a` and `b` are panels; B's have the scale multiplied in,
+   and are zero except in the columns of an output's own map. The second and third map begin at
+   outputs `second` and `third`. Without an adapter `a` is NULL. */
+typedef struct {
+  const float *a, *b;
+  float *low;
+  int64_t rank, maps, second, third;
+} Adapter;
+
 /* out = (or +=) factor * (x @ panels) + bias, for all rows. A norm's factors are made by each
    thread for itself: they cost less than waiting for them. */
 typedef struct {
@@ -77,6 +87,7 @@ typedef struct {
   int64_t inputs, outputs;
   int is_normed, is_added, is_gated;
   float eps;
+  Adapter adapter;
 } Product;
 
 static void norm_factors(const Product *p, int64_t rows, float *factors) {
@@ -116,6 +127,26 @@ static void put_row(const Product *p, int64_t panel, int64_t row, vec left, vec 
   if (room > LANES) put(to + LANES, right, room - LANES, p->is_added);
 }
 
+/* Add B low of some rows to a panel's sums. Of each half of a panel, only the columns of maps that
+   it has outputs of are read. */
+static void add_low(const Product *p, int64_t panel, int64_t row, int count, vec sums[ROWS][2]) {
+  const Adapter *a = &p->adapter;
+  int64_t width = a->maps * a->rank;
+  const float *b = a->b + panel * width * PANEL, *low = a->low + row * width;
+  for (int half = 0; half < 2; half++) {
+    int64_t first = panel * PANEL + half * LANES, last = first + LANES - 1;
+    int64_t from = (first >= a->second) + (first >= a->third);
+    int64_t to = (last >= a->second) + (last >= a->third);
+    if (p->is_gated) from = to = half;
+    if (from >= a->maps) continue;
+    if (to >= a->maps) to = a->maps - 1;
+    for (int64_t k = from * a->rank; k < (to + 1) * a->rank; k++) {
+      vec weights = load(b + k * PANEL + half * LANES);
+      for (int r = 0; r < count; r++) sums[r][half] += all(low[r * width + k]) * weights;
+    }
+  }
+}
+
 /* Panels that make up a task: a long stretch of weights where few rows wait for memory; of many
    rows one panel is work enough, and who is done first waits for less. */
 static int64_t panels_of_task(int64_t panels, int64_t rows, int64_t inputs, int64_t threads) {
@@ -142,10 +173,10 @@ static void product_of_panel(const Product *p, int64_t panel, int64_t next, int6
     } else {
       n = multiply_rows(rows - b, x, p->inputs, weights, p->inputs, sums);
     }
-    for (int r = 0; r < n; r++) {
-      float factor = p->is_normed ? factors[b + r] : 1.0f;
-      put_row(p, panel, b + r, sums[r][0] * factor, sums[r][1] * factor);
-    }
+    if (p->is_normed)
+      for (int r = 0; r < n; r++) sums[r][0] *= factors[b + r], sums[r][1] *= factors[b + r];
+    if (p->adapter.a) add_low(p, panel, b, n, sums);
+    for (int r = 0; r < n; r++) put_row(p, panel, b + r, sums[r][0], sums[r][1]);
     b += n;
   }
 }
@@ -166,6 +197,17 @@ static void product(const Product *p, int64_t rows, int64_t threads, Stage *stag
     }
   }
   wait_until(&stage->done, count);
+}
+
+/* A product with its adapter, which is a stage of its own before it: `low`. */
+static void adapted_product(const Product *p, int64_t rows, int64_t threads, Stage *low,
+                            Stage *stage) {
+  if (p->adapter.a) {
+    Product a = {p->x, p->adapter.a, 0, p->adapter.low, p->inputs,
+                 p->adapter.maps * p->adapter.rank, p->is_normed, 0, 0, p->eps, {0}};
+    product(&a, rows, threads, low);
+  }
+  product(p, rows, threads, stage);
 }
 
 #endif

@@ -1,0 +1,167 @@
+"""Adapters in peft's file format.
+
+Files: adapter_config.json, and adapter_model.safetensors with keys
+`base_model.model.<name>.lora_A.weight`; DoRA also has `....lora_magnitude_vector`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from homeostat.config.model import LoraConfig
+from homeostat.errors import ModelError
+from homeostat.models.hf import read_json, require_plain
+from homeostat.models.lora import ALL_LINEAR, Whole, adapter_state, lora_modules, saved_parameters
+from homeostat.models.value_head import SCORE, value_weight
+from homeostat.models.weights import Part, all_of_it, put
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+_PREFIX = "base_model.model."
+# The value head's module, which peft saves beside an adapter.
+_HEAD_MODULE = SCORE.removesuffix(".weight")
+# Settings of other kinds of adapters that would change the computation.
+_UNSUPPORTED = (
+    "use_qalora",
+    "lora_bias",
+    "fan_in_fan_out",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "layers_to_transform",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+)
+# Initialisations that leave the base unchanged. Others (pissa, olora ...) move a part of it into
+# the adapter, which is then only valid with the remaining base.
+_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
+
+
+def adapter_settings(settings: dict[str, Any], folder: Path) -> LoraConfig:
+    """Return the settings of an adapter in peft's format, from its adapter_config.json."""
+    rank, alpha, targets = (settings.get(key) for key in ("r", "lora_alpha", "target_modules"))
+    if isinstance(targets, str) and targets != ALL_LINEAR:
+        raise ModelError(
+            f"{folder / ADAPTER_CONFIG}: target_modules is the pattern {targets!r:.60}. Save the "
+            "adapter with a list of module names, which peft writes unless a pattern was given."
+        )
+    try:
+        names = (targets,) if isinstance(targets, str) else tuple(targets)
+        kinds = {name: bool(settings.get(f"use_{name}")) for name in ("rslora", "dora")}
+        return LoraConfig(rank=rank, alpha=alpha, targets=names, path=str(folder), **kinds)
+    except (TypeError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise ModelError(f"{folder / ADAPTER_CONFIG}: not the settings of a LoRA: {why}.") from None
+
+
+def save_adapter(
+    model: nn.Module,
+    folder: Path,
+    config: LoraConfig,
+    *,
+    base_path: str | None = None,
+    whole: Whole = Tensor.detach,
+) -> None:
+    """Write the adapter in peft's format."""
+    state = {
+        _PREFIX + name: whole(tensor).cpu().contiguous() for name, tensor in saved_parameters(model)
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(state, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    has_head = value_weight(model) is not None
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS" if has_head else "CAUSAL_LM",
+        "modules_to_save": [_HEAD_MODULE] if has_head else None,
+        "base_model_name_or_path": base_path,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": sorted(name for name, _ in lora_modules(model)),
+        "use_rslora": config.rslora,
+        "use_dora": config.dora,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+    (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
+
+
+@torch.no_grad()
+def load_adapter(
+    model: nn.Module, folder: Path, config: LoraConfig, *, part: Part = all_of_it
+) -> None:
+    """Fill the adapters that `apply_lora` made from a peft folder of the same shape."""
+    settings = read_json(folder / ADAPTER_CONFIG, setting="lora.path")
+    has_head = value_weight(model) is not None
+    _check_settings(settings, folder, config, has_head=has_head)
+    path = folder / ADAPTER_WEIGHTS
+    require_plain(path, setting="lora.path")
+    try:
+        stored = load_file(path)
+    except FileNotFoundError:
+        raise ModelError(f"lora.path: {path} does not exist.") from None
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"lora.path: {path} cannot be read; it is corrupt or truncated ({error})."
+        ) from None
+    # The adapter of a causal LM holds no value head: a new one stays as it is.
+    has_saved_head = has_head and _PREFIX + SCORE in stored
+    own = saved_parameters(model) if has_saved_head else adapter_state(model)
+    wanted = {_PREFIX + name: tensor for name, tensor in own}
+    differing = sorted(stored.keys() ^ wanted.keys())
+    if differing:
+        side = "lacks" if differing[0] in wanted else "has"
+        raise ModelError(
+            f"lora.path: {path} {side} {differing[0]} ({len(differing)} such names in all): its "
+            "targets are not those of lora.targets, or it belongs to another model."
+        )
+    for name, tensor in wanted.items():
+        if stored[name].shape != tensor.shape:
+            raise ModelError(
+                f"lora.path: {path}: {name} has shape {tuple(stored[name].shape)}, and this model "
+                f"with lora.rank={config.rank} needs {tuple(tensor.shape)}."
+            )
+        put(tensor, stored[name], part)
+
+
+def _check_settings(
+    settings: dict[str, Any], folder: Path, config: LoraConfig, *, has_head: bool
+) -> None:
+    where = f"lora.path: {folder / ADAPTER_CONFIG}"
+    if settings.get("peft_type") != "LORA":
+        raise ModelError(f"{where}: peft_type is {settings.get('peft_type')!r}, not LORA.")
+    used = [name for name in _UNSUPPORTED if settings.get(name)]
+    if has_head and settings.get("modules_to_save") == [_HEAD_MODULE]:
+        used.remove("modules_to_save")
+    if used or settings.get("bias", "none") != "none":
+        raise ModelError(
+            f"{where} uses {', '.join(used) or 'bias'}, which plain LoRA here does not have."
+        )
+    start = settings.get("init_lora_weights")
+    if start not in _PLAIN_STARTS:
+        raise ModelError(
+            f"{where}: init_lora_weights is {start!r}, so that the adapter belongs to a base that "
+            "was changed with it. Convert it with peft (path_initial_model_for_weight_conversion)."
+        )
+    for key, name, value in (
+        ("r", "rank", config.rank),
+        ("lora_alpha", "alpha", config.alpha),
+        ("use_rslora", "rslora", config.rslora),
+        ("use_dora", "dora", config.dora),
+    ):
+        if (settings.get(key) or False) != value:
+            raise ModelError(
+                f"{where} has {key}={settings.get(key)!r}, and lora.{name} is {value}. Set "
+                f"lora.{name} to the adapter's value: it decides how the update is scaled."
+            )

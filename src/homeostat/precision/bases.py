@@ -1,0 +1,57 @@
+"""Quantised bases of adapters: a model's linear maps, held in 4 or 8 bits (model.quantization).
+
+    decoder on the meta device -> its linear maps exchanged -> memory for the codes -> weights, each
+    quantised as it is read
+
+So the peak is the size of the codes and one matrix. Embeddings, norms and the output matrix keep
+their precision, as in QLoRA; experts are stacks, which cannot be held in this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from homeostat.config.model import ModelConfig
+from homeostat.errors import ModelError
+from homeostat.ops.held import HeldLinear, HeldWeight
+from homeostat.precision.int8 import Int8Weight
+from homeostat.precision.layers import layers_of, replace_module
+from homeostat.precision.nf4 import Nf4Weight
+
+Rewrite = Callable[[nn.Module, torch.dtype], None]
+
+
+def base_rewrite(model: ModelConfig) -> Rewrite | None:
+    """Return what exchanges the linear maps of a decoder; None if its weights stay as they are."""
+    if model.quantization is None:
+        return None
+
+    def rewrite(module: nn.Module, dtype: torch.dtype) -> None:
+        hold_linear_maps(module, model, dtype=dtype)
+
+    return rewrite
+
+
+def hold_linear_maps(module: nn.Module, model: ModelConfig, *, dtype: torch.dtype) -> None:
+    """Exchange the linear maps of a module on the meta device, before it has weights."""
+    for layer in layers_of(module):
+        if layer.kind == "experts":
+            raise ModelError(
+                f"model.quantization: {layer.name} is a stack of experts, which cannot be held in "
+                f"{model.quantization}. Remove model.quantization, or use a model without experts."
+            )
+        # A router is a matrix of its own kind, and small; it stays as it is.
+        if layer.kind != "linear" or not isinstance(layer.module, nn.Linear):
+            continue
+        with torch.device("meta"):
+            held = _held(model, layer.module.weight.shape, dtype)
+        replace_module(module, layer.name, HeldLinear(layer.module, held))
+
+
+def _held(model: ModelConfig, shape: torch.Size, dtype: torch.dtype) -> HeldWeight:
+    if model.quantization == "nf4":
+        return Nf4Weight(shape, dtype=dtype, double=model.double_quantization)
+    return Int8Weight(shape, dtype=dtype)
