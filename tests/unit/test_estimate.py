@@ -73,7 +73,7 @@ def test_an_update_in_fp8_holds_what_was_estimated(tmp_path: Path, format: str) 
     config, plain = tiny.config(tmp_path, settings), tiny.config(tmp_path)
     batch = TrainBatch.of(rows(count=6, length=40))
     runtime = resolve_runtime(config, kept=PLAIN)
-    update, bare = (estimate_update(one, runtime, batch) for one in (config, plain))
+    update, bare = (estimated(one, runtime, batch) for one in (config, plain))
     held = update.weights - bare.weights
     # The first pass makes the copies of weights, which are held from then on.
     assert measured(config, batch) == pytest.approx(update.work + held, rel=0.15)
@@ -91,7 +91,7 @@ def test_fp8_halves_what_a_gpu_keeps_of_inputs(
         resolve_runtime(tiny.config(tmp_path)), device=torch.device("cuda"), dtype=torch.bfloat16
     )
     plain, fp8 = (
-        estimate_update(tiny.config(tmp_path, "model.attention=sdpa", *settings), gpu, batch)
+        estimated(tiny.config(tmp_path, "model.attention=sdpa", *settings), gpu, batch)
         for settings in ([], ["trainer.fp8={recipe: tensorwise}"])
     )
     assert 0.5 * plain.work < fp8.work < 0.95 * plain.work

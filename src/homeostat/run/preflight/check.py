@@ -44,7 +44,6 @@ from homeostat.run.preflight.health import (
     disk_facts,
     health_items,
     machine_facts,
-    precision_flags,
     row_facts,
 )
 from homeostat.run.preflight.item import Item, Level
@@ -373,8 +372,7 @@ class Preflight:
             facts["model_length"] = self.preview.max_positions
             place = _existing(self.config.run_dir)
             facts |= disk_facts(place, checkpoint_bytes=self._checkpoint_bytes(self.preview))
-        facts["environment"] = machine_facts()
-        facts["precision_flags"] = precision_flags()
+        facts |= machine_facts()
         facts["tokenizer_compared"] = compare_tokenizers(self.config.model)
         facts |= compile_facts(self.config.trainer)
         for item in health_items(self.config, facts):
