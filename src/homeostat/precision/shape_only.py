@@ -35,9 +35,8 @@ class ShapeCores:
         into: Pair = (None, None),
     ) -> Pair:
         num_rows, num_columns = x_RC.shape
-        sizes = (num_rows, num_columns, rows), (num_columns, num_rows, columns)
-        made = [_operand(*size, recipe, dtype) if wanted else None for *size, wanted in sizes]
-        return made[0], made[1]
+        by_rows = _operand(num_rows, num_columns, recipe, dtype) if rows else None
+        return by_rows, _operand(num_columns, num_rows, recipe, dtype) if columns else None
 
     def product(
         self, a: Operand, b: Operand, recipe: Fp8Recipe, *, sizes: tuple[int, int], fast: bool
