@@ -63,7 +63,9 @@ def measured(config: RunConfig, batch: TrainBatch) -> int:
 
 
 def num_quantised(config: RunConfig) -> int:
-    return sum(math.prod(sheet.shape) for sheet in recipe_layers(config) if sheet.format)
+    return sum(
+        math.prod(sheet.shape) for sheet in recipe_layers(config.for_trainer) if sheet.format
+    )
 
 
 @pytest.mark.parametrize("format", ["e4m3", "bf16_gradients"])

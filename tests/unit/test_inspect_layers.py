@@ -34,7 +34,7 @@ def by_name(sheets: list[LayerSheet]) -> dict[str, LayerSheet]:
 
 def test_a_recipe_shows_what_it_chooses_for_each_layer(tmp_path: Path) -> None:
     config = tiny.config(tmp_path, "trainer.fp8={recipe: blockwise, skip_first: 1}")
-    found = by_name(recipe_layers(config))
+    found = by_name(recipe_layers(config.for_trainer))
     first, last = (found[f"model.layers.{number}.mlp.up_proj"] for number in (0, 1))
     assert (first.format, first.why) == ("", "trainer.fp8.skip_first or skip_last")
     assert (last.format, last.dtype, last.shape) == ("fp8", "float32", (64, 32))
@@ -46,9 +46,11 @@ def test_a_recipe_shows_what_it_chooses_for_each_layer(tmp_path: Path) -> None:
 
 
 def test_int4_and_plain_recipes(tmp_path: Path) -> None:
-    int4 = by_name(recipe_layers(tiny.config(tmp_path, "trainer.int4={group_size: 32}")))
+    int4 = by_name(
+        recipe_layers(tiny.config(tmp_path, "trainer.int4={group_size: 32}").for_trainer)
+    )
     assert int4[Q].scaling == "groups of 32"
-    plain = recipe_layers(tiny.config(tmp_path))
+    plain = recipe_layers(tiny.config(tmp_path).for_trainer)
     assert {sheet.format for sheet in plain} == {""}
 
 

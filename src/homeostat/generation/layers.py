@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from homeostat.config.load import load_config
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import TrainerSetup
 from homeostat.errors import ConfigError, ModelError, Problem
 from homeostat.generation.choice import saved_recipe
 from homeostat.models import hf
@@ -26,7 +26,7 @@ from homeostat.precision.layers import Choice
 from homeostat.precision.recipe import Fp8Recipe
 from homeostat.precision.sheets import LayerSheet, sheets_of
 from homeostat.precision.stored import Stored, stored_layers
-from homeostat.train.runtime import resolve_device, resolve_dtype
+from homeostat.train.runtime import device_of, resolve_dtype
 
 # A header that is longer than this is no header.
 _MAX_HEADER = 512 * 2**20
@@ -35,17 +35,19 @@ _MAX_HEADER = 512 * 2**20
 def list_layers(path: Path, overrides: list[str] | None) -> list[LayerSheet]:
     """Return the layers of what `path` names: a recipe, the folder of a run, or of a checkpoint."""
     if not path.is_dir():
-        return recipe_layers(load_config(path, overrides))
+        return recipe_layers(load_config(path, overrides).for_trainer)
     if overrides:
         raise ConfigError([Problem("KEY=VALUE", "settings belong to a recipe, not to a folder.")])
-    return recipe_layers(saved_recipe(path)) if _is_run(path) else checkpoint_layers(path)
+    if not _is_run(path):
+        return checkpoint_layers(path)
+    return recipe_layers(saved_recipe(path).for_trainer)
 
 
 def _is_run(folder: Path) -> bool:
     return (folder / "events.jsonl").is_file() and (folder / "config.json").is_file()
 
 
-def recipe_layers(config: RunConfig) -> list[LayerSheet]:
+def recipe_layers(config: TrainerSetup) -> list[LayerSheet]:
     """Return the layers of the policy as the recipe trains it."""
     model = _on_meta(config)
     fp8, int4 = config.trainer.fp8, config.trainer.int4
@@ -61,8 +63,8 @@ def recipe_layers(config: RunConfig) -> list[LayerSheet]:
     return sheets_of(model, choices, format=format, scaling=scaling)
 
 
-def _on_meta(config: RunConfig) -> torch.nn.Module:
-    dtype = resolve_dtype(config.trainer, resolve_device(config))
+def _on_meta(config: TrainerSetup) -> torch.nn.Module:
+    dtype = resolve_dtype(config.trainer, device_of(config))
     source = open_source(config.model)
     if config.model.implementation == "transformers":
         assert isinstance(source, Path), "combinations asks for a folder"

@@ -25,7 +25,7 @@ class PrecisionSchedule:
     """The precision of each step of a run."""
 
     def __init__(self, live: LiveConfig, *, trainer: Trainer, emit: EmitEvent) -> None:
-        self._live, self._trainer, self._emit = live, trainer, emit
+        self._live, self._trainer, self.emit = live, trainer, emit
         self._was_on = False
 
     def begin(self, step: int) -> None:
@@ -34,7 +34,7 @@ class PrecisionSchedule:
         measures = is_measured(config.trainer, step, interval=config.observe.precision_interval)
         account = self._begin(step, observes=measures)
         if account and not self._was_on:
-            self._emit("precision_switched", step, **account)
+            self.emit("precision_switched", step, **account)
         self._was_on = bool(account)
 
     @contextmanager
