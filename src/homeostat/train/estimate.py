@@ -28,6 +28,7 @@ from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
 from homeostat.precision.bases import base_rewrite
+from homeostat.precision.shape_only import rewrite_shape
 from homeostat.train.build import copies_features, critic_lora
 from homeostat.train.forward import Forward
 from homeostat.train.optim_memory import optimizer_bytes
@@ -214,6 +215,8 @@ def _work(
     nowhere = replace(runtime, device=torch.device("meta"), pin_memory=False)
     logits_bytes = config.trainer.logits_bytes(runtime.device.type)
     trainer = config.trainer.model_copy(update={"logits_chunk_bytes": logits_bytes})
+    if trainer.fp8 is not None:
+        rewrite_shape(shape, trainer.fp8, device=runtime.device)
     forward = Forward.of(shape, trainer, runtime=nowhere, seed=0)
     for parameter in freed:
         if parameter.requires_grad:

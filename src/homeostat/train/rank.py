@@ -26,11 +26,10 @@ from homeostat.algorithms.losses import require_columns, require_head
 from homeostat.config.parts import ExportSettings
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
-from homeostat.precision.account import account_of
+from homeostat.precision.account import account_of, begin_step
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
 from homeostat.train.exporting import export_role, sent_weights
-from homeostat.train.forward import Forward
 from homeostat.train.frozen import checksums, require_same_frozen
 from homeostat.train.nonfinite import trace
 from homeostat.train.optim import require_same_kind
@@ -42,8 +41,8 @@ from homeostat.train.runtime import Runtime
 from homeostat.train.scoring import require_outputs
 from homeostat.train.sharding import Shards
 from homeostat.train.shards import Rows, TensorReader, copy_rows, described
+from homeostat.train.starting import role_state
 from homeostat.train.trainer import MemoryReport, Origin
-from homeostat.train.training import start_training
 from homeostat.train.update import Accumulated, Measured, UpdateShare, make_report, to_host
 from homeostat.train.writing import writing_weights
 from homeostat.types import (
@@ -82,7 +81,7 @@ class RankTrainer:
         self.runtime = runtime
         self._observes = False
         self.roles = {
-            role: _role_state(role, model, config, shards=shards, runtime=runtime, seed=seed)
+            role: role_state(role, model, config, shards=shards, runtime=runtime, seed=seed)
             for role, model in models.items()
         }
 
@@ -90,10 +89,11 @@ class RankTrainer:
     def sheet(self) -> ModelSheet:
         return self.roles[Role.POLICY].sheet
 
-    def begin_step(self, step: int, *, observes: bool = False) -> dict[str, Any]:
+    def begin_step(
+        self, step: int, *, observes: bool = False, ends: tuple[int, int] | None = None
+    ) -> dict[str, Any]:
         self._observes = observes
-        for rewrite in self._rewrites:
-            rewrite.begin_step(step)
+        begin_step(self._rewrites, step, ends=ends)
         return account_of(self.roles[Role.POLICY].rewrites)
 
     def forward(
@@ -361,30 +361,6 @@ class RankTrainer:
         own = {name: int(value) for name, value in sums.items()}
         parts = self.shards.gather_parts(own)
         return {name: sum(part[name] for part in parts) for name in own}
-
-
-def _role_state(
-    role: Role,
-    model: RoleModel,
-    config: TrainerConfig,
-    *,
-    shards: Shards,
-    runtime: Runtime,
-    seed: int,
-) -> RoleState:
-    module = model.loaded.module
-    how = {"shards": shards, "runtime": runtime, "seed": seed}
-    return RoleState(
-        role=role,
-        model=module,
-        sheet=model.loaded.sheet,
-        forward=Forward.of(module, config, runtime=runtime, seed=seed),
-        training=None if model.config is None else start_training(model, model.config, **how),
-        changes=model.changes,
-        without_adapter=model.without_adapter,
-        rewrites=model.rewrites,
-        sends_adapter=model.sends_adapter,
-    )
 
 
 def _training(state: RoleState) -> Training:

@@ -44,7 +44,6 @@ from homeostat.run.preflight.health import (
     disk_facts,
     health_items,
     machine_facts,
-    precision_flags,
     row_facts,
 )
 from homeostat.run.preflight.item import Item
@@ -355,8 +354,7 @@ class Preflight:
             facts["model_length"] = self.preview.max_positions
             place = existing(self.config.run_dir)
             facts |= disk_facts(place, checkpoint_bytes=checkpoint_bytes(self.preview))
-        facts["environment"] = machine_facts()
-        facts["precision_flags"] = precision_flags()
+        facts |= machine_facts()
         facts["tokenizer_compared"] = compare_tokenizers(self.config.model)
         facts |= compile_facts(self.config.trainer)
         for item in health_items(self.config, facts):
