@@ -8,8 +8,9 @@ of x and y. There are two forms of every product, and the one with less traffic 
     summed   the update is added to the finished product: reads and writes the result once more
     joined   one product of [x, scale * low] and [W, B]: copies the inputs, and the weight
 
-So a wide result (gate and up) is written once, and so is a wide gradient of the input (down). Only
-A and B have gradients. In `invariant` numerics the plain form stands: each product for itself.
+So a wide result (gate and up) is written once, and so is a wide gradient of the input (down); the
+wide gradient of a result is read once for both its products. Only A and B have gradients
+(ops/kernels/thin.py). In `invariant` numerics the plain form stands: each product for itself.
 
 Suffixes: `_M` rows, `_K` inputs, `_O` outputs, `_R` rank, `_J` inputs or outputs and the rank.
 """
@@ -23,11 +24,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from homeostat.ops import kernels
 from homeostat.ops.held import HeldWeight, held_linear
 from homeostat.ops.linear import Numerics, linear
 
 # Joined dimensions are multiples of this: a library's products need aligned rows to be fast.
 _ALIGNED = 8
+# The widest side of a product that a kernel for thin ones computes.
+_THIN = 128
 
 
 def adapted_linear(
@@ -102,15 +106,22 @@ def _forward(
 
 
 def input_gradient(
-    grad_MO: Tensor, low_grad_MR: Tensor, weight_OK: Tensor, a_RK: Tensor, scale: float
-) -> Tensor:
-    """Return g W + scale * (g B) A, [M, K]."""
-    if is_joined(len(grad_MO), inner=weight_OK.shape[0], outer=weight_OK.shape[1]):
+    grad_MO: Tensor, weight_OK: Tensor, a_RK: Tensor, b_OR: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return g W + scale * (g B) A, [M, K], and g B, [M, R]."""
+    num_outputs, num_inputs = weight_OK.shape
+    if is_joined(len(grad_MO), inner=num_inputs, outer=num_outputs):
+        # A wide gradient is read once for both.
+        both_MJ = grad_MO @ _side_by_side(weight_OK, b_OR)
+        low_grad_MR = both_MJ[:, num_inputs : num_inputs + len(a_RK)]
+        return both_MJ[:, :num_inputs].addmm_(low_grad_MR, a_RK, alpha=scale), low_grad_MR
+    low_grad_MR = grad_MO @ b_OR
+    if is_joined(len(grad_MO), inner=num_outputs, outer=num_inputs):
         grad_MJ = _side_by_side(grad_MO, low_grad_MR, scale)
-        missing = grad_MJ.shape[1] - weight_OK.shape[0] - len(a_RK)
+        missing = grad_MJ.shape[1] - num_outputs - len(a_RK)
         weight_JK = torch.cat([weight_OK, functional.pad(a_RK, (0, 0, 0, missing))])
-        return grad_MJ @ weight_JK
-    return (grad_MO @ weight_OK).addmm_(low_grad_MR, a_RK, alpha=scale)
+        return grad_MJ @ weight_JK, low_grad_MR
+    return (grad_MO @ weight_OK).addmm_(low_grad_MR, a_RK, alpha=scale), low_grad_MR
 
 
 def is_joined(num_rows: int, *, inner: int, outer: int) -> bool:
@@ -158,13 +169,30 @@ class _AdaptedLinear(torch.autograd.Function):
         (grad_MO,), scale = grads, ctx.scale
         needs_x, needs_dropped, needs_weight, needs_bias, needs_a, needs_b, _ = ctx.needs_input_grad
         assert not any((needs_weight, needs_bias)), "an adapter's base is frozen"
-        low_grad_MR = grad_MO @ b_OR
         dx_MK = ddropped_MK = None
-        if ctx.has_dropout:
+        if needs_x and not ctx.has_dropout:
+            dx_MK, low_grad_MR = input_gradient(grad_MO, weight_OK, a_RK, b_OR, scale)
+        else:
+            low_grad_MR = grad_MO @ b_OR
             dx_MK = grad_MO @ weight_OK if needs_x else None
             ddropped_MK = (low_grad_MR @ a_RK).mul_(scale) if needs_dropped else None
-        elif needs_x:
-            dx_MK = input_gradient(grad_MO, low_grad_MR, weight_OK, a_RK, scale)
-        da_RK = (low_grad_MR.t() @ inputs_MK).mul_(scale) if needs_a else None
-        db_OR = (grad_MO.t() @ low_MR).mul_(scale) if needs_b else None
+        da_RK = db_OR = None
+        if needs_a:
+            da_RK = _over_rows(low_grad_MR, inputs_MK).mul_(scale).to(a_RK.dtype)
+        if needs_b:
+            db_OR = _over_rows(low_MR, grad_MO).mul_(scale).t().to(b_OR.dtype)
         return dx_MK, ddropped_MK, None, None, da_RK, db_OR, None
+
+
+def _over_rows(left_MR: Tensor, right_MK: Tensor) -> Tensor:
+    """Return left^T @ right, [R, K]."""
+    if kernels.fused(right_MK) and left_MR.shape[1] <= _THIN:
+        from homeostat.ops.kernels.thin import thin_product
+
+        return thin_product(_with_rows(left_MR), _with_rows(right_MK))
+    return left_MR.t() @ right_MK
+
+
+def _with_rows(x_MK: Tensor) -> Tensor:
+    """Return x with the entries of a row side by side."""
+    return x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()

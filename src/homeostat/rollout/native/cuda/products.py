@@ -220,8 +220,8 @@ def _added(
         whole = rounded.to(tl.float32)
         tl.store(scaled_ptr + at, (whole * norm[None, :]).to(element), mask=is_in)
         squares = tl.sum(tl.where(is_in, whole * whole, 0.0), 1)
-        first: tl.constexpr = AHEAD // OUTPUTS
-        at_tile = at_B * (tl.num_programs(1) - first) + tl.program_id(1) - first
+        low_tiles: tl.constexpr = AHEAD // OUTPUTS
+        at_tile = at_B * (tl.num_programs(1) - low_tiles) + tl.program_id(1) - low_tiles
         if output >= 0:
             tl.store(squares_ptr + at_tile, squares, mask=is_row)
 
