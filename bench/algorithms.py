@@ -40,6 +40,8 @@ RATE = 1e-3
 # Energy-based fine-tuning rewards likeness to the answer, so right answers are only counted.
 MORE: dict[str, tuple[str, ...]] = {
     "ppo": (f"critic={{lr: {RATE}}}",),
+    # Right answers have six tokens. DAPO penalises the last fifth of the limit.
+    "dapo": ("rollout.max_new_tokens=12",),
     "ebft": (
         "ebft={reference_column: answer, embed_method: completion_mean, ce_coefficient: 0.03}",
         "rewards.functions=[{type: exact_match, weight: 0.0}]",

@@ -89,8 +89,7 @@ def batches_of(vocabulary: int, *, num_rows: int, length: int) -> list[TrainBatc
 def gradient_sums(trainer: LocalTrainer) -> dict[str, int]:
     training = trainer.roles[Role.POLICY].training
     assert training is not None, "the policy is trained"
-    grads = ((name, master.grad) for name, master in training.optimizer.masters.items())
-    sums = checksums((name, grad) for name, grad in grads if grad is not None)
+    sums = checksums(training.optimizer.gradients.present().items())
     return {name: int(total) for name, total in sums.items()}
 
 
@@ -107,7 +106,7 @@ def updates(
 ) -> tuple[dict[str, Any], FirstUpdate]:
     """Make two updates; the second is timed."""
     is_cuda = runtime.device.type == "cuda"
-    trainer = local_trainer(config, runtime)
+    trainer = local_trainer(config.for_trainer, runtime)
     spec = loss_spec(SftConfig(), [row for batch in batches for row in batch.rows()])
     found: dict[str, Any] = {}
     first: FirstUpdate | None = None
@@ -125,7 +124,7 @@ def updates(
         report = trainer.apply(Role.POLICY, step=step, learning_rate=LR)
         found["update_s"] = round(time.perf_counter() - started, 3)
         first = first or FirstUpdate(np.concatenate(report.row_logp), sums)
-    estimate = estimate_update(config, runtime, batches[0])
+    estimate = estimate_update(config.for_trainer, runtime, batches[0], spec)
     found |= {"estimated_peak_bytes": estimate.peak, "estimated_host_bytes": estimate.host}
     if is_cuda:
         found["peak_bytes"] = torch.cuda.max_memory_allocated()

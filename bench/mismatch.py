@@ -31,7 +31,8 @@ import torch
 from homeostat.algorithms.mismatch import TokenPairs, mismatch_metrics
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
-from homeostat.config.trainer import AdamWConfig, TrainerConfig
+from homeostat.config.optimizer import AdamWConfig
+from homeostat.config.trainer import TrainerConfig
 from homeostat.models import hf
 from homeostat.models.build import LoadedModel, load_model
 from homeostat.models.families import decoder_config

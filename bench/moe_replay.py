@@ -131,7 +131,7 @@ def config_of(kind: str, weights: Path, steps: int) -> RunConfig:
 
 def learner_of(config: RunConfig, trainer: LocalTrainer, run_dir: RunDir) -> Learner:
     state = RunState()
-    memory = MemoryGuard(trainer, config, run_dir=run_dir, emit=_silent, state=state)
+    memory = MemoryGuard(trainer, config.for_trainer, run_dir=run_dir, emit=_silent, state=state)
     guarded = GuardedStep(
         trainer,
         config.trainer,
@@ -213,7 +213,7 @@ def run(kind: str, *, weights: Path, folder: Path, steps: int, seed: int) -> dic
     tokenizer = load_tokenizer(config.model)
     everything = prompts_of(tokenizer)
     order = np.random.default_rng(seed).permutation(len(everything) * 100) % len(everything)
-    trainer = local_trainer(config, resolve_runtime(config, kept=PLAIN))
+    trainer = local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
     model = trainer.roles[Role.POLICY].model
     assert isinstance(model, Decoder)
     rewards, agreement, k3, seconds = [], [], [], []
@@ -295,7 +295,7 @@ def costs(weights: Path, folder: Path) -> dict[str, float]:
 
 
 def _trainer(config: RunConfig) -> LocalTrainer:
-    return local_trainer(config, resolve_runtime(config, kept=PLAIN))
+    return local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
 
 
 def picture(runs: list[dict[str, Any]], steps: int) -> str:

@@ -227,8 +227,8 @@ def panel(runs: Sequence[Raw], key: str, title: str, *, top: int, bottom: int) -
             x, y = place(run["fired_at"], _at(run, run["fired_at"]))
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>'
             yield (
-                f'<text x="{x + 9:.1f}" y="{y - 8:.1f}" fill="{colour}">{CODE} at step '
-                f"{run['fired_at']}</text>"
+                f'<text x="{x - 9:.1f}" y="{y + 20:.1f}" text-anchor="end" fill="{colour}">'
+                f"{CODE} at step {run['fired_at']}</text>"
             )
 
 

@@ -153,7 +153,7 @@ class Parts:
             _step_rows(rows),
             [np.full(int(row.weights_T.sum()), (-1.0) ** row.row_id) for row in rows],
             chosen=range(len(rows)),
-            config=self.config,
+            config=self.config.for_learning,
             sizes=self.config.trainer,
             kl_coefficient=None,
             step=self.steps,

@@ -40,7 +40,8 @@ from shapes import DTYPES, SHAPES, Shape
 from homeostat.algorithms import sft
 from homeostat.algorithms.policy import policy_spec
 from homeostat.config.algorithm import GrpoConfig, SftConfig
-from homeostat.config.trainer import AdamWConfig, TrainerConfig
+from homeostat.config.optimizer import AdamWConfig
+from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import LoadedModel, model_sheet
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config

@@ -504,25 +504,28 @@ def _verb(function: Callable[..., Any]) -> str:
             usage.append(f"[{info.metavar}]..." if is_list else str(info.metavar))
             rows.append((f"`{info.metavar}`", str(info.help)))
         else:
-            rows.append((_option(info, kind), _option_help(info, parameter.default)))
+            rows.append((_option(name, info, kind), _option_help(info, parameter.default)))
     if any(row[0].startswith("`-") for row in rows):
         usage.append("[OPTIONS]")
     listed = table(("argument or option", "meaning"), rows) if rows else ""
     return f"## `{' '.join(usage)}`\n\n{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}"
 
 
-def _option(info: OptionInfo, kind: Any) -> str:
+def _option(parameter: str, info: OptionInfo, kind: Any) -> str:
     is_choice = isinstance(kind, type) and issubclass(kind, StrEnum)
-    value = "/".join(kind) if is_choice else info.metavar or "N"
+    is_flag = bool in (kind, *get_args(kind))
+    value = "" if is_flag else " " + ("/".join(kind) if is_choice else info.metavar or "N")
     # Inside Annotated the first name of an option is where its default would be.
-    names = [str(info.default), *(info.param_decls or ())]
-    return ", ".join(f"`{name} {value}`" for name in names)
+    first = f"--{parameter.replace('_', '-')}" if info.default is ... else str(info.default)
+    return ", ".join(f"`{name}{value}`" for name in [first, *(info.param_decls or ())])
 
 
 def _option_help(info: OptionInfo, default: Any) -> str:
     if default is inspect.Parameter.empty:
         return f"{info.help} Required."
-    return f"{info.help} Default: {default}." if default is not None else str(info.help)
+    # The default of a flag is to be left out, and that of a text to be empty.
+    is_said = default is not None and default is not False and default != ""
+    return f"{info.help} Default: {default}." if is_said else str(info.help)
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

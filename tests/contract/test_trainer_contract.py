@@ -43,7 +43,7 @@ State = dict[str, dict[str, torch.Tensor]]
 
 def local(folder: Path, *overrides: str, **sections: dict) -> LocalTrainer:
     config = tiny.config(folder, *overrides, **sections)
-    return local_trainer(config, resolve_runtime(config))
+    return local_trainer(config.for_trainer, resolve_runtime(config))
 
 
 def in_lanes(folder: Path, *overrides: str, **sections: dict) -> LocalTrainer:
@@ -54,7 +54,8 @@ def sharded(num_ranks: int, folder: Path, *overrides: str, **sections: dict) -> 
     config = tiny.config(folder, *overrides, *ranks.over(num_ranks), **sections)
     runtime = resolve_runtime(config)
     with ranks.forked():
-        return start_sharded(config, runtime, log_file=folder / f"workers_{num_ranks}.log")
+        log_file = folder / f"workers_{num_ranks}.log"
+        return start_sharded(config.for_trainer, runtime, log_file=log_file)
 
 
 TRAINERS: dict[str, Callable[..., Trainer]] = {
@@ -404,7 +405,7 @@ def check_weights(bench: Bench, tmp_path: Path) -> None:
     packer.close()
     assert dict(trainer.checksums(Role.POLICY)) == dict(bench.beside.checksums(Role.POLICY))
     for each, name in ((trainer, "own"), (bench.beside, "beside")):
-        each.export(Role.POLICY, tmp_path / name, bench.config)
+        each.export(Role.POLICY, tmp_path / name, bench.config.for_export)
     own, beside = (sorted((tmp_path / name).iterdir()) for name in ("own", "beside"))
     assert [file.name for file in own] == [file.name for file in beside]
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(own, beside, strict=True))

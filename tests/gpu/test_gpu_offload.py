@@ -49,7 +49,7 @@ def trainer_of(folder: Path, *, offload: bool, checkpointing: bool | str) -> Loc
             "backend": {"type": "local", "offload_experts": offload},
         },
     )
-    return local_trainer(config, replace(resolve_runtime(config), dtype=torch.bfloat16))
+    return local_trainer(config.for_trainer, replace(resolve_runtime(config), dtype=torch.bfloat16))
 
 
 def batch_of(seed: int) -> list[TokenRow]:
@@ -70,10 +70,9 @@ def first_update(trainer: LocalTrainer) -> tuple[bytes, dict[str, int], bytes]:
     trainer.accumulate(POLICY, batches, spec, step=1)
     training = trainer.roles[POLICY].training
     assert training is not None
-    masters = training.optimizer.masters
-    grads = [(name, master.grad) for name, master in masters.items() if master.grad is not None]
-    assert len(grads) == len(masters)
-    sums = {name: int(total) for name, total in checksums(grads).items()}
+    grads = training.optimizer.gradients.present()
+    assert grads.keys() == training.params.keys()
+    sums = {name: int(total) for name, total in checksums(grads.items()).items()}
     report = trainer.apply(POLICY, step=1, learning_rate=1e-3)
     return scores, sums, np.concatenate(report.row_logp).tobytes()
 

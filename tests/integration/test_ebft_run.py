@@ -76,16 +76,16 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path: Path, make
 
 def test_features_under_a_fresh_adapter_need_no_copy(tmp_path: Path) -> None:
     start = structured(tmp_path)
-    trainer = local_trainer(start, resolve_runtime(start, kept=PLAIN))
-    trainer.export(Role.POLICY, tmp_path / "hf", start)
+    trainer = local_trainer(start.for_trainer, resolve_runtime(start, kept=PLAIN))
+    trainer.export(Role.POLICY, tmp_path / "hf", start.for_export)
     model = {"path": str(tmp_path / "hf"), "init": "pretrained"}
     config = structured(tmp_path, lora={"rank": 2}, model=model)
-    trainer = local_trainer(config, resolve_runtime(config, kept=PLAIN))
+    trainer = local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
     features = trainer.roles[Role.FEATURES]
     assert features.model is trainer.roles[Role.POLICY].model
     assert features.without_adapter
     config = structured(tmp_path, "algorithm.kl={coefficient: 0.1}")
-    trainer = local_trainer(config, resolve_runtime(config, kept=PLAIN))
+    trainer = local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
     assert trainer.roles[Role.FEATURES].model is trainer.roles[Role.REFERENCE].model
 
 

@@ -19,6 +19,7 @@ from tests.support.every_key import (
     cluster,
     curriculum,
     engine_vllm,
+    fp8,
     inputs,
     moe,
     outputs,
@@ -45,7 +46,7 @@ from homeostat.config import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
-SFT_PARTS = (inputs, moe, trainer, cluster, outputs, preference, reward_model)
+SFT_PARTS = (inputs, moe, trainer, fp8, cluster, outputs, preference, reward_model)
 RL_PARTS = (
     rl_algorithm,
     rl_correction,

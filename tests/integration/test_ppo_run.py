@@ -106,7 +106,7 @@ def test_only_the_critic_changes_in_its_warm_up(finished: RunConfig) -> None:
     assert "score.weight" in critic[0]
     assert "lm_head.weight" not in critic[0]
     fresh = config_of(finished.run_dir / "beside", "trainer.max_steps=1")
-    start = local_trainer(fresh, resolve_runtime(fresh, kept=PLAIN))
+    start = local_trainer(fresh.for_trainer, resolve_runtime(fresh, kept=PLAIN))
     named = dict(start.roles[Role.POLICY].named_parameters())
     assert all(torch.equal(named[name], tensor) for name, tensor in policy[0].items())
 
@@ -198,7 +198,7 @@ def test_two_ranks_train_policy_and_critic_as_one_process_does(tmp_path: Path) -
     for mine, theirs in zip(records(one), records(two), strict=True):
         for name in ("train/loss", "critic/loss", "critic/value_mean", "critic/grad_norm"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-4, abs=1e-6), name
-    alone = local_trainer(one, resolve_runtime(one, kept=PLAIN))
+    alone = local_trainer(one.for_trainer, resolve_runtime(one, kept=PLAIN))
     alone.load(CheckpointStore(two.run_dir / "checkpoints").path(2))
     named = dict(alone.roles[Role.CRITIC].named_parameters())
     for name, tensor in saved(one, 2, "critic").items():

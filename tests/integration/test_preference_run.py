@@ -217,7 +217,7 @@ def test_prompts_of_the_baseline_have_completions_of_other_rows(folder: Path) ->
     tokenizer = load_tokenizer(config.model)
     store = prepare_rows(config.data.train, tokenizer, config.data, cache_dir=folder / "cache")
     ids = np.arange(17)
-    found = Mismatched.of(RowSet(store, ids), config)
+    found = Mismatched.of(RowSet(store, ids), config.for_rows)
     assert [found.partners[i] for i in (0, 1, 7, 8, 9)] == [7, 0, 6, 15, 8]
     assert found.partners[16] == 15
     (row,) = found.rows([1])

@@ -80,7 +80,7 @@ def test_transformers_and_the_reward_give_the_trainers_scores(trained: RunConfig
     cache_dir = trained.run_dir / "data"
     store = prepare_row_part(trained.data, tokenizer, "train", cache_dir=cache_dir)
     rows = [store[number] for number in range(10)]
-    trainer = local_trainer(trained, resolve_runtime(trained, kept=PLAIN))
+    trainer = local_trainer(trained.for_trainer, resolve_runtime(trained, kept=PLAIN))
     trainer.load(folder.parent)
     (found,) = trainer.forward(Role.POLICY, [TrainBatch.of(rows)], Outputs(value=True))
     assert found.value_B is not None

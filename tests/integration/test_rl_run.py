@@ -270,7 +270,7 @@ def test_the_default_reference_includes_the_adapter_that_the_run_starts_from(
     )
     runs.train(constant)
     assert values(halves, "kl") == values(constant, "kl")
-    trainer = local_trainer(config, resolve_runtime(config))
+    trainer = local_trainer(config.for_trainer, resolve_runtime(config))
     shared = {
         p.data_ptr() for p in trainer.roles[Role.POLICY].model.parameters() if not p.requires_grad
     }

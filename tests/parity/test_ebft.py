@@ -39,8 +39,8 @@ LOSSES = {"rl_coefficient": 0.9, "ce_coefficient": 0.2}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ebft")
     start = tiny_rl.config(made)
-    trainer = local_trainer(start, resolve_runtime(start, kept=PLAIN))
-    trainer.export(Role.POLICY, made / "pretrained", start)
+    trainer = local_trainer(start.for_trainer, resolve_runtime(start, kept=PLAIN))
+    trainer.export(Role.POLICY, made / "pretrained", start.for_export)
     rng = np.random.default_rng(0)
     lines = [json.dumps({"text": "".join(rng.choice(list("0123456789>"), 30))}) for _ in range(3)]
     (made / "texts.jsonl").write_text("\n".join(lines))
@@ -75,7 +75,7 @@ def config_of(folder: Path, mode: str, *changes: str) -> RunConfig:
 
 def random_groups(config: RunConfig, rng: np.random.Generator) -> list[RolloutGroup]:
     """Samples of random tokens: of the anchors of two texts, or of three prompts."""
-    prompts = prepare_prompt_part(config, load_tokenizer(config.model), "train")
+    prompts = prepare_prompt_part(config.for_inputs, load_tokenizer(config.model), "train")
     rows = range(2) if config.is_strided else range(3)
     asked = [prompts.asked(number) for row in rows for number in prompts.drawn(row)]
     groups = []
@@ -171,25 +171,25 @@ def log_probs(model, before_T, text_T, temperature: float) -> torch.Tensor:
 
 def updated(config: RunConfig, groups: list[RolloutGroup]) -> tuple[LocalTrainer, list, float]:
     """The trainer with the update's gradient, the energies and the loss; and whether as a tree."""
-    trainer = local_trainer(config, resolve_runtime(config, kept=PLAIN))
+    trainer = local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
 
     def run(role, rows, work, *, step):
         batches = micro_batches(rows, config.trainer, nested=config.is_strided)
         return batches, work(batches)
 
     scored, energies = scored_groups(groups, config.energy, trainer=trainer, run=run, step=1)
-    rows = step_rows(scored, config)
-    advantages = step_advantages(rows, config, penalty_ST=None, energies=energies)
+    rows = step_rows(scored, config.for_learning)
+    advantages = step_advantages(rows, config.for_learning, penalty_ST=None, energies=energies)
     built = build_update(
         rows,
         advantages,
         chosen=list(range(len(rows.rows))),
-        config=config,
+        config=config.for_learning,
         sizes=config.trainer,
         kl_coefficient=None,
         step=1,
         epoch=0,
-        truth=truth_rows(scored, config, first_id=len(rows.rows)),
+        truth=truth_rows(scored, config.energy, first_id=len(rows.rows)),
     )
     assert built.plan is not None
     for batch in built.plan.micro_batches:

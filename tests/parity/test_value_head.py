@@ -102,7 +102,7 @@ def test_transformers_reads_what_we_write(tmp_path: Path) -> None:
     reference = classifier(tmp_path, "llama")
     trainer = trainer_of(value_model(tmp_path / "causal", head="random"), tmp_path)
     config = tiny.config(tmp_path)
-    trainer.export(POLICY, tmp_path / "ours", config)
+    trainer.export(POLICY, tmp_path / "ours", config.for_export)
     written = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert written["architectures"] == ["LlamaForSequenceClassification"]
     theirs, report = AutoModelForSequenceClassification.from_pretrained(

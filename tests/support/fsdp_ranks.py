@@ -67,7 +67,7 @@ class Place:
     def trainer(self, config: RunConfig) -> FsdpTrainer:
         context = WorkerContext(self.rank, self.size, self.rank, "trainer", LOOPBACK)
         meeting = f"file://{self.folder / f'meeting_of_{self.size}'}"
-        return make_trainer(context, config=config, threads=1, rendezvous=meeting)
+        return make_trainer(context, config=config.for_trainer, threads=1, rendezvous=meeting)
 
     def config(self, model: str = "llama", **sections: Any) -> RunConfig:
         trainer = {
@@ -95,7 +95,7 @@ class Place:
 
 
 def local(config: RunConfig) -> LocalTrainer:
-    return local_trainer(config, resolve_runtime(config, kept=PLAIN))
+    return local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
 
 
 def training(trainer: FsdpTrainer | LocalTrainer) -> Training:
@@ -137,7 +137,7 @@ def update(
 
 def gradients(trainer: FsdpTrainer | LocalTrainer) -> dict[str, torch.Tensor]:
     if isinstance(trainer, LocalTrainer):
-        return {name: m.grad for name, m in training(trainer).optimizer.masters.items()}
+        return training(trainer).optimizer.gradients.present()
     return {name: param.grad.full_tensor() for name, param in training(trainer).params.items()}
 
 
@@ -331,7 +331,7 @@ def check_experts_are_saved_and_exported(place: Place) -> None:
         assert_same_weights(again, alone, rtol=0.0, atol=0.0)
         assert_same_report(update(place, again, step=2), update(place, alone, step=2), rel=1e-5)
     exported = place.folder / f"exported_experts_of_{place.size}"
-    sharded.export(POLICY, exported, config)
+    sharded.export(POLICY, exported, config.for_export)
     sharded.ranks.gather(None)
     start = load_file(place.folder / "dots1" / "model.safetensors")
     found = load_file(exported / "model.safetensors")
@@ -350,7 +350,8 @@ def check_lora(place: Place) -> None:
         update(place, trainer, step=1)
     folder = place.folder / f"adapter_of_{place.size}"
     adapter = {"rank": 3, "dropout": 0.4, "export": "adapter"}
-    sharded.export(POLICY, folder, place.config(lora=adapter, checkpoint={"export": "final"}))
+    exported = place.config(lora=adapter, checkpoint={"export": "final"}).for_export
+    sharded.export(POLICY, folder, exported)
     sharded.ranks.gather(None)
     stored = load_file(folder / "adapter_model.safetensors")
     for name, tensor in adapter_state(whole.roles[POLICY].model):
@@ -533,7 +534,8 @@ def check_ranks_hold_their_share_and_no_more(place: Place) -> None:
         assert max(held) == -(-param.shape[0] // place.size), (name, held)
     if place.size == 4:
         assert shares[3]["model.layers.0.self_attn.q_norm.weight"] == 0
-    moments = sum(m["exp_avg"].numel() for m in training(sharded).optimizer.adamw.state.values())
+    slots = training(sharded).optimizer.slots.values()
+    moments = sum(slot.state["exp_avg"].numel() for slot in slots)
     assert moments == sum(local_part(p).numel() for p in parameters.values())
 
 
@@ -620,10 +622,10 @@ def check_export_is_what_a_local_trainer_writes(place: Place) -> None:
     for trainer in (sharded, whole):
         update(place, trainer, step=1)
     folder, other = (place.folder / f"{kind}_of_{place.size}" for kind in ("export", "local"))
-    sharded.export(POLICY, folder, config)
+    sharded.export(POLICY, folder, config.for_export)
     sharded.ranks.gather(None)
     if place.rank == 0:
-        whole.export(POLICY, other, config)
+        whole.export(POLICY, other, config.for_export)
         ours, theirs = (load_file(f / "model.safetensors") for f in (folder, other))
         assert ours.keys() == theirs.keys()
         for name, tensor in theirs.items():
@@ -634,9 +636,9 @@ def check_export_is_what_a_local_trainer_writes(place: Place) -> None:
     blocked.write_text("in the way")
     if place.rank == 0:
         with pytest.raises(CheckpointWriteError, match="rank 0"):
-            sharded.export(POLICY, blocked, config)
+            sharded.export(POLICY, blocked, config.for_export)
     else:
-        sharded.export(POLICY, blocked, config)
+        sharded.export(POLICY, blocked, config.for_export)
     assert update(place, sharded, step=2).applied
 
 

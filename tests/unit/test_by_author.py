@@ -67,7 +67,7 @@ def test_lengths_penalties_and_weights_leave_a_tools_tokens_out(tmp_path: Path) 
         "rollout.max_new_tokens=4",
         algorithm={"type": "grpo", "overlong": {"type": "shape", "buffer_tokens": 2}},
     )
-    rows = step_rows([group(TURNS, PLAIN, ONLY_A_TOOL)], config)
+    rows = step_rows([group(TURNS, PLAIN, ONLY_A_TOOL)], config.for_learning)
     assert rows.lengths_S.tolist() == [3, 3, 0]
     assert rows.starts_S.tolist() == [3, 3, 3]
     # Three of at most four tokens: both are half way into the buffer, the tool's words or not.
@@ -81,8 +81,8 @@ def test_lengths_penalties_and_weights_leave_a_tools_tokens_out(tmp_path: Path) 
 
 def test_advantages_belong_to_the_policys_tokens(tmp_path: Path) -> None:
     config = tiny_rl.config(tmp_path, algorithm={"type": "reinforce_pp"})
-    rows = step_rows([group(TURNS, PLAIN)], config)
-    found = step_advantages(rows, config, penalty_ST=None)
+    rows = step_rows([group(TURNS, PLAIN)], config.for_learning)
+    found = step_advantages(rows, config.for_learning, penalty_ST=None)
     assert [len(advantage_T) for advantage_T in found] == [3, 3]
     # Whitened over three tokens of each: what a tool wrote would shift the mean.
     alike = whitened(found, np.array([True, True]))
@@ -91,7 +91,7 @@ def test_advantages_belong_to_the_policys_tokens(tmp_path: Path) -> None:
         rows,
         found,
         chosen=range(len(rows.rows)),
-        config=config,
+        config=config.for_learning,
         sizes=config.trainer,
         kl_coefficient=None,
         step=1,

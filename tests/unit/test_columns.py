@@ -211,7 +211,7 @@ def groups_of(seed: int = 0, *, has_columns: bool = True) -> list[RolloutGroup]:
 
 def test_what_an_engine_recorded_of_tokens_reaches_the_rows(tmp_path: Path) -> None:
     groups = groups_of()
-    step = step_rows(groups, tiny_rl.config(tmp_path))
+    step = step_rows(groups, tiny_rl.config(tmp_path).for_learning)
     assert {tuple(row.columns) for row in step.rows} == {("routed", "engine_logp", "kept")}
     completion, row = groups[0].samples[1].completion, step.rows[1]
     first, tool, last = completion.segments
@@ -289,13 +289,13 @@ def test_a_sample_of_several_rows_counts_as_the_one_row_it_could_be(
     tmp_path: Path, normalise: str
 ) -> None:
     config = tiny_rl.config(tmp_path, algorithm={"type": "grpo", "normalise": normalise})
-    step = step_rows(groups_of(5, has_columns=False), config)
-    advantages_S = step_advantages(step, config, penalty_ST=None)
+    step = step_rows(groups_of(5, has_columns=False), config.for_learning)
+    advantages_S = step_advantages(step, config.for_learning, penalty_ST=None)
     assert np.concatenate(advantages_S).any()
 
     def update(made: StepRows):
         return build_update(
-            made, advantages_S, chosen=range(len(made.rows)), config=config,
+            made, advantages_S, chosen=range(len(made.rows)), config=config.for_learning,
             sizes=config.trainer, kl_coefficient=None, step=1, epoch=0,
         )  # fmt: skip
 

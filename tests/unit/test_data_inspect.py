@@ -13,9 +13,11 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from homeostat.algorithms.row_loss import row_loss
 from homeostat.cli.inspect import inspect, printable, show
 from homeostat.config import load_config
 from homeostat.data.inspection import Inspection, inspect_rows
+from homeostat.data.tokenizer import load_tokenizer
 
 TINY = Path(__file__).parents[2] / "recipes" / "assets" / "tiny-chat"
 GOOD = [
@@ -43,7 +45,11 @@ def run(recipe: Path, *arguments: str) -> Result:
 
 
 def look(recipe: Path, folder: Path) -> Inspection:
-    return inspect_rows(load_config(recipe), cache_dir=folder / "c", num_rows=3, row_ids=[])
+    config = load_config(recipe)
+    tokenizer = load_tokenizer(config.model)
+    loss = row_loss(config.algorithm, preference=config.preference, data=config.data)
+    place = {"cache_dir": folder / "c", "num_rows": 3, "row_ids": []}
+    return inspect_rows(config.for_inputs, tokenizer, loss=loss, **place)
 
 
 def test_trained_spans_stand_in_brackets_without_colour(tmp_path):

@@ -18,11 +18,11 @@ from homeostat.config import RunConfig
 from homeostat.data.loader import micro_batches
 from homeostat.models.preview import preview_model
 from homeostat.ops.live_bytes import LiveBytes
-from homeostat.run.sizing.estimate import MemoryPlan, full_batch, ladder, plan_memory
+from homeostat.run.sizing.estimate import MemoryPlan, full_batch, ladder, loss_of, plan_memory
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
-from homeostat.train.estimate import UpdateMemory, _loss_spec, estimate_update
-from homeostat.train.runtime import resolve_runtime
+from homeostat.train.estimate import UpdateMemory, estimate_update
+from homeostat.train.runtime import Runtime, resolve_runtime
 from homeostat.types import Role, TokenRow, TrainBatch
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "head_dim": 32}
@@ -47,9 +47,13 @@ def rows(*, count: int, length: int, columns: tuple[str, ...] = ()) -> list[Toke
     ]
 
 
+def estimated(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> UpdateMemory:
+    return estimate_update(config.for_trainer, runtime, batch, loss_of(config, batch))
+
+
 def measured(config: RunConfig, batch: TrainBatch) -> int:
-    trainer = local_trainer(config, resolve_runtime(config, kept=PLAIN))
-    spec = _loss_spec(config, batch)
+    trainer = local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
+    spec = loss_of(config, batch)
     with LiveBytes("cpu") as live:
         for _ in range(2):
             trainer.accumulate(Role.POLICY, [batch], spec, step=1)
@@ -64,11 +68,11 @@ def test_an_update_holds_what_was_estimated(
     write_model(tmp_path)
     config = tiny.config(tmp_path, trainer={"gradient_checkpointing": checkpointing})
     batch = TrainBatch.of(rows(count=count, length=96))
-    found = estimate_update(config, resolve_runtime(config, kept=PLAIN), batch)
+    found = estimated(config, resolve_runtime(config, kept=PLAIN), batch)
     assert found.work == pytest.approx(measured(config, batch), rel=0.03)
     weights = sum(
         p.numel()
-        for p in local_trainer(config, resolve_runtime(config))
+        for p in local_trainer(config.for_trainer, resolve_runtime(config))
         .roles[Role.POLICY]
         .model.parameters()
     )
@@ -80,7 +84,7 @@ def test_an_rl_update_holds_what_was_estimated(tmp_path: Path) -> None:
     config = tiny_rl.config(tmp_path)
     made = rows(count=6, length=64, columns=("advantage", "engine_logp"))
     (batch, *_) = micro_batches(made, config.trainer)
-    found = estimate_update(config, resolve_runtime(config, kept=PLAIN), batch)
+    found = estimated(config, resolve_runtime(config, kept=PLAIN), batch)
     assert found.work == pytest.approx(measured(config, batch), rel=0.05)
 
 
@@ -93,7 +97,7 @@ def test_an_update_of_experts_holds_what_was_estimated(
     tiny.write_model(tmp_path / "model", **experts)
     config = tiny.config(tmp_path, trainer={"gradient_checkpointing": checkpointing})
     batch = TrainBatch.of(rows(count=6, length=96))
-    found = estimate_update(config, resolve_runtime(config, kept=PLAIN), batch)
+    found = estimated(config, resolve_runtime(config, kept=PLAIN), batch)
     assert found.work == pytest.approx(measured(config, batch), rel=0.1)
 
 
@@ -103,7 +107,7 @@ def test_each_lane_has_gradients_of_its_own(tmp_path: Path) -> None:
         rows(count=6, length=64, columns=("advantage", "engine_logp")), config.trainer
     )
     plain = resolve_runtime(config, kept=PLAIN)
-    one, two = (estimate_update(config, replace(plain, lanes=n), batch) for n in (1, 2))
+    one, two = (estimated(config, replace(plain, lanes=n), batch) for n in (1, 2))
     assert two.peak - one.peak == 2 * one.weights
 
 
@@ -136,8 +140,8 @@ def test_on_a_gpu_the_gates_activation_is_not_kept(tmp_path: Path) -> None:
     config = tiny.config(tmp_path, model={"attention": "sdpa"})
     here = resolve_runtime(config)
     batch = TrainBatch.of(rows(count=6, length=96))
-    on_cpu = estimate_update(config, here, batch)
-    on_gpu = estimate_update(config, replace(here, device=torch.device("cuda")), batch)
+    on_cpu = estimated(config, here, batch)
+    on_gpu = estimated(config, replace(here, device=torch.device("cuda")), batch)
     assert on_gpu.work < on_cpu.work
 
 
@@ -145,7 +149,7 @@ def test_below_fp32_masters_and_gradients_are_held(tmp_path: Path) -> None:
     config = tiny.config(tmp_path)
     runtime = replace(resolve_runtime(config, kept=PLAIN), dtype=torch.bfloat16)
     batch = TrainBatch.of(rows(count=2, length=32))
-    found = estimate_update(config, runtime, batch)
+    found = estimated(config, runtime, batch)
     assert (found.optimizer, found.gradients) == (6 * found.weights, 2 * found.weights)
 
 

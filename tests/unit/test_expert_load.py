@@ -68,7 +68,7 @@ def plan_of(rows: Sequence[TokenRow], split: Sequence[Sequence[int]]) -> StepPla
 
 def trainer_of(folder: Path, *overrides: str, family: str = "qwen3_moe") -> LocalTrainer:
     config = tiny_moe_runs.config(folder, *overrides, family=family)
-    return local_trainer(config, resolve_runtime(config))
+    return local_trainer(config.for_trainer, resolve_runtime(config))
 
 
 def accumulated(
@@ -76,7 +76,7 @@ def accumulated(
 ) -> tuple[dict[str, Tensor], UpdateReport]:
     """The gradient of an update that is split like this, and its report."""
     config = tiny_moe_runs.config(folder, *overrides, family=family)
-    trainer = local_trainer(config, resolve_runtime(config))
+    trainer = local_trainer(config.for_trainer, resolve_runtime(config))
     assert trainer.sheet.moe is not None
     plan = with_router_loss(
         plan_of(rows_of(), split),
@@ -87,7 +87,7 @@ def accumulated(
     trainer.accumulate(POLICY, plan.micro_batches, plan.loss, step=1)
     training = trainer.roles[POLICY].training
     assert training is not None
-    grads = {name: master.grad.clone() for name, master in training.optimizer.masters.items()}
+    grads = {name: grad.clone() for name, grad in training.optimizer.gradients.present().items()}
     report = trainer.apply(POLICY, step=1, learning_rate=0.0)
     trainer.close()
     return grads, report
@@ -265,7 +265,7 @@ def test_recorded_routes_count_as_a_pass_does(tmp_path):
         trainer.accumulate(POLICY, plan.micro_batches, plan.loss, step=1)
         training = trainer.roles[POLICY].training
         assert training is not None
-        grads.append({n: m.grad.clone() for n, m in training.optimizer.masters.items()})
+        grads.append({n: g.clone() for n, g in training.optimizer.gradients.present().items()})
         report = trainer.apply(POLICY, step=1, learning_rate=0.0)
         assert report.load is not None
         assert np.array_equal(report.load.load_LE, recorded)
@@ -387,7 +387,7 @@ def test_settings_of_experts_are_refused_for_models_that_cannot_follow_them(tmp_
     (tmp_path / "dense").mkdir()
     dense = tiny.config(tmp_path / "dense", *Z)
     with pytest.raises(ModelError, match=r"model\.moe\.z_loss_coefficient is set.*no experts"):
-        local_trainer(dense, resolve_runtime(dense))
+        local_trainer(dense.for_trainer, resolve_runtime(dense))
     moves = ("model.moe.balancing=bias", "model.moe.router_bias_update_rate=0.01")
     with pytest.raises(ModelError, match="this model family has none"):
         trainer_of(tmp_path, *moves)

@@ -26,6 +26,7 @@ from homeostat.models import expert_offload
 from homeostat.models.decoder import Decoder
 from homeostat.models.expert_offload import ExpertStream, StreamedExperts
 from homeostat.rollout.native.fast import make_bursts
+from homeostat.run.sizing.estimate import loss_of
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.estimate import estimate_update
@@ -86,7 +87,7 @@ def trainer_of(folder: Path, *, offload: bool, dtype: torch.dtype = torch.float3
     runtime = replace(resolve_runtime(plain, kept=PLAIN), dtype=dtype)
     trainer = {**sections.get("trainer", {}), "backend": OFFLOADED}
     asked = experts_config(folder, family, **{**sections, "trainer": trainer})
-    return local_trainer(asked if offload else plain, runtime)
+    return local_trainer((asked if offload else plain).for_trainer, runtime)
 
 
 def model_of(trainer: LocalTrainer) -> Decoder:
@@ -120,9 +121,9 @@ def seen(trainer: LocalTrainer, *, updates: int = 2) -> list[bytes]:
         batches = [some_rows(seed=10 * step + part) for part in range(2)]
         spec = loss_spec(SftConfig(), [row for rows in batches for row in rows])
         trainer.accumulate(POLICY, [TrainBatch.of(rows) for rows in batches], spec, step=step)
-        grads = [master.grad for master in training.optimizer.masters.values()]
-        assert all(grad is not None for grad in grads)
-        found += [grad.numpy().tobytes() for grad in grads if grad is not None]
+        grads = training.optimizer.gradients.present()
+        assert grads.keys() == training.params.keys()
+        found += [grad.numpy().tobytes() for grad in grads.values()]
         report = trainer.apply(POLICY, step=step, learning_rate=1e-2)
         assert report.applied
         found.append(np.float64([report.loss, report.grad_norm]).tobytes())
@@ -212,7 +213,7 @@ def test_a_frozen_reference_has_its_own_slots_and_the_same_scores(tmp_path: Path
         for offload in ("false", "true")
     ]
     runtime = resolve_runtime(configs[0], kept=PLAIN)
-    both = [local_trainer(config, runtime) for config in configs]
+    both = [local_trainer(config.for_trainer, runtime) for config in configs]
     batch = TrainBatch.of(some_rows(seed=3, vocabulary=12))
     expected, found = (np.concatenate(score(t, Role.REFERENCE, [batch])) for t in both)
     assert found.tobytes() == expected.tobytes()
@@ -244,7 +245,7 @@ def test_a_dense_model_and_a_run_on_the_cpu_are_refused(tmp_path: Path) -> None:
         resolve_runtime(config, kept=PLAIN)
     runtime = resolve_runtime(tiny.config(tmp_path), kept=PLAIN)
     with pytest.raises(ModelError, match="has no experts"):
-        local_trainer(config, runtime)
+        local_trainer(config.for_trainer, runtime)
 
 
 def test_decode_paths_that_read_all_experts_are_refused(tmp_path: Path) -> None:
@@ -266,7 +267,10 @@ def test_the_estimate_moves_experts_and_their_state_to_the_host(tmp_path: Path) 
     runtime = replace(resolve_runtime(config, kept=PLAIN), dtype=torch.bfloat16)
     offloaded = experts_config(tmp_path, trainer={"backend": OFFLOADED})
     batch = TrainBatch.of(some_rows(seed=0))
-    plain, streamed = (estimate_update(c, runtime, batch) for c in (config, offloaded))
+    plain, streamed = (
+        estimate_update(c.for_trainer, runtime, batch, loss_of(c, batch))
+        for c in (config, offloaded)
+    )
     # 8 experts of 3 matrices, 16 x 32 each.
     each = 8 * 3 * 16 * 32
     assert streamed.host == 5 * each * (2 + 16)

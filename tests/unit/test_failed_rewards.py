@@ -117,8 +117,8 @@ def expected(name: str, group: list[float], index: int, everything: list[float])
 @given(table=cells, name=st.sampled_from(ALGORITHMS))
 def test_advantages_are_those_of_the_samples_without_a_failure(configs, table, name) -> None:
     config = configs[name]
-    step = step_rows(groups_of(table, config), config)
-    found = step_advantages(step, config, penalty_ST=None)
+    step = step_rows(groups_of(table, config), config.for_learning)
+    found = step_advantages(step, config.for_learning, penalty_ST=None)
     per_sample = iter(zip(found, step.trained_S, strict=True))
     totals = [[cell.total for cell in row] for row in table]
     everything = [total for row in totals for total in row if total is not None]
@@ -153,12 +153,12 @@ def test_the_update_is_the_one_without_the_failed_samples(configs, table, name) 
 def plan_of(table: list[list[Cell]], config: RunConfig) -> tuple | None:
     if not table:
         return None
-    step = step_rows(groups_of(table, config), config)
+    step = step_rows(groups_of(table, config), config.for_learning)
     plan = build_update(
         step,
-        step_advantages(step, config, penalty_ST=None),
+        step_advantages(step, config.for_learning, penalty_ST=None),
         chosen=range(len(step.rows)),
-        config=config,
+        config=config.for_learning,
         sizes=config.trainer,
         kl_coefficient=None,
         step=1,
@@ -175,8 +175,8 @@ def test_a_right_answer_whose_check_ran_out_of_time_is_not_punished(configs) -> 
     """Four right answers in form; the check of one timed out. It had advantage -1.5."""
     row = [Cell(1.0, 1.0), Cell(1.0, 1.0), Cell(1.0, 1.0), Cell("failed", 1.0)]
     config = configs["grpo"]
-    step = step_rows(groups_of([row], config), config)
-    found = step_advantages(step, config, penalty_ST=None)
+    step = step_rows(groups_of([row], config), config.for_learning)
+    found = step_advantages(step, config.for_learning, penalty_ST=None)
     assert not np.concatenate(found).any()
     assert step.trained_S.tolist() == [True, True, True, False]
 
@@ -201,8 +201,10 @@ def test_metrics_count_failures_apart_and_do_not_call_a_lost_group_alike(configs
     # The second group has one reward left: nobody knows whether its rewards would be alike.
     assert found["frac_reward_zero_std"] == 0.5
     assert found["reward"] == pytest.approx((1.5 + 0.5 + 0.5 + 1.5 * 5) / 8)
-    rows = step_rows(groups, config)
-    learned = Learned(rows=rows, advantages_S=step_advantages(rows, config, penalty_ST=None))
+    rows = step_rows(groups, config.for_learning)
+    learned = Learned(
+        rows=rows, advantages_S=step_advantages(rows, config.for_learning, penalty_ST=None)
+    )
     signal = _signal_metrics(StepRollouts(groups), learned)
     assert signal["advantages/zero_share"] == pytest.approx(5 / 8)
     assert signal["rollout/untrained_share"] == pytest.approx(4 / 12)
@@ -215,6 +217,8 @@ def test_a_step_in_which_every_sample_failed_has_no_advantage_to_speak_of(config
     found = _reward_metrics(groups, ["right", "form"])
     assert math.isnan(found["reward"])
     assert "frac_reward_zero_std" not in found
-    rows = step_rows(groups, config)
-    learned = Learned(rows=rows, advantages_S=step_advantages(rows, config, penalty_ST=None))
+    rows = step_rows(groups, config.for_learning)
+    learned = Learned(
+        rows=rows, advantages_S=step_advantages(rows, config.for_learning, penalty_ST=None)
+    )
     assert "advantages/zero_share" not in _signal_metrics(StepRollouts(groups), learned)

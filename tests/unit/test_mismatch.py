@@ -214,7 +214,7 @@ def engine_tokens(groups: list[RolloutGroup]) -> list[tuple[int, int, Segment, i
 
 def test_staleness_counts_versions_and_the_updates_of_the_step(config: RunConfig) -> None:
     groups = random_groups(0)
-    rows = step_rows(groups, config)
+    rows = step_rows(groups, config.for_learning)
     found = compared(groups, rows, trainer_logp(rows)).metrics
     ages = [5 - segment.policy_version for _, _, segment, _ in engine_tokens(groups)]
     # The last two of four groups are in the second update.
@@ -232,7 +232,7 @@ def test_staleness_counts_versions_and_the_updates_of_the_step(config: RunConfig
 
 def test_versions_of_another_run_have_no_age(config: RunConfig) -> None:
     groups = random_groups(0)
-    rows = step_rows(groups, config)
+    rows = step_rows(groups, config.for_learning)
     found = compared(groups, rows, trainer_logp(rows), version=None).metrics
     assert not [name for name in found if name.startswith("stale/") or "by_age" in name]
     assert "sampling/ess" in found
@@ -240,7 +240,7 @@ def test_versions_of_another_run_have_no_age(config: RunConfig) -> None:
 
 def test_the_worst_tokens_are_found_with_their_text(config: RunConfig) -> None:
     groups = random_groups(3)
-    rows = step_rows(groups, config)
+    rows = step_rows(groups, config.for_learning)
     known = trainer_logp(rows)
     known[5][-1] -= 40.0
     found = compared(groups, rows, known)
@@ -269,7 +269,7 @@ def test_the_worst_tokens_are_found_with_their_text(config: RunConfig) -> None:
 
 def test_rounding_is_not_worth_a_word(config: RunConfig) -> None:
     groups = random_groups(3)
-    rows = step_rows(groups, config)
+    rows = step_rows(groups, config.for_learning)
     known = {
         index: row.columns["engine_logp"][row.weights_T > 0] + np.float32(1e-3)
         for index, row in enumerate(rows.rows)
@@ -279,12 +279,12 @@ def test_rounding_is_not_worth_a_word(config: RunConfig) -> None:
 
 def test_nothing_known_is_nothing_compared(config: RunConfig) -> None:
     groups = random_groups(3)
-    found = compared(groups, step_rows(groups, config), {})
+    found = compared(groups, step_rows(groups, config.for_learning), {})
     assert (found.metrics, found.worst, found.notable) == ({}, (), False)
 
 
 def test_log_probs_of_before_the_step_go_before_those_of_an_update(config: RunConfig) -> None:
-    rows = step_rows(random_groups(1), config)
+    rows = step_rows(random_groups(1), config.for_learning)
     logp = trainer_logp(rows)
     rows.rows[1] = with_column(rows.rows[1], "old_logp", logp[1])
     report = UpdateReport(
@@ -310,7 +310,7 @@ def test_weights_are_divided_by_their_mean_over_all_rows_of_the_update(
     changes = {"correction": correction, "normalise": normalise}
     config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update=changes)})
     groups = random_groups(4)
-    rows = step_rows(groups, config)
+    rows = step_rows(groups, config.for_learning)
     logp = trainer_logp(rows)
     made = [with_column(row, "old_logp", logp[index]) for index, row in enumerate(rows.rows)]
     # Row 2 teaches nothing and is left out of the batches, row 3 is not trained at all.
@@ -318,7 +318,8 @@ def test_weights_are_divided_by_their_mean_over_all_rows_of_the_update(
                   for i, s in enumerate(s for g in groups for s in g.samples)]  # fmt: skip
     trained = np.arange(8) != 3
     plan = build_update(
-        replace(rows, rows=made, trained_S=trained), advantages, chosen=range(8), config=config,
+        replace(rows, rows=made, trained_S=trained), advantages, chosen=range(8),
+        config=config.for_learning,
         sizes=config.trainer, kl_coefficient=None,
         step=1, epoch=0,
     ).plan  # fmt: skip
@@ -337,7 +338,7 @@ def test_weights_are_divided_by_their_mean_over_all_rows_of_the_update(
     bare = [replace(row, columns={"engine_logp": row.columns["engine_logp"]}) for row in made]
     plain = build_update(
         replace(rows, rows=bare, trained_S=trained), advantages, chosen=range(8),
-        config=config.model_copy(update={"algorithm": algorithm}),
+        config=config.model_copy(update={"algorithm": algorithm}).for_learning,
         sizes=config.trainer, kl_coefficient=None, step=1, epoch=0,
     ).plan  # fmt: skip
     assert plain is not None

@@ -221,7 +221,7 @@ def test_config_is_kept_resolved_and_as_given(tmp_path: Path) -> None:
     }
     config = build_config(raw, [], file=None)
     with RunDir(tmp_path) as run_dir:
-        run_dir.write_config(config, recipe="name: a  # mine\n")
+        run_dir.write_config(config.model_dump_json(), recipe="name: a  # mine\n")
         rows = run_dir.write_offending_rows(4, [{"row": 1, "loss": math.inf}])
     assert json.loads((tmp_path / "config.json").read_text())["trainer"]["batch_rows"] == 32
     assert (tmp_path / "config.yaml").read_text() == "name: a  # mine\n"

@@ -35,7 +35,7 @@ from homeostat.types import Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 
 def make_trainer(folder: Path, **sections: object) -> LocalTrainer:
     config = tiny.config(folder, **sections)
-    return local_trainer(config, resolve_runtime(config, kept=PLAIN))
+    return local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
 
 
 def make_plan(step: int = 1) -> StepPlan:
@@ -95,7 +95,7 @@ def test_tensors_that_were_frozen_behind_the_back_are_counted(tmp_path: Path) ->
 
 def test_a_base_that_moves_under_its_adapter_is_counted(tmp_path: Path) -> None:
     random_weights = make_trainer(tmp_path)
-    random_weights.export(Role.POLICY, tmp_path / "model", tiny.config(tmp_path))
+    random_weights.export(Role.POLICY, tmp_path / "model", tiny.config(tmp_path).for_export)
     model = {"path": str(tmp_path / "model"), "init": "pretrained"}
     trainer = make_trainer(tmp_path, lora={"rank": 2}, model=model)
     assert update(trainer, make_plan(1)).probes["probe/frozen_changed"] == 0
@@ -149,7 +149,7 @@ def run_guarded(
         trainer,
         config.trainer,
         moe=config.model.moe,
-        memory=MemoryGuard(trainer, config, run_dir=run_dir, emit=emit, state=state),
+        memory=MemoryGuard(trainer, config.for_trainer, run_dir=run_dir, emit=emit, state=state),
         origin=str,
         run_dir=run_dir,
         emit=emit,
@@ -205,7 +205,9 @@ def test_memory_that_runs_out_before_the_update_is_measured_is_retried(tmp_path:
         assert torch.equal(disturbed.state()["model"][name].tensor, expected.tensor), name
 
 
-def test_memory_that_runs_out_while_weights_are_written_is_never_retried(tmp_path: Path) -> None:
+def test_memory_that_runs_out_while_weights_are_written_is_never_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make_trainer(tmp_path)
     calls: list[int] = []
 
@@ -213,7 +215,7 @@ def test_memory_that_runs_out_while_weights_are_written_is_never_retried(tmp_pat
         calls.append(1)
         raise torch.OutOfMemoryError("tried to allocate 1 GB")
 
-    training(trainer).optimizer.adamw.register_step_post_hook(fail)
+    monkeypatch.setattr(training(trainer).optimizer, "write_back", fail)
     with pytest.raises(OutOfMemoryHaltError, match=r"step 1 .*last checkpoint"):
         run_guarded(tmp_path, trainer, [make_plan(1)])
     assert len(calls) == 1

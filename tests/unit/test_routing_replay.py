@@ -35,7 +35,7 @@ def trainer_of(folder: Path, family: str = "qwen3_moe", **trainer: Any) -> Local
     if not model.exists():
         tiny.write_model(model, **FAMILIES[family])
     config = tiny.config(folder, trainer=trainer)
-    return local_trainer(config, resolve_runtime(config, kept=PLAIN))
+    return local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
 
 
 def model_of(trainer: LocalTrainer) -> Decoder:
@@ -66,9 +66,9 @@ def gradients(trainer: LocalTrainer, rows: list[TokenRow]) -> dict[str, torch.Te
     trainer.hand_over(POLICY)
     training = trainer.roles[POLICY].training
     assert training is not None
-    found = {name: master.grad for name, master in training.optimizer.masters.items()}
-    copies = {name: grad.clone() for name, grad in found.items() if grad is not None}
-    assert copies.keys() == found.keys()
+    found = training.optimizer.gradients.present()
+    copies = {name: grad.clone() for name, grad in found.items()}
+    assert copies.keys() == training.params.keys()
     trainer.discard(POLICY)
     return copies
 
@@ -192,7 +192,7 @@ def test_routes_that_do_not_fit_the_model_are_refused(tmp_path: Path, how: str, 
 def test_a_dense_model_refuses_routes(tmp_path: Path) -> None:
     routed = with_routes(model_of(trainer_of(tmp_path / "moe")), group_rows(count=1))
     config = tiny.config(tmp_path)
-    dense = local_trainer(config, resolve_runtime(config, kept=PLAIN))
+    dense = local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
     with pytest.raises(ReplayError, match="no experts"):
         logp_of(dense, routed)
 

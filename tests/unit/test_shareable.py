@@ -102,7 +102,7 @@ def test_what_a_run_leaves_for_others_holds_no_secret(
     hidden, terminal = [str(value) for value in options.values()], StringIO()
     with RunDir(tmp_path / "run") as run_dir:
         run_dir.protect(json.loads(config.model_dump_json()))
-        run_dir.write_config(config, recipe="given")
+        run_dir.write_config(config.model_dump_json(), recipe="given")
         console, log = Console(file=terminal, width=400), run_dir.console_log
         with logging_to(console, level="info", console_log=log, scrubber=run_dir.scrubber):
             for text in hidden:

@@ -16,11 +16,12 @@ from tests.support import tiny
 
 from homeostat.algorithms import sft
 from homeostat.config.algorithm import SftConfig
-from homeostat.config.trainer import AdamWConfig, TrainerConfig
+from homeostat.config.optimizer import AdamWConfig
+from homeostat.config.trainer import TrainerConfig
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN, Way, choose_cores, fastest, measure
 from homeostat.train.lanes import Lanes, split
-from homeostat.train.optim import MasterAdamW
+from homeostat.train.optim import MasterOptimizer
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role, TokenRow, TrainBatch
 
@@ -48,7 +49,7 @@ def test_parts_are_runs_of_rows_of_about_one_size(lengths: list[int], count: int
 
 def trained(folder: Path, lanes: int) -> tuple[list[float], dict[str, torch.Tensor]]:
     config = tiny.config(folder, f"trainer.lanes={lanes}")
-    trainer = local_trainer(config, resolve_runtime(config))
+    trainer = local_trainer(config.for_trainer, resolve_runtime(config))
     assert (trainer.lanes is not None) == (lanes > 1)
     losses = []
     for step in range(1, 4):
@@ -146,8 +147,8 @@ def test_no_gradient_is_lost_in_lanes_in_bf16(
 ) -> None:
     """Against float64: lanes take gradients in another way than `backward`, to the same masters."""
     random_start = tiny.config(tmp_path)
-    local_trainer(random_start, resolve_runtime(random_start, kept=PLAIN)).export(
-        Role.POLICY, tmp_path / "model", random_start
+    local_trainer(random_start.for_trainer, resolve_runtime(random_start, kept=PLAIN)).export(
+        Role.POLICY, tmp_path / "model", random_start.for_export
     )
     sections: dict = {"model": {"path": str(tmp_path / "model"), "init": "pretrained"}}
     config = tiny.config(
@@ -157,17 +158,13 @@ def test_no_gradient_is_lost_in_lanes_in_bf16(
     rows = [row for batch in batches for row in batch.rows()]
     spec = sft.loss_spec(SftConfig(type="sft"), rows)
     plain = resolve_runtime(config, kept=PLAIN)
-    trainers = [local_trainer(config, replace(plain, lanes=num)) for num in (1, 3)]
+    trainers = [local_trainer(config.for_trainer, replace(plain, lanes=num)) for num in (1, 3)]
     assert [trainer.lanes is not None for trainer in trainers] == [False, True]
     found = []
     for trainer in trainers:
         trainer.accumulate(Role.POLICY, batches, spec, step=1)
-        found.append(
-            {
-                name: m.grad.clone()
-                for name, m in trainer.roles[Role.POLICY].training.optimizer.masters.items()
-            }
-        )
+        grads = trainer.roles[Role.POLICY].training.optimizer.gradients.present()
+        found.append({name: grad.clone() for name, grad in grads.items()})
     policy = trainers[0].roles[Role.POLICY]
     exact = copy.deepcopy(policy.model).double()
     for batch in batches:
@@ -201,7 +198,7 @@ def test_gradients_reach_their_masters_in_one_way_whatever_the_dtypes() -> None:
     )
     by_hand.load_state_dict(by_backward.state_dict())
     optimizers = [
-        MasterAdamW(m.named_parameters(), AdamWConfig(weight_decay=0.01))
+        MasterOptimizer(m.named_parameters(), AdamWConfig(weight_decay=0.01))
         for m in (by_backward, by_hand)
     ]
     expected: dict[str, torch.Tensor] = {}
@@ -218,11 +215,12 @@ def test_gradients_reach_their_masters_in_one_way_whatever_the_dtypes() -> None:
             expected[name] = (
                 expected.get(name, torch.zeros((), dtype=torch.float64)) + grad.double()
             )
-            optimizers[1].add_grad(name, grad.clone())
+            optimizers[1].gradients.add(name, grad.clone())
     for optimizer in optimizers:
         assert {m.dtype for m in optimizer.masters.values()} == {torch.float32}
-        for name, master in optimizer.masters.items():
-            torch.testing.assert_close(master.grad.double(), expected[name], rtol=1e-5, atol=1e-5)
+        for name in optimizer.masters:
+            found = optimizer.gradients.of(name)
+            torch.testing.assert_close(found.double(), expected[name], rtol=1e-5, atol=1e-5)
     norms = [float(optimizer.grad_norm()) for optimizer in optimizers]
     assert norms[0] == pytest.approx(norm_of(expected), rel=1e-5)
     assert norms[1] == norms[0]

@@ -44,7 +44,8 @@ def pretrained(folder: Path) -> Path:
     """A folder with random weights, which transformers can read, too."""
     start = tiny.config(folder)
     path = folder / "pretrained"
-    local_trainer(start, resolve_runtime(start, kept=PLAIN)).export(POLICY, path, start)
+    trainer = local_trainer(start.for_trainer, resolve_runtime(start, kept=PLAIN))
+    trainer.export(POLICY, path, start.for_export)
     return path
 
 
@@ -62,7 +63,7 @@ def make_config(folder: Path, implementation: str = "native") -> RunConfig:
 
 def make_trainer(folder: Path, implementation: str = "native") -> LocalTrainer:
     config = make_config(folder, implementation)
-    return local_trainer(config, resolve_runtime(config, kept=PLAIN))
+    return local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
 
 
 # Outputs of a forward pass.
@@ -129,7 +130,7 @@ def test_a_batch_without_a_column_of_its_loss_is_refused_before_it_is_computed(
     tmp_path: Path,
 ) -> None:
     config = tiny_rl.config(tmp_path, algorithm={"type": "grpo", "kl": {"coefficient": 0.1}})
-    trainer = local_trainer(config, resolve_runtime(config, kept=PLAIN))
+    trainer = local_trainer(config.for_trainer, resolve_runtime(config, kept=PLAIN))
     spec = policy_spec(config.algorithm, denominator=1.0, temperature=1.0, kl_coefficient=0.1)
     names = sorted(LOSSES["policy"].required(spec))
     assert {"advantage", "ref_logp"} <= set(names)

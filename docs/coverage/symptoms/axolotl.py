@@ -8,7 +8,6 @@ A row: section, symptom, codes of the rules that see it, what is done about it h
 from __future__ import annotations
 
 GUIDE = "axolotl: training stability"
-FP8 = "pending: FP8 training comes with the low-precision stage"
 ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("SFT metrics", "Training loss does not fall, or is outside 0.5 to 2 for chat data", "LRN004 LRN013 LRN002", "Judged by its course, not by one range for all data."),
     ("SFT metrics", "Evaluation loss leaves the training loss", "LRN001", "The best checkpoint is kept (`eval.keep_best`); `eval.patience` stops."),
@@ -53,7 +52,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("Ratios diverge", "Weights of whole sequences collapse", "OFF004", "`algorithm.correction.weight.type: token`."),
     ("Gradient norm", "The norm swings, or exceeds 10 regularly", "LRN009 LRN010", "Clipped; the rate is halved (`health.heal: all`)."),
     ("Gradient norm", "Clipping is off", "CFG018", "1.0 is the default."),
-    ("NaN and Inf", "An FP8 scale of 0 is divided by: NaN from the first step", "NUM002 NUM004", f"The cause is named where FP8 is on. {FP8}"),
+    ("NaN and Inf", "An FP8 scale of 0 is divided by: NaN from the first step", "NUM002 NUM004", "The cause is named where FP8 is on. In `trainer.fp8` a block of zeros has a small scale that is not 0."),
     ("NaN and Inf", "The gradient explodes to infinity, then the loss is NaN", "NUM001 LRN010", "The update is never applied; back to a checkpoint if weights were hurt."),
     ("NaN and Inf", "Empty sequences give NaN in some batches only", "NUM006 NUM005 DAT002", "Their rows are written to offending_rows/; empty rows are refused before the start."),
     ("NaN and Inf", "exp() overflows on very unlikely tokens", "POL005 NUM002 POL009", "Log-ratios are bounded, and log-softmax is done in fp32."),

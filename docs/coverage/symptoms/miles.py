@@ -8,16 +8,15 @@ A row: section, symptom, codes of the rules that see it, what is done about it h
 from __future__ import annotations
 
 GUIDE = "miles: troubleshooting"
-FP8 = "pending: FP8 training comes with the low-precision stage"
 INT4 = "pending: INT4 training comes with the low-precision stage"
 SPEC = "pending: speculative decoding is a later stage"
 AGENTS = "pending: training several agents is a later stage"
 ROWS: tuple[tuple[str, str, str, str], ...] = (
-    ("FP8 training", "Training in FP8 breaks down: the loss explodes", "LRN002 LRN010", f"A run goes back to a checkpoint and lowers its rate (`health.heal: all`). {FP8}"),
-    ("FP8 training", "Training in FP8 breaks down: NaN", "NUM002 NUM001 ERR650", f"An update that is not finite is never applied; the module it came from is named. {FP8}"),
-    ("FP8 training", "Training in FP8 breaks down: the reward collapses", "RWD006 POL013", f"A run goes back to a checkpoint (`health.heal: all`). {FP8}"),
-    ("FP8 training", "Results in FP8 stay behind those in BF16", "QNT002", f"The engine's distance from the trainer is measured in nats and compared with what rounding costs. {FP8}"),
-    ("FP8 training", "Layers that FP8 cannot or should not hold, or a device without FP8", "ERR606 ERR607 ERR608", f"The rule names layer or device. {FP8}"),
+    ("FP8 training", "Training in FP8 breaks down: the loss explodes", "LRN002 LRN010", "A run goes back to a checkpoint and lowers its rate (`health.heal: all`). More steps in bf16 before the switch: `trainer.fp8.start_step`."),
+    ("FP8 training", "Training in FP8 breaks down: NaN", "NUM002 NUM001 ERR650", "An update that is not finite is never applied; the module it came from is named. A block of zeros has a scale above 0, and a number that is not finite makes its block NaN instead of hiding in it."),
+    ("FP8 training", "Training in FP8 breaks down: the reward collapses", "RWD006 POL013", "A run goes back to a checkpoint (`health.heal: all`). `trainer.fp8.start_step` and `skip_layers` keep more of it in bf16."),
+    ("FP8 training", "Results in FP8 stay behind those in BF16", "QNT002", "The engine's distance from the trainer is measured in nats and compared with what rounding costs. `trainer.fp8.recipe: blockwise` rounds least; `skip_layers`, `skip_first` and `skip_last` leave out what suffers most."),
+    ("FP8 training", "Layers that FP8 cannot or should not hold, or a device without FP8", "ERR606 ERR607 ERR608", "`homeostat check` names layer and device before the start; sizes that do not divide are padded with zeros, and the layers that this concerns are counted."),
     ("Train-inference mismatch", "The model answers otherwise in the engine than in the trainer", "OFF001 OFF002 SYN004 POL010", "`sync.verify` after each publication; `observe.verify_logprobs` says which of the two is off; weights are published again."),
     ("Train-inference mismatch", "Other experts are chosen in training than in sampling", "MOE001 MOE006", "`moe/route_agreement` measures it; `model.moe.router_replay: ids` replays the engine's experts in training; `model.numerics: invariant` makes both choose alike."),
     ("Train-inference mismatch", "A bound of importance weights below 1, as the guide itself proposes", "CFG021 OFF006", "`homeostat check` says so before the start."),

@@ -9,8 +9,10 @@ from functools import partial
 from homeostat.algorithms.preference import preference_spec
 from homeostat.algorithms.reward_model import reward_model_spec
 from homeostat.algorithms.sft import loss_spec
-from homeostat.config.kind import RunKind
-from homeostat.config.run import RunConfig
+from homeostat.config.algorithm import AnyAlgorithm, SftConfig
+from homeostat.config.data import DataConfig
+from homeostat.config.preference import PreferenceAlgorithm, PreferenceConfig
+from homeostat.config.reward_model import RewardModelConfig
 from homeostat.types import LossSpec, TokenRow
 
 
@@ -22,16 +24,13 @@ class RowLoss:
     rows_per_example: int = 1
 
 
-def row_loss(config: RunConfig) -> RowLoss:
+def row_loss(algorithm: AnyAlgorithm, *, preference: PreferenceConfig, data: DataConfig) -> RowLoss:
     """Return the loss of a run that samples nothing."""
-    if config.kind is RunKind.PREFERENCE:
-        spec = partial(preference_spec, config.preferring, config.preference)
-        return RowLoss(spec, config.rows_per_example)
-    if config.kind is RunKind.REWARD_MODEL:
-        spec = partial(reward_model_spec, config.rewarding, has_margin=_has_margin(config))
-        return RowLoss(spec, config.rows_per_example)
-    return RowLoss(partial(loss_spec, config.sft))
-
-
-def _has_margin(config: RunConfig) -> bool:
-    return any(getattr(source, "margin_column", None) for source in config.data.train)
+    if isinstance(algorithm, PreferenceAlgorithm):
+        spec = partial(preference_spec, algorithm, preference)
+        return RowLoss(spec, algorithm.rows_per_example)
+    if isinstance(algorithm, RewardModelConfig):
+        spec = partial(reward_model_spec, algorithm, has_margin=data.has_margin)
+        return RowLoss(spec, algorithm.rows_per_example)
+    assert isinstance(algorithm, SftConfig), algorithm.type
+    return RowLoss(partial(loss_spec, algorithm))

@@ -41,7 +41,9 @@ def doctor(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", metavar="FILE", help="The run's settings (YAML, JSON, TOML), if elsewhere."
+            "--config",
+            metavar="FILE",
+            help="File with the run's settings (YAML, JSON, TOML), if PATH does not contain them.",
         ),
     ] = None,
     format: OutputFormat = Format.TEXT,
@@ -67,7 +69,7 @@ def doctor(
     """Report what is wrong with a run, since which step, why, and which setting to change.
 
     A folder with several runs, in folders or loose logs, is reported run by run, the newest first.
-    Standard input is read to its end, to Ctrl-C, or up to 4 GB; what was read by then is judged.
+    Standard input is read until it ends, until Ctrl-C, or up to 4 GB; then all of it is judged.
 
     Exit code 0: no finding of level error; 1: the run is ill, or ended in an error that no rule
     recognises; 2: the input cannot be read.

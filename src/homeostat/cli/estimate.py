@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def estimate(
     recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT
 ) -> None:
-    """Estimate the memory of a recipe without loading a weight.
+    """Estimate the memory of a recipe without loading any weights.
 
     One update is traced on tensors without data, so the estimate counts what the run would hold. If
     it does not fit, the settings that would help are listed, the least disruptive first. Exit code

@@ -21,6 +21,14 @@ class DtypeName(StrEnum):
     FP16 = "fp16"
 
 
+class QuantizationName(StrEnum):
+    """The quantisation of the written weights."""
+
+    AUTO = "auto"
+    NONE = "none"
+    INT4 = "int4"
+
+
 def export(
     model: opts.Model,
     folder: Annotated[
@@ -33,6 +41,23 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write the adapter alone, in peft's format.")
     ] = False,
+    quantization: Annotated[
+        QuantizationName,
+        typer.Option(
+            "--quantization",
+            help="int4: linear layers packed in INT4 (compressed-tensors, W4A16), which vLLM and "
+            "transformers load. auto: int4 if the model was trained for it.",
+        ),
+    ] = QuantizationName.AUTO,
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            "--group-size",
+            help="Weights that share an INT4 scale: 32, 64 or 128. Default: as the model was "
+            "trained, or 128.",
+            show_default=False,
+        ),
+    ] = None,
     base: opts.Base = None,
     step: opts.Step = None,
 ) -> None:
@@ -47,5 +72,12 @@ def export(
 
     choice = choose(model, base=base, step=step)
     typer.echo(f"exporting {safe_text(choice.describe())}", err=True)
-    export_model(choice, folder, dtype=dtype.value, adapter_only=adapter)
+    export_model(
+        choice,
+        folder,
+        dtype=dtype.value,
+        adapter_only=adapter,
+        quantization=quantization.value,
+        group_size=group_size,
+    )
     typer.echo(safe_text(str(folder)))

@@ -35,7 +35,7 @@ File = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write JSON lines there.")
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write JSON lines to this file.")
 ]
 Raw = Annotated[
     bool | None,
@@ -48,7 +48,9 @@ Raw = Annotated[
 System = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="System message of the chat.")
 ]
-Samples = Annotated[int, typer.Option("--samples", "-n", min=1, help="Answers for each prompt.")]
+Samples = Annotated[
+    int, typer.Option("--samples", "-n", min=1, help="Number of answers to each prompt.")
+]
 Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", metavar="TEXT", help="Text that ends an answer; may be repeated."),

@@ -40,19 +40,26 @@ Model = Annotated[
 Base = Annotated[
     Path | None,
     typer.Option(
-        "--base", metavar="PATH", help="Base model of an adapter, if it is not where it was."
+        "--base", metavar="PATH", help="Base model of the adapter, if its files have moved."
     ),
 ]
 Step = Annotated[
     str | None,
-    typer.Option("--step", metavar="N|best|latest", help="Checkpoint of a run to use."),
+    typer.Option("--step", metavar="N|best|latest", help="Which checkpoint of a run to use."),
 ]
 Tokenizer = Annotated[
-    str | None, typer.Option("--tokenizer", metavar="DIR", help="Another tokenizer's folder.")
+    str | None,
+    typer.Option(
+        "--tokenizer", metavar="DIR", help="Folder of a tokenizer to use instead of the model's."
+    ),
 ]
 Template = Annotated[
     str | None,
-    typer.Option("--chat-template", metavar="FILE", help="Another chat template: a Jinja file."),
+    typer.Option(
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja file with a chat template to use instead of the model's.",
+    ),
 ]
 Context = Annotated[
     int | None,
@@ -60,30 +67,47 @@ Context = Annotated[
         "--context",
         metavar="N",
         min=2,
-        help="Most tokens of a prompt and its answer together. Default: the model's own limit, "
-        "8192 at most.",
+        help="Largest number of tokens that a prompt and its answer may have together. Default: "
+        "the model's own limit, but at most 8192.",
     ),
 ]
 Device = Annotated[
-    DeviceName, typer.Option("--device", help="auto: a GPU if there is one that can be used.")
+    DeviceName, typer.Option("--device", help="auto: a GPU if one can be used, else the CPU.")
 ]
 Precision = Annotated[
     PrecisionName, typer.Option("--precision", help="auto: bf16 on a GPU, fp32 on a CPU.")
 ]
 MaxNewTokens = Annotated[
-    int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Longest answer, in tokens.")
+    int,
+    typer.Option(
+        "--max-new-tokens", metavar="N", min=1, help="Largest number of tokens of an answer."
+    ),
 ]
 Temperature = Annotated[
     float,
-    typer.Option("--temperature", "-t", min=0.0, help="0 always takes the likeliest token."),
+    typer.Option(
+        "--temperature",
+        "-t",
+        min=0.0,
+        help="Sampling temperature. 0 always takes the most likely token.",
+    ),
 ]
 TopP = Annotated[
-    float, typer.Option("--top-p", min=0.0, max=1.0, help="Keep the likeliest tokens up to this.")
+    float,
+    typer.Option(
+        "--top-p",
+        min=0.0,
+        max=1.0,
+        help="Sample only from the most likely tokens whose probabilities sum to this value.",
+    ),
 ]
 TopK = Annotated[
-    int | None, typer.Option("--top-k", metavar="N", min=1, help="Keep the N likeliest tokens.")
+    int | None,
+    typer.Option("--top-k", metavar="N", min=1, help="Sample only from the N most likely tokens."),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Source of randomness.")]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random numbers.")
+]
 
 
 def load(
@@ -104,4 +128,6 @@ def load(
     choice = choose(model, base=base, step=step)
     choice = with_template(choice, tokenizer=tokenizer, chat_template=template)
     loaded = load_text_model(choice, device=device.value, precision=precision.value)
+    if loaded.note:
+        typer.echo(loaded.note, err=True)
     return loaded, choice.describe()

@@ -92,7 +92,9 @@ def _refuse(given: object, place: str, why: str) -> None:
 def _gather(
     config: RunConfig, console: Console, *, num_rows: int, row_ids: list[int]
 ) -> Inspection:
+    from homeostat.algorithms.row_loss import row_loss
     from homeostat.data.inspection import inspect_prompts, inspect_rows
+    from homeostat.data.tokenizer import load_tokenizer
 
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     with tempfile.TemporaryDirectory() as folder, bar:
@@ -101,11 +103,14 @@ def _gather(
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
+        inputs, tokenizer = config.for_inputs, load_tokenizer(config.model)
+        which = {"num_rows": num_rows, "row_ids": row_ids}
         if config.is_rl:
-            return inspect_prompts(config, num_rows=num_rows, row_ids=row_ids, progress=progress)
+            return inspect_prompts(inputs, tokenizer, **which, progress=progress)
+        loss = row_loss(config.algorithm, preference=config.preference, data=config.data)
         cache_dir = Path(config.data.cache_dir or folder)
         return inspect_rows(
-            config, cache_dir=cache_dir, num_rows=num_rows, row_ids=row_ids, progress=progress
+            inputs, tokenizer, loss=loss, cache_dir=cache_dir, **which, progress=progress
         )
 
 

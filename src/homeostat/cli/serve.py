@@ -15,14 +15,17 @@ from homeostat.observe.safe_text import safe_text
 def serve(
     model: opts.Model,
     port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="Port on loopback; 0: any.")
+        int,
+        typer.Option(
+            "--port", "-p", min=0, max=65535, help="Port on the loopback address; 0: any free one."
+        ),
     ] = 8000,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="The model's name in answers."),
+        typer.Option("--name", metavar="NAME", help="Name of the model in responses."),
     ] = None,
     max_concurrency: Annotated[
-        int, typer.Option("--max-concurrency", min=1, help="Answers sampled at the same time.")
+        int, typer.Option("--max-concurrency", min=1, help="Number of answers sampled at a time.")
     ] = 64,
     base: opts.Base = None,
     step: opts.Step = None,

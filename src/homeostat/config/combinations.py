@@ -14,13 +14,19 @@ from homeostat.config.critic_combinations import find_critic_length_conflicts
 from homeostat.config.curriculum_combinations import find_late_points, find_mixing_conflicts
 from homeostat.config.ebft_combinations import find_ebft_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
+from homeostat.config.fp8_combinations import find_fp8_conflicts, find_late_fp8
+from homeostat.config.int4_combinations import find_int4_conflicts, find_late_int4
 from homeostat.config.moe_combinations import find_moe_conflicts
+from homeostat.config.optimizer_combinations import (
+    find_optimizer_conflicts,
+    find_optimizer_conflicts_on_cpu,
+)
 from homeostat.config.preference_combinations import find_preference_conflicts
 from homeostat.config.replay_combinations import find_replay_conflicts
 from homeostat.config.reward_model_combinations import find_reward_model_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
-from homeostat.errors import Problem
+from homeostat.errors import ConfigError, Problem
 
 # Smallest logits chunk in invariant numerics: 32 rows of 8192 fp32 logits (see ops/logprobs.py).
 INVARIANT_CHUNK_BYTES = 2**20
@@ -32,7 +38,8 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     problems = [problem for check in checks for problem in check(config)]
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
-    problems += find_mixing_conflicts(config)
+    problems += [*find_mixing_conflicts(config), *find_fp8_conflicts(config)]
+    problems += [*find_int4_conflicts(config), *find_optimizer_conflicts(config)]
     problems += find_ebft_conflicts(config)
     problems += [*find_preference_conflicts(config), *find_reward_model_conflicts(config)]
     if config.trainer.max_steps is not None:
@@ -45,8 +52,20 @@ def find_length_conflicts(config: RunConfig, *, total_steps: int) -> list[Proble
 
     `total_steps` is trainer.max_steps, or follows from the epochs once the rows are counted.
     """
-    late = find_late_points(config, total_steps=total_steps)
+    late = [
+        *find_late_points(config, total_steps=total_steps),
+        *find_late_fp8(config, total_steps=total_steps),
+        *find_late_int4(config, total_steps=total_steps),
+    ]
     return [*_beyond_the_end(config, total_steps), *late]
+
+
+def count_steps(config: RunConfig, num_rows: int) -> int:
+    """Return the number of steps over so many rows. Raises where settings lie beyond the last."""
+    total = config.trainer.total_steps(num_rows, rows_per_step=config.rows_per_step)
+    if problems := find_length_conflicts(config, total_steps=total):
+        raise ConfigError(problems)
+    return total
 
 
 def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
@@ -148,6 +167,7 @@ def _beyond_the_end(config: RunConfig, total_steps: int) -> Iterator[Problem]:
             "Name earlier steps.",
         )
     yield from find_critic_length_conflicts(config, total_steps=total_steps)
+    yield from find_late_fp8(config, total_steps=total_steps)
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:
@@ -359,6 +379,7 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
             "experts are in host memory already: this run is on the CPU.",
             "Remove it.",
         )
+    yield from find_optimizer_conflicts_on_cpu(config)
     if config.model.attention == "varlen":
         yield Problem(
             "model.attention",

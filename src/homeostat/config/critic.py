@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from homeostat.config.base import PathText, Settings, key
 from homeostat.config.model import HeadInit, ModelConfig
-from homeostat.config.trainer import AdamWConfig, AnySchedule, ConstantSchedule, TrainerConfig
+from homeostat.config.optimizer import AdamWConfig, AnyOptimizer
+from homeostat.config.trainer import AnySchedule, ConstantSchedule, TrainerConfig
 
 
 class CriticConfig(Settings):
@@ -30,7 +31,7 @@ class CriticConfig(Settings):
         resume="warn",
         help="Peak learning rate. Default: 1e-5, ten times as much for an adapter (lora).",
     )
-    optimizer: AdamWConfig = key(AdamWConfig(), help="The critic's optimizer.")
+    optimizer: AnyOptimizer = key(AdamWConfig(), help="The critic's optimizer.")
     schedule: AnySchedule = key(
         ConstantSchedule(type="constant"),
         resume="warn",

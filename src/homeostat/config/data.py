@@ -252,6 +252,12 @@ class DataConfig(Settings):
         return any(source.weight is not None for source in self.train)
 
     @property
+    def has_margin(self) -> bool:
+        """Return whether any pairs to train on say by how much the better completion is better."""
+        pairs = (source for source in self.train if isinstance(source, PreferenceSource))
+        return any(source.margin_column for source in pairs)
+
+    @property
     def source_names(self) -> tuple[str, ...]:
         """Return the names of the training sources in metrics, each once."""
         found: list[str] = []

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from homeostat.config.algorithm import PpoConfig
 from homeostat.config.critic import CriticConfig
+from homeostat.config.optimizer import AnyOptimizer
 from homeostat.config.preference import PreferenceAlgorithm
 from homeostat.config.reward_model import RewardModelConfig
 from homeostat.config.run import RunConfig
-from homeostat.config.trainer import AdamWConfig
 
 SFT_RATE = 2e-5
 RL_RATE = 1e-6
@@ -66,7 +66,7 @@ def _for_adapter(rate: float, config: RunConfig) -> float:
     return rate if config.lora is None else round(rate * ADAPTER_FACTOR, 12)
 
 
-def _decayed(optimizer: AdamWConfig, config: RunConfig) -> AdamWConfig:
+def _decayed(optimizer: AnyOptimizer, config: RunConfig) -> AnyOptimizer:
     if optimizer.weight_decay is not None:
         return optimizer
     decay = WEIGHT_DECAY if config.lora is None else 0.0

@@ -22,39 +22,52 @@ class Fp8Config(Settings):
         "blockwise",
         help="Which numbers share a scale. blockwise: 128 neighbours of a row of activations or "
         "gradients, and 128 x 128 weights. rowwise: a row. tensorwise: the whole tensor.",
+        resume="warn",
     )
     format: Fp8Format | None = key(
         None,
         help="e4m3: weights, activations and gradients are e4m3. hybrid: gradients are e5m2, which "
         "has a wider range and fewer digits. bf16_gradients: products with gradients stay in bf16. "
         "Default: e4m3; hybrid with recipe=tensorwise.",
+        resume="warn",
     )
     scaling: Literal["dynamic", "delayed"] = key(
         "dynamic",
         help="dynamic: scales follow from the numbers that they scale. delayed: from the largest "
         "numbers of the updates before (recipe=tensorwise), which saves a pass over memory.",
+        resume="warn",
     )
     amax_history: int | None = key(
         None,
         ge=1,
         le=1024,
+        resume="warn",
         help="Number of updates whose largest numbers choose a delayed scale. Default: 16.",
     )
     power_of_two_scales: bool | None = key(
         None,
         help="Round scales up to powers of two. Default: false, or as the environment variable "
         f"{SCALES_VARIABLE} says: 1 means false, 0 means true.",
+        resume="warn",
     )
     skip_layers: tuple[str, ...] = key(
         ("lm_head", "embed"),
         share=True,
+        resume="warn",
         help="Layers that stay in bf16: words of their names, globs over whole names, or regular "
         "expressions after `re:`.",
     )
-    skip_first: int = key(0, ge=0, help="Number of first decoder layers that stay in bf16.")
-    skip_last: int = key(0, ge=0, help="Number of last decoder layers that stay in bf16.")
+    skip_first: int = key(
+        0, ge=0, resume="warn", help="Number of first decoder layers that stay in bf16."
+    )
+    skip_last: int = key(
+        0, ge=0, resume="warn", help="Number of last decoder layers that stay in bf16."
+    )
     start_step: int = key(
-        1, ge=1, help="First step in FP8, counted from 1; those before it are in bf16."
+        1,
+        ge=1,
+        resume="warn",
+        help="First step in FP8, counted from 1; those before it are in bf16.",
     )
 
     @property

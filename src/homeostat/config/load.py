@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from homeostat.config.combinations import find_conflicts
 from homeostat.config.defaults import with_defaults
+from homeostat.config.int4 import FLAG_VARIABLE, int4_of_environment
 from homeostat.config.presets import PRESETS
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import known_keys, settings_at
@@ -28,7 +31,12 @@ from homeostat.errors import COMMAND_LINE, REMOVED, ConfigError, Problem
 # Old dotted name -> new one. The error for an old name suggests the new one.
 RENAMED_KEYS: dict[str, str] = {}
 # The member of a union to assume if a recipe sets some of its keys but no type.
-DEFAULT_TYPES = {"engine": "native", "trainer.backend": "local"}
+DEFAULT_TYPES = {
+    "engine": "native",
+    "trainer.backend": "local",
+    "trainer.optimizer": "adamw",
+    "critic.optimizer": "adamw",
+}
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
@@ -49,6 +57,7 @@ def build_config(
         raise ConfigError([Problem("", what, line=1)], file=file)
     raw = copy.deepcopy(raw)
     problems = [problem for text in overrides if (problem := _apply_override(raw, text))]
+    problems += _follow_environment(raw)
     for place, tag in DEFAULT_TYPES.items():
         section: Any = raw
         for part in parts(place):
@@ -65,8 +74,31 @@ def build_config(
         config, more = _validate(merged, lines)
     problems += more
     if problems or config is None:
-        raise ConfigError(problems, file=file)
+        raise ConfigError([_naming_environment(problem) for problem in problems], file=file)
     return with_defaults(config)
+
+
+def _follow_environment(raw: dict[str, Any]) -> list[Problem]:
+    """Set what the environment asks for where the recipe is silent."""
+    trainer = raw.get("trainer") or {}
+    if not isinstance(trainer, dict) or "int4" in trainer:
+        return []
+    try:
+        wanted = int4_of_environment()
+    except ValueError as error:
+        hint = "Unset it, or set trainer.int4 (null: without)."
+        return [Problem("trainer.int4", f"{error}.", hint)]
+    if wanted is not None:
+        raw["trainer"] = {**trainer, "int4": wanted.model_dump(mode="json")}
+    return []
+
+
+def _naming_environment(problem: Problem) -> Problem:
+    """Say that the environment asked for what is in the way, where it did."""
+    if not problem.place.startswith("trainer.int4") or os.environ.get(FLAG_VARIABLE) != "1":
+        return problem
+    hint = f"{problem.hint} ({FLAG_VARIABLE}=1 asks for it unless the recipe says otherwise.)"
+    return replace(problem, hint=hint.strip())
 
 
 def _apply_override(raw: dict[str, Any], text: str) -> Problem | None:

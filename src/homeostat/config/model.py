@@ -121,6 +121,11 @@ class LoraConfig(Settings):
     )
 
     @property
+    def is_new(self) -> bool:
+        """Return whether the adapter starts from nothing: the model begins as it is without it."""
+        return self.path is None
+
+    @property
     def scaling(self) -> float:
         """Return the factor of the update."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)

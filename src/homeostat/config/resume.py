@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from homeostat.config.base import ResumeClass
@@ -25,6 +26,21 @@ class Change:
     old: Any
     new: Any
     resume: ResumeClass
+
+
+def saved_config(file: Path) -> RunConfig:
+    """Read the resolved config of a run. Raises ValueError with one line that says what is wrong.
+
+    The line has no full stop, because callers put it into a sentence.
+    """
+    try:
+        return RunConfig.model_validate_json(file.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the whole file"
+        raise ValueError(f"{place}: {first['msg']}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(str(error).splitlines()[0]) from None
 
 
 def compare_configs(old: RunConfig, new: RunConfig) -> list[Change]:

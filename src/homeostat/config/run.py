@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from homeostat.config.algorithm import AnyAlgorithm, EbftPolicyConfig, SftConfig
+from homeostat.config.algorithm import (
+    AnyAlgorithm,
+    EbftPolicyConfig,
+    PolicyGradientConfig,
+    SftConfig,
+)
 from homeostat.config.base import PathText, RowAlgorithm, Settings, key
 from homeostat.config.cluster import AnyCluster, InProcessCluster
 from homeostat.config.critic import CriticConfig
@@ -14,13 +19,28 @@ from homeostat.config.ebft import EbftConfig
 from homeostat.config.health import HealthConfig
 from homeostat.config.kind import RunKind
 from homeostat.config.mesh import Mesh
-from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig, ObserveConfig
-from homeostat.config.preference import AnyPreference, PreferenceAlgorithm, PreferenceConfig
-from homeostat.config.reward_model import RewardModelConfig
+from homeostat.config.parts import (
+    ExportSettings,
+    InputSettings,
+    LearningSettings,
+    PublicationSettings,
+    RowLearningSettings,
+    SavingSettings,
+    TrainerSetup,
+)
+from homeostat.config.preference import PreferenceAlgorithm, PreferenceConfig
 from homeostat.config.rewards import RewardsConfig
-from homeostat.config.rollout import AnyEngine, AnyReference, DebugConfig, RolloutConfig
+from homeostat.config.rollout import (
+    AdapterOffReference,
+    AnyEngine,
+    AnyReference,
+    DebugConfig,
+    InitialReference,
+    RolloutConfig,
+)
 from homeostat.config.sync import SyncConfig
 from homeostat.config.trainer import TrainerConfig
 
@@ -169,6 +189,32 @@ class RunConfig(Settings):
         return is_preference and self.preference.reference_logps == "precomputed"
 
     @property
+    def used_reference(self) -> AnyReference | None:
+        """Return the reference that a KL term or preference algorithm needs; None if none does.
+
+        By default it is the policy that the run starts from. Under a fresh adapter, which adds
+        nothing at first, that is the model without it: no copy is needed. An adapter that was
+        loaded (lora.path) is part of the starting policy.
+        """
+        algorithm = self.algorithm
+        if isinstance(algorithm, PreferenceAlgorithm):
+            is_needed = algorithm.needs_reference
+        else:
+            is_needed = isinstance(algorithm, PolicyGradientConfig) and algorithm.kl is not None
+        if not is_needed:
+            return None
+        if self.reference is not None:
+            return self.reference
+        if self.lora is not None and self.lora.is_new:
+            return AdapterOffReference(type="adapter_off")
+        return InitialReference()
+
+    @property
+    def head(self) -> HeadInit | None:
+        """Return where the value head of the trained model starts; None if it predicts tokens."""
+        return "random" if self.kind is RunKind.REWARD_MODEL else None
+
+    @property
     def energy(self) -> EbftConfig | None:
         """Return the settings of the energy; None if the run has none."""
         return self.ebft if isinstance(self.algorithm, EbftPolicyConfig) else None
@@ -196,19 +242,92 @@ class RunConfig(Settings):
         return self.rewards or RewardsConfig()
 
     @property
-    def sft(self) -> SftConfig:
-        """Return the algorithm of a run that is known to be SFT."""
-        assert isinstance(self.algorithm, SftConfig), self.algorithm.type
-        return self.algorithm
+    def for_inputs(self) -> InputSettings:
+        """Return the settings that decide which rows or prompts the run uses."""
+        return InputSettings(
+            seed=self.seed,
+            data=self.data,
+            eval=self.eval,
+            rollout=self.rollout,
+            trainer=self.trainer,
+            energy=self.energy,
+            is_strided=self.is_strided,
+            rows_per_example=self.rows_per_example,
+            rows_per_step=self.rows_per_step,
+        )
 
     @property
-    def rewarding(self) -> RewardModelConfig:
-        """Return the algorithm of a run that is known to train a reward model."""
-        assert isinstance(self.algorithm, RewardModelConfig), self.algorithm.type
-        return self.algorithm
+    def for_rows(self) -> RowLearningSettings:
+        """Return the settings of what is learnt from given rows."""
+        return RowLearningSettings(
+            algorithm=self.algorithm,
+            preference=self.preference,
+            data=self.data,
+            trainer=self.trainer,
+            used_reference=self.used_reference,
+            precomputes_reference=self.precomputes_reference,
+        )
 
     @property
-    def preferring(self) -> AnyPreference:
-        """Return the algorithm of a run that is known to learn from preferences."""
-        assert isinstance(self.algorithm, PreferenceAlgorithm), self.algorithm.type
-        return self.algorithm
+    def for_learning(self) -> LearningSettings:
+        """Return the settings of what is learnt from sampled groups."""
+        return LearningSettings(
+            seed=self.seed,
+            algorithm=self.algorithm,
+            model=self.model,
+            rollout=self.rollout,
+            trainer=self.trainer,
+            mesh=self.mesh,
+            energy=self.energy,
+            is_strided=self.is_strided,
+            critic=self.critic,
+            critic_steps=self.critic_steps,
+        )
+
+    @property
+    def for_publication(self) -> PublicationSettings:
+        """Return the settings of how new weights reach an engine."""
+        return PublicationSettings(
+            engine=self.engine,
+            sync=self.sync,
+            cluster=self.cluster,
+            health=self.health,
+            steps_between_publications=self.steps_between_publications,
+            max_request_tokens=self.max_request_tokens,
+        )
+
+    @property
+    def for_export(self) -> ExportSettings:
+        """Return the settings of the weights that are written in the Hugging Face format."""
+        return ExportSettings(model=self.model, lora=self.lora, checkpoint=self.checkpoint)
+
+    @property
+    def for_saving(self) -> SavingSettings:
+        """Return the settings of when a run is saved, and with what."""
+        return SavingSettings(
+            kind=self.kind,
+            critic=self.critic,
+            eval=self.eval,
+            checkpoint=self.checkpoint,
+            health=self.health,
+            for_export=self.for_export,
+        )
+
+    @property
+    def for_trainer(self) -> TrainerSetup:
+        """Return the settings that a trainer is built from."""
+        return TrainerSetup(
+            seed=self.seed,
+            model=self.model,
+            lora=self.lora,
+            trainer=self.trainer,
+            cluster=self.cluster,
+            mesh=self.mesh,
+            head=self.head,
+            used_reference=self.used_reference,
+            precomputes_reference=self.precomputes_reference,
+            critic=self.critic,
+            energy=self.energy,
+            rows_per_example=self.rows_per_example,
+            longest_example=self.longest_example,
+        )

@@ -17,33 +17,12 @@ from pydantic import Field
 from homeostat.config.base import ByteSize, Settings, key
 from homeostat.config.cluster import AnyBackend, LocalBackend
 from homeostat.config.fp8 import Fp8Config
+from homeostat.config.int4 import Int4Config
+from homeostat.config.optimizer import AdamWConfig, AnyOptimizer
 
 # Activations recomputed in the backward pass: none (false), norms and gates, or whole layers
 # (true).
 Checkpointing = bool | Literal["selective"]
-
-
-class AdamWConfig(Settings):
-    """AdamW with decoupled weight decay. Biases and norm weights are never decayed."""
-
-    type: Literal["adamw"] = "adamw"
-    beta1: float = key(0.9, ge=0, lt=1, help="Decay rate of the running mean of the gradient.")
-    beta2: float = key(
-        0.999, ge=0, lt=1, help="Decay rate of the running mean of the squared gradient."
-    )
-    eps: float = key(1e-8, gt=0, help="Added to the denominator for numerical stability.")
-    weight_decay: float | None = key(
-        None,
-        ge=0,
-        help="Weight decay, applied to matrices only. Default: 0.01; 0 for an adapter (lora), "
-        "because decay would pull the model back to where it started.",
-    )
-
-    @property
-    def decay(self) -> float:
-        """Return the weight decay, which is chosen when a recipe is loaded (config/defaults.py)."""
-        assert self.weight_decay is not None, "chosen at load"
-        return self.weight_decay
 
 
 class Schedule(Settings):
@@ -229,7 +208,7 @@ class TrainerConfig(Settings):
         help="Peak learning rate. The default depends on the method: SFT 2e-5, RL 1e-6; ten "
         "times as much for an adapter (lora).",
     )
-    optimizer: AdamWConfig = key(AdamWConfig(), help="The optimizer.")
+    optimizer: AnyOptimizer = key(AdamWConfig(), help="The optimizer: adamw, muon or adafactor.")
     schedule: AnySchedule = key(
         CosineSchedule(), resume="warn", help="How the learning rate changes over the run."
     )
@@ -248,6 +227,14 @@ class TrainerConfig(Settings):
         None,
         help="Compute linear maps in FP8, over weights in the dtype of `precision`. On a CPU this "
         "is an emulation: the same quantised numbers, slower than without.",
+        resume="warn",
+    )
+    int4: Int4Config | None = key(
+        None,
+        help="Compute with weights rounded to INT4 in groups, over weights in the dtype of "
+        "`precision`; gradients pass the rounding unchanged. The model then loses nothing when it "
+        "is exported in INT4. Default: null, or as the environment variable "
+        "OPEN_TRAINING_INT4_FAKE_QAT_FLAG says.",
     )
     gradient_checkpointing: Checkpointing = key(
         False,

@@ -1,7 +1,7 @@
 """Open the inputs of a run: `train`, `check` and `inspect` all do it with these functions.
 
 data.train, data.validation -> tokenised rows, or prompts (RL) -> checks against tokenizer
-and model -> rows to train on, rows held out -> number of steps
+and model -> rows to train on, rows held out
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from homeostat.config.combinations import find_length_conflicts
 from homeostat.config.curriculum import CurriculumConfig
 from homeostat.config.data import DataConfig, RlSource
+from homeostat.config.parts import InputSettings
 from homeostat.config.rollout import RolloutConfig
-from homeostat.config.run import RunConfig
 from homeostat.data.curriculum import CurriculumDraws
 from homeostat.data.mixing import EpochOrder, Mixture, orders_of
 from homeostat.data.prepare import Progress, prepare_rows, split_rows
@@ -86,7 +85,7 @@ def prepare_row_part(
 
 
 def prepare_prompt_part(
-    config: RunConfig, tokenizer: ChatTokenizer, part: Part, *, progress: Progress | None = None
+    config: InputSettings, tokenizer: ChatTokenizer, part: Part, *, progress: Progress | None = None
 ) -> PromptSet:
     """Tokenise one part of an RL run's prompts, or of the texts that it continues."""
     sources, energy = _sources(config.data, part), config.energy
@@ -101,7 +100,7 @@ def prepare_prompt_part(
     )
 
 
-def choose_rows(config: RunConfig, train: Rows, validation: Rows | None) -> Inputs[Rows]:
+def choose_rows(config: InputSettings, train: Rows, validation: Rows | None) -> Inputs[Rows]:
     """Choose the rows to train on and to hold out."""
     share, together = config.data.validation_share, config.rows_per_example
 
@@ -116,14 +115,6 @@ def choose_rows(config: RunConfig, train: Rows, validation: Rows | None) -> Inpu
         return Inputs(some(train, _all_ids(train)), None)
     train_ids, held_out_ids = split_rows(train.made_from_B, share, config.seed)
     return Inputs(some(train, train_ids), some(train, held_out_ids, most=most))
-
-
-def count_steps(config: RunConfig, num_rows: int) -> int:
-    """Return the number of steps over so many rows. Raises where settings lie beyond the last."""
-    total = config.trainer.total_steps(num_rows, rows_per_step=config.rows_per_step)
-    if problems := find_length_conflicts(config, total_steps=total):
-        raise ConfigError(problems)
-    return total
 
 
 def open_draws(
@@ -158,7 +149,7 @@ def open_draws(
 
 
 def require_turn_end(
-    config: RunConfig, tokenizer: ChatTokenizer, prompts: PromptSet, part: Part
+    config: InputSettings, tokenizer: ChatTokenizer, prompts: PromptSet, part: Part
 ) -> None:
     """Require that a chat has a token that ends the answer, unless the recipe says what ends it."""
     if config.rollout.stop or config.rollout.stop_token_ids or config.is_strided:

@@ -7,16 +7,16 @@ can still be inspected.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from homeostat.algorithms.row_loss import row_loss
+from homeostat.algorithms.row_loss import RowLoss
 from homeostat.config.curriculum import AnyFilter
 from homeostat.config.data import DataConfig
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import InputSettings
 from homeostat.data.inputs import RowSet, choose_rows, prepare_prompt_part, prepare_row_part
 from homeostat.data.loader import PlanLoader
 from homeostat.data.mixing import SourcePart, source_parts
@@ -25,7 +25,7 @@ from homeostat.data.prepare import Progress
 from homeostat.data.prompts import PromptSet
 from homeostat.data.sources import readable
 from homeostat.data.store import BadRow, PrepareReport, RowStore
-from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
+from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
 from homeostat.types import IntArray, TokenRow
 
@@ -121,15 +121,16 @@ class Inspection:
 
 
 def inspect_rows(
-    config: RunConfig,
+    config: InputSettings,
+    tokenizer: ChatTokenizer,
     *,
+    loss: RowLoss,
     cache_dir: Path,
     num_rows: int,
     row_ids: list[int],
     progress: Progress | None = None,
 ) -> Inspection:
     """Tokenise the training rows and inspect `row_ids`, or the first `num_rows`."""
-    tokenizer = load_tokenizer(config.model)
     lenient = _lenient(config.data, overlong=_kept_overlong(config.data))
     store = prepare_row_part(lenient, tokenizer, "train", cache_dir=cache_dir, progress=progress)
     train = choose_rows(config, store, None).train
@@ -147,7 +148,7 @@ def inspect_rows(
             _look_at(store, row_id, tokenizer, rows_per_example=config.rows_per_example)
             for row_id in chosen
         ),
-        updates=_first_updates(config, store, train.ids),
+        updates=_first_updates(config, store, train.ids, loss),
         warnings=tuple(find_warnings(store.report, config.data)),
         unit="rows" if config.rows_per_example == 1 else "pairs",
         mix=_mix(config, train),
@@ -155,11 +156,15 @@ def inspect_rows(
 
 
 def inspect_prompts(
-    config: RunConfig, *, num_rows: int, row_ids: list[int], progress: Progress | None = None
+    config: InputSettings,
+    tokenizer: ChatTokenizer,
+    *,
+    num_rows: int,
+    row_ids: list[int],
+    progress: Progress | None = None,
 ) -> Inspection:
     """Tokenise the training prompts and inspect `row_ids`, or the first `num_rows`."""
-    tokenizer = load_tokenizer(config.model)
-    lenient = config.model_copy(update={"data": _lenient(config.data, overlong="drop")})
+    lenient = replace(config, data=_lenient(config.data, overlong="drop"))
     prompts = prepare_prompt_part(lenient, tokenizer, "train", progress=progress)
     train = choose_rows(config, prompts, None).train
     chosen = row_ids or list(range(min(num_rows, len(prompts))))
@@ -186,7 +191,9 @@ def _described(one: AnyFilter) -> str:
     return ", ".join([one.type, *(f"{name} {value}" for name, value in given.items())])
 
 
-def _mix(config: RunConfig, train: RowSet[RowStore] | RowSet[PromptSet]) -> tuple[SourcePart, ...]:
+def _mix(
+    config: InputSettings, train: RowSet[RowStore] | RowSet[PromptSet]
+) -> tuple[SourcePart, ...]:
     if len(config.data.train) < 2:
         return ()
     per_step = config.rows_per_step
@@ -283,7 +290,7 @@ def length_bins(lengths: IntArray) -> tuple[LengthBin, ...]:
 
 
 def _first_updates(
-    config: RunConfig, store: RowStore, train_ids: IntArray
+    config: InputSettings, store: RowStore, train_ids: IntArray, loss: RowLoss
 ) -> tuple[InspectedUpdate, ...]:
     budget = config.trainer.tokens_per_micro_batch if config.trainer.packing else None
     found = []
@@ -292,7 +299,7 @@ def _first_updates(
         row_ids=train_ids,
         trainer=config.trainer,
         data=config.data,
-        loss=row_loss(config),
+        loss=loss,
         seed=config.seed,
     ) as loader:
         for plan in loader:

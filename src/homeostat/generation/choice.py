@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
+from homeostat.config.data import DataConfig
+from homeostat.config.int4 import Int4Config
 from homeostat.config.model import LoraConfig, ModelConfig
-from homeostat.config.run import RunConfig
+from homeostat.config.resume import saved_config
 from homeostat.errors import CheckpointError, ModelError
 from homeostat.models.adapter_files import ADAPTER_CONFIG, adapter_settings
 from homeostat.models.hf import read_json
@@ -28,14 +28,17 @@ from homeostat.train.checkpoint import CheckpointStore, Found
 class Choice:
     """A model, the adapter on it, and the checkpoint whose trained weights replace the loaded ones.
 
-    `run` is the recipe of the run that the model comes from. `exported` is its checkpoint that has
-    the model in Hugging Face format, so that nothing needs to be replaced.
+    `data`, `seed` and `int4` are those of the run that the model comes from, if it comes from one.
+    `exported` is its checkpoint that has the model in Hugging Face format, so that nothing needs to
+    be replaced.
     """
 
     model: ModelConfig
     adapter: LoraConfig | None = None
     checkpoint: Found | None = None
-    run: RunConfig | None = None
+    data: DataConfig | None = None
+    seed: int = 0
+    int4: Int4Config | None = None
     exported: Found | None = None
 
     def describe(self) -> str:
@@ -50,11 +53,11 @@ class Choice:
     @property
     def was_trained_on_chats(self) -> bool:
         """Return whether prompts go through the chat template; a run answers by its own rows."""
-        if self.run is None:
+        if self.data is None:
             return True
         # Rows of messages are always chats; texts and prompts say so by `chat`.
-        is_text = (source.type == "text" for source in self.run.data.train)
-        chats = (getattr(source, "chat", True) for source in self.run.data.train)
+        is_text = (source.type == "text" for source in self.data.train)
+        chats = (getattr(source, "chat", True) for source in self.data.train)
         return not any(is_text) and all(chats)
 
 
@@ -107,25 +110,32 @@ def _of_adapter(folder: Path, base: Path | None) -> Choice:
 
 
 def _of_run(folder: Path, step: str | None) -> Choice:
-    run, store = saved_recipe(folder), CheckpointStore(RunPaths(folder).checkpoints, read_only=True)
-    found, home = _checkpoint(store, step), _home(folder, run)
+    paths = RunPaths(folder)
+    try:
+        run = saved_config(paths.config_json)
+    except ValueError as why:
+        file = paths.config_json
+        raise ModelError(f"{file}: not the config of a run of this version: {why}.") from None
+    found = _checkpoint(CheckpointStore(paths.checkpoints, read_only=True), step)
+    of_run: Any = {"data": run.data, "seed": run.seed, "int4": run.trainer.int4}
     exported = found.path / "hf"
     if (exported / "config.json").is_file():
         # The model that the run started from need not be there any more.
         own = {"path": str(exported), "init": "pretrained", "tokenizer": None}
         model = run.model.model_copy(update={**own, "chat_template": None})
-        return Choice(model, run=run, exported=found)
+        return Choice(model, **of_run, exported=found)
+    home = _home(folder, Path(run.runs_dir), run.name)
     places = ("path", "tokenizer", "chat_template")
     model = run.model.model_copy(update=_placed(run.model, places, home))
     lora = run.lora and run.lora.model_copy(update=_placed(run.lora, ("path",), home))
-    return Choice(model, lora, checkpoint=found, run=run)
+    return Choice(model, lora, checkpoint=found, **of_run)
 
 
-def _home(folder: Path, run: RunConfig) -> Path:
+def _home(folder: Path, runs_dir: Path, name: str) -> Path:
     """Return the folder that the run was started in: paths of its recipe are relative to it."""
-    below = (*Path(run.runs_dir).parts, run.name)
+    below = (*runs_dir.parts, name)
     whole = folder.resolve().parts
-    if Path(run.runs_dir).is_absolute() or whole[-len(below) :] != below:
+    if runs_dir.is_absolute() or whole[-len(below) :] != below:
         return Path()
     return Path(*whole[: -len(below)])
 
@@ -134,24 +144,6 @@ def _placed(settings: ModelConfig | LoraConfig, names: tuple[str, ...], home: Pa
     """Return the paths among the settings as seen from here."""
     values = {name: getattr(settings, name) for name in names}
     return {name: str(home / value) for name, value in values.items() if value is not None}
-
-
-def saved_recipe(folder: Path) -> RunConfig:
-    """Return the resolved recipe of a run."""
-    file = RunPaths(folder).config_json
-    try:
-        return RunConfig.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = _first(error)
-        raise ModelError(f"{file}: not the config of a run of this version: {why}") from None
-
-
-def _first(error: Any) -> str:
-    if isinstance(error, ValidationError):
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"])) or "the whole file"
-        return f"{place}: {problem['msg']}."
-    return f"{str(error).splitlines()[0]}."
 
 
 def _checkpoint(store: CheckpointStore, step: str | None) -> Found:

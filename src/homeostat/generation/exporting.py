@@ -13,33 +13,49 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
+from homeostat.config.int4 import Int4Config
 from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import ModelError
 from homeostat.generation.choice import Choice
-from homeostat.generation.loading import load_weights, stored_dtype
+from homeostat.generation.loading import int4_group_size, load_weights, stored_dtype
 from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import LoadedModel, open_source, read_configs
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import merged_state
+from homeostat.precision.int4 import GROUP_SIZES
+from homeostat.precision.int4_files import KEY
+from homeostat.train.int4_export import Int4Export
 
 ExportDtype = Literal["auto", "fp32", "bf16", "fp16"]
+# auto: as the model was trained.
+ExportQuantization = Literal["auto", "none", "int4"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SHARD_BYTES = 5 * 10**9
 
 
 def export_model(
-    choice: Choice, folder: Path, *, dtype: ExportDtype = "auto", adapter_only: bool = False
+    choice: Choice,
+    folder: Path,
+    *,
+    dtype: ExportDtype = "auto",
+    adapter_only: bool = False,
+    quantization: ExportQuantization = "auto",
+    group_size: int | None = None,
 ) -> None:
     """Write the model and its tokenizer to a new folder. `auto` keeps the precision of training.
 
     Raises ModelError if the folder exists, so that nothing is overwritten.
     """
+    int4 = _int4(choice, quantization, group_size)
     if folder.exists():
         raise ModelError(f"{folder} exists already. Name a new folder, or move it away.")
     if adapter_only and choice.adapter is None:
         raise ModelError(f"--adapter: {choice.describe()} has no adapter. Leave it out.")
+    if adapter_only and int4 is not None:
+        raise ModelError("--quantization int4 packs whole models. Leave out --adapter.")
     tokenizer = load_tokenizer(choice.model)
     loaded = load_weights(choice, device=torch.device("cpu"), dtype=_compute_dtype(choice, dtype))
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +66,7 @@ def export_model(
             assert choice.adapter is not None, "checked above"
             save_adapter(loaded.module, building, choice.adapter, base_path=choice.model.path)
         else:
-            _save_whole(loaded, building, dtype)
+            _save_whole(loaded, building, dtype, int4)
         tokenizer.save(building)
         os.rename(building, folder)
 
@@ -67,11 +83,51 @@ def _compute_dtype(choice: Choice, dtype: ExportDtype) -> torch.dtype:
     return torch.bfloat16 if named == "bfloat16" else torch.float32
 
 
-def _save_whole(loaded: LoadedModel, folder: Path, dtype: ExportDtype) -> None:
+def _int4(
+    choice: Choice, quantization: ExportQuantization, group_size: int | None
+) -> Int4Config | None:
+    """Return how INT4 weights are grouped; None if plain weights are written."""
+    trained = trained_int4(choice)
+    wanted = quantization == "int4" or (quantization == "auto" and trained is not None)
+    if group_size is not None and not wanted:
+        raise ModelError("--group-size is of INT4 weights. Add --quantization int4.")
+    if not wanted:
+        return None
+    if trained is not None and group_size not in (None, trained.group_size):
+        raise ModelError(
+            f"--group-size {group_size}: the model was trained for INT4 groups of "
+            f"{trained.group_size}, and other groups would round it anew. Leave it out."
+        )
+    try:
+        return trained or Int4Config.model_validate({"group_size": group_size or 128})
+    except ValidationError:
+        raise ModelError(
+            f"--group-size {group_size}: it can be {', '.join(map(str, GROUP_SIZES))}."
+        ) from None
+
+
+def trained_int4(choice: Choice) -> Int4Config | None:
+    """Return the INT4 settings that a model was trained with, or packed with; None without."""
+    size, found = int4_group_size(choice.model), choice.checkpoint or choice.exported
+    if choice.int4 is not None and found is not None:
+        return choice.int4 if found.step >= choice.int4.start_step else None
+    return None if size is None else Int4Config.model_validate({"group_size": size})
+
+
+def _save_whole(
+    loaded: LoadedModel, folder: Path, dtype: ExportDtype, int4: Int4Config | None
+) -> None:
+    stream = merged_state(loaded.module)
+    config = {name: value for name, value in loaded.sheet.source_config.items() if name != KEY}
+    if int4 is not None:
+        export = Int4Export.of(loaded.module, int4)
+        # Weights are rounded to INT4 before anything else is rounded.
+        stream = export.tensors(stream, scale_dtype=_DTYPES.get(dtype))
+        config = export.config(config)
     save_hf(
-        _cast(merged_state(loaded.module), dtype),
+        _cast(stream, dtype),
         folder,
-        source_config=loaded.sheet.source_config,
+        source_config=config,
         generation_config=loaded.sheet.generation_config,
         max_shard_bytes=_SHARD_BYTES,
     )

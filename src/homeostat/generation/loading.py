@@ -6,6 +6,7 @@ Choice -> module with its weights -> checkpoint's weights over them -> adapter m
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,10 +17,13 @@ from homeostat.config.native import NativeEngineConfig
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import EngineError, ModelError
 from homeostat.generation.choice import Choice
+from homeostat.generation.packed_model import load_packed
 from homeostat.models.build import LoadedModel, load_model
 from homeostat.models.decoder import Decoder
+from homeostat.models.hf import read_config
 from homeostat.models.lora import merge_adapters
 from homeostat.precision.bases import base_rewrite
+from homeostat.precision.int4_files import dequantised_tensors, read_group_size
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.train.shards import TensorReader, require_same_shapes
 
@@ -42,6 +46,8 @@ class TextModel:
     device: torch.device
     # Whether a prompt is a user's message, rather than a text to be continued.
     answers_chats: bool
+    # How quantised weights are held, for people; empty for plain ones.
+    note: str = ""
 
     @property
     def max_context(self) -> int | None:
@@ -71,21 +77,49 @@ def load_text_model(
         # Products of numbers below 1e-38 take twenty times as long as those of zeros.
         torch.set_flush_denormal(True)
     tokenizer = load_tokenizer(choice.model)
-    loaded = load_weights(choice, device=place, dtype=dtype)
-    merge_adapters(loaded.module)
+    group_size = int4_group_size(choice.model)
+    is_whole = choice.adapter is None and choice.checkpoint is None
+    note = ""
+    if group_size is not None and is_whole and place.type == "cuda":
+        how = {"group_size": group_size, "device": place, "dtype": dtype}
+        loaded = load_packed(_inference_config(choice.model), **how)
+        note = f"INT4 weights in groups of {group_size} stay packed on the GPU"
+    else:
+        loaded = load_weights(choice, device=place, dtype=dtype)
+        merge_adapters(loaded.module)
+        if group_size is not None:
+            why = "a CPU has no INT4 kernels" if place.type == "cpu" else "an adapter is merged in"
+            shown = str(dtype).removeprefix("torch.")
+            note = f"INT4 weights are dequantised to {shown}: {why}"
     chats = tokenizer.chat_template is not None and choice.was_trained_on_chats
-    return TextModel(loaded, tokenizer, place, chats)
+    return TextModel(loaded, tokenizer, place, chats, note)
+
+
+def int4_group_size(model: ModelConfig) -> int | None:
+    """Return the group size of a checkpoint with packed INT4 weights; None of any other model."""
+    folder = Path(model.path)
+    if not folder.is_dir():
+        return None
+    return read_group_size(read_config(folder), source=f"model.path: {folder}")
 
 
 def load_weights(choice: Choice, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Build the model with the weights that were chosen; an adapter stays beside them."""
+    """Build the model with the weights that were chosen; an adapter stays beside them.
+
+    Packed INT4 weights are dequantised.
+    """
+    group_size, decode = int4_group_size(choice.model), None
+    if group_size is not None:
+        how = {"group_size": group_size, "source": f"model.path: {choice.model.path}"}
+        decode = partial(dequantised_tensors, **how)
     loaded = load_model(
         _inference_config(choice.model),
         choice.adapter,
         dtype=dtype,
         device=device,
-        seed=choice.run.seed if choice.run is not None else 0,
+        seed=choice.seed,
         gradient_checkpointing=False,
+        decode=decode,
         hold=base_rewrite(choice.model),
     )
     if choice.checkpoint is not None:

@@ -9,13 +9,13 @@ Both implementations provide `hidden(tokens_N, positions_N, layout, dropout_keys
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.moe import MoeConfig
@@ -62,6 +62,8 @@ class ModelSheet:
 
 
 Model = Decoder | TransformersModel
+# Turns the tensors of a quantised checkpoint into plain weights.
+Decode = Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]]
 # Exchanges the linear maps of a decoder on the meta device by ones that are held in another format
 # (precision/bases.py); products are computed in the dtype.
 HoldMaps = Callable[[nn.Module, torch.dtype], None]
@@ -86,14 +88,16 @@ def load_model(
     gradient_checkpointing: Checkpointing,
     head: HeadInit | None = None,
     offload_experts: bool = False,
+    decode: Decode | None = None,
     hold: HoldMaps | None = None,
 ) -> LoadedModel:
     """Build the model that `model` and `lora` describe. Refuse one that cannot be trained.
 
     With `head` it has a value head in place of its output matrix, loaded from a sequence classifier
     or else new, as `head` says. With `offload_experts` the matrices of experts are in host memory,
-    and the model cannot compute before `stream_experts` (models/expert_offload.py). `hold` is what
-    model.quantization asks for (precision/bases.py).
+    and the model cannot compute before `stream_experts` (models/expert_offload.py). `decode` turns
+    what the files of a quantised checkpoint hold into plain weights (native decoder). `hold` is
+    what model.quantization asks for (precision/bases.py).
     """
     require_hold(model, hold)
     started = time.perf_counter()
@@ -104,7 +108,8 @@ def load_model(
         require_native_head(model, head)
         module, kernel = _transformers(model, source, gradient_checkpointing, **place)
     else:
-        how = {"head": head, "offload_experts": offload_experts, "hold": hold, **place}
+        how = {"head": head, "offload_experts": offload_experts, "decode": decode, "hold": hold}
+        how |= place
         module, kernel = _native(model, source, config, gradient_checkpointing, **how)
     num_targets = _adapt(module, adapter, seed) if adapter is not None else 0
     if num_targets and device.type == "cuda" and isinstance(module, Decoder):
@@ -200,6 +205,7 @@ def _native(
     seed: int,
     head: HeadInit | None,
     offload_experts: bool,
+    decode: Decode | None,
     hold: HoldMaps | None,
 ) -> tuple[Decoder, str]:
     origin = config_origin(source)
@@ -215,7 +221,7 @@ def _native(
     module = _empty_decoder(shape, flags, model.meta_init, **how)
     if device.type == "cuda":
         lay_side_by_side(module)
-    give_weights(module, model, source, seed=seed, head=head)
+    give_weights(module, model, source, seed=seed, head=head, decode=decode)
     return module, attention_name(module)
 
 
@@ -279,6 +285,7 @@ def give_weights(
     seed: int,
     head: HeadInit | None = None,
     part: weights.Part = weights.all_of_it,
+    decode: Decode | None = None,
 ) -> None:
     """Load the weights of model.path, or draw random ones, for everything except an adapter.
 
@@ -291,6 +298,8 @@ def give_weights(
         return
     is_gguf = isinstance(source, GgufFile)
     stream = source.tensors() if is_gguf else hf.read_tensors(source)
+    if decode is not None:
+        stream = decode(stream)
     where = f"model.path: {source.path if is_gguf else source}"
     stream = stacked_tensors(module.config.moe, stream, source=where)
     if head is not None:

@@ -29,7 +29,9 @@ from torch import Tensor, nn
 from homeostat.errors import ModelError
 from homeostat.models.decoder import Decoder
 from homeostat.models.moe import Experts
+from homeostat.ops.experts import experts_of
 from homeostat.ops.moe_shape import MoeShape
+from homeostat.ops.transfer import SideStream
 
 HOST = torch.device("cpu")
 NUM_SLOTS = 2
@@ -64,7 +66,6 @@ class StreamedExperts(Experts):
     def __init__(self, experts: Experts, stream: ExpertStream, *, number: int) -> None:
         nn.Module.__init__(self)
         self.numerics, self.kernel = experts.numerics, experts.kernel
-        self.product = experts.product
         self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
         self.stream, self.number = stream, number
 
@@ -75,7 +76,7 @@ class StreamedExperts(Experts):
         hosts = self.gate_up_proj, self.down_proj
         here = [_OnDevice.apply(host, place) for host, place in zip(hosts, slot, strict=True)]
         how = {"numerics": self.numerics, "kernel": self.kernel}
-        out_ND = self.product(x_ND, ids_NK, weights_NK, *here, **how)
+        out_ND = experts_of(x_ND, ids_NK, weights_NK, *here, **how)
         if out_ND.requires_grad:
             out_ND.register_hook(self._fetch_again)
         return out_ND
@@ -94,8 +95,8 @@ class ExpertStream:
             tuple(torch.empty_like(host, device=device, requires_grad=False) for host in pair)
             for pair in self._hosts[:NUM_SLOTS]
         ]
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # Slot -> the event that follows its last copy; torch has two types of them.
+        self._side = SideStream(device)
+        # Slot -> the event that follows its last copy.
         self._copied: dict[int, Any] = {}
         # Slot -> the layer that it holds or is about to hold.
         self._held: dict[int, int] = {}
@@ -124,14 +125,8 @@ class ExpertStream:
             self._copy(layer, slot)
 
     def _copy(self, layer: int, slot: int) -> None:
-        if self._side is None:
-            self._fill(layer, slot)
-            return
         # What was launched before this may still read the slot.
-        self._side.wait_stream(torch.cuda.current_stream(self._side.device))
-        with torch.cuda.stream(self._side):
-            self._fill(layer, slot)
-            self._copied[slot] = self._side.record_event()
+        self._copied[slot] = self._side.run(lambda: self._fill(layer, slot))
 
     def _fill(self, layer: int, slot: int) -> None:
         for place, host in zip(self._slots[slot], self._hosts[layer], strict=True):
@@ -140,8 +135,7 @@ class ExpertStream:
             place.data.copy_(host.data, non_blocking=True)
 
     def _wait(self, slot: int) -> None:
-        if self._side is not None:
-            torch.cuda.current_stream(self._side.device).wait_event(self._copied[slot])
+        self._side.wait(self._copied[slot])
 
 
 class _OnDevice(torch.autograd.Function):

@@ -84,6 +84,20 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"model.path: {folder} holds neither {SINGLE} nor {INDEX}.")
 
 
+def tensor_names(folder: Path) -> list[str]:
+    """Return the names of all tensors of the folder, without reading them."""
+    names: list[str] = []
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                names += file.keys()
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"model.path: {path} cannot be read; it is missing, corrupt or truncated ({error})."
+            ) from None
+    return names
+
+
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor of the folder by name, one at a time, on the CPU."""
     for path in weight_files(folder):
@@ -120,7 +134,8 @@ def save_hf(
         parts.append(part)
         names.append(list(shard))
         num_bytes += sum(tensor.nbytes for tensor in shard.values())
-        dtype = next(iter(shard.values())).dtype
+        # Packed integers say nothing of the precision that the model computes in.
+        dtype = next((t.dtype for t in shard.values() if t.is_floating_point()), dtype)
     assert parts, "no tensors to save"
     _name_shards(folder, parts, names, num_bytes)
     _write_json(folder / "config.json", _with_dtype(source_config, dtype))

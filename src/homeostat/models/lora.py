@@ -37,7 +37,7 @@ from homeostat.models.weights import Part, all_of_it, put
 from homeostat.ops.adapters import adapted_linear, added_update
 from homeostat.ops.dropout import DropoutKeys, dropout
 from homeostat.ops.held import HeldLinear, HeldWeight, held_linear, held_weights
-from homeostat.ops.linear import Linear, Numerics, is_plain, plain_product
+from homeostat.ops.linear import Linear, Numerics, is_plain_product, plain_product
 
 ALL_LINEAR = "all-linear"
 
@@ -98,7 +98,7 @@ class LoraLinear(Linear):
         # The adapter stays unmerged, so that trainer and native engine compute the same.
         factors = self.lora_A.weight, self.lora_B.weight
         how = {"scale": self.scaling, "numerics": self.numerics, "dropped": dropped}
-        if is_plain(self.product):
+        if is_plain_product(self.product):
             return adapted_linear(x, self.frozen, bias_O, *factors, **how)
         return added_update(self.product(x, self.weight, bias_O), x, *factors, **how)
 

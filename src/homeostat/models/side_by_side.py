@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
 from homeostat.models.lora import LoraLinear
 from homeostat.ops.held import HeldLinear
-from homeostat.ops.linear import Linear, is_plain
+from homeostat.ops.linear import Linear, is_plain_product
 
 # Rows of A are filled up to a multiple of this: the outputs of a tile (rollout/native/cuda).
 ADAPTER_ROWS = 64
@@ -101,7 +101,7 @@ def adapted_maps(maps: Sequence[nn.Linear]) -> AdaptedMaps | None:
     if not adapted or any(type(linear) not in (Linear, LoraLinear) for linear in maps):
         return None
     weight_OK = joined([linear.weight for linear in maps])
-    if weight_OK is None or not all(is_plain(linear.product) for linear in adapted):
+    if weight_OK is None or not all(is_plain_product(linear.product) for linear in adapted):
         return None
     first, num_inputs = adapted[0], weight_OK.shape[1]
     rank, sizes = first.rank, tuple(linear.weight.shape[0] for linear in maps)

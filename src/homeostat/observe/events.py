@@ -64,8 +64,16 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "model_loaded",
-        "The model is on its device.",
-        ("implementation", "attention", "meta_init", "lora_modules", "bytes", "seconds"),
+        "The model is on its device. `precision`: how layers in another precision compute, if any.",
+        (
+            "implementation",
+            "attention",
+            "meta_init",
+            "lora_modules",
+            "bytes",
+            "seconds",
+            "precision",
+        ),
     ),
     EventInfo(
         "reference_scored",

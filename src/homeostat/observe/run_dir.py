@@ -27,7 +27,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from homeostat.config import RunConfig
 from homeostat.errors import RunDirError, RunDirWriteError
 from homeostat.observe.durable import OUT_OF_SPACE, write_atomically
 from homeostat.observe.expert_load import is_expert_load
@@ -189,14 +188,13 @@ class RunDir(RunPaths):
     def _open_load(self) -> JsonlWriter:
         return JsonlWriter(self.expert_load, is_sound=is_expert_load)
 
-    def write_config(self, config: RunConfig, *, recipe: str) -> None:
-        """Write the resolved config, and the recipe's text as the user gave it.
+    def write_config(self, resolved: str, *, recipe: str) -> None:
+        """Write the resolved config (JSON), and the recipe's text as the user gave it.
 
         Both are complete, because a resumed run needs them, so only the user may read them.
         """
         try:
-            text = config.model_dump_json(indent=2) + "\n"
-            write_atomically(self.config_json, text, mode=0o600)
+            write_atomically(self.config_json, resolved, mode=0o600)
             write_atomically(self.config_yaml, recipe, mode=0o600)
         except OSError as error:
             raise RunDirWriteError(

@@ -68,7 +68,12 @@ def plain_product(numerics: Numerics) -> LinearProduct:
     return partial(linear, numerics=numerics)
 
 
-def is_plain(product: LinearProduct) -> bool:
+def is_plain(module: nn.Module) -> bool:
+    """Return whether a module is a linear map that its weight and bias alone describe."""
+    return type(module) is Linear and is_plain_product(module.product)
+
+
+def is_plain_product(product: LinearProduct) -> bool:
     """Return whether a map's product is its own, and not that of a rewrite."""
     return isinstance(product, partial) and product.func is linear
 

@@ -27,7 +27,6 @@ from homeostat.run.session.session import Session
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
 from homeostat.run.wiring.remedies import RlActions
 from homeostat.run.wiring.rl_setup import RlParts, set_up_rl
-from homeostat.train.build import reference_of
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.step import GuardedStep
 from homeostat.types import Role
@@ -40,7 +39,8 @@ def train_rl(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Ru
     with set_up_rl(config, session) as parts:
         if parts.is_complete:
             log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
-            Saver(config, parts, session, also=parts.feed).add_missing_export(parts.sections())
+            saver = Saver(config.for_saving, parts, session, also=parts.feed)
+            saver.add_missing_export(parts.sections())
         elif config.debug is not None and config.debug.mode == "rollout_only":
             _only_sample(parts, session)
         else:
@@ -54,7 +54,7 @@ def train_rl(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Ru
 def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> None:
     state, recorder, collector = parts.state, session.recorder, parts.collector
     learner = _learner(parts, session)
-    saver = Saver(config, parts, session, also=parts.feed)
+    saver = Saver(config.for_saving, parts, session, also=parts.feed)
     verifier = LogprobVerifier(
         parts.live, trainer=parts.trainer, engine=parts.engine, emit=recorder.event
     )
@@ -72,6 +72,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         started = time.perf_counter()
         parts.reward_problems.step = step
         healer.treat(step)
+        parts.trainer.begin_step(step)
         hooks.before_step(step, parts)
         with healer.rescuing():
             rollouts = collector.collect(step, tell=recorder.status)
@@ -130,7 +131,11 @@ def _prune_journal(parts: RlParts, session: Session) -> None:
 def _learner(parts: RlParts, session: Session) -> Learner:
     config, recorder, state = parts.config, session.recorder, parts.state
     memory = MemoryGuard(
-        parts.trainer, config, run_dir=session.run_dir, emit=recorder.event, state=state
+        parts.trainer,
+        config.for_trainer,
+        run_dir=session.run_dir,
+        emit=recorder.event,
+        state=state,
     )
     guarded = GuardedStep(
         parts.trainer,
@@ -156,7 +161,7 @@ def _learner(parts: RlParts, session: Session) -> Learner:
 
 
 def _refresh_reference(parts: RlParts) -> None:
-    choice = reference_of(parts.config)
+    choice = parts.config.used_reference
     every = getattr(choice, "refresh_steps", None)
     if every is not None and parts.state.step % every == 0:
         parts.trainer.refresh(Role.REFERENCE)
@@ -199,6 +204,7 @@ def _only_sample(parts: RlParts, session: Session) -> None:
     for step in range(1, parts.total_steps + 1):
         started = time.perf_counter()
         parts.reward_problems.step = step
+        parts.trainer.begin_step(step)
         rollouts = parts.collector.collect(step, tell=session.recorder.status)
         parts.state.step = step
         seconds = time.perf_counter() - started

@@ -34,7 +34,7 @@ def train_rows(
     with set_up(config, session, prepare=prepare) as parts:
         if parts.is_complete:
             log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
-            Saver(config, parts, session).add_missing_export({"data": parts.data_state})
+            Saver(config.for_saving, parts, session).add_missing_export({"data": parts.data_state})
         else:
             hooks.started(parts, session)
             _loop(config, parts, session, hooks)
@@ -56,7 +56,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
         decode=parts.tokenizer.decode,
         state=state,
     )
-    saver = Saver(config, parts, session)
+    saver = Saver(config.for_saving, parts, session)
     healer = Healer(
         parts.live,
         watch=session.watch,
@@ -71,6 +71,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
         for plan in plans:
             started = time.perf_counter()
             healer.treat(plan.step)
+            parts.trainer.begin_step(plan.step)
             hooks.before_step(plan.step, parts)
             learning_rate = parts.live.now.trainer.learning_rate(plan.step, parts.total_steps)
             with healer.rescuing(), parts.profiler.around(plan.step, emit=recorder.event):

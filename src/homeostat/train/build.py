@@ -12,18 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.critic import CriticConfig
-from homeostat.config.kind import RunKind
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
-from homeostat.config.preference import PreferenceAlgorithm
-from homeostat.config.rollout import (
-    AdapterOffReference,
-    AnyReference,
-    CheckpointReference,
-    InitialReference,
-)
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import TrainerSetup
+from homeostat.config.rollout import AdapterOffReference, CheckpointReference, InitialReference
 from homeostat.errors import ModelError
 from homeostat.models.build import LoadedModel, ModelSheet, load_model
 from homeostat.models.decoder import Decoder
@@ -31,6 +23,7 @@ from homeostat.models.expert_offload import require_experts, stream_experts
 from homeostat.precision.bases import base_rewrite
 from homeostat.train.expert_bias import is_expert_bias
 from homeostat.train.local import LocalTrainer
+from homeostat.train.precision import rewritten
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
 from homeostat.types import Role
@@ -50,11 +43,12 @@ class LoadModel(Protocol):
     ) -> LoadedModel: ...
 
 
-def local_trainer(config: RunConfig, runtime: Runtime) -> LocalTrainer:
+def local_trainer(config: TrainerSetup, runtime: Runtime) -> LocalTrainer:
     load_here = partial(load, config=config, runtime=runtime)
     models = role_models(config, load_here, starting_policy=_frozen_copy)
     if config.trainer.backend.offload_experts:
         _stream_experts(models, runtime)
+    models = rewritten(models, config.trainer, device=runtime.device)
     return LocalTrainer(models, config.trainer, runtime=runtime, seed=config.seed)
 
 
@@ -67,20 +61,20 @@ def _stream_experts(models: Mapping[Role, RoleModel], runtime: Runtime) -> None:
 
 
 def role_models(
-    config: RunConfig,
+    config: TrainerSetup,
     load: LoadModel,
     *,
     starting_policy: Callable[[LoadedModel], LoadedModel],
 ) -> dict[Role, RoleModel]:
     """The models of a run by their roles. `starting_policy` gives a frozen model with the weights
     that the policy starts from."""
-    policy = load(config.model, config.lora, trained=True, head=head_of(config))
+    policy = load(config.model, config.lora, trained=True, head=config.head)
     rate = config.model.moe.router_bias_update_rate
-    alone = config.published_adapter is not None
+    alone = config.lora is not None and config.lora.publish == "adapter"
     models = {
         Role.POLICY: RoleModel(policy, config=config.trainer, bias_rate=rate, sends_adapter=alone)
     }
-    choice = reference_of(config)
+    choice = config.used_reference
     if isinstance(choice, AdapterOffReference):
         models[Role.REFERENCE] = RoleModel(policy, without_adapter=True)
     elif isinstance(choice, CheckpointReference):
@@ -98,22 +92,17 @@ def role_models(
     return models
 
 
-def head_of(config: RunConfig) -> HeadInit | None:
-    """Return where the value head of the trained model starts; None if it predicts tokens."""
-    return "random" if config.kind is RunKind.REWARD_MODEL else None
-
-
-def critic_lora(config: RunConfig, critic: CriticConfig) -> LoraConfig | None:
+def critic_lora(critic: CriticConfig, lora: LoraConfig | None) -> LoraConfig | None:
     """The critic's adapter: as the policy's, but new if the critic starts from another model."""
-    if config.lora is None or critic.path is None:
-        return config.lora
-    return config.lora.model_copy(update={"path": None})
+    if lora is None or critic.path is None:
+        return lora
+    return lora.model_copy(update={"path": None})
 
 
 def _critic_model(
-    config: RunConfig, critic: CriticConfig, load: LoadModel, policy: ModelSheet
+    config: TrainerSetup, critic: CriticConfig, load: LoadModel, policy: ModelSheet
 ) -> LoadedModel:
-    start, lora = critic.start(config.model), critic_lora(config, critic)
+    start, lora = critic.start(config.model), critic_lora(critic, config.lora)
     with naming("critic.path" if critic.path else "model.path"):
         loaded = load(start, lora, trained=True, head=critic.head_init)
     _require_vocabulary("critic.path", loaded.sheet, policy)
@@ -121,7 +110,7 @@ def _critic_model(
 
 
 def _features(
-    config: RunConfig,
+    config: TrainerSetup,
     models: Mapping[Role, RoleModel],
     starting_policy: Callable[[LoadedModel], LoadedModel],
 ) -> RoleModel:
@@ -134,43 +123,21 @@ def _features(
     return models[Role.REFERENCE]
 
 
-def copies_features(config: RunConfig) -> bool:
+def copies_features(config: TrainerSetup) -> bool:
     """Return whether the features of an energy need a copy of the starting policy."""
     if config.energy is None or _starts_bare(config):
         return False
-    reference = reference_of(config)
+    reference = config.used_reference
     return not isinstance(reference, InitialReference) or reference.refresh_steps is not None
 
 
-def _starts_bare(config: RunConfig) -> bool:
+def _starts_bare(config: TrainerSetup) -> bool:
     """Return whether the starting policy is the model without its adapter."""
-    return config.lora is not None and config.lora.path is None
-
-
-def reference_of(config: RunConfig) -> AnyReference | None:
-    """The reference that a KL term or a preference algorithm asks for; None where none does.
-
-    By default it is the policy that the run starts from. Under a fresh adapter, which adds nothing
-    at first, that is the model without it: no copy is needed. An adapter that was loaded
-    (lora.path) is part of the starting policy.
-    """
-    if not _needs_reference(config):
-        return None
-    if config.reference is not None:
-        return config.reference
-    bare = _starts_bare(config)
-    return AdapterOffReference(type="adapter_off") if bare else InitialReference()
-
-
-def _needs_reference(config: RunConfig) -> bool:
-    algorithm = config.algorithm
-    if isinstance(algorithm, PreferenceAlgorithm):
-        return algorithm.needs_reference
-    return isinstance(algorithm, PolicyGradientConfig) and algorithm.kl is not None
+    return config.lora is not None and config.lora.is_new
 
 
 def _from_checkpoint(
-    config: RunConfig, load: LoadModel, choice: CheckpointReference, policy: ModelSheet
+    config: TrainerSetup, load: LoadModel, choice: CheckpointReference, policy: ModelSheet
 ) -> LoadedModel:
     with naming("reference.path"):
         loaded = load(reference_model(config.model, choice), None, trained=False)
@@ -203,7 +170,7 @@ def load(
     model: ModelConfig,
     lora: LoraConfig | None,
     *,
-    config: RunConfig,
+    config: TrainerSetup,
     runtime: Runtime,
     trained: bool = True,
     head: HeadInit | None = None,

@@ -17,20 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homeostat.algorithms.policy import policy_spec
-from homeostat.algorithms.row_loss import row_loss
 from homeostat.algorithms.value import value_spec
-from homeostat.config.algorithm import PolicyGradientConfig
+from homeostat.config.optimizer import AnyOptimizer
+from homeostat.config.parts import TrainerSetup
 from homeostat.config.rollout import AdapterOffReference, InitialReference
-from homeostat.config.run import RunConfig
 from homeostat.models.expert_offload import NUM_SLOTS
 from homeostat.models.shape_only import ShapeDecoder, shape_decoder
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
 from homeostat.precision.bases import base_rewrite
-from homeostat.train.build import copies_features, critic_lora, head_of, reference_of
+from homeostat.train.build import copies_features, critic_lora
 from homeostat.train.forward import Forward
+from homeostat.train.optim_memory import optimizer_bytes
+from homeostat.train.precision import copy_bytes
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, TrainBatch
 
@@ -48,7 +48,7 @@ class UpdateMemory:
     critic: int = 0
     # Of each part of a micro-batch that is computed at one time (train/lanes.py).
     lanes: int = 0
-    # Experts that are offloaded to host memory, with their gradients and optimizer state.
+    # What is offloaded to host memory: the optimizer's state and masters; experts with all of it.
     host: int = 0
 
     @property
@@ -77,23 +77,27 @@ class _Trained:
         return self.weights + self.optimizer + self.gradients
 
 
-def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> UpdateMemory:
-    """For an update whose largest micro-batch is `batch`, on one of the ranks."""
+def estimate_update(
+    config: TrainerSetup, runtime: Runtime, batch: TrainBatch, loss: LossSpec
+) -> UpdateMemory:
+    """For an update by `loss` whose largest micro-batch is `batch`, on one of the ranks."""
     how = {
         "dtype": runtime.dtype,
         "kernel": _kernel(config, runtime),
         "gradient_checkpointing": config.trainer.gradient_checkpointing,
     }
-    has_head = head_of(config) is not None
+    has_head = config.head is not None
     hold = base_rewrite(config.model)
     shape = shape_decoder(config.model, config.lora, has_value_head=has_head, hold=hold, **how)
-    policy = _trained(config, runtime, shape, batch, _loss_spec(config, batch))
+    how_trained = {"optimizer": config.trainer.optimizer}
+    policy = _trained(config, runtime, shape, batch, loss, **how_trained)
     critic = None
     if config.critic is not None:
-        start, lora = config.critic.start(config.model), critic_lora(config, config.critic)
+        start, lora = config.critic.start(config.model), critic_lora(config.critic, config.lora)
         model = shape_decoder(start, lora, has_value_head=True, hold=hold, **how)
         spec = value_spec(denominator=1.0, clip=config.critic.clip)
-        critic = _trained(config, runtime, model, _value_batch(batch), spec)
+        how_trained = {"optimizer": config.critic.optimizer}
+        critic = _trained(config, runtime, model, _value_batch(batch), spec, **how_trained)
     shards, slots = config.mesh.num_shards, _slot_bytes(config, shape)
     here, offloaded = _placed(config, shape)
     return UpdateMemory(
@@ -111,21 +115,30 @@ def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> U
 
 
 def _trained(
-    config: RunConfig, runtime: Runtime, shape: ShapeDecoder, batch: TrainBatch, spec: LossSpec
+    config: TrainerSetup,
+    runtime: Runtime,
+    shape: ShapeDecoder,
+    batch: TrainBatch,
+    spec: LossSpec,
+    *,
+    optimizer: AnyOptimizer,
 ) -> _Trained:
     """Moments, and below fp32 the masters and the gradients that are summed for them."""
     here, offloaded = _placed(config, shape)
-    has_masters = runtime.dtype != torch.float32
+    is_low = runtime.dtype != torch.float32
     # Those of fp32 parameters stay where autograd leaves them, unless that is host memory.
-    freed = {p for p in shape.parameters() if has_masters or p in offloaded}
+    freed = {p for p in shape.parameters() if is_low or p in offloaded}
     num_trained = sum(p.numel() for p in here if p.requires_grad)
+    copies = copy_bytes(config.trainer, runtime, shape)
+    state = optimizer_bytes(optimizer, shape.named_parameters(), config.trainer, offloaded)
+    num_away = sum(p.numel() for p in offloaded if p.requires_grad)
     return _Trained(
-        weights=_num_bytes(here) + _slot_bytes(config, shape),
-        optimizer=num_trained * (12 if has_masters else 8),
-        gradients=num_trained * 4 if has_masters else 0,
-        work=_work(config, runtime, shape, batch, spec, freed=freed),
+        weights=_num_bytes(here) + _slot_bytes(config, shape) + copies,
+        optimizer=state.device,
+        gradients=num_trained * 4 if is_low else 0,
+        work=max(_work(config, runtime, shape, batch, spec, freed=freed), state.work),
         num_trained=num_trained,
-        host=_host_bytes(offloaded, has_masters=has_masters),
+        host=_num_bytes(offloaded) + num_away * 4 + state.host,
     )
 
 
@@ -135,7 +148,7 @@ def _value_batch(batch: TrainBatch) -> TrainBatch:
     return replace(batch, columns={"value": empty_N, "return": empty_N})
 
 
-def _placed(config: RunConfig, shape: ShapeDecoder) -> tuple[list[Tensor], set[Tensor]]:
+def _placed(config: TrainerSetup, shape: ShapeDecoder) -> tuple[list[Tensor], set[Tensor]]:
     """Return the parameters on the device, and those that stay in host memory."""
     if not config.trainer.backend.offload_experts:
         return list(shape.parameters()), set()
@@ -143,7 +156,7 @@ def _placed(config: RunConfig, shape: ShapeDecoder) -> tuple[list[Tensor], set[T
     return [p for p in shape.parameters() if p not in away], away
 
 
-def _slot_bytes(config: RunConfig, shape: ShapeDecoder) -> int:
+def _slot_bytes(config: TrainerSetup, shape: ShapeDecoder) -> int:
     """Return the bytes of the device's slots for offloaded experts."""
     if not config.trainer.backend.offload_experts:
         return 0
@@ -151,20 +164,14 @@ def _slot_bytes(config: RunConfig, shape: ShapeDecoder) -> int:
     return sum(_num_bytes(block.experts.parameters()) for block in blocks)
 
 
-def _host_bytes(offloaded: Collection[Tensor], *, has_masters: bool) -> int:
-    """Return the bytes of host memory: weights, summed gradients, moments, masters below fp32."""
-    trained = sum(p.numel() for p in offloaded if p.requires_grad)
-    return _num_bytes(offloaded) + trained * (16 if has_masters else 12)
-
-
 def _num_bytes(parameters: Iterable[Tensor]) -> int:
     return sum(p.numel() * p.element_size() for p in parameters)
 
 
-def _reference_bytes(config: RunConfig, parameters: Iterable[Tensor], *, slots: int = 0) -> int:
+def _reference_bytes(config: TrainerSetup, parameters: Iterable[Tensor], *, slots: int = 0) -> int:
     """Bytes of those parameters of the reference, and of the model of features, that they do not
     share with the policy, and of their slots, over all ranks."""
-    choice, parameters = reference_of(config), list(parameters)
+    choice, parameters = config.used_reference, list(parameters)
     # In one process a copy of the policy shares what is frozen; ranks load the files again.
     is_local = config.trainer.backend.type == "local"
     copied = _num_bytes(p for p in parameters if p.requires_grad or not is_local) + slots
@@ -176,7 +183,7 @@ def _reference_bytes(config: RunConfig, parameters: Iterable[Tensor], *, slots: 
     return features + _num_bytes(parameters) + slots
 
 
-def estimate_prefill(config: RunConfig, runtime: Runtime, *, num_tokens: int) -> int:
+def estimate_prefill(config: TrainerSetup, runtime: Runtime, *, num_tokens: int) -> int:
     """Bytes that a pass over so many prompt tokens needs, without gradients."""
     kernel = _kernel(config, runtime)
     how = {"dtype": runtime.dtype, "kernel": kernel, "gradient_checkpointing": False}
@@ -189,7 +196,7 @@ def estimate_prefill(config: RunConfig, runtime: Runtime, *, num_tokens: int) ->
 
 
 def _work(
-    config: RunConfig,
+    config: TrainerSetup,
     runtime: Runtime,
     shape: ShapeDecoder,
     batch: TrainBatch,
@@ -217,7 +224,7 @@ def _drop_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def _kernel(config: RunConfig, runtime: Runtime) -> str:
+def _kernel(config: TrainerSetup, runtime: Runtime) -> str:
     how = {"dtype": runtime.dtype, "kernel": "sdpa", "gradient_checkpointing": False}
     shape = shape_decoder(config.model, None, hold=base_rewrite(config.model), **how).config
     return resolve_kernel(
@@ -225,17 +232,4 @@ def _kernel(config: RunConfig, runtime: Runtime) -> str:
         device_type=runtime.device.type,
         dtype=runtime.dtype,
         head_dim=shape.head_dim,
-    )
-
-
-def _loss_spec(config: RunConfig, batch: TrainBatch) -> LossSpec:
-    algorithm = config.algorithm
-    if not isinstance(algorithm, PolicyGradientConfig):
-        return row_loss(config).spec(batch.rows())
-    kl = algorithm.kl
-    return policy_spec(
-        algorithm,
-        denominator=1.0,
-        temperature=config.rollout.temperature,
-        kl_coefficient=kl.coefficient if kl is not None and kl.place == "loss" else None,
     )

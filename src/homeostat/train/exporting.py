@@ -8,20 +8,40 @@ from typing import Any
 
 from torch import Tensor
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import ExportSettings
 from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import ModelSheet
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import adapter_state, merged_state, saved_parameters
 from homeostat.models.value_head import classifier_config
+from homeostat.precision.int4_rewrite import Int4Rewrite
+from homeostat.train.int4_export import Int4Export
 from homeostat.train.roles import RoleState
 from homeostat.train.sharding import Shards
 
 
 def whole_weights(state: RoleState, shards: Shards) -> Iterator[tuple[str, Tensor]]:
-    """All weights under canonical HF names, adapters merged in, gathered one at a time."""
+    """All weights under canonical HF names, adapters merged in, gathered one at a time.
+
+    Weights that are computed with in INT4 are the rounded ones: whoever gets them computes the same
+    model, and packing them anew changes nothing (precision/int4.py).
+    """
+    int4 = int4_of(state)
+    rounded = {} if int4 is None else int4.computed_weights()
+    by_parameter = {id(p): rounded[name] for name, p in state.named_parameters() if name in rounded}
+
+    def whole(parameter: Tensor) -> Tensor:
+        found = by_parameter.get(id(parameter))
+        return shards.whole(parameter) if found is None else found
+
     with state.acting() as model:
-        yield from merged_state(model, whole=shards.whole)
+        yield from merged_state(model, whole=whole)
+
+
+def int4_of(state: RoleState) -> Int4Rewrite | None:
+    """Return the INT4 layers of a role, if they are rounded now."""
+    found = (rewrite for rewrite in state.rewrites if isinstance(rewrite, Int4Rewrite))
+    return next((rewrite for rewrite in found if rewrite.is_active), None)
 
 
 def sent_weights(state: RoleState, shards: Shards) -> Iterator[tuple[str, Tensor]]:
@@ -33,8 +53,8 @@ def sent_weights(state: RoleState, shards: Shards) -> Iterator[tuple[str, Tensor
         yield name, shards.whole(tensor)
 
 
-def export_role(state: RoleState, folder: Path, config: RunConfig, *, shards: Shards) -> None:
-    """All weights, or the adapter where lora.export says so."""
+def export_role(state: RoleState, folder: Path, config: ExportSettings, *, shards: Shards) -> None:
+    """All weights, packed if they are trained in INT4; or the adapter where lora.export says so."""
     with shards.naming_disk():
         if config.lora is not None and config.lora.export == "adapter":
             _export_adapter(state, folder, config, shards)
@@ -42,9 +62,13 @@ def export_role(state: RoleState, folder: Path, config: RunConfig, *, shards: Sh
             _export_whole(state, folder, config, shards)
 
 
-def _export_whole(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:
+def _export_whole(state: RoleState, folder: Path, config: ExportSettings, shards: Shards) -> None:
     stream = whole_weights(state, shards)
     source_config, generation_config = _configs(state.sheet)
+    int4 = int4_of(state)
+    if int4 is not None:
+        export = Int4Export.of(state.model, int4.config)
+        stream, source_config = export.tensors(stream), export.config(source_config)
     try:
         if shards.is_first:
             save_hf(
@@ -67,7 +91,7 @@ def _configs(sheet: ModelSheet) -> tuple[Mapping[str, Any], Mapping[str, Any] | 
     return sheet.source_config, sheet.generation_config
 
 
-def _export_adapter(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:
+def _export_adapter(state: RoleState, folder: Path, config: ExportSettings, shards: Shards) -> None:
     assert config.lora is not None, "an adapter is exported where there is one"
     if shards.is_first:
         base = config.model.path

@@ -69,9 +69,11 @@ def _splits(state: RoleState) -> bool:
     """Return whether parts of a micro-batch may be computed at the same time.
 
     With dropout they may not: it is drawn by keys that the model holds for one batch at a time.
+    Histories of delayed scaling are written for one batch at a time, too.
     """
     can_split = isinstance(state.model, Decoder) and not state.forward.has_dropout
-    return can_split and state.training is not None
+    records = any(rewrite.state() for rewrite in state.rewrites)
+    return can_split and not records and state.training is not None
 
 
 def _in_lanes(
@@ -94,5 +96,5 @@ def _in_lanes(
         found.append(done)
         for name, grad in zip(optimizer.params, grads, strict=True):
             if grad is not None:
-                optimizer.add_grad(name, grad)
+                optimizer.gradients.add(name, grad)
     return found

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import TrainerSetup
 
 Site = dict[str, str | int]
 
@@ -147,13 +147,13 @@ def _call_site(frames: list[dict[str, Any]]) -> str:
     return " < ".join(names) or "(recorded before the history began)"
 
 
-def ladder_text(config: RunConfig, *, longest_row: int, largest_batch: int = 0) -> str:
+def ladder_text(config: TrainerSetup, *, longest_row: int, largest_batch: int = 0) -> str:
     ladder = memory_ladder(config, longest_row=longest_row, largest_batch=largest_batch)
     steps = "\n".join(f"  {number}. {text}" for number, text in enumerate(ladder, 1))
     return f"What to try, least disruptive first:\n{steps}"
 
 
-def memory_ladder(config: RunConfig, *, longest_row: int, largest_batch: int = 0) -> list[str]:
+def memory_ladder(config: TrainerSetup, *, longest_row: int, largest_batch: int = 0) -> list[str]:
     """Settings that would lower the peak, least disruptive first; those in force are left out.
 
     `largest_batch`: tokens of the largest micro-batch, where it can still be made smaller.

@@ -154,8 +154,8 @@ class Replay:
     def bad_gradients(self) -> list[str]:
         assert self.state.training is not None, "an update is of a role that is trained"
         self.trainer.hand_over(self.plan.role)
-        masters = self.state.training.optimizer.masters
-        return self._bad_anywhere([(name, master.grad) for name, master in masters.items()])
+        gradients, names = self.state.training.optimizer.gradients, self.state.training.params
+        return self._bad_anywhere([(name, gradients.of(name)) for name in names])
 
     def bad_operation(self, batch: TrainBatch) -> str:
         """The operation whose gradient was NaN; '' where that cannot be known."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import TrainerSetup
 from homeostat.errors import HomeostatError, OutOfMemoryHaltError
 from homeostat.observe.run_dir import RunDir
 from homeostat.ops.memory import is_out_of_memory
@@ -41,7 +41,7 @@ class MemoryGuard:
     def __init__(
         self,
         trainer: Trainer,
-        config: RunConfig,
+        config: TrainerSetup,
         *,
         run_dir: RunDir,
         emit: EmitEvent,

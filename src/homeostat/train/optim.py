@@ -1,195 +1,195 @@
-"""AdamW over fp32 masters, with exact gradient accumulation.
+"""The optimizer of a model: masters, summed gradients, and a rule that updates.
 
 Parameters live in the compute dtype at fixed addresses. Where that is fp32, a parameter is its own
-master. Where it is bf16, the optimizer owns an fp32 master and an fp32 gradient: each micro-batch's
-bf16 gradient is added to the fp32 one as soon as autograd has made it and then freed, so nothing
-is summed in bf16; after a step the masters are written back into the parameters in place. The first
-micro-batch of an update overwrites what the fp32 gradient held: nothing has to be zeroed.
+master. Where it is bf16, the optimizer owns an fp32 master, and after a step the masters are
+written back into the parameters in place; with `masters: bf16` there are none, and the rule rounds
+its updates stochastically into the parameters. Gradients are summed in fp32 (train/gradients.py).
 
-However a gradient was computed (by `backward`, or by `torch.autograd.grad`, which fires no hooks),
-it reaches its master through `MasterAdamW.add_grad`.
+The rule is AdamW, Muon or Adafactor (train/optimizers). With `offload_to` its state and the masters
+are in host memory, and pass through the device when they are updated (train/host_state.py).
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from homeostat.config.trainer import AdamWConfig
-from homeostat.train.frozen import CHUNK_ELEMENTS
+from homeostat.config.optimizer import AnyOptimizer
+from homeostat.errors import CheckpointError
+from homeostat.ops.stochastic import tensor_key
+from homeostat.train.frozen import checksums
+from homeostat.train.gradients import Gradients, stacked, tensor_norms
+from homeostat.train.host_state import HOST, HostMemory, HostState
+from homeostat.train.optimizers.catalogue import rule_of
+from homeostat.train.optimizers.slots import STEP, Rule, Slot
 
 # torch.nn.utils.clip_grad_norm_ adds the same, so that clipped norms agree with other trainers.
 CLIP_EPS = 1e-6
 
 
-class EagerAdamW(torch.optim.AdamW):
-    """torch's AdamW without the wrappers that import torch's compiler, which takes seconds.
+class MasterOptimizer:
+    """The optimizer of one model. State is allocated at once: memory is known from the start.
 
-    They only matter to an optimizer that is compiled. `step` must be called without gradients.
+    `seed` chooses the random bits of stochastic rounding. `offload_to` is the device that updates
+    state in host memory; None where the state is beside its parameters.
     """
 
-    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
-    step = inspect.unwrap(torch.optim.AdamW.step)
-
-
-class MasterAdamW:
-    """The optimizer of one model. Moments are allocated at once: memory is known from the start."""
-
-    def __init__(self, named: Iterable[tuple[str, Tensor]], config: AdamWConfig) -> None:
+    def __init__(
+        self,
+        named: Iterable[tuple[str, Tensor]],
+        config: AnyOptimizer,
+        *,
+        seed: int = 0,
+        offload_to: torch.device | None = None,
+    ) -> None:
         self.params = {name: param for name, param in named if param.requires_grad}
         assert self.params, "nothing is trainable"
-        self.masters = {name: _master_of(param) for name, param in self.params.items()}
-        # Held throughout: an update never waits for memory that another one took.
-        self._totals = {
-            name: torch.zeros_like(master)
-            for name, master in self.masters.items()
-            if master is not self.params[name]
+        self.config = config
+        self.gradients = Gradients(self.params)
+        self.rule = rule_of(config)
+        memory = None if offload_to is None else HostMemory(pinned=offload_to.type == "cuda")
+        how = {"seed": seed, "offload_to": offload_to, "memory": memory}
+        self.slots = {
+            name: make_slot(name, param, config, self.rule, **how)
+            for name, param in self.params.items()
         }
-        for name, total in self._totals.items():
-            # The hook holds no reference back to the parameter or to this object: a trainer that
-            # nobody holds must free its memory at once, not at the next garbage collection.
-            take = partial(_take_grad, self.masters[name], total)
-            self.params[name].register_post_accumulate_grad_hook(take)
-        pairs = [(self.params[name], master) for name, master in self.masters.items()]
-        self._copied = [(param, master) for param, master in pairs if param is not master]
-        matrices = [m for m in self.masters.values() if m.ndim >= 2]
-        vectors = [m for m in self.masters.values() if m.ndim < 2]
-        groups = [
-            {"params": group, "weight_decay": decay}
-            for group, decay in ((matrices, config.decay), (vectors, 0.0))
-            if group
-        ]
-        betas = (config.beta1, config.beta2)
-        self.adamw = EagerAdamW(groups, lr=0.0, betas=betas, eps=config.eps, fused=True)
-        for master in self.masters.values():
-            self.adamw.state[master] = {
-                "step": torch.zeros((), dtype=torch.float32, device=master.device),
-                "exp_avg": torch.zeros_like(master),
-                "exp_avg_sq": torch.zeros_like(master),
-            }
+        self.host: HostState | None = None
+        if offload_to is not None:
+            slots = [(slot, self.params[name]) for name, slot in self.slots.items()]
+            away = {name for name, param in self.params.items() if param.device != offload_to}
+            self.host = HostState(slots, self.rule, device=offload_to, on_host=away)
+        self._norms: dict[str, Tensor] = {}
+
+    @property
+    def masters(self) -> dict[str, Tensor]:
+        """Return the weights that are updated, by name; offloaded ones are in host memory."""
+        self._settle()
+        return {name: slot.master for name, slot in self.slots.items()}
 
     def zero_grad(self) -> None:
-        for name, master in self.masters.items():
-            self.params[name].grad = None
-            master.grad = None
-
-    def add_grad(self, name: str, grad: Tensor) -> None:
-        """Add a micro-batch's gradient to that of the parameter's master, in the master's dtype."""
-        master, total = self.masters[name], self._totals.get(name)
-        if total is None:
-            master.grad = grad if master.grad is None else master.grad.add_(grad)
-        else:
-            _add_to_master(master, total, grad)
-
-    def grads(self) -> list[Tensor]:
-        return [m.grad for m in self.masters.values() if m.grad is not None]
+        self.gradients.clear()
 
     def grad_norm(self) -> Tensor:
         """Norm over all gradients, before clipping, as a device scalar."""
-        assert self.grads(), "no gradient has reached the optimizer"
-        return torch.linalg.vector_norm(tensor_norms(self.grads()))
+        return self.gradients.norm()
 
     @torch.no_grad()
-    def step(self, *, learning_rate: float, grad_norm: float, max_grad_norm: float | None) -> None:
+    def step(
+        self,
+        *,
+        learning_rate: float,
+        grad_norm: float,
+        max_grad_norm: float | None,
+        measure: bool = False,
+    ) -> None:
+        """Update all that has a gradient; with `measure`, note how far each tensor moved."""
         if max_grad_norm is not None:
             scale = max_grad_norm / (grad_norm + CLIP_EPS)
             if scale < 1.0:
-                for grads in _by_device(self.grads()):
-                    torch._foreach_mul_(grads, scale)  # pyright: ignore[reportPrivateImportUsage]
-        for group in self.adamw.param_groups:
-            group["lr"] = learning_rate
-        self.adamw.step()
+                self.gradients.scale(scale)
+        grads = self.gradients.present()
+        self.rule.count([self.slots[name] for name in grads])
+        how = {"learning_rate": learning_rate, "measure": measure}
+        if self.host is not None:
+            self._norms = self.host.update(grads, **how)
+            return
+        pieces = [self.slots[name].whole(grad) for name, grad in grads.items()]
+        self._norms = dict(zip(grads, self.rule.update(pieces, **how), strict=False))
         self.write_back()
 
-    def update_norms(self, learning_rate: float) -> Tensor:
-        """Norm of what the last step took off each master, weight decay aside, from the moments.
+    def update_norms(self) -> Tensor:
+        """Norm of what the last step, which was measured, took off each master, decay aside."""
+        nothing = next(iter(self._norms.values())).new_zeros(())
+        return stacked([self._norms.get(name, nothing) for name in self.slots])
 
-        lr * (m / c1) / (sqrt(v / c2) + eps) = lr sqrt(c2) / c1 * m / (sqrt(v) + eps sqrt(c2)) with
-        c = 1 - beta^step: all but one sum and one quotient is done for all tensors at once.
-        """
-        (beta1, beta2), eps = (self.adamw.param_groups[0][name] for name in ("betas", "eps"))
-        states = [self.adamw.state[master] for master in self.masters.values()]
-        # A tensor that never had a gradient has moments of 0, and no step to correct for.
-        count = stacked([state["step"] for state in states]).clamp_min(1)
-        root = (1 - beta2**count).sqrt()
-        norms = [
-            _norm_of_quotient(state["exp_avg"], state["exp_avg_sq"], small)
-            for state, small in zip(states, (eps * root).unbind(), strict=True)
-        ]
-        return stacked(norms) * (learning_rate * root / (1 - beta1**count))
+    def checksums(self) -> dict[str, Tensor]:
+        """Return a checksum of the bits of each master."""
+        if self.host is None:
+            return checksums((name, slot.master) for name, slot in self.slots.items())
+        parts = self.host.masters()
+        found: dict[str, Tensor] = {}
+        for name, part in parts:
+            total = checksums([(name, part)])[name]
+            found[name] = found[name] + total if name in found else total
+        return {name: found[name] for name in self.slots}
+
+    def master_norms(self) -> Tensor:
+        """Return the norm of each master, in order."""
+        if self.host is None:
+            return tensor_norms([slot.master for slot in self.slots.values()])
+        squares: dict[str, list[Tensor]] = {name: [] for name in self.slots}
+        for name, part in self.host.masters():
+            squares[name].append(torch.linalg.vector_norm(part.float()))
+        return stacked([torch.linalg.vector_norm(stacked(norms)) for norms in squares.values()])
 
     def write_back(self) -> None:
         """Copy the masters into the parameters that are not masters themselves."""
-        params = [param.data for param, _ in self._copied]
-        masters = [master for _, master in self._copied]
-        for pair in zip(_by_device(params), _by_device(masters), strict=True):
-            torch._foreach_copy_(*pair)  # pyright: ignore[reportPrivateImportUsage]
+        groups: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+        for name, slot in self.slots.items():
+            param = self.params[name].data
+            if not slot.is_own:
+                groups.setdefault((param.device, slot.master.device), []).append(
+                    (param, slot.master)
+                )
+        for pairs in groups.values():
+            params, masters = map(list, zip(*pairs, strict=True))
+            torch._foreach_copy_(params, masters)  # pyright: ignore[reportPrivateImportUsage]
+
+    def loaded(self) -> None:
+        """Take over what was read from a checkpoint into the tensors of `state`."""
+        self.write_back()
+        if self.host is not None:
+            self.host.forget()
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and, where they are not the parameters themselves, masters."""
+        """Return the rule's state and, where they are not the parameters themselves, masters."""
+        self._settle()
         tensors: dict[str, Tensor] = {}
-        for name, master in self.masters.items():
-            moments = self.adamw.state[master]
-            tensors[f"step.{name}"] = moments["step"]
-            tensors[f"exp_avg.{name}"] = moments["exp_avg"]
-            tensors[f"exp_avg_sq.{name}"] = moments["exp_avg_sq"]
-            if master is not self.params[name]:
-                tensors[f"master.{name}"] = master
+        for name, slot in self.slots.items():
+            tensors |= {f"{key}.{name}": tensor for key, tensor in slot.state.items()}
+            if not slot.is_own:
+                tensors[f"master.{name}"] = slot.master
         return tensors
 
-
-def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the fp32 norm of each tensor, in order, on one device."""
-    # By device and tensor, because a list is not computed in one go over several devices.
-    found: dict[int, Tensor] = {}
-    for group in _by_device(tensors):
-        norms = torch._foreach_norm(group)  # pyright: ignore[reportPrivateImportUsage]
-        found |= dict(zip(map(id, group), norms, strict=True))
-    return stacked([found[id(tensor)].float() for tensor in tensors])
+    def _settle(self) -> None:
+        """Wait until host memory holds the result of the last update."""
+        if self.host is not None:
+            self.host.settle()
 
 
-def stacked(scalars: Sequence[Tensor]) -> Tensor:
-    """Stack scalars on one device: on the GPU if one of them is there."""
-    devices = dict.fromkeys(scalar.device for scalar in scalars)
-    device = next((device for device in devices if device.type != "cpu"), next(iter(devices)))
-    return torch.stack([scalar.to(device) for scalar in scalars])
+def make_slot(
+    name: str,
+    param: Tensor,
+    config: AnyOptimizer,
+    rule: Rule,
+    *,
+    seed: int,
+    offload_to: torch.device | None = None,
+    memory: HostMemory | None = None,
+) -> Slot:
+    """Return a parameter's slot with new state; all but the count is in `memory`, if given."""
+    decay = config.decay if param.ndim >= 2 else 0.0
+    is_own = param.dtype == torch.float32 or config.masters == "bf16"
+    place = param.device if memory is None else HOST
+    master = param.detach() if is_own else param.detach().to(place, torch.float32, copy=True)
+    state = rule.begin(name, master, device=place, computes=offload_to or param.device)
+    if memory is not None:
+        master = master if is_own else memory.keep(master)
+        state = {key: t if key == STEP else memory.keep(t) for key, t in state.items()}
+    return Slot(name, master, decay, tensor_key(seed, name), is_own, state)
 
 
-def _by_device(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Split a list by device, in order. Offloaded experts are in host memory, the rest is not."""
-    groups: dict[torch.device, list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(tensor.device, []).append(tensor)
-    return list(groups.values())
-
-
-def _norm_of_quotient(mean: Tensor, square: Tensor, small: Tensor) -> Tensor:
-    """Norm of mean / (sqrt(square) + small), by chunks: never a copy of a whole tensor."""
-    chunks = zip(*(t.reshape(-1).split(CHUNK_ELEMENTS) for t in (mean, square)), strict=True)
-    small = small.to(mean.device)
-    norms = [torch.linalg.vector_norm(m / v.sqrt().add_(small)) for m, v in chunks]
-    return torch.linalg.vector_norm(torch.stack(norms))
-
-
-def _take_grad(master: Tensor, total: Tensor, param: Tensor) -> None:
-    """Move the gradient that `backward` left on a parameter to its fp32 master."""
-    assert param.grad is not None
-    _add_to_master(master, total, param.grad)
-    param.grad = None
-
-
-def _add_to_master(master: Tensor, total: Tensor, grad: Tensor) -> None:
-    """Add a gradient to `total`, which is the master's gradient from its first use on."""
-    if master.grad is None:
-        master.grad = total.copy_(grad)
-    else:
-        total.add_(grad)
-
-
-def _master_of(param: Tensor) -> Tensor:
-    """The parameter itself where it is fp32, else an fp32 copy of it."""
-    return param if param.dtype == torch.float32 else param.detach().float().clone()
+def require_same_kind(own: Iterable[str], stored: Iterable[str]) -> None:
+    """Raise CheckpointError if another kind of optimizer, or of moments, wrote the state."""
+    kinds = [
+        sorted({name.partition(".")[0] for name in names} - {"master"}) for names in (own, stored)
+    ]
+    if kinds[0] != kinds[1]:
+        raise CheckpointError(
+            "the optimizer state in the checkpoint is that of another optimizer: it holds "
+            f"{', '.join(kinds[1])}, and trainer.optimizer needs {', '.join(kinds[0])}. Restore "
+            "trainer.optimizer (type and moments), or give this run another name."
+        )

@@ -5,8 +5,8 @@
                       whether frozen tensors, dtypes and requires_grad are as they were at the start
 
 The first updates are measured, then every PROBE_EVERY-th: a pass over the weights costs little, and
-nothing is kept but one number a tensor. How far a group moved is what AdamW computed; whether it
-moved is read from the weights themselves.
+nothing is kept but one number a tensor. How far a group moved is what the optimizer computed;
+whether it moved is read from the weights themselves.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.ops.memory import is_out_of_memory
-from homeostat.train.frozen import checksums
-from homeostat.train.optim import MasterAdamW, stacked, tensor_norms
+from homeostat.train.gradients import stacked
+from homeostat.train.optim import MasterOptimizer
 from homeostat.types import UpdateReport
 
 # Steps that are measured: the first few, and then one in so many.
@@ -62,7 +62,7 @@ class UpdateProbe:
 
     def __init__(
         self,
-        optimizer: MasterAdamW,
+        optimizer: MasterOptimizer,
         named: Callable[[], Iterable[tuple[str, nn.Parameter]]],
         frozen: Callable[[], Mapping[str, Tensor]],
     ) -> None:
@@ -75,17 +75,22 @@ class UpdateProbe:
     def start(self, step: int, *, learning_rate: float) -> None:
         """Before an update: note the weights, where it is to be measured."""
         is_due = learning_rate > 0 and is_measured(step)
-        self._before = checksums(self.optimizer.masters.items()) if is_due else None
+        self._before = self.optimizer.checksums() if is_due else None
         if is_due:
             _ = self.frozen_at_start
 
-    def finish(self, *, learning_rate: float) -> Moved | Unmeasured | None:
+    @property
+    def is_measuring(self) -> bool:
+        """Return whether the update that comes next is measured."""
+        return self._before is not None
+
+    def finish(self) -> Moved | Unmeasured | None:
         """After it: what this rank saw of it, or why not; None where it was not to be measured."""
         before, self._before = self._before, None
         if before is None:
             return None
         try:
-            return self._moved(before, learning_rate=learning_rate)
+            return self._moved(before)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -116,13 +121,10 @@ class UpdateProbe:
         return {name: int(value) for name, value in self.frozen().items()}
 
     @torch.no_grad()
-    def _moved(self, before: Mapping[str, Tensor], *, learning_rate: float) -> Moved:
-        now = checksums(self.optimizer.masters.items())
+    def _moved(self, before: Mapping[str, Tensor]) -> Moved:
+        now = self.optimizer.checksums()
         sums = (stacked(list(found.values())) for found in (now, before))
-        norms = (
-            self.optimizer.update_norms(learning_rate),
-            tensor_norms(list(self.optimizer.masters.values())),
-        )
+        norms = self.optimizer.update_norms(), self.optimizer.master_norms()
         parts = [torch.ne(*sums).double(), *(norm.double().square() for norm in norms)]
         changed, *squares = torch.stack(parts).tolist()
         moved = {name: bool(is_other) for name, is_other in zip(now, changed, strict=True)}

@@ -22,16 +22,18 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.algorithms.losses import require_columns, require_head
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import ExportSettings
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
+from homeostat.precision.rewrite import Rewrite
 from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
 from homeostat.train.exporting import export_role, sent_weights
 from homeostat.train.forward import Forward
 from homeostat.train.frozen import checksums, require_same_frozen
 from homeostat.train.nonfinite import trace
-from homeostat.train.optim import MasterAdamW
+from homeostat.train.optim import MasterOptimizer, require_same_kind
 from homeostat.train.peak import peak_memory
+from homeostat.train.precision import distinct, rows_of
 from homeostat.train.probes import UpdateProbe
 from homeostat.train.roles import RoleModel, RoleState, Training
 from homeostat.train.runtime import Runtime
@@ -54,6 +56,8 @@ from homeostat.types import (
 
 # The file of checksums of weights that no checkpoint holds.
 FROZEN = "frozen"
+# The file of tensors that layers in another precision keep.
+PRECISION = "precision"
 # Two tokens, of which one is trained: every parameter takes part.
 _NOTHING = TrainBatch.of([TokenRow(0, np.zeros(2, np.int64), np.ones(2, np.float32))])
 
@@ -81,6 +85,10 @@ class RankTrainer:
     @property
     def sheet(self) -> ModelSheet:
         return self.roles[Role.POLICY].sheet
+
+    def begin_step(self, step: int) -> None:
+        for rewrite in self._rewrites:
+            rewrite.begin_step(step)
 
     def forward(
         self, role: Role, batches: Sequence[TrainBatch | None], outputs: Outputs
@@ -145,9 +153,12 @@ class RankTrainer:
         return Measured.of(found)
 
     def discard(self, role: Role) -> None:
-        training = self._state(role).training
+        state = self._state(role)
+        training = state.training
         if training is None:
             return
+        for rewrite in state.rewrites:
+            rewrite.end_update(applied=False)
         training.pending.clear()
         for param in training.params.values():
             param.grad = None
@@ -165,12 +176,16 @@ class RankTrainer:
                         learning_rate=learning_rate,
                         grad_norm=report.grad_norm,
                         max_grad_norm=training.config.max_grad_norm,
+                        measure=training.probe.is_measuring,
                     )
                     if training.biases and report.load is not None:
                         how = {"rate": training.bias_rate, "shards": self.shards}
                         move_biases(training.biases, report.load.load_LE, **how)
+                self._state(role).weights_changed()
+                for rewrite in self._state(role).rewrites:
+                    rewrite.end_update(applied=True)
         self.discard(role)
-        seen = training.probe.finish(learning_rate=learning_rate) if report.applied else None
+        seen = training.probe.finish() if report.applied else None
         if seen is not None:
             # A rank that could not measure takes part all the same: the others wait for it.
             report = training.probe.reported(report, self.shards.gather_parts(seen))
@@ -207,6 +222,7 @@ class RankTrainer:
         weights = dict(self._state(source).named_parameters())
         for name, param in state.named_parameters():
             self.shards.part(param).copy_(self.shards.computed(weights[name]))
+        state.weights_changed()
 
     def release(self, role: Role) -> None:
         assert self._state(role).training is None, f"the {role} is trained"
@@ -223,7 +239,7 @@ class RankTrainer:
     def checksums(self, role: Role) -> dict[str, int]:
         return self._summed(checksums(self._computed(self._state(role).named_parameters())))
 
-    def export(self, role: Role, folder: Path, config: RunConfig) -> None:
+    def export(self, role: Role, folder: Path, config: ExportSettings) -> None:
         export_role(self._state(role), folder, config, shards=self.shards)
 
     @property
@@ -244,12 +260,22 @@ class RankTrainer:
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         require_same_frozen(self._frozen, TensorReader(folder, FROZEN).whole())
+        optimizers = {state.stems[1] for state in self.roles.values()}
         for stem, group in self.state().items():
-            if stem != FROZEN:
-                copy_rows(group, TensorReader(folder, stem), what=_what(stem))
+            stored = TensorReader(folder, stem)
+            # A run that only now computes in another precision has recorded nothing of it yet.
+            is_new = stem == PRECISION and not stored.shapes
+            if stem == FROZEN or is_new:
+                continue
+            if stem in optimizers:
+                require_same_kind(group, stored.shapes)
+            copy_rows(group, stored, what=_what(stem))
         for state in self.roles.values():
             if state.training is not None:
-                state.training.optimizer.write_back()
+                state.training.optimizer.loaded()
+            state.weights_changed()
+        for rewrite in self._rewrites:
+            rewrite.restored()
 
     def state(self) -> dict[str, dict[str, Rows]]:
         """This rank's part of everything an exact resume needs: file stem -> name -> rows."""
@@ -262,6 +288,8 @@ class RankTrainer:
                 groups[optimizer] = self._optimizer_rows(state.training)
             elif state.changes:
                 groups[weights] = self._rows_of(state.named_parameters())
+        if recorded := rows_of(self._rewrites):
+            groups[PRECISION] = recorded
         if self._frozen:
             groups[FROZEN] = {name: Rows(total, 0, ()) for name, total in self._frozen.items()}
         return groups
@@ -272,6 +300,10 @@ class RankTrainer:
 
     def close(self) -> None:
         self.shards.close()
+
+    @property
+    def _rewrites(self) -> list[Rewrite]:
+        return distinct(state.rewrites for state in self.roles.values())
 
     def _state(self, role: Role) -> RoleState:
         assert role in self.roles, f"this run has no {role}; it has {', '.join(self.roles)}"
@@ -291,9 +323,12 @@ class RankTrainer:
         tensors = {**training.optimizer.state(), **self.shards.masters(training.optimizer)}
         found = {}
         for key, tensor in tensors.items():
-            # A count has no dimensions, and so no rows; all else has its parameter's.
-            param = training.params[key.partition(".")[2]]
-            found[key] = self.shards.rows(tensor, param.shape if tensor.ndim else tensor.shape)
+            # What has the shape of this rank's part has its parameter's rows; counts, scales of
+            # blocks and factors are whole.
+            name = key.partition(".")[2]
+            is_part = tensor.ndim > 0 and tensor.shape == training.optimizer.params[name].shape
+            shape = training.params[name].shape if is_part else tensor.shape
+            found[key] = self.shards.rows(tensor, shape)
         return found
 
     @cached_property
@@ -327,23 +362,29 @@ def _role_state(
     seed: int,
 ) -> RoleState:
     module = model.loaded.module
+    how = {"shards": shards, "runtime": runtime, "seed": seed}
     return RoleState(
         role=role,
         model=module,
         sheet=model.loaded.sheet,
         forward=Forward.of(module, config, runtime=runtime, seed=seed),
-        training=None if model.config is None else _start_training(model, model.config, shards),
+        training=None if model.config is None else _start_training(model, model.config, **how),
         changes=model.changes,
         without_adapter=model.without_adapter,
+        rewrites=model.rewrites,
         sends_adapter=model.sends_adapter,
     )
 
 
-def _start_training(model: RoleModel, config: TrainerConfig, shards: Shards) -> Training:
+def _start_training(
+    model: RoleModel, config: TrainerConfig, *, shards: Shards, runtime: Runtime, seed: int
+) -> Training:
     named = model.loaded.module.causal_lm.named_parameters
     params = {name: param for name, param in named() if param.requires_grad}
     biases = expert_biases(named()) if model.bias_rate > 0 else {}
-    optimizer = MasterAdamW(((n, shards.owned(p)) for n, p in params.items()), config.optimizer)
+    owned = ((name, shards.owned(param)) for name, param in params.items())
+    away = runtime.device if config.backend.offload_optimizer else None
+    optimizer = MasterOptimizer(owned, config.optimizer, seed=seed, offload_to=away)
     frozen = partial(_not_trained, named, params.keys() | biases.keys(), shards)
     probe = UpdateProbe(optimizer, named, frozen)
     return Training(config, params, optimizer, probe, biases, model.bias_rate)

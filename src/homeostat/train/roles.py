@@ -18,8 +18,9 @@ from torch import nn
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import LoadedModel, Model, ModelSheet
 from homeostat.models.lora import adapters_off
+from homeostat.precision.rewrite import Rewrite
 from homeostat.train.forward import Forward
-from homeostat.train.optim import MasterAdamW
+from homeostat.train.optim import MasterOptimizer
 from homeostat.train.probes import UpdateProbe
 from homeostat.train.update import Accumulated
 from homeostat.types import Role
@@ -33,8 +34,9 @@ class RoleModel:
     `changes`: its weights change on the way although it is not trained (a reference that is
     refreshed), so that a checkpoint must hold them. `without_adapter`: the module is another
     role's, and plays this one with its adapter switched off. `bias_rate`: by how much expert biases
-    are moved after each update (train/expert_bias.py). `sends_adapter`: engines in other processes
-    get its adapter alone.
+    are moved after each update (train/expert_bias.py). `rewrites`: layers of its module in another
+    precision (train/precision.py). `sends_adapter`: engines in other processes get its adapter
+    alone.
     """
 
     loaded: LoadedModel
@@ -42,6 +44,7 @@ class RoleModel:
     changes: bool = False
     without_adapter: bool = False
     bias_rate: float = 0.0
+    rewrites: tuple[Rewrite, ...] = ()
     sends_adapter: bool = False
 
 
@@ -55,7 +58,7 @@ class Training:
 
     config: TrainerConfig
     params: dict[str, nn.Parameter]
-    optimizer: MasterAdamW
+    optimizer: MasterOptimizer
     probe: UpdateProbe
     biases: dict[str, nn.Parameter] = field(default_factory=dict)
     bias_rate: float = 0.0
@@ -73,6 +76,7 @@ class RoleState:
     training: Training | None = None
     changes: bool = False
     without_adapter: bool = False
+    rewrites: tuple[Rewrite, ...] = ()
     sends_adapter: bool = False
 
     @contextmanager
@@ -96,6 +100,11 @@ class RoleState:
             return self.named_parameters()
         saved = self.training.params.keys() | self.training.biases.keys()
         return ((name, p) for name, p in self.named_parameters() if name not in saved)
+
+    def weights_changed(self) -> None:
+        """Let what was derived from the weights be derived anew."""
+        for rewrite in self.rewrites:
+            rewrite.weights_changed()
 
     @property
     def stems(self) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import torch
 
 from homeostat.config.combinations import find_device_conflicts
 from homeostat.config.mesh import Mesh
+from homeostat.config.parts import TrainerSetup
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.errors import ConfigError, Problem
@@ -41,14 +42,24 @@ class Runtime:
 
 
 def resolve_device(config: RunConfig) -> torch.device:
-    choice = config.trainer.device
+    """Return the device of a run, which must be able to do what the whole recipe asks for."""
+    if problems := find_device_conflicts(config, device=_device_type(config.trainer)):
+        raise ConfigError(problems)
+    return device_of(config.for_trainer)
+
+
+def _device_type(trainer: TrainerConfig) -> str:
     available = torch.cuda.is_available()
-    if choice == "cuda" and not available:
+    if trainer.device == "cuda" and not available:
         why = "no CUDA device can be used here."
         raise ConfigError([Problem("trainer.device", why, "See `homeostat env`, or set cpu.")])
-    name = "cuda" if choice == "cuda" or (choice == "auto" and available) else "cpu"
-    if problems := find_device_conflicts(config, device=name):
-        raise ConfigError(problems)
+    is_gpu = trainer.device == "cuda" or (trainer.device == "auto" and available)
+    return "cuda" if is_gpu else "cpu"
+
+
+def device_of(config: TrainerSetup) -> torch.device:
+    """Return the device of a trainer; the first GPU, if it is one."""
+    name = _device_type(config.trainer)
     if name == "cuda" and config.mesh.world_size > torch.cuda.device_count():
         why = f"each rank has a GPU of its own, and there are {torch.cuda.device_count()}."
         raise ConfigError([Problem("cluster.processes", why, "Lower it.")])
@@ -69,8 +80,12 @@ def resolve_dtype(trainer: TrainerConfig, device: torch.device) -> torch.dtype:
 
 
 def resolve_runtime(config: RunConfig, *, kept: Way | None = None) -> Runtime:
+    """Decide on device, dtype and cores, and refuse what the device cannot do."""
+    return runtime_on(resolve_device(config), config.for_trainer, kept=kept)
+
+
+def runtime_on(device: torch.device, config: TrainerSetup, *, kept: Way | None = None) -> Runtime:
     """`kept` is what a resumed run used before: sums depend on it in their last bits."""
-    device = resolve_device(config)
     cores = choose_way(config.trainer, config.mesh, device, kept=kept)
     torch.set_num_threads(cores.way.threads)
     # A model that is certain of its answer has gradients below 1e-38, and a CPU takes twenty times
@@ -84,7 +99,7 @@ def resolve_runtime(config: RunConfig, *, kept: Way | None = None) -> Runtime:
         pin_memory=device.type == "cuda" if pin is None else pin,
         lanes=cores.way.lanes,
         cores_line=str(cores),
-        ranks_line=config.ranks_line,
+        ranks_line=config.trainer.backend.describe(config.mesh),
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from homeostat.algorithms.losses import require_columns
 from homeostat.config.cluster import TorchrunCluster
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import ExportSettings, TrainerSetup
 from homeostat.data.dealing import deal, in_order, one_per_group
 from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMemoryError
 from homeostat.models.build import ModelSheet
@@ -50,7 +50,7 @@ GRACE_SECONDS = 3.0
 CLOSE_SECONDS = 10.0
 
 
-def start_sharded(config: RunConfig, runtime: Runtime, *, log_file: Path) -> ShardedTrainer:
+def start_sharded(config: TrainerSetup, runtime: Runtime, *, log_file: Path) -> ShardedTrainer:
     """Start the ranks and have each build its share of the model."""
     cluster = config.cluster
     assert isinstance(cluster, TorchrunCluster), "combinations asks for it"
@@ -73,7 +73,7 @@ class ShardedTrainer:
     """Drives the ranks of a trainer. Implements `train.trainer.Trainer`."""
 
     def __init__(
-        self, group: WorkerGroup, config: RunConfig, *, runtime: Runtime, timeout_s: float
+        self, group: WorkerGroup, config: TrainerSetup, *, runtime: Runtime, timeout_s: float
     ) -> None:
         self.group = group
         self.config = config
@@ -92,6 +92,9 @@ class ShardedTrainer:
     @property
     def num_data_groups(self) -> int:
         return self.config.mesh.num_data_groups
+
+    def begin_step(self, step: int) -> None:
+        self._all("begin_step", step)
 
     def forward(
         self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs
@@ -166,7 +169,7 @@ class ShardedTrainer:
     def checksums(self, role: Role) -> Mapping[str, int]:
         return self._all("checksums", role)[0]
 
-    def export(self, role: Role, folder: Path, config: RunConfig) -> None:
+    def export(self, role: Role, folder: Path, config: ExportSettings) -> None:
         self._all("export", role, folder, config)
 
     @property

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.models.build import Model
-from homeostat.train.optim import MasterAdamW
+from homeostat.train.optim import MasterOptimizer
 from homeostat.train.shards import Rows, write_whole
 from homeostat.train.update import UpdateShare
 
@@ -63,7 +63,7 @@ class Shards(Protocol):
         """This rank's part of a tensor of that shape, with its place in the whole."""
         ...
 
-    def masters(self, optimizer: MasterAdamW) -> Mapping[str, Tensor]:
+    def masters(self, optimizer: MasterOptimizer) -> Mapping[str, Tensor]:
         """Masters that the optimizer's own state does not hold, by their names in a checkpoint."""
         ...
 
@@ -130,7 +130,7 @@ class Whole:
     def rows(self, tensor: Tensor, shape: torch.Size) -> Rows:
         return Rows(tensor, 0, tuple(shape))
 
-    def masters(self, optimizer: MasterAdamW) -> Mapping[str, Tensor]:
+    def masters(self, optimizer: MasterOptimizer) -> Mapping[str, Tensor]:
         return {}
 
     def hand_over(self, parameter: nn.Parameter, owned: Tensor) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import ExportSettings
 from homeostat.models.build import ModelSheet
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.runtime import Runtime
@@ -67,6 +67,10 @@ class Trainer(Protocol):
         """Number of micro-batches that are worked on at one time (config/mesh.py)."""
         ...
 
+    def begin_step(self, step: int) -> None:
+        """Say which step is computed next: layers may change their precision with a step."""
+        ...
+
     def forward(
         self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs
     ) -> list[Computed]:
@@ -115,7 +119,7 @@ class Trainer(Protocol):
         """Parameter name -> what tells the role's weights from others."""
         ...
 
-    def export(self, role: Role, folder: Path, config: RunConfig) -> None:
+    def export(self, role: Role, folder: Path, config: ExportSettings) -> None:
         """Write a model in HF format: all weights, or the adapter where lora.export says so."""
         ...
 

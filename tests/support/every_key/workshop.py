@@ -152,14 +152,14 @@ class Workshop:
             tokenizer = load_tokenizer(config.model)
             parts = parts_of(config.data)
             if config.is_rl:
-                made = [prepare_prompt_part(config, tokenizer, part) for part in parts]
+                made = [prepare_prompt_part(config.for_inputs, tokenizer, part) for part in parts]
             else:
                 cache_dir = self.folder / "rows"
                 made = [
                     prepare_row_part(config.data, tokenizer, part, cache_dir=cache_dir)
                     for part in parts
                 ]
-            return choose_rows(config, made[0], made[1] if len(made) > 1 else None)
+            return choose_rows(config.for_inputs, made[0], made[1] if len(made) > 1 else None)
 
     def keep_export(self, run: Run, name: str) -> None:
         last = run.checkpoints.steps()[-1]

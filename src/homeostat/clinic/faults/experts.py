@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from homeostat.clinic.around_step import around_step
 from homeostat.clinic.faults.engine import part_ways
 from homeostat.clinic.injector import FROM_START, Injector
 from homeostat.clinic.recipes import Body, Raw, put
@@ -182,17 +183,15 @@ class RouterTooFast(Injector):
         assert weights, "the model has routers"
         before: list[Tensor] = []
 
-        def remember(*_: Any) -> None:
+        def remember() -> None:
             before[:] = [weight.detach().clone() for weight in weights]
 
-        def exaggerate(*_: Any) -> None:
+        def exaggerate() -> None:
             if self.is_ill(parts.state.step + 1):
                 for weight, old in zip(weights, before, strict=True):
                     weight.data.copy_(old + self.dose.strength * (weight.data - old))
 
-        adamw = parts.trainer.roles[Role.POLICY].training.optimizer.adamw
-        adamw.register_step_pre_hook(remember)
-        adamw.register_step_post_hook(exaggerate)
+        around_step(parts, before=remember, after=exaggerate)
 
 
 class _BalancingInRl(Injector):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from homeostat.clinic import bodies
+from homeostat.clinic.around_step import around_step
 from homeostat.clinic.injector import FROM_START, SORT, SORT_SFT, Cure, Injector
 from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
@@ -59,12 +60,10 @@ class RateJumps(Injector):
     cure, vital = Cure.ALL, "reward"
 
     def started(self, parts: Any, session: Session) -> None:
-        def faster(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            if self.is_ill(parts.state.step + 1):
-                for group in optimizer.param_groups:
-                    group["lr"] *= self.dose.strength
+        def faster(rate: float) -> float:
+            return rate * self.dose.strength if self.is_ill(parts.state.step + 1) else rate
 
-        parts.trainer.roles[Role.POLICY].training.optimizer.adamw.register_step_pre_hook(faster)
+        around_step(parts, rate=faster)
 
 
 class RateZero(Injector):
@@ -141,18 +140,16 @@ class FrozenLayers(Injector):
 
 
 class WeightsStay(Injector):
-    """Gradients arrive, but the optimizer moves nothing: the rate of its groups is 0."""
+    """Gradients arrive, but the optimizer moves nothing: its learning rate is 0."""
 
     name, family = "weights_stay", Family.LEARNING
     expects = ("trained-weights-unmoved", "no-gradient-flow")
 
     def started(self, parts: Any, session: Session) -> None:
-        def stop(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            if self.is_ill(parts.state.step + 1):
-                for group in optimizer.param_groups:
-                    group["lr"] = 0.0
+        def stopped(rate: float) -> float:
+            return 0.0 if self.is_ill(parts.state.step + 1) else rate
 
-        parts.trainer.roles[Role.POLICY].training.optimizer.adamw.register_step_pre_hook(stop)
+        around_step(parts, rate=stopped)
 
 
 class Overfitting(Injector):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from homeostat.clinic import bodies
+from homeostat.clinic.around_step import around_step
 from homeostat.clinic.injector import FROM_START, SORT_SFT, Cure, Injector
 from homeostat.clinic.recipes import Raw
 from homeostat.health.finding import Family
@@ -78,12 +79,12 @@ class RoundedAway(Injector):
     def started(self, parts: Any, session: Session) -> None:
         params = list(parts.trainer.roles[Role.POLICY].training.optimizer.params.values())
 
-        def round_all(*_: Any) -> None:
+        def round_all() -> None:
             for param in params:
                 param.data.copy_(param.data.to(torch.bfloat16))
 
         round_all()
-        parts.trainer.roles[Role.POLICY].training.optimizer.adamw.register_step_post_hook(round_all)
+        around_step(parts, after=round_all)
 
 
 FAULTS: tuple[type[Injector], ...] = (NanWeight, NanWeightInSft, InfiniteRow, RoundedAway)

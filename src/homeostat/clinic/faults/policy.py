@@ -167,6 +167,14 @@ class EosForgotten(Injector):
             row_D.copy_(self.damaged_D)
 
 
+class LimitTooTight(Injector):
+    """Right answers end where DAPO's penalty for length is highest: to be right costs more."""
+
+    name, family, onset = "overlong_penalty", Family.POLICY, FROM_START
+    expects = ("length-penalty-too-strong",)
+    body = Body("sort", "dapo", steps=20, changes={"rollout.max_new_tokens": 6})
+
+
 FAULTS: tuple[type[Injector], ...] = (
     ColdSampling,
     DuplicateSamples,
@@ -178,4 +186,5 @@ FAULTS: tuple[type[Injector], ...] = (
     Truncated,
     WrongEos,
     EosForgotten,
+    LimitTooTight,
 )

@@ -76,6 +76,8 @@ def make_bursts(
     # Its kernels need Triton to be imported at all.
     from homeostat.rollout.native.cuda.bursts import CudaBursts
     from homeostat.rollout.native.cuda.forward import DecodeForward
+    from homeostat.rollout.native.cuda.int4_forward import Int4Forward
+    from homeostat.rollout.native.cuda.int4_weights import int4_products
     from homeostat.rollout.native.cuda.invariant import InvariantForward
     from homeostat.rollout.native.cuda.state import DecodeState
     from homeostat.rollout.native.cuda.steps import Steps
@@ -90,7 +92,10 @@ def make_bursts(
         moe=model.config.moe,
     )
     forwards = {"fast": DecodeForward, "invariant": InvariantForward}
-    forward = forwards[model.numerics](model, state, block_tokens=BLOCK_TOKENS)
+    kind = forwards[model.numerics]
+    if kind is DecodeForward and int4_products(model):
+        kind = Int4Forward
+    forward = kind(model, state, block_tokens=BLOCK_TOKENS)
     return CudaBursts(state, Steps(forward, max_rows=max_rows, with_graphs=path == "graphs"))
 
 

@@ -21,7 +21,6 @@ from homeostat.run.learning.attempts import Attempts
 from homeostat.run.learning.mismatched import Mismatched, baseline
 from homeostat.run.learning.reference_scores import ReferenceScores, completion_logps, with_ref_logp
 from homeostat.run.session.session import Session
-from homeostat.train.build import reference_of
 from homeostat.train.update import Measured
 from homeostat.types import IntArray, Role, StepPlan, TrainBatch, UpdateReport
 
@@ -69,13 +68,11 @@ class PreferenceObjective:
         return replace(plan, loss=replace(plan.loss, params={**plan.loss.params, "kl": kl}))
 
     def _live_batches(self, plan: StepPlan, attempts: Attempts) -> tuple[TrainBatch, ...]:
-        rows, config = (
-            [row for batch in plan.micro_batches for row in batch.rows()],
-            attempts.config,
-        )
+        rows = [row for batch in plan.micro_batches for row in batch.rows()]
+        together = attempts.config.preferring.rows_per_example
 
         def split(sizes: TrainerConfig) -> Sequence[TrainBatch]:
-            groups, together = attempts.trainer.num_data_groups, config.rows_per_example
+            groups = attempts.trainer.num_data_groups
             return micro_batches(rows, sizes, num_data_groups=groups, rows_per_example=together)
 
         _, found = attempts.run(
@@ -91,7 +88,9 @@ class PreferenceObjective:
 
     def evaluate(self, rows: RowSet[RowStore], attempts: Attempts) -> dict[str, float]:
         """Return loss, accuracy and margin of the held-out rows."""
-        spec = row_loss(attempts.config).spec([rows.rows[int(row)] for row in rows.ids])
+        config = attempts.config
+        loss = row_loss(config.algorithm, preference=config.preference, data=config.data)
+        spec = loss.spec([rows.rows[int(row)] for row in rows.ids])
         if self.held_out is not None:
             kl = _baseline(self.held_out, rows.ids, attempts)
             spec = replace(spec, params={**spec.params, "kl": kl})
@@ -120,7 +119,7 @@ def _is_live(attempts: Attempts) -> bool:
 
 def _refresh_reference(attempts: Attempts, step: int) -> None:
     """Give the reference the policy's weights, if it is due before this step."""
-    choice = reference_of(attempts.config)
+    choice = attempts.config.used_reference
     every = choice.refresh_steps if isinstance(choice, InitialReference) else None
     if every is not None and step > 1 and (step - 1) % every == 0:
         attempts.trainer.refresh(Role.REFERENCE)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from homeostat.algorithms.reward_model import reward_model_metrics
 from homeostat.algorithms.row_loss import row_loss
-from homeostat.config.reward_model import PointwiseLoss
-from homeostat.config.run import RunConfig
+from homeostat.config.reward_model import PointwiseLoss, RewardModelConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.inputs import Inputs, RowSet
 from homeostat.data.loader import eval_batches
@@ -24,13 +23,13 @@ def prepare_reward_model(
     """Return the rows unchanged, after a look at their scores, and how they are learnt."""
     for rows in (inputs.train, inputs.evaluation):
         if rows is not None:
-            require_scores(attempts.config, rows)
+            require_scores(attempts.config.rewarding, rows)
     return inputs, RewardModelObjective()
 
 
-def require_scores(config: RunConfig, rows: RowSet[RowStore]) -> None:
+def require_scores(algorithm: RewardModelConfig, rows: RowSet[RowStore]) -> None:
     """Raise DataError for scores that the loss cannot use."""
-    loss = config.rewarding.loss
+    loss = algorithm.loss
     if not isinstance(loss, PointwiseLoss) or loss.error != "bce":
         return
     labels_B = rows.rows.labels_B[rows.ids]
@@ -54,7 +53,9 @@ class RewardModelObjective:
 
     def evaluate(self, rows: RowSet[RowStore], attempts: Attempts) -> dict[str, float]:
         """Return the loss of the held-out rows, with accuracy and margin, or error."""
-        spec = row_loss(attempts.config).spec([rows.rows[int(row)] for row in rows.ids])
+        config = attempts.config
+        loss = row_loss(config.algorithm, preference=config.preference, data=config.data)
+        spec = loss.spec([rows.rows[int(row)] for row in rows.ids])
         trainer = attempts.trainer
 
         def split(sizes: TrainerConfig) -> list[TrainBatch]:

@@ -276,7 +276,7 @@ def replay_metrics(parts: RlParts, rollouts: StepRollouts) -> dict[str, float]:
     if debug is None or debug.mode != "replay" or not rollouts.groups:
         return {}
     assert parts.engine is not None, "replay keeps the engine"
-    rows = step_rows(rollouts.groups, parts.config).rows
+    rows = step_rows(rollouts.groups, parts.config.for_learning).rows
     found = parts.engine.score(rows, temperature=parts.config.rollout.temperature)
     stored = [dense(row.columns["engine_logp"])[row.weights_T > 0] for row in rows]
     differences = np.abs(np.concatenate(found) - np.concatenate(stored))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import RowLearningSettings
 from homeostat.config.trainer import TrainerConfig
 from homeostat.run.sizing.token_budget import current_sizes
 from homeostat.train.oom import MemoryGuard
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 class Attempts:
     """A trainer, and what decides the size of its micro-batches."""
 
-    config: RunConfig
+    config: RowLearningSettings
     trainer: Trainer
     state: RunState
     memory: MemoryGuard

@@ -19,7 +19,7 @@ from homeostat.algorithms import ppo
 from homeostat.algorithms.baselines import CriticValues, RewardBatch
 from homeostat.algorithms.value import value_spec
 from homeostat.config.critic import CriticConfig
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import LearningSettings
 from homeostat.data.loader import micro_batches
 from homeostat.errors import TrainingHaltedError
 from homeostat.run.learning.passes import Passes, by_row
@@ -59,8 +59,8 @@ class CriticLearner:
         self.total_steps = total_steps
 
     @property
-    def config(self) -> RunConfig:
-        return self.passes.live.now
+    def config(self) -> LearningSettings:
+        return self.passes.live.now.for_learning
 
     @property
     def critic(self) -> CriticConfig:

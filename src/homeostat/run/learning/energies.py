@@ -18,7 +18,6 @@ import numpy as np
 from homeostat.algorithms.energy import Energies, group_energy
 from homeostat.columns import TRUTH, aligned
 from homeostat.config.ebft import EbftConfig
-from homeostat.config.run import RunConfig
 from homeostat.errors import TrainingHaltedError
 from homeostat.models.build import ModelSheet
 from homeostat.train.trainer import Trainer
@@ -163,7 +162,7 @@ def with_energies(groups: Sequence[RolloutGroup], energies: Energies) -> list[Ro
 
 
 def truth_rows(
-    groups: Sequence[RolloutGroup], config: RunConfig, *, first_id: int
+    groups: Sequence[RolloutGroup], energy: EbftConfig | None, *, first_id: int
 ) -> list[TokenRow]:
     """Return the rows whose cross-entropy is in the loss of an update over these groups.
 
@@ -171,9 +170,9 @@ def truth_rows(
     that are continued, one row for each text: from its first anchor in the update to the end of the
     last continuation.
     """
-    if config.energy is None or config.energy.ce_coefficient == 0:
+    if energy is None or energy.ce_coefficient == 0:
         return []
-    if not config.is_strided:
+    if not energy.is_strided:
         pairs = [(group.prompt.tokens_T, _reference(group)) for group in groups]
         return [_row(first_id + n, before_T, text_T) for n, (before_T, text_T) in enumerate(pairs)]
     texts: dict[int, list[RolloutGroup]] = {}

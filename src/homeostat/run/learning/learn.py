@@ -19,7 +19,7 @@ from homeostat.algorithms.energy import Energies
 from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
 from homeostat.config.algorithm import AnyPolicyGradient
 from homeostat.config.live import LiveConfig
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import LearningSettings
 from homeostat.errors import TrainingHaltedError
 from homeostat.run.learning.coverage import num_trained, scaled_up, some_of, together
 from homeostat.run.learning.critic import CriticLearner, CriticStep
@@ -121,9 +121,9 @@ class Learner:
         self._worst_told_at: int | None = None
 
     @property
-    def config(self) -> RunConfig:
+    def config(self) -> LearningSettings:
         """Return the settings in force."""
-        return self.live.now
+        return self.live.now.for_learning
 
     @property
     def algorithm(self) -> AnyPolicyGradient:
@@ -222,7 +222,7 @@ class Learner:
             kl_coefficient=self.rl_state.kl_coefficient if kl and kl.place == "loss" else None,
             step=step,
             epoch=epoch,
-            truth=truth_rows(trained, self.config, first_id=len(rows.rows)),
+            truth=truth_rows(trained, self.config.energy, first_id=len(rows.rows)),
         )
         plan, others = built.plan, self._measure_left_out(built, step)
         if plan is None:
@@ -301,7 +301,7 @@ class Learner:
         self, step: int, groups: Sequence[RolloutGroup], spans: list[range], learned: Learned
     ) -> None:
         """Compare the engine's log-probs with the trainer's, even if nothing was updated."""
-        rows, debug = learned.rows, self.config.debug
+        rows, debug = learned.rows, self.live.now.debug
         assert rows is not None, "rows come first"
         known = known_logp(rows, learned.reports) or self._score_some(rows, step)
         is_foreign = debug is not None and debug.rollouts is not None
@@ -311,7 +311,7 @@ class Learner:
             known,
             spans=spans,
             updates_per_step=self.config.trainer.updates_in_step,
-            version=None if is_foreign else self.config.policy_version(self.state.step),
+            version=None if is_foreign else self.live.now.policy_version(self.state.step),
         )
         learned.mismatch, learned.worst_tokens = compared.metrics, compared.worst
         told_at = self._worst_told_at

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import RowLearningSettings
 from homeostat.data.inputs import RowSet
 from homeostat.data.store import RowStore
 from homeostat.types import FloatArray64, IntArray, TokenRow
@@ -32,7 +32,7 @@ class Mismatched:
     ref_logps: Mapping[int, float] | None = None
 
     @classmethod
-    def of(cls, rows: RowSet[RowStore], config: RunConfig) -> Mismatched:
+    def of(cls, rows: RowSet[RowStore], config: RowLearningSettings) -> Mismatched:
         found = partners(rows.ids, batch_rows=config.trainer.batch_rows)
         return cls(rows.rows, found, config.data.max_length)
 

@@ -29,7 +29,6 @@ from homeostat.run.learning.attempts import Attempts
 from homeostat.run.learning.mismatched import Mismatched
 from homeostat.run.session.session import Session
 from homeostat.run.session.waiting import progress_of
-from homeostat.train.build import reference_of
 from homeostat.train.forward import predicted_positions
 from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
@@ -58,7 +57,7 @@ class ReferenceScores:
 
     @classmethod
     def open(cls, attempts: Attempts, session: Session) -> ReferenceScores:
-        is_policy = isinstance(reference_of(attempts.config), InitialReference)
+        is_policy = isinstance(attempts.config.used_reference, InitialReference)
         role = Role.POLICY if is_policy else Role.REFERENCE
         return cls(attempts, session, role, attempts.trainer.checksums(role))
 

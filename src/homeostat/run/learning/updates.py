@@ -30,7 +30,7 @@ from homeostat.algorithms.overlong import penalty as overlong_penalty
 from homeostat.algorithms.policy import policy_spec
 from homeostat.columns import ROUTES, ColumnArray, aligned, dense, joined
 from homeostat.config.ebft import EbftConfig
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import LearningSettings
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import micro_batches
 from homeostat.data.prepare import shuffled
@@ -93,7 +93,7 @@ class StepRows:
         return np.where(places_T >= 0, self.policy_numbers[self.sample_R[row]][places_T], -1)
 
 
-def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
+def step_rows(groups: Sequence[RolloutGroup], config: LearningSettings) -> StepRows:
     """Rows that can be scored; the reward of an overlong sample is shaped here."""
     samples = [sample for group in groups for sample in group.samples]
     group_S = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
@@ -165,7 +165,7 @@ def _numbered(chosen_T: BoolArray) -> IntArray:
     return np.where(chosen_T, np.cumsum(chosen_T) - 1, -1)
 
 
-def _shaping(sample: Sample, config: RunConfig) -> float:
+def _shaping(sample: Sample, config: LearningSettings) -> float:
     overlong = policy_gradient(config.algorithm).overlong
     if overlong.type != "shape":
         return 0.0
@@ -179,7 +179,7 @@ def _shaping(sample: Sample, config: RunConfig) -> float:
 
 def step_advantages(
     step: StepRows,
-    config: RunConfig,
+    config: LearningSettings,
     *,
     penalty_ST: list[np.ndarray] | None,
     energies: Energies | None = None,
@@ -266,7 +266,7 @@ def build_update(
     advantages_S: Sequence[np.ndarray],
     *,
     chosen: Sequence[int],
-    config: RunConfig,
+    config: LearningSettings,
     sizes: TrainerConfig,
     kl_coefficient: float | None,
     step: int,
@@ -298,7 +298,8 @@ def build_update(
     kept = [row for row, is_kept in counted if is_kept]
     left_out = [row for row, is_kept in counted if not is_kept]
     if truth:
-        kept, left_out, spec = _with_truth(kept, left_out, truth, spec, config.ebft)
+        assert config.energy is not None, "rows of the truth belong to an energy"
+        kept, left_out, spec = _with_truth(kept, left_out, truth, spec, config.energy)
     if not kept:
         return Update(None, left_out, spec)
     if config.is_strided:
@@ -326,7 +327,7 @@ def _with_truth(
 
 
 def _row_weights(
-    step_rows: StepRows, chosen: Sequence[int], config: RunConfig
+    step_rows: StepRows, chosen: Sequence[int], config: LearningSettings
 ) -> tuple[list[TokenRow], FloatArray64, float]:
     """The chosen rows, what each of their trained tokens weighs, and the denominator.
 
@@ -347,7 +348,7 @@ def _row_weights(
     return rows, factor * weight_S[sample_R], denominator
 
 
-def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConfig) -> float:
+def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: LearningSettings) -> float:
     """Return what the correction divides its weights by; 1 if it does not normalise.
 
     It is a mean over all rows that the loss counts, including those without an advantage.

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.algorithms.row_loss import row_loss
+from homeostat.config.combinations import count_steps
 from homeostat.config.run import RunConfig
 from homeostat.data.inputs import (
     Inputs,
     Part,
     choose_rows,
-    count_steps,
     parts_of,
     prepare_prompt_part,
     prepare_row_part,
@@ -48,6 +48,7 @@ from homeostat.run.preflight.health import (
 )
 from homeostat.run.preflight.item import Item, Level
 from homeostat.run.preflight.mixing import filter_items, mix_items
+from homeostat.run.preflight.precision import precision_items
 from homeostat.run.preflight.reward_model import label_items
 from homeostat.run.preflight.rl import (
     engine_items,
@@ -194,6 +195,7 @@ class Preflight:
         if decoder is not None and decoder.moe is not None:
             moe = self.config.model.moe
             yield expert_item(moe, decoder, decoder.moe, are_offloaded=offload)
+        yield from precision_items(self.config, device)
         longest = self.preview.max_positions
         if longest is not None and self.config.data.max_length > longest:
             yield Item(
@@ -209,7 +211,7 @@ class Preflight:
         for part in parts_of(self.config.data):
             rows = self._prepare(part)
             if part == "train":
-                self.rows = choose_rows(self.config, rows, None)
+                self.rows = choose_rows(self.config.for_inputs, rows, None)
             else:
                 self.held_out = rows
             yield row_item(part, rows, unit=self._unit)
@@ -222,11 +224,12 @@ class Preflight:
     def _prompts(self) -> Iterator[Item]:
         if self.tokenizer is None:
             return
-        for part in parts_of(self.config.data):
-            prompts = prepare_prompt_part(self.config, self.tokenizer, part, progress=self.progress)
-            require_turn_end(self.config, self.tokenizer, prompts, part)
+        config = self.config.for_inputs
+        for part in parts_of(config.data):
+            prompts = prepare_prompt_part(config, self.tokenizer, part, progress=self.progress)
+            require_turn_end(config, self.tokenizer, prompts, part)
             if part == "train":
-                self.prompts = choose_rows(self.config, prompts, None)
+                self.prompts = choose_rows(config, prompts, None)
             else:
                 self.held_out = prompts
             yield prompt_item(part, prompts)
@@ -323,10 +326,10 @@ class Preflight:
         """Return the first step plans over given rows, and the number of steps in all."""
         assert self.rows is not None
         train = self.rows.train
+        loss = row_loss(config.algorithm, preference=config.preference, data=config.data)
         with PlanLoader(
             train.rows, row_ids=train.ids, trainer=config.trainer, data=config.data,
-            loss=row_loss(config), seed=config.seed,
-            num_data_groups=config.mesh.num_data_groups,
+            loss=loss, seed=config.seed, num_data_groups=config.mesh.num_data_groups,
         ) as plans:  # fmt: skip
             total = plans.total_steps
             return [plans.plan(step) for step in range(1, min(total, NUM_PLANS_SHOWN) + 1)], total

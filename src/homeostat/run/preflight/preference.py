@@ -13,7 +13,6 @@ from homeostat.data.inputs import RowSet
 from homeostat.data.store import RowStore
 from homeostat.observe import format as fmt
 from homeostat.run.preflight.item import Item
-from homeostat.train.build import reference_of
 
 # Weighted desirable rows per weighted undesirable row: the paper's range (arXiv:2402.01306, 4.2).
 BALANCE = (1.0, 1.34)
@@ -21,7 +20,7 @@ BALANCE = (1.0, 1.34)
 
 def preference_items(config: RunConfig, rows: RowSet[RowStore]) -> Iterator[Item]:
     """Say what the policy is compared with and, in kto, whether good and bad rows balance."""
-    choice = reference_of(config)
+    choice = config.used_reference
     if choice is None:
         yield Item("reference", "ok", f"{config.algorithm.type} has none")
     else:

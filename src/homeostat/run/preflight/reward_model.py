@@ -25,14 +25,16 @@ def label_items(config: RunConfig, rows: RowSet[RowStore]) -> Iterator[Item]:
 
 def _reward_model_items(config: RunConfig, rows: RowSet[RowStore]) -> Iterator[Item]:
     """Say by how much pairs are to differ, or which scores are to be learnt."""
-    require_scores(config, rows)
+    algorithm = config.for_rows.rewarding
+    require_scores(algorithm, rows)
     labels_B = rows.rows.labels_B[rows.ids]
-    if isinstance(config.rewarding.loss, BradleyTerryLoss):
+    if isinstance(algorithm.loss, BradleyTerryLoss):
         margins_P = labels_B[0::2]
         facts = {"pairs": len(rows), "largest_margin": float(margins_P.max())}
-        has_margin = any(getattr(one, "margin_column", None) for one in config.data.train)
         low, high = fmt.number(float(margins_P.min())), fmt.number(float(margins_P.max()))
-        by = f"margins from {low} to {high}" if has_margin else "all to differ by more than 0"
+        by = "all to differ by more than 0"
+        if config.data.has_margin:
+            by = f"margins from {low} to {high}"
         yield Item("labels", "ok", f"{len(rows)} pairs, {by}", facts)
         return
     low, high = float(labels_B.min()), float(labels_B.max())

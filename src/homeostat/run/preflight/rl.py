@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.config.combinations import count_steps
 from homeostat.config.critic import CriticConfig
 from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.config.model import ModelConfig
@@ -14,7 +15,7 @@ from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import CheckpointReference, RolloutConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import SharedMemoryConfig
-from homeostat.data.inputs import Inputs, Part, count_steps, require_stop_ids
+from homeostat.data.inputs import Inputs, Part, require_stop_ids
 from homeostat.data.prompts import PromptSet
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
@@ -213,7 +214,7 @@ def _critic_item(config: RunConfig, critic: CriticConfig) -> Item:
     with naming("critic.path" if critic.path else "model.path"):
         preview = preview_model(
             critic.start(config.model),
-            critic_lora(config, critic),
+            critic_lora(critic, config.lora),
             dtype=resolve_dtype(config.trainer, device),
             device=device,
             head=critic.head_init,

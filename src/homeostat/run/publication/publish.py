@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import PublicationSettings
 from homeostat.config.sync import SharedMemoryConfig
 from homeostat.errors import CheckpointError, EngineDiedError, NotServedError, SyncError
 from homeostat.health.finding import Grade
@@ -123,7 +123,7 @@ class SentWeights:
     def __init__(
         self,
         engine: RemoteEngine,
-        config: RunConfig,
+        config: PublicationSettings,
         *,
         trainer: Trainer,
         probe: Probe,
@@ -188,7 +188,7 @@ class SentWeights:
         """Send once more what the engine should have."""
         self._tell(self._deliver(self._last_published, self.rl_state.published_version))
 
-    def reconfigure(self, config: RunConfig) -> None:
+    def reconfigure(self, config: PublicationSettings) -> None:
         """sync.interval changed. An engine that is not behind has what the trainer has now."""
         self.config = config
         if self._may_fall_behind and not self.is_behind:
@@ -310,15 +310,16 @@ Feed = NoEngine | SharedWeights | SentWeights
 
 
 def open_feed(
-    config: RunConfig,
+    config: PublicationSettings,
     engine: Engine | None,
     trainer: Trainer,
     rl_state: RlState,
     session: Session,
     *,
+    version: int,
     restarts: Restarts,
 ) -> Feed:
-    """The engine has its first weights when this returns."""
+    """The engine has its first weights when this returns. `version` is that of the trainer's."""
     found = session.resume.found
     checkpoint = found.path if found is not None else None
     if engine is None:
@@ -335,7 +336,7 @@ def open_feed(
         session=session,
         restarts=restarts,
     )
-    feed.start(config.policy_version(session.start_step), checkpoint)
+    feed.start(version, checkpoint)
     return feed
 
 
@@ -349,7 +350,7 @@ def _read(file: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def probe_of(config: RunConfig, trainer: Trainer) -> Probe:
+def probe_of(config: PublicationSettings, trainer: Trainer) -> Probe:
     """Rows that trainer and engine are compared on."""
     dtype = trainer.runtime.dtype
     theirs = config.engine.own_dtype

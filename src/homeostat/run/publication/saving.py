@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from homeostat.config.kind import RunKind
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import SavingSettings
 from homeostat.errors import CheckpointWriteError, DiskFullError
 from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
@@ -38,7 +38,7 @@ class Saver:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: SavingSettings,
         parts: Parts | RlParts,
         session: Session,
         *,
@@ -101,11 +101,11 @@ class Saver:
             if self.also is not None:
                 self.also.save(folder)
             if with_export:
-                trainer.export(Role.POLICY, folder / "hf", self.config)
+                trainer.export(Role.POLICY, folder / "hf", self.config.for_export)
                 scores = self.config.kind is RunKind.REWARD_MODEL
                 self.parts.tokenizer.save(folder / "hf", scores=scores)
             if with_export and self.config.critic is not None and self.config.critic.export:
-                trainer.export(Role.CRITIC, folder / "hf_critic", self.config)
+                trainer.export(Role.CRITIC, folder / "hf_critic", self.config.for_export)
                 self.parts.tokenizer.save(folder / "hf_critic")
 
         is_best = self.parts.state.best_step == step

@@ -18,7 +18,6 @@ import numpy as np
 
 from homeostat.columns import KEPT_IDS, ROUTES, Ragged, dense
 from homeostat.config.live import LiveConfig
-from homeostat.config.run import RunConfig
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.float64 import reference_logprobs
 from homeostat.models.hub_names import stacked_tensors
@@ -91,28 +90,23 @@ class LogprobVerifier:
         self.engine = engine
         self.emit = emit
 
-    @property
-    def config(self) -> RunConfig:
-        """Return the settings in force."""
-        return self.live.now
-
     @cached_property
     def shape(self) -> DecoderConfig:
         return decoder_config(self.trainer.sheet.source_config)
 
     @cached_property
     def tolerance(self) -> float:
-        return probe_of(self.config, self.trainer).tolerance
+        return probe_of(self.live.now.for_publication, self.trainer).tolerance
 
     def verify(
         self, groups: Sequence[RolloutGroup], *, step: int, version: int
     ) -> dict[str, float]:
         """Metrics of the comparison; the verdict goes to the events and the log. `version` is that
         of the trainer's weights."""
-        rules = self.config.observe.verify_logprobs
+        rules = self.live.now.observe.verify_logprobs
         if rules is None or (step - 1) % rules.interval_steps:
             return {}
-        made = step_rows(groups, self.config)
+        made = step_rows(groups, self.live.now.for_learning)
         rows = [row for row in made.rows if row.weights_T.any()]
         places = np.linspace(0, len(rows) - 1, min(rules.rows, len(rows))).round().astype(int)
         some = [rows[place] for place in places]
@@ -137,7 +131,7 @@ class LogprobVerifier:
     ) -> list[Judgement]:
         reference = self._reference(rows)
         batches = [TrainBatch.of([row]) for row in rows]
-        temperature = self.config.rollout.temperature
+        temperature = self.live.now.rollout.temperature
         parties = {"trainer": score(self.trainer, Role.POLICY, batches, temperature=temperature)}
         engine = self.engine
         if engine is not None and engine.policy_version == version:
@@ -163,7 +157,7 @@ class LogprobVerifier:
                 self.shape,
                 weights,
                 row.tokens_T,
-                temperature=self.config.rollout.temperature,
+                temperature=self.live.now.rollout.temperature,
                 routes_TLK=None if routes is None else dense(routes),
                 shares_TLK=None if shares is None else dense(shares),
                 kept_T=kept if isinstance(kept, Ragged) else None,

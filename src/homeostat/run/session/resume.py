@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
-from homeostat.config.resume import Change, compare_configs
+from homeostat.config.resume import Change, compare_configs, saved_config
 from homeostat.config.run import RunConfig
 from homeostat.errors import ConfigError, Problem, RunDirError
 from homeostat.observe.run_dir import RunDir
@@ -49,19 +47,12 @@ def find_resume_point(config: RunConfig, run_dir: RunDir) -> ResumePoint:
 
 def _saved_config(run_dir: RunDir) -> RunConfig:
     try:
-        return RunConfig.model_validate_json(run_dir.config_json.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return saved_config(run_dir.config_json)
+    except ValueError as error:
         raise RunDirError(
-            f"{run_dir.config_json} cannot be read ({_first_line(error)}), so the settings of "
+            f"{run_dir.config_json} cannot be read ({error}), so the settings of "
             "the run are unknown. Give this run another name."
         ) from None
-
-
-def _first_line(error: OSError | ValueError) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'the whole file'}: {first['msg']}"
-    return str(error).splitlines()[0]
 
 
 def _refuse_other_experiment(changes: list[Change], run_dir: RunDir) -> None:

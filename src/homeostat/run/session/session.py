@@ -192,7 +192,7 @@ def open_session(
     with RunDir(config.run_dir) as run_dir:
         resume = find_resume_point(config, run_dir)
         run_dir.protect(config.model_dump(mode="json"))
-        run_dir.write_config(config, recipe=recipe)
+        run_dir.write_config(config.model_dump_json(indent=2) + "\n", recipe=recipe)
         session = Session(config, run_dir, resume, console=console, stop=stop)
         with (
             logging_to(

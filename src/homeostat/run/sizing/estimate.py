@@ -20,6 +20,9 @@ import numpy as np
 import torch
 
 from homeostat.algorithms.catalogue import policy_gradient
+from homeostat.algorithms.policy import policy_spec
+from homeostat.algorithms.row_loss import row_loss
+from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.kind import RunKind
 from homeostat.config.load import build_config
 from homeostat.config.run import RunConfig
@@ -32,7 +35,7 @@ from homeostat.rollout.native.fast import decode_path
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.train.estimate import UpdateMemory, estimate_prefill, estimate_update
 from homeostat.train.runtime import Runtime
-from homeostat.types import TokenRow, TrainBatch
+from homeostat.types import LossSpec, TokenRow, TrainBatch
 
 # Bytes for each vocabulary entry of a sampled token: fp32 logits, their exponentials, float64 sums.
 _DRAW_BYTES = 16
@@ -98,7 +101,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Return the memory plan of a run. `batch` is its largest micro-batch."""
     device = runtime.device
-    update = estimate_update(config, runtime, batch)
+    update = estimate_update(config.for_trainer, runtime, batch, loss_of(config, batch))
     process = int(host_rss()) if device.type == "cpu" else 0
     capacity = free_bytes(device) + process
     host = free_bytes(torch.device("cpu"))
@@ -110,7 +113,7 @@ def plan_memory(
     running = min(config.engine.max_concurrency, config.requests_per_step)
     drawing = running * preview.vocab_size * _DRAW_BYTES
     tokens = min(config.engine.prefill_tokens, longest_prompt * config.rollout.prompts_per_step)
-    prefill = estimate_prefill(config, runtime, num_tokens=tokens)
+    prefill = estimate_prefill(config.for_trainer, runtime, num_tokens=tokens)
     return MemoryPlan(
         plan.device,
         capacity,
@@ -121,6 +124,21 @@ def plan_memory(
         sampling=max(drawing, prefill),
         sleeps=config.engine.sleep,
         host_capacity=host,
+    )
+
+
+def loss_of(config: RunConfig, batch: TrainBatch) -> LossSpec:
+    """Return a loss of the run's kind over a micro-batch, for an update without data."""
+    algorithm = config.algorithm
+    if not isinstance(algorithm, PolicyGradientConfig):
+        loss = row_loss(algorithm, preference=config.preference, data=config.data)
+        return loss.spec(batch.rows())
+    kl = algorithm.kl
+    return policy_spec(
+        algorithm,
+        denominator=1.0,
+        temperature=config.rollout.temperature,
+        kl_coefficient=kl.coefficient if kl is not None and kl.place == "loss" else None,
     )
 
 
@@ -187,7 +205,7 @@ def _columns(config: RunConfig, length: int) -> dict[str, np.ndarray]:
 def _column_names(config: RunConfig) -> list[str]:
     """Return the columns of numbers per token that the loss of the run reads."""
     if config.kind is RunKind.PREFERENCE:
-        return ["label", *(["ref_logp"] if config.preferring.needs_reference else [])]
+        return ["label", *(["ref_logp"] if config.for_rows.preferring.needs_reference else [])]
     if config.kind is RunKind.REWARD_MODEL:
         return ["label"]
     if not config.is_rl:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -108,6 +109,6 @@ def _hf_folder(
         return path
     folder = session.run_dir.path / "engine_model"
     # All weights, also where an adapter is trained.
-    trainer.export(Role.POLICY, folder, config.model_copy(update={"lora": None}))
+    trainer.export(Role.POLICY, folder, replace(config.for_export, lora=None))
     tokenizer.save(folder)
     return folder

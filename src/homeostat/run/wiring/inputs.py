@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import InputSettings
 from homeostat.data.inputs import (
     Inputs,
     Part,
@@ -26,7 +26,9 @@ from homeostat.run.session.waiting import progress_of
 log = logging.getLogger(__name__)
 
 
-def open_rows(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> Inputs[RowStore]:
+def open_rows(
+    config: InputSettings, tokenizer: ChatTokenizer, session: Session
+) -> Inputs[RowStore]:
     """Tokenise the rows that a run trains on."""
     cache = config.data.cache_dir
     cache_dir = session.run_dir.path / "data" if cache is None else Path(cache)
@@ -55,7 +57,7 @@ def open_rows(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> 
 
 
 def open_prompts(
-    config: RunConfig, tokenizer: ChatTokenizer, session: Session
+    config: InputSettings, tokenizer: ChatTokenizer, session: Session
 ) -> Inputs[PromptSet]:
     """Tokenise the prompts of an RL run."""
     parts: dict[Part, PromptSet] = {}

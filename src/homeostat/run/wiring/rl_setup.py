@@ -13,6 +13,7 @@ from pathlib import Path
 
 from homeostat.algorithms.catalogue import policy_gradient
 from homeostat.config.algorithm import AnyAlgorithm
+from homeostat.config.combinations import count_steps
 from homeostat.config.curriculum import FunctionFilter
 from homeostat.config.live import LiveConfig
 from homeostat.config.model_rewards import ClassifierReward
@@ -20,7 +21,7 @@ from homeostat.config.resume import experiment_digest
 from homeostat.config.rewards import FunctionReward, RewardsConfig
 from homeostat.config.rollout import DebugConfig
 from homeostat.config.run import RunConfig
-from homeostat.data.inputs import Inputs, RowSet, count_steps, open_draws, require_stop_ids
+from homeostat.data.inputs import Inputs, RowSet, open_draws, require_stop_ids
 from homeostat.data.prompts import PromptDraws, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import DataError
@@ -99,7 +100,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     """The parts, and an end to what they started."""
     state, runtime = begin_state(config, session)
     tokenizer = load_tokenizer(config.model)
-    prompts = open_prompts(config, tokenizer, session)
+    prompts = open_prompts(config.for_inputs, tokenizer, session)
     total_steps = count_steps(config, len(prompts.train))
     with ExitStack() as stack:
         trainer, origin = stack.enter_context(_loaded(config, prompts, runtime, session))
@@ -198,7 +199,15 @@ def _engine_and_feed(
             )
         if engine is not None:
             stack.callback(engine.close)
-        feed = open_feed(config, engine, trainer, rl_state, session, restarts=restarts)
+        feed = open_feed(
+            config.for_publication,
+            engine,
+            trainer,
+            rl_state,
+            session,
+            version=config.policy_version(session.start_step),
+            restarts=restarts,
+        )
         stack.callback(feed.close)
         yield engine, feed
 
@@ -280,7 +289,7 @@ def _live(
     if isinstance(collector, Collector):
         live.on_change(lambda: collector.reconfigure(live.now.rollout, origin=live.origin(origin)))
     if isinstance(feed, SentWeights):
-        live.on_change(lambda: feed.reconfigure(live.now))
+        live.on_change(lambda: feed.reconfigure(live.now.for_publication))
     return live
 
 

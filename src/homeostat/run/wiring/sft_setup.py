@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from homeostat.algorithms.row_loss import row_loss
+from homeostat.config.combinations import count_steps
 from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
-from homeostat.data.inputs import Inputs, RowSet, count_steps
+from homeostat.data.inputs import Inputs, RowSet
 from homeostat.data.loader import PlanLoader
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -60,13 +61,14 @@ class Parts:
 
     def open_plans(self) -> PlanLoader:
         """Return the plans of the steps that are left."""
+        config = self.config
         return PlanLoader(
             self.train_rows.rows,
             row_ids=self.train_rows.ids,
-            trainer=sized(self.config.trainer, self.state),
-            data=self.config.data,
-            loss=row_loss(self.config),
-            seed=self.config.seed,
+            trainer=sized(config.trainer, self.state),
+            data=config.data,
+            loss=row_loss(config.algorithm, preference=config.preference, data=config.data),
+            seed=config.seed,
             num_data_groups=self.trainer.num_data_groups,
             state=self.data_state,
         )
@@ -83,15 +85,19 @@ def set_up(config: RunConfig, session: Session, *, prepare: Prepare) -> Iterator
     found = session.resume.found
     state, runtime = begin_state(config, session)
     tokenizer = load_tokenizer(config.model)
-    inputs = open_rows(config, tokenizer, session)
+    inputs = open_rows(config.for_inputs, tokenizer, session)
     total_steps = count_steps(config, len(inputs.train))
     with ExitStack() as stack:
         trainer = stack.enter_context(open_trainer(config, runtime, session))
         require_vocabulary(inputs, vocab_size=trainer.sheet.vocab_size)
         memory = MemoryGuard(
-            trainer, config, run_dir=session.run_dir, emit=session.event, state=state
+            trainer,
+            config.for_trainer,
+            run_dir=session.run_dir,
+            emit=session.event,
+            state=state,
         )
-        attempts = Attempts(config, trainer, state, memory)
+        attempts = Attempts(config.for_rows, trainer, state, memory)
         inputs, objective = prepare(inputs, attempts, session)
         if found is not None:
             trainer.load(found.path)
@@ -138,9 +144,9 @@ def open_trainer(config: RunConfig, runtime: Runtime, session: Session) -> Itera
     """Yield the trainer. On exit, end the processes that it may have started."""
     if config.trainer.backend.type == "fsdp":
         log_file = session.run_dir.path / "workers.log"
-        trainer = start_sharded(config, runtime, log_file=log_file)
+        trainer = start_sharded(config.for_trainer, runtime, log_file=log_file)
     else:
-        trainer = local_trainer(config, runtime)
+        trainer = local_trainer(config.for_trainer, runtime)
     with closing(trainer):
         session.event("model_loaded", session.start_step, **trainer.sheet.facts)
         yield trainer
@@ -152,4 +158,6 @@ def describe_model(config: RunConfig, sheet: ModelSheet) -> str:
     text = f"{kind}, {fmt.count(sheet.num_params)} parameters"
     if config.lora is not None:
         text += f", {fmt.count(sheet.num_trainable)} trained (LoRA rank {config.lora.rank})"
+    if "precision" in sheet.facts:
+        text += f"; {sheet.facts['precision']}"
     return f"{text}; {config.ranks_line}" if config.ranks_line else text

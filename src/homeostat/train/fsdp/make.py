@@ -8,23 +8,23 @@ from functools import partial
 import torch
 
 from homeostat.config.cluster import FsdpBackend, TorchrunCluster
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import TrainerSetup
 from homeostat.train.build import role_models
 from homeostat.train.cores import Way
 from homeostat.train.fsdp.mesh import join
 from homeostat.train.fsdp.model import load_sharded
 from homeostat.train.fsdp.trainer import FsdpTrainer
-from homeostat.train.runtime import resolve_runtime
+from homeostat.train.runtime import device_of, runtime_on
 from homeostat.workers.context import WorkerContext
 
 
 def make_trainer(
-    context: WorkerContext, *, config: RunConfig, threads: int, rendezvous: str = "env://"
+    context: WorkerContext, *, config: TrainerSetup, threads: int, rendezvous: str = "env://"
 ) -> FsdpTrainer:
     """A rank, from a recipe. `rendezvous` is where ranks meet, as torch.distributed names it."""
     backend = config.trainer.backend
     assert isinstance(backend, FsdpBackend), "refused by config.combinations"
-    runtime = resolve_runtime(config, kept=Way(1, threads))
+    runtime = runtime_on(device_of(config), config, kept=Way(1, threads))
     if runtime.device.type == "cuda":
         runtime = replace(runtime, device=torch.device("cuda", context.local_rank))
         torch.cuda.set_device(runtime.device)

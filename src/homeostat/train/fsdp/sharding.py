@@ -29,7 +29,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.ops.memory import is_out_of_memory
 from homeostat.train.fsdp.mesh import Ranks, local_part
 from homeostat.train.fsdp.model import computed_dtype, give_back, whole_tensor
-from homeostat.train.optim import MasterAdamW
+from homeostat.train.optim import MasterOptimizer
 from homeostat.train.shards import Rows, write_shard
 from homeostat.train.update import UpdateShare, merge
 
@@ -70,7 +70,7 @@ class FsdpShards:
     def rows(self, tensor: Tensor, shape: torch.Size) -> Rows:
         return self.ranks.rows(tensor, shape)
 
-    def masters(self, optimizer: MasterAdamW) -> Mapping[str, Tensor]:
+    def masters(self, optimizer: MasterOptimizer) -> Mapping[str, Tensor]:
         if self.dtype == torch.float32:
             return {}
         return {f"master.{name}": tensor for name, tensor in optimizer.params.items()}

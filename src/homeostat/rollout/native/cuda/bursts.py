@@ -60,6 +60,7 @@ class CudaBursts:
         assert not self._flying, "the last sequences are still on their way"
         # A graph is captured over a first step, which needs a cache to write to.
         self.state.see(cache)
+        self.steps.refresh()
         self._is_cut = any(sequence.is_cut for sequence in sequences)
         if self._is_cut:
             self.state.make_cut(self.steps.forward.vocabulary)
@@ -85,7 +86,8 @@ class CudaBursts:
         self._flying.clear()
 
     def rest(self) -> None:
-        """Nothing to give back: it reads the model's own weights, which are written in place."""
+        """Copies of the weights keep their memory; the next burst derives them anew."""
+        self.steps.forward.weights_changed()
 
     @property
     def _ahead(self) -> int:

@@ -33,6 +33,7 @@ from homeostat.ops.kernels.choice import best_of, in_best_groups
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.pairs import pairs_of
 from homeostat.ops.routing import router_logits
+from homeostat.precision.int4_rewrite import expert_matrices
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.narrow import normed_row, weights_of
 from homeostat.rollout.native.cuda.shares import is_last
@@ -90,7 +91,7 @@ def narrow_experts(
         LOGITS=_LOGITS, WIDTH=triton.next_power_of_2(width), num_warps=_ROUTE_WARPS,
         **_choice_options(shape), **early(x_BD.device),
     )  # fmt: skip
-    gate_up_EJD, down_EDI = block.experts.gate_up_proj, block.experts.down_proj
+    gate_up_EJD, down_EDI = expert_matrices(block.experts)
     size = down_EDI.shape[2]
     gated_SI = x_BD.new_empty(num_rows * shape.top_k, size)
     _gated[(triton.cdiv(size, _OUTPUTS), num_rows * shape.top_k)](
@@ -118,7 +119,7 @@ def wide_experts(normed_BD: Tensor, block: MoeBlock, state: Rows) -> Tensor:
         logits_BE, num_rows, *_choice_arguments(block, chosen, state),
         ROWS=rows, **_choice_options(shape), **early(normed_BD.device),
     )  # fmt: skip
-    gate_up_EJD, down_EDI = block.experts.gate_up_proj, block.experts.down_proj
+    gate_up_EJD, down_EDI = expert_matrices(block.experts)
     pairs = pairs_of(chosen.ids_BK, shape.num_experts, like=normed_BD)
     _, out_SD = by_tiles(normed_BD, gate_up_EJD, down_EDI, pairs, shape.top_k)
     return gathered(out_SD, pairs, chosen.weights_BK, num_slots=shape.top_k)

@@ -27,7 +27,7 @@ from torch.nn import functional
 from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
 from homeostat.models.lora import LoraLinear
 from homeostat.models.side_by_side import adapted_maps, joined, neighbours
-from homeostat.ops.linear import Linear
+from homeostat.ops.linear import Linear, is_plain
 from homeostat.rollout.native.cuda import narrow, products, rows
 from homeostat.rollout.native.cuda.attention import (
     AttentionScratch,
@@ -83,6 +83,14 @@ class DecodeForward:
     def vocabulary(self) -> int:
         return self.model.config.vocab_size
 
+    def refresh(self) -> bool:
+        """Derive copies of weights that have changed. Return whether steps must be captured anew:
+        never, because it reads the model's own weights, which are written in place."""
+        return False
+
+    def weights_changed(self) -> None:
+        """Nothing was derived from the weights."""
+
     def step(self, num_rows: int, *, is_cut: bool) -> None:
         """Moves the first rows of the state on by one token. `is_cut`: some of them may be cut."""
         state = self.state.rows(num_rows)
@@ -121,11 +129,11 @@ class DecodeForward:
         for index, layer in enumerate(self.model.layers):
             attention, mlp = layer.self_attn, layer.mlp
             normed_BD = rows.add_norm(x_BD, added_BD, layer.input_layernorm.weight, eps=eps)
-            qkv = _maps(normed_BD, (attention.q_proj, attention.k_proj, attention.v_proj))
+            qkv = maps_of(normed_BD, (attention.q_proj, attention.k_proj, attention.v_proj))
             added_BD = attention.o_proj(self._attend(index, layer, qkv, turns, state))
             norm_D = layer.post_attention_layernorm.weight
             normed_BD = rows.add_norm(x_BD, added_BD, norm_D, eps=eps)
-            added_BD = _fed_forward(normed_BD, mlp, state)
+            added_BD = fed_forward(normed_BD, mlp, state)
         return x_BD, added_BD
 
     def _narrow_layers(
@@ -154,7 +162,9 @@ class DecodeForward:
             assert self._experts is not None, "the model has experts"
             normed_BD = narrow_experts(x_BD, norm_D, mlp, state, self._experts, eps=eps)
             if mlp.shared_experts is not None:
-                gates = _maps(normed_BD, (mlp.shared_experts.gate_proj, mlp.shared_experts.up_proj))
+                gates = maps_of(
+                    normed_BD, (mlp.shared_experts.gate_proj, mlp.shared_experts.up_proj)
+                )
                 weight_DI = mlp.shared_experts.down_proj.weight
                 narrow.added(x_BD, rows.gate(*gates), weight_DI, adapter=adapters[1])
             return
@@ -184,7 +194,7 @@ class DecodeForward:
             scaled = products.added(x_BD, mixed_BX, weight_DX, norm_D, self._sums, adapter=out)
             if isinstance(mlp, MoeBlock):
                 normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
-                added_BD = _fed_forward(normed_BD, mlp, state)
+                added_BD = fed_forward(normed_BD, mlp, state)
                 scaled = products.Scaled(rows.add_norm(x_BD, added_BD, next_norm.weight, eps=eps))
                 continue
             weight_OD, _ = _side_by_side((mlp.gate_proj, mlp.up_proj))
@@ -273,17 +283,17 @@ def _logits(hidden_BD: Tensor, weight_VD: Tensor) -> Tensor:
     return hidden_BD.float() @ weight_VD.float().t()
 
 
-def _fed_forward(normed_BD: Tensor, mlp: MLP | MoeBlock, state: Rows) -> Tensor:
+def fed_forward(normed_BD: Tensor, mlp: MLP | MoeBlock, state: Rows) -> Tensor:
     """[B, D], still to be added to x: what the block after attention makes of the normed rows."""
     if isinstance(mlp, MoeBlock):
         added_BD = wide_experts(normed_BD, mlp, state)
         if mlp.shared_experts is None:
             return added_BD
-        return added_BD + _fed_forward(normed_BD, mlp.shared_experts, state)
-    return mlp.down_proj(rows.gate(*_maps(normed_BD, (mlp.gate_proj, mlp.up_proj))))
+        return added_BD + fed_forward(normed_BD, mlp.shared_experts, state)
+    return mlp.down_proj(rows.gate(*maps_of(normed_BD, (mlp.gate_proj, mlp.up_proj))))
 
 
-def _maps(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
+def maps_of(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
     """Each linear map of the same rows: in one product where their weights lie side by side."""
     if not _are_joined(maps):
         return [linear(x_BD) for linear in maps]
@@ -303,7 +313,7 @@ def _maps(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
 
 def _are_joined(maps: Sequence[Linear]) -> bool:
     """Return whether the maps are plain, or have adapters beside their weights."""
-    if all(type(linear) is Linear for linear in maps):
+    if all(map(is_plain, maps)):
         return True
     kinds = Linear, LoraLinear
     return all(type(linear) in kinds for linear in maps) and adapted_maps(maps) is not None

@@ -32,6 +32,7 @@ from homeostat.ops.linear import tiled_product
 from homeostat.ops.tiled_attention import KEY_TILE, QUERY_TILE
 from homeostat.rollout.native.cuda.candidates import sums_of_tiles
 from homeostat.rollout.native.cuda.cutting import draw_kept
+from homeostat.rollout.native.cuda.int4_weights import SwitchWatch
 from homeostat.rollout.native.cuda.sampling import draw_from_logits
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
 
@@ -43,10 +44,18 @@ class InvariantForward:
         self.model = model
         self.state = state
         self.block_tokens = block_tokens
+        self._watch = SwitchWatch(model)
 
     @property
     def vocabulary(self) -> int:
         return self.model.config.vocab_size
+
+    def refresh(self) -> bool:
+        """Return whether layers began or ceased to be rounded: then the steps are other ones."""
+        return self._watch.take_switch()
+
+    def weights_changed(self) -> None:
+        """Nothing was derived from the weights."""
 
     def step(self, num_rows: int, *, is_cut: bool) -> None:
         """Moves the first rows of the state on by one token. `is_cut`: some of them may be cut."""

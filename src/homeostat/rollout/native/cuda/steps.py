@@ -3,7 +3,7 @@
 A graph is the launches of a forward's step, replayed in one go: the host would take longer to
 launch them than the device takes to run them. Rows are padded to the next of a few numbers, so
 that there are few graphs. They hold no address of the cache, and weights are written in place: a
-graph, once captured, serves until the engine is closed.
+graph, once captured, serves until the engine is closed, or until layers change their precision.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ class Forward(Protocol):
     @property
     def vocabulary(self) -> int: ...
 
+    def refresh(self) -> bool:
+        """Derive copies of weights that have changed; return whether steps are to be captured
+        anew, because they would be other ones."""
+        ...
+
+    def weights_changed(self) -> None:
+        """Let the next `refresh` derive copies of the weights anew."""
+        ...
+
     def step(self, num_rows: int, *, is_cut: bool) -> None: ...
 
 
@@ -60,6 +69,11 @@ class Steps:
             self._graphs[count, is_cut] = self._captured(count, is_cut)
             self.warmup_s += time.perf_counter() - started
         return count
+
+    def refresh(self) -> None:
+        """Make the forward pass ready for the weights as they are now."""
+        if self.forward.refresh():
+            self._graphs.clear()
 
     def run(self, count: int, num_steps: int, *, is_cut: bool) -> None:
         for _ in range(num_steps):

@@ -1,0 +1,70 @@
+"""Find settings of optimizers, and of where their state is, that cannot work together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homeostat.config.optimizer import AdamWConfig, AnyOptimizer
+from homeostat.config.run import RunConfig
+from homeostat.errors import Problem
+
+OFFLOAD = "trainer.backend.offload_optimizer"
+
+
+def find_optimizer_conflicts(config: RunConfig) -> Iterator[Problem]:
+    """Yield every conflict of the optimizers' settings, with its reason and remedy."""
+    is_sharded = config.trainer.backend.type != "local"
+    for place, optimizer in _optimizers(config):
+        if is_sharded:
+            yield from _sharded(place, optimizer)
+        if optimizer.masters == "bf16" and config.trainer.precision == "fp32":
+            yield _masters_in_fp32(place, "trainer.precision=fp32")
+    if is_sharded and config.trainer.backend.offload_optimizer:
+        yield Problem(
+            OFFLOAD,
+            "ranks split the optimizer's state, and do not keep it in host memory yet.",
+            "Remove it: with more cluster.processes each rank holds less. Or set "
+            "trainer.backend.type=local, for one GPU.",
+        )
+
+
+def find_optimizer_conflicts_on_cpu(config: RunConfig) -> Iterator[Problem]:
+    """Yield the conflicts of a run on the CPU."""
+    if config.trainer.backend.offload_optimizer:
+        yield Problem(
+            OFFLOAD,
+            "the optimizer's state is in host memory already: this run is on the CPU.",
+            "Remove it.",
+        )
+    if config.trainer.precision == "auto":
+        for place, optimizer in _optimizers(config):
+            if optimizer.masters == "bf16":
+                yield _masters_in_fp32(place, "trainer.precision=auto is fp32 on a CPU")
+
+
+def _optimizers(config: RunConfig) -> Iterator[tuple[str, AnyOptimizer]]:
+    yield "trainer.optimizer", config.trainer.optimizer
+    if config.critic is not None:
+        yield "critic.optimizer", config.critic.optimizer
+
+
+def _sharded(place: str, optimizer: AnyOptimizer) -> Iterator[Problem]:
+    """Refuse what needs whole tensors, or numbers of all elements from the first on."""
+    way_out = "Use adamw with moments: fp32, or set trainer.backend.type=local, for one GPU."
+    if not isinstance(optimizer, AdamWConfig):
+        why = f"{optimizer.type} needs whole matrices, and ranks split every tensor (fsdp)."
+        yield Problem(f"{place}.type", why, way_out)
+    elif optimizer.moments != "fp32":
+        why = "ranks split every tensor (fsdp), and save moments in fp32 only."
+        yield Problem(f"{place}.moments", why, way_out)
+    if optimizer.masters != "fp32":
+        why = "ranks (fsdp) hold the weights that they train in fp32."
+        yield Problem(f"{place}.masters", why, "Set it to fp32, or trainer.backend.type=local.")
+
+
+def _masters_in_fp32(place: str, why: str) -> Problem:
+    return Problem(
+        f"{place}.masters",
+        f"weights are computed with in fp32 ({why}) and are their own masters.",
+        "Set it to fp32, or trainer.precision=bf16.",
+    )

@@ -1,0 +1,230 @@
+"""Kernels of INT4 weights against plain torch, and an engine that decodes by packed weights.
+
+On a GPU, or in Triton's interpreter (tests/unit/test_ops_kernels.py).
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+pytest.importorskip("triton")
+
+from homeostat.config.int4 import Int4Config
+from homeostat.config.native import NativeEngineConfig
+from homeostat.models.decoder import Decoder
+from homeostat.models.families import decoder_config
+from homeostat.models.side_by_side import lay_side_by_side
+from homeostat.ops import kernels
+from homeostat.precision.int4 import fake_quantise
+from homeostat.precision.int4_packed import hold_packed
+from homeostat.precision.int4_rewrite import Int4Rewrite
+from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
+from homeostat.rollout.native.cuda import int4_dense, int4_narrow, int4_tiled
+from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
+from homeostat.rollout.native.cuda.int4_narrow import NarrowTile
+from homeostat.rollout.native.cuda.int4_weights import Int4Weights
+from homeostat.rollout.native.cuda.products import Scratch
+from homeostat.rollout.native.engine import NativeEngine
+from homeostat.types import Completion
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = pytest.mark.skipif(
+    DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs a CUDA device or Triton's interpreter (tests/unit/test_ops_kernels.py)",
+)
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+TOLERANCE = 2e-2 if DEVICE.type == "cuda" else 2e-4
+EPS = 1e-6
+GROUP = 32
+
+
+def drawn(*sizes: int, seed: int = 0) -> Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed)).to(DEVICE, DTYPE)
+
+
+def near(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.cpu().view(torch.int32 if x.dtype == torch.float32 else torch.int16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_rounds_to_the_bits_of_plain_torch(dtype: torch.dtype) -> None:
+    """Zeros, subnormals, all magnitudes, halves between integers, infinities and NaN."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(24, 128, generator=generator) * torch.logspace(-44, 37, 24)[:, None]
+    weight[0], weight[1, 5], weight[2, 3] = 0.0, float("inf"), float("nan")
+    weight[3, :32] = torch.tensor([7.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 1e-42] * 4)
+    weight = weight.to(DEVICE, dtype)
+    for size in (32, 128):
+        found = fake_quantise(weight, group_size=size)
+        with kernels.plain():
+            wanted = fake_quantise(weight.cpu(), group_size=size)
+        is_nan = wanted.isnan()
+        assert is_nan.any()
+        assert torch.equal(found.isnan().cpu(), is_nan)
+        assert torch.equal(bits(found)[~is_nan], bits(wanted)[~is_nan])
+
+
+def packed(num_outputs: int, num_inputs: int, *, group: int = GROUP) -> tuple[Int4Matrix, Tensor]:
+    """A matrix of two weights, and what it stands for."""
+    weight = drawn(num_outputs, num_inputs, seed=num_inputs)
+    parts = weight.split([num_outputs // 2, num_outputs - num_outputs // 2])
+    return (
+        Int4Matrix.of_weights(parts, group_size=group),
+        fake_quantise(weight, group_size=group),
+    )
+
+
+def test_dequantising_gives_back_the_rounded_weight() -> None:
+    """The last block of inputs is not full."""
+    matrix, rounded = packed(20, 352)
+    rows = slice(3, 17)
+    assert torch.equal(matrix.dequantised(dtype=DTYPE, rows=rows), rounded[rows])
+    with kernels.plain():
+        assert torch.equal(matrix.dequantised(dtype=DTYPE), rounded)
+
+
+@pytest.mark.parametrize("num_rows", [2, pytest.param(21, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("group", [32, pytest.param(128, marks=pytest.mark.slow)])
+def test_products_of_rows(num_rows: int, group: int) -> None:
+    num_inputs = 288 if group == 32 else 384
+    matrix, rounded = packed(20, num_inputs, group=group)
+    x_BD, norm_D, bias_O = drawn(num_rows, num_inputs), drawn(num_inputs, seed=1), drawn(20, seed=2)
+    normed = functional.rms_norm(x_BD.float(), (num_inputs,), norm_D.float(), EPS)
+    out_BO = normed @ rounded.float().T
+    wanted = functional.silu(out_BO[:, :10]) * out_BO[:, 10:]
+    sum_BO = drawn(num_rows, 20, seed=3)
+    wanted_sum = sum_BO.float() + x_BD.float() @ rounded.float().T + bias_O.float()
+    if num_rows <= int4_narrow.MAX_ROWS:
+        near(int4_narrow.into_heads(x_BD, norm_D, matrix, bias_O, eps=EPS), out_BO + bias_O.float())
+        near(int4_narrow.gated(x_BD, norm_D, matrix, eps=EPS), wanted)
+        int4_narrow.added(sum_BO, x_BD, matrix, bias_O)
+        near(sum_BO, wanted_sum)
+        sum_BO.copy_(drawn(num_rows, 20, seed=3))
+    scratch, normed_BD = Scratch(DEVICE), normed.to(DTYPE)
+    near(int4_tiled.into_heads(normed_BD, matrix, bias_O, scratch), out_BO + bias_O.float())
+    near(int4_tiled.gated(normed_BD, matrix, scratch), wanted)
+    int4_tiled.added(sum_BO, x_BD, matrix, bias_O, scratch)
+    near(sum_BO, wanted_sum)
+    assert not scratch.arrived.any()
+
+
+# ---- an engine ---------------------------------------------------------------------------------
+
+
+def tiny(seed: int = 0, **settings: object) -> Decoder:
+    config = decoder_config(
+        {
+            "model_type": "qwen2",
+            "vocab_size": 32,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 64,
+            "tie_word_embeddings": True,
+            **settings,
+        }
+    )
+    torch.manual_seed(seed)
+    model = Decoder(config, kernel="sdpa").to(DEVICE, DTYPE)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    lay_side_by_side(model)
+    return model.requires_grad_(False)
+
+
+def opened(model: Decoder, decode: str) -> NativeEngine:
+    return NativeEngine(
+        model,
+        NativeEngineConfig(decode=decode, max_concurrency=6),
+        device=DEVICE,
+        max_tokens=40,
+        decode=None,
+        chunk_bytes=1 << 16,
+    )
+
+
+def requests(num_requests: int) -> list[Request]:
+    return [
+        Request(
+            id=f"{number}",
+            tokens_T=np.arange(3 + number, 7 + 2 * number) % 32,
+            sampling=Sampling(max_new_tokens=2, temperature=1.0, stop_ids=frozenset((31,))),
+            seed=number,
+        )
+        for number in range(num_requests)
+    ]
+
+
+def same(found: list[Completion], wanted: list[Completion]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        if DEVICE.type == "cpu":
+            assert one.tokens_T.tolist() == other.tokens_T.tolist()
+            np.testing.assert_allclose(one.engine_logp_T, other.engine_logp_T, atol=1e-4)
+
+
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Larger tiles, of which there are fewer to interpret."""
+    tile = NarrowTile(outputs=64, blocks=1, warps=1)
+    monkeypatch.setattr(int4_narrow, "tile_for", lambda matrix, is_gated=False: tile)
+    monkeypatch.setattr(int4_dense, "_OUTPUTS", 64)
+
+
+@pytest.mark.usefixtures("few_programs")
+def test_packed_weights_decode_as_the_trainers_rounded_ones() -> None:
+    """Narrow for one request and tiled for five; a layer that is skipped; a late switch; new
+    weights at a commit."""
+    model = tiny()
+    config = Int4Config(
+        group_size=32, start_step=2, skip_layers=("lm_head", "embed", "layers.0.mlp")
+    )
+    rewrite = Int4Rewrite(model, config)
+    fused, plain = opened(model, "fused"), opened(model, "plain")
+    before = generate(plain, requests(1), timeout_s=60)
+    same(generate(fused, requests(1), timeout_s=60), before)
+    rewrite.begin_step(2)
+    after = generate(plain, requests(1), timeout_s=60)
+    assert before[0].engine_logp_T.tolist() != after[0].engine_logp_T.tolist()
+    same(generate(fused, requests(1), timeout_s=60), after)
+    for engine in (fused, plain):
+        engine.begin_update(Quiesce.DRAIN)
+    for parameter in model.parameters():
+        parameter.mul_(1.1).add_(0.01)
+    rewrite.weights_changed()
+    for engine in (fused, plain):
+        engine.commit(1)
+    same(generate(fused, requests(5), timeout_s=60), generate(plain, requests(5), timeout_s=60))
+
+
+@pytest.mark.usefixtures("few_programs")
+def test_a_model_that_holds_packed_weights_only_decodes_the_same() -> None:
+    model, packed_only = (tiny(seed=1, num_hidden_layers=1) for _ in range(2))
+    rewrite = Int4Rewrite(model, Int4Config(group_size=32))
+    for layer, weights in zip(packed_only.layers, Int4Weights(model).layers, strict=True):
+        attention, mlp = layer.self_attn, layer.mlp
+        for maps, packed_maps in (
+            ((attention.q_proj, attention.k_proj, attention.v_proj), weights.qkv),
+            ((attention.o_proj,), weights.o),
+            ((mlp.gate_proj, mlp.up_proj), weights.gate_up),
+            ((mlp.down_proj,), weights.down),
+        ):
+            assert packed_maps is not None
+            hold_packed(maps, packed_maps.matrix)
+    assert rewrite.is_active
+    assert packed_only.layers[0].mlp.down_proj.weight.is_meta
+    wanted = generate(opened(model, "plain"), requests(1), timeout_s=60)
+    same(generate(opened(packed_only, "fused"), requests(1), timeout_s=60), wanted)
+    same(generate(opened(packed_only, "plain"), requests(1), timeout_s=60), wanted)
