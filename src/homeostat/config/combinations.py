@@ -268,6 +268,14 @@ def _quantised(config: RunConfig) -> Iterator[Problem]:
             "quantised bases belong to the native decoder.",
             "Set model.implementation=native, or remove model.quantization.",
         )
+    for name in ("fp8", "int4"):
+        if getattr(config.trainer, name) is not None:
+            yield Problem(
+                f"trainer.{name}",
+                f"it computes with copies of plain weights, and model.quantization="
+                f"{model.quantization} holds none.",
+                f"Remove trainer.{name} or model.quantization.",
+            )
     if not model.meta_init:
         yield Problem(
             "model.meta_init",
