@@ -10,6 +10,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "homeostat"
 WHOLE = {
     "config/": "defines, loads, checks, edits and compares recipes",
     "api.py": "chooses the loop that runs the recipe",
+    "generation/choice.py": "reads the recipe that a run saved in its folder",
     "cli/": "a verb of the command line reads a recipe",
     "run/sft.py": "a loop sets up all parts of a run",
     "run/preference.py": "a loop sets up all parts of a run",

@@ -38,7 +38,8 @@ def inspect(
         Path,
         typer.Argument(
             metavar="RECIPE",
-            help="The recipe (a YAML file), or the folder of an RL run.",
+            help="The recipe (a YAML file), or the folder of an RL run; with --layers also of any "
+            "run or checkpoint.",
             show_default=False,
         ),
     ],
@@ -56,6 +57,14 @@ def inspect(
             "--step", metavar="N", help="Step of the run folder to show. Default: the newest."
         ),
     ] = None,
+    layers: Annotated[
+        bool,
+        typer.Option(
+            "--layers",
+            help="Show every layer of the model with its real dtype, its quantisation and scales, "
+            "and why it is not quantised. PATH may also be the folder of a checkpoint.",
+        ),
+    ] = False,
     format: OutputFormat = Format.TEXT,
 ) -> None:
     """Show the tokens of some rows with their labels, and statistics of all rows.
@@ -67,8 +76,14 @@ def inspect(
     For a preference recipe it shows pairs: the chosen row, then the rejected one. For an RL recipe
     it shows prompts, up to where the answer begins. For the folder of an RL run it
     shows the completions of a step that earned the most and the least, --rows of each.
+
+    With --layers it shows the layers of the model instead, and reads no rows.
     """
     console = SafeConsole(stderr=format is Format.JSON, highlight=False)
+    if layers:
+        _refuse(row_id or step is not None, "--layers", "--row-id and --step are about rows.")
+        _show_layers(recipe, overrides, console, as_json=format is Format.JSON)
+        return
     if recipe.is_dir():
         _refuse(overrides or row_id, "KEY=VALUE and --row-id", "they belong to a recipe.")
         show_step(recipe, step, console, num_rows=rows, as_json=format is Format.JSON)
@@ -82,6 +97,15 @@ def inspect(
         show(found, console)
     if any(warned.level == "error" for warned in found.warnings):
         raise typer.Exit(1)
+
+
+def _show_layers(
+    path: Path, overrides: list[str] | None, console: Console, *, as_json: bool
+) -> None:
+    from homeostat.cli.layers import show_layers
+    from homeostat.generation.layers import list_layers
+
+    show_layers(list_layers(path, overrides), console, as_json=as_json)
 
 
 def _refuse(given: object, place: str, why: str) -> None:

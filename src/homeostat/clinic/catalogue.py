@@ -12,6 +12,7 @@ from homeostat.clinic.faults import (
     machine,
     numerics,
     policy,
+    precision,
     preference,
     reward,
 )
@@ -20,7 +21,7 @@ from homeostat.clinic.recipes import BALANCED, GOLD, Body
 
 MODULES = (
     *(learning, critic, preference, numerics, data, reward, policy),
-    *(engine, machine, experts, energy),
+    *(engine, machine, experts, energy, precision),
 )
 INJECTORS: dict[str, type[Injector]] = {
     fault.name: fault for module in MODULES for fault in module.FAULTS
@@ -61,6 +62,12 @@ HEALTHY: dict[str, Body] = {
     "grpo_moe": Body("sort", family="qwen3_moe", steps=60),
     "grpo_moe_replayed": Body("copy", family="qwen3_moe", steps=60, changes=experts.REPLAY),
     "grpo_moe_sigmoid": Body("sort", family="dots1", steps=40, changes=experts.REPLAY),
+    "sft_fp8": Body("sort", "sft", steps=60, changes=precision.FP8),
+    "sft_fp8_delayed": Body("copy", "sft", steps=60, changes=precision.LATE_DELAYED),
+    "sft_int4": Body("reverse", "sft", steps=60, changes=precision.INT4),
+    "sft_int4_late": Body("sort", "sft", steps=60, changes=precision.LATE_INT4),
+    "grpo_fp8": Body("sort", "grpo", steps=40, changes=precision.FP8),
+    "grpo_int4": Body("copy", "grpo", steps=40, changes=precision.INT4),
     "grpo_own_process": Body(
         "sort", "grpo", steps=40, changes={"engine": {"type": "native", "own_process": True}}
     ),

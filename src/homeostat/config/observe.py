@@ -110,6 +110,14 @@ class ObserveConfig(Settings):
         help="Regularly compare engine, trainer and a float64 reference on sampled rows, and "
         "report which one is off (RL).",
     )
+    precision_interval: int | None = key(
+        10,
+        ge=1,
+        resume="free",
+        help="Number of steps between measurements of quantised layers (trainer.fp8, "
+        "trainer.int4): their scales, what they cut or round to 0, their error, and their gradient "
+        "against bf16. A measured step computes a part of its rows two more times. null: never.",
+    )
     report: bool = key(True, resume="free", help="Write report.html at the end.")
 
 

@@ -17,6 +17,7 @@ from homeostat.config.data import DataConfig
 from homeostat.config.int4 import Int4Config
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.resume import saved_config
+from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointError, ModelError
 from homeostat.models.adapter_files import ADAPTER_CONFIG, adapter_settings
 from homeostat.models.hf import read_json
@@ -109,14 +110,18 @@ def _of_adapter(folder: Path, base: Path | None) -> Choice:
     return Choice(ModelConfig(path=str(named), tokenizer=own), adapter_settings(settings, folder))
 
 
-def _of_run(folder: Path, step: str | None) -> Choice:
-    paths = RunPaths(folder)
+def saved_recipe(folder: Path) -> RunConfig:
+    """Return the recipe of the run in a folder."""
+    file = RunPaths(folder).config_json
     try:
-        run = saved_config(paths.config_json)
+        return saved_config(file)
     except ValueError as why:
-        file = paths.config_json
         raise ModelError(f"{file}: not the config of a run of this version: {why}.") from None
-    found = _checkpoint(CheckpointStore(paths.checkpoints, read_only=True), step)
+
+
+def _of_run(folder: Path, step: str | None) -> Choice:
+    run, store = saved_recipe(folder), CheckpointStore(RunPaths(folder).checkpoints, read_only=True)
+    found = _checkpoint(store, step)
     of_run: Any = {"data": run.data, "seed": run.seed, "int4": run.trainer.int4}
     exported = found.path / "hf"
     if (exported / "config.json").is_file():

@@ -24,6 +24,7 @@ from homeostat.models.build import (
     model_sheet,
     new_decoder,
     read_configs,
+    unquantised,
 )
 from homeostat.models.decoder import MLP, Decoder
 from homeostat.models.families import decoder_config
@@ -43,7 +44,7 @@ def load_packed(
     """Build the model with its packed weights on the device, and nothing beside them."""
     started, folder = time.perf_counter(), Path(model.path)
     config, generation_config = read_configs(folder)
-    shape = decoder_config(config, origin=config_origin(folder))
+    shape = decoder_config(unquantised(config), origin=config_origin(folder))
     flags = decoder_flags(model, shape, False, dtype=dtype, device=device)
     with torch.device("meta"):
         module = new_decoder(shape, flags, has_value_head=False).to(dtype)

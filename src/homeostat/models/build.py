@@ -110,7 +110,8 @@ def load_model(
     else:
         how = {"head": head, "offload_experts": offload_experts, "decode": decode, "hold": hold}
         how |= place
-        module, kernel = _native(model, source, config, gradient_checkpointing, **how)
+        shape = config if decode is None else unquantised(config)
+        module, kernel = _native(model, source, shape, gradient_checkpointing, **how)
     num_targets = _adapt(module, adapter, seed) if adapter is not None else 0
     if num_targets and device.type == "cuda" and isinstance(module, Decoder):
         lay_adapters_side_by_side(module)
@@ -124,6 +125,11 @@ def load_model(
         "seconds": time.perf_counter() - started,
     }
     return LoadedModel(module, model_sheet(module, config, generation_config, facts))
+
+
+def unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json without its word on quantised weights, which someone else decodes."""
+    return {name: value for name, value in config.items() if name != "quantization_config"}
 
 
 def model_sheet(

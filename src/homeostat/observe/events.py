@@ -109,6 +109,12 @@ _LIST: tuple[EventInfo, ...] = (
         ("verdict", "rows"),
         "bad",
     ),
+    EventInfo(
+        "precision_switched",
+        "From this step on layers are computed in low precision: the format, the number of "
+        "quantised layers, and which of them are heads, embeddings or routers.",
+        ("format", "layers", "sensitive"),
+    ),
     EventInfo("training", "Everything is set up, and the first step follows.", ("total_steps",)),
     EventInfo(
         "rules_watching",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 
-from homeostat.observe.catalogue import evaluation, policy, sampling, updates
+from homeostat.observe.catalogue import evaluation, policy, precision, sampling, updates
 from homeostat.observe.catalogue.info import MetricInfo, Reduce
 
 __all__ = ["CATALOGUE", "MetricInfo", "Reduce", "describe"]
@@ -28,6 +28,7 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     *sampling.METRICS,
     *evaluation.METRICS,
     *updates.METRICS,
+    *precision.METRICS,
 )
 
 _HOLES = {

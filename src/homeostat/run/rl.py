@@ -19,6 +19,7 @@ from homeostat.run.evaluation.rl_eval import evaluate_prompts
 from homeostat.run.evaluation.rl_measure import replay_metrics, rl_metrics
 from homeostat.run.healing.healer import Healer
 from homeostat.run.learning.learn import Learned, Learner
+from homeostat.run.learning.precision import PrecisionSchedule
 from homeostat.run.publication.completions import keep_completions
 from homeostat.run.publication.saving import Saver
 from homeostat.run.publication.verify_logprobs import LogprobVerifier
@@ -65,6 +66,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         actions=RlActions(parts, session),
         healing=session.healing,
     )
+    schedule = PrecisionSchedule(parts.live, trainer=parts.trainer, emit=recorder.event)
     if parts.prompts.evaluation and config.eval.at_start and state.step == 0:
         recorder.log(0, _evaluated(parts, session)[0])
     session.stop.let_steps_finish()
@@ -72,7 +74,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         started = time.perf_counter()
         parts.reward_problems.step = step
         healer.treat(step)
-        parts.trainer.begin_step(step)
+        schedule.begin(step)
         hooks.before_step(step, parts)
         with healer.rescuing():
             rollouts = collector.collect(step, tell=recorder.status)

@@ -16,6 +16,7 @@ from homeostat.config.run import RunConfig
 from homeostat.run.evaluation.expert_load import step_load
 from homeostat.run.evaluation.row_measure import step_metrics
 from homeostat.run.healing.healer import Healer
+from homeostat.run.learning.precision import PrecisionSchedule, shadow_metrics
 from homeostat.run.publication.saving import Saver
 from homeostat.run.session.result import RunResult, result_of
 from homeostat.run.session.session import Session
@@ -64,14 +65,15 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
         actions=SftActions(parts, session),
         healing=session.healing,
     )
+    schedule = PrecisionSchedule(parts.live, trainer=parts.trainer, emit=recorder.event)
     if parts.eval_rows and config.eval.at_start and state.step == 0:
-        recorder.log(0, _evaluated(parts, session)[0])
+        recorder.log(0, _evaluated(parts, session, schedule)[0])
     session.stop.let_steps_finish()
     with parts.open_plans() as plans:
         for plan in plans:
             started = time.perf_counter()
             healer.treat(plan.step)
-            parts.trainer.begin_step(plan.step)
+            schedule.begin(plan.step)
             hooks.before_step(plan.step, parts)
             learning_rate = parts.live.now.trainer.learning_rate(plan.step, parts.total_steps)
             with healer.rescuing(), parts.profiler.around(plan.step, emit=recorder.event):
@@ -90,7 +92,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
             at_end = plan.step == parts.total_steps
             is_best = False
             if parts.eval_rows and (at_end or plan.step % config.eval.interval_steps == 0):
-                eval_metrics, is_best = _evaluated(parts, session)
+                eval_metrics, is_best = _evaluated(parts, session, schedule)
                 metrics |= eval_metrics
             recorder.log(plan.step, metrics)
             session.keep_row_losses(report)
@@ -105,11 +107,17 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
                 break
 
 
-def _evaluated(parts: Parts, session: Session) -> tuple[dict[str, float], bool]:
+def _evaluated(
+    parts: Parts, session: Session, schedule: PrecisionSchedule
+) -> tuple[dict[str, float], bool]:
     """Return the metrics of the held-out rows, and whether they are the best of the run so far."""
     assert parts.eval_rows is not None
     started = time.perf_counter()
     metrics = parts.objective.evaluate(parts.eval_rows, parts.attempts)
+    if schedule.is_on(parts.state.step):
+        with schedule.shadow(parts.state.step):
+            shadow = parts.objective.evaluate(parts.eval_rows, parts.attempts)
+        metrics |= shadow_metrics(metrics, shadow)
     metrics["time/eval"] = time.perf_counter() - started
     state, loss = parts.state, metrics["eval/loss"]
     is_best = state.judge(loss, min_delta=parts.config.eval.min_delta)

@@ -16,6 +16,7 @@ import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from homeostat.algorithms.losses import require_columns, require_head
 from homeostat.config.parts import ExportSettings
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
+from homeostat.precision.account import account_of
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
 from homeostat.train.exporting import export_role, sent_weights
@@ -34,12 +36,13 @@ from homeostat.train.nonfinite import trace
 from homeostat.train.optim import MasterOptimizer, require_same_kind
 from homeostat.train.peak import peak_memory
 from homeostat.train.precision import distinct, rows_of
+from homeostat.train.precision_probe import measure_precision, with_observed
 from homeostat.train.probes import UpdateProbe
 from homeostat.train.roles import RoleModel, RoleState, Training
 from homeostat.train.runtime import Runtime
 from homeostat.train.scoring import require_outputs
 from homeostat.train.sharding import Shards
-from homeostat.train.shards import Rows, TensorReader, copy_rows
+from homeostat.train.shards import Rows, TensorReader, copy_rows, described
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Accumulated, Measured, UpdateShare, make_report, to_host
 from homeostat.train.writing import writing_weights
@@ -77,6 +80,7 @@ class RankTrainer:
         self.config = config
         self.shards = shards
         self.runtime = runtime
+        self._observes = False
         self.roles = {
             role: _role_state(role, model, config, shards=shards, runtime=runtime, seed=seed)
             for role, model in models.items()
@@ -86,9 +90,11 @@ class RankTrainer:
     def sheet(self) -> ModelSheet:
         return self.roles[Role.POLICY].sheet
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int, *, observes: bool = False) -> dict[str, Any]:
+        self._observes = observes
         for rewrite in self._rewrites:
             rewrite.begin_step(step)
+        return account_of(self.roles[Role.POLICY].rewrites)
 
     def forward(
         self, role: Role, batches: Sequence[TrainBatch | None], outputs: Outputs
@@ -117,6 +123,8 @@ class RankTrainer:
                 if batch is None:
                     self._take_part(state)
                 else:
+                    if self._observes and self.shards.is_alone and not training.pending:
+                        training.observed = measure_precision(state, batch, spec, step=step)
                     training.pending += self._accumulated(state, batch, spec, step=step)
 
     def _accumulated(
@@ -160,6 +168,7 @@ class RankTrainer:
         for rewrite in state.rewrites:
             rewrite.end_update(applied=False)
         training.pending.clear()
+        training.observed = {}
         for param in training.params.values():
             param.grad = None
         training.optimizer.zero_grad()
@@ -169,6 +178,7 @@ class RankTrainer:
         with self.shards.naming_memory():
             share = self.pending(role)
             report = make_report(share, role=role, step=step, learning_rate=learning_rate)
+            observed = training.observed
             if report.applied:
                 training.probe.start(step, learning_rate=learning_rate)
                 with writing_weights(step):
@@ -189,6 +199,7 @@ class RankTrainer:
         if seen is not None:
             # A rank that could not measure takes part all the same: the others wait for it.
             report = training.probe.reported(report, self.shards.gather_parts(seen))
+        report = with_observed(report, observed)
         interval = self.config.empty_cache_interval
         if interval and step % interval == 0:
             torch.cuda.empty_cache()
@@ -269,7 +280,7 @@ class RankTrainer:
                 continue
             if stem in optimizers:
                 require_same_kind(group, stored.shapes)
-            copy_rows(group, stored, what=_what(stem))
+            copy_rows(group, stored, what=described(stem))
         for state in self.roles.values():
             if state.training is not None:
                 state.training.optimizer.loaded()
@@ -402,8 +413,3 @@ def _not_trained(
 def _training(state: RoleState) -> Training:
     assert state.training is not None, f"the {state.role} is frozen: it has no optimizer"
     return state.training
-
-
-def _what(stem: str) -> str:
-    """Return the name of a group of tensors for the error that it does not fit."""
-    return stem.replace("optimizer", "optimizer state").replace("_", " ")

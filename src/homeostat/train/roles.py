@@ -9,7 +9,7 @@ optimizer, and a policy without its adapter is a role that borrows the policy's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ from homeostat.models.lora import adapters_off
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.forward import Forward
 from homeostat.train.optim import MasterOptimizer
-from homeostat.train.probes import UpdateProbe
+from homeostat.train.probes import Unmeasured, UpdateProbe
 from homeostat.train.update import Accumulated
 from homeostat.types import Role
 
@@ -63,6 +63,8 @@ class Training:
     biases: dict[str, nn.Parameter] = field(default_factory=dict)
     bias_rate: float = 0.0
     pending: list[Accumulated] = field(default_factory=list)
+    # Measurements of quantised layers in the pending update, or why there are none.
+    observed: Mapping[str, float] | Unmeasured = field(default_factory=dict)
 
 
 @dataclass(slots=True)

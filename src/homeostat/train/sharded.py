@@ -93,8 +93,8 @@ class ShardedTrainer:
     def num_data_groups(self) -> int:
         return self.config.mesh.num_data_groups
 
-    def begin_step(self, step: int) -> None:
-        self._all("begin_step", step)
+    def begin_step(self, step: int, *, observes: bool = False) -> dict[str, Any]:
+        return self._all("begin_step", step, observes=observes)[0]
 
     def forward(
         self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs

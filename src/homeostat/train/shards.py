@@ -197,3 +197,8 @@ def _opened(file: Path) -> Iterator[Any]:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{file} cannot be read: {error}.") from None
+
+
+def described(stem: str) -> str:
+    """Return the name of a group of tensors for the error that it does not fit."""
+    return stem.replace("optimizer", "optimizer state").replace("_", " ")

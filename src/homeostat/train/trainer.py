@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from homeostat.config.parts import ExportSettings
 from homeostat.models.build import ModelSheet
@@ -67,8 +67,12 @@ class Trainer(Protocol):
         """Number of micro-batches that are worked on at one time (config/mesh.py)."""
         ...
 
-    def begin_step(self, step: int) -> None:
-        """Say which step is computed next: layers may change their precision with a step."""
+    def begin_step(self, step: int, *, observes: bool = False) -> dict[str, Any]:
+        """Say which step is computed next: layers may change their precision with a step.
+
+        Returns the format and number of the policy's quantised layers, if it has any; at step 0 it
+        has none. `observes`: measure them in this step.
+        """
         ...
 
     def forward(

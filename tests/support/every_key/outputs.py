@@ -86,6 +86,12 @@ def row_loss_steps(run: Run) -> list[int]:
     return [record["step"] for record in iter_jsonl(run.dir / "row_losses.jsonl")]
 
 
+def measured_steps(run: Run) -> list[int]:
+    """Return the steps at which quantised layers were measured."""
+    records = iter_jsonl(run.dir / "metrics.jsonl")
+    return [record["step"] for record in records if "fp8/grad_cosine" in record]
+
+
 def num_boards(folder: str) -> See:
     return lambda run: len(list((run.dir / folder).glob("events.out.tfevents.*")))
 
@@ -274,6 +280,10 @@ CASES: dict[str, Case] = {
     ),
     "observe.row_losses": shows(
         "observe.row_losses=false", row_loss_steps, was=[1, 2, 3], now=[], same="bits"
+    ),
+    "observe.precision_interval": shows(
+        "observe.precision_interval=null", measured_steps, was=[1, 2, 3], now=[], same="bits",
+        base=("trainer.fp8={recipe: rowwise}",),
     ),
     "observe.report": shows(
         "observe.report=true", has_file("report.html"), was=False, now=True, same="bits"

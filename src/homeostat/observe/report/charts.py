@@ -10,6 +10,7 @@ from homeostat.observe.report.expert_charts import expert_section
 from homeostat.observe.report.facts import RunFacts
 from homeostat.observe.report.marked import with_marks
 from homeostat.observe.report.plots import Line, Marker, Plot, Section
+from homeostat.observe.report.precision_charts import precision_section
 from homeostat.observe.report.rl_charts import make_rl_sections
 from homeostat.observe.report.series import smooth
 
@@ -21,7 +22,7 @@ def make_sections(facts: RunFacts) -> list[Section]:
         sections = make_rl_sections(facts, markers)
     else:
         sections = [Section("", _row_plots(facts, markers)), _preference_section(facts, markers)]
-    sections.append(expert_section(facts, markers))
+    sections += [expert_section(facts, markers), precision_section(facts, markers)]
     return with_marks(sections, facts.illnesses, facts.other_remedies)
 
 

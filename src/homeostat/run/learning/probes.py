@@ -8,10 +8,12 @@ first ratio   before anything is updated, the policy is the policy: the log-prob
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from homeostat.observe.catalogue.info import MIN
+from homeostat.observe.names import describe
 from homeostat.run.learning.updates import StepRows
 from homeostat.types import (
     FloatArray,
@@ -81,8 +83,15 @@ def first_ratio_off(scored: Mapping[int, FloatArray], report: UpdateReport) -> f
 
 
 def worst(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the largest of each over several updates; NaN if one of them is."""
+    """Return the worst of each over several updates; NaN if one of them is."""
     names = dict.fromkeys(name for probes in found for name in probes)
     return {
-        name: float(np.max([probes[name] for probes in found if name in probes])) for name in names
+        name: float(_worst_of(name)([probes[name] for probes in found if name in probes]))
+        for name in names
     }
+
+
+def _worst_of(name: str) -> Callable[[list[float]], float]:
+    """Return the smallest of what the catalogue takes the smallest of, else the largest."""
+    info = describe(name)
+    return np.min if info is not None and info.reduce == MIN else np.max

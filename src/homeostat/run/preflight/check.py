@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -37,6 +36,7 @@ from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.precision.bases import base_rewrite
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
+from homeostat.run.preflight.disk import checkpoint_bytes, disk_item, existing
 from homeostat.run.preflight.energy import energy_item
 from homeostat.run.preflight.experts import expert_item
 from homeostat.run.preflight.health import (
@@ -44,9 +44,10 @@ from homeostat.run.preflight.health import (
     disk_facts,
     health_items,
     machine_facts,
+    precision_flags,
     row_facts,
 )
-from homeostat.run.preflight.item import Item, Level
+from homeostat.run.preflight.item import Item
 from homeostat.run.preflight.mixing import filter_items, mix_items
 from homeostat.run.preflight.precision import precision_items
 from homeostat.run.preflight.reward_model import label_items
@@ -337,27 +338,9 @@ class Preflight:
     def _disk(self) -> Iterator[Item]:
         if self.preview is None:
             return
-        one = self._checkpoint_bytes(self.preview)
-        export = self.preview.num_bytes if self.config.checkpoint.export != "off" else 0
-        need = one * (self.config.checkpoint.keep_last + 2) + export
-        place = _existing(self.config.run_dir)
-        free = shutil.disk_usage(place).free
-        facts = {"checkpoint_bytes": one, "needed_bytes": need, "free_bytes": free}
-        text = (
-            f"a checkpoint takes {fmt.byte_size(one)}; at most {fmt.byte_size(need)} are needed, "
-            f"{fmt.byte_size(free)} are free"
-        )
-        level: Level = "ok" if need < free else "error"
-        if level == "error":
-            self.exit_code = max(self.exit_code, 1)
-            text += ". Lower checkpoint.keep_last, or set runs_dir to another disk"
-        yield Item("disk", level, text, facts)
-
-    def _checkpoint_bytes(self, preview: ModelPreview) -> int:
-        """Return the size of a checkpoint: weights and optimizer state of what is trained."""
-        # Beyond the weights: two fp32 moments and, if the weights are narrower, fp32 masters.
-        width = preview.bytes_per_param
-        return preview.num_trainable * (width + 8 + (4 if width < 4 else 0))
+        item = disk_item(self.config.checkpoint, self.preview, run_dir=self.config.run_dir)
+        self.exit_code = max(self.exit_code, 1 if item.level == "error" else 0)
+        yield item
 
     def _health(self) -> Iterator[Item]:
         """Evaluate the health rules on everything that the checks before have found out."""
@@ -370,9 +353,10 @@ class Preflight:
         if self.preview is not None:
             facts |= {"vocab_size": self.preview.vocab_size, "model_bytes": self.preview.num_bytes}
             facts["model_length"] = self.preview.max_positions
-            place = _existing(self.config.run_dir)
-            facts |= disk_facts(place, checkpoint_bytes=self._checkpoint_bytes(self.preview))
+            place = existing(self.config.run_dir)
+            facts |= disk_facts(place, checkpoint_bytes=checkpoint_bytes(self.preview))
         facts["environment"] = machine_facts()
+        facts["precision_flags"] = precision_flags()
         facts["tokenizer_compared"] = compare_tokenizers(self.config.model)
         facts |= compile_facts(self.config.trainer)
         for item in health_items(self.config, facts):
@@ -395,9 +379,3 @@ class Preflight:
         found = store.newest_valid()
         where = f"step {found.step}" if found is not None else "the beginning"
         yield Item("run folder", "ok", f"{self.config.run_dir} would resume from {where}")
-
-
-def _existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path

@@ -7,6 +7,7 @@ evaluated yet, and is counted as waiting for them.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from homeostat.data.store import RowStore
 from homeostat.health.diagnose import diagnose
 from homeostat.health.finding import Finding, Level
 from homeostat.health.registry import RULES
+from homeostat.health.rules.precision.kinds import FLAGS
 from homeostat.health.view import Kind, RunView
 from homeostat.observe.environment import num_usable_cpus
 from homeostat.observe.processor import this_processor
@@ -116,3 +118,8 @@ def machine_facts() -> dict[str, Any]:
     """Return the number of usable cores, and the instruction sets of the CPU."""
     features = sorted(this_processor().features)
     return {"cores": num_usable_cpus(), "cpu_features": features}
+
+
+def precision_flags() -> dict[str, str]:
+    """Return the environment variables that ask for low precision, with their values."""
+    return {name: os.environ[name] for name in FLAGS if name in os.environ}

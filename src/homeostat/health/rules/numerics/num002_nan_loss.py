@@ -35,7 +35,8 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import broken, is_true, labels_masked, raw
+from homeostat.health.rules.precision.kinds import trained_format
+from homeostat.health.rules.readings import broken, labels_masked
 from homeostat.health.view import RunView
 from homeostat.health.windows import newest_spell
 
@@ -48,6 +49,15 @@ _EAGER_WORKS = (
     "eager: loss",
     "eager && loss is normal",
     "eager && ok",
+)
+
+_SAYS_FP8 = (
+    "Float8DynamicActivation",
+    "convert_to_float8_training",
+    "Swapped to Float8Linear",
+    "fp8_autocast",
+    "float8 training",
+    "FP8 training enabled",
 )
 
 
@@ -124,7 +134,7 @@ def _causes(view: RunView, what: str, first: int, share: float) -> Iterator[Caus
     before = norm.before(first).finite().values if norm is not None else np.zeros(0)
     if len(before) >= 4 and before[-1] > 20 * max(float(np.median(before[:-1])), 1e-12):
         yield Cause("grad-norm-explosion", f"the gradient norm was {before[-1]:.3g} before it")
-    if is_true(raw(view, "fp8")) or "fp8" in str(view.setting("trainer.precision", default="")):
+    if _is_fp8(view):
         yield Cause("fp8-zero-scale", "FP8 training: a block of zeros has scale 0")
     eager = view.log.first(*_EAGER_WORKS)
     if eager is not None:
@@ -138,6 +148,15 @@ def _causes(view: RunView, what: str, first: int, share: float) -> Iterator[Caus
         why = "the loss was finite before, and no row gives a finite one since: the weights hold it"
         yield Cause("nan-update-poisoned-weights", why)
     yield Cause("nan-loss", "not finite, step after step")
+
+
+def _is_fp8(view: RunView) -> bool:
+    """Return whether training is in FP8, elsewhere: our own scales are never 0."""
+    if view.framework.name == "homeostat":
+        return False
+    if "fp8" in str(view.setting("trainer.precision", default="")):
+        return True
+    return trained_format(view) == "fp8" or view.log.has(*_SAYS_FP8)
 
 
 def _stays_lost(view: RunView, first: int) -> bool:

@@ -1,0 +1,85 @@
+"""Most small values are rounded to zero.
+
+## What it sees
+The share of values that are not 0 and become 0 by quantisation (`fp8/<group>/flushed_share`,
+`int4/<group>/flushed_share`) is above `max_share` (FP8) or `max_share_int4` at `fire` of the last
+`window` measured steps.
+
+## Why it matters
+FP8 reaches from its largest value down by a factor of 200,000. If more than a few values fall below
+that, one outlier sets the scale of many that it has nothing to do with, and what they carried is
+lost: of gradients, often the whole signal of rare tokens.
+
+## Likely causes
+- quantisation-underflow: one scale for too many values (a whole tensor, a long row).
+
+## What to do
+Smaller blocks (`trainer.fp8.recipe: blockwise`, a smaller `trainer.int4.group_size`), e5m2 or bf16
+for gradients, the layers with outliers left out.
+
+## Known false alarms
+INT4 has 15 values: of a bell-shaped group of 128 weights about 15 % round to 0, and 40 % where the
+tails are heavy. That is why its limit is far higher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.precision.kinds import measured, names_of
+from homeostat.health.view import RunView
+from homeostat.health.windows import held_mean, newest_spell
+
+
+class Options(RuleOptions):
+    max_share: float = option(0.1, "Share of values that FP8 may round to 0.")
+    max_share_int4: float = option(0.6, "Share of weights that INT4 may round to 0.")
+    fire: int = option(2, "Measured steps that must show it.")
+    window: int = option(4, "The number of measured steps that they are taken from.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    for one in measured(view, "flushed_share"):
+        limit = options.max_share if one.format == "fp8" else options.max_share_int4
+        values = one.series.values
+        held = values > limit
+        spell = newest_spell(held, fire=options.fire, window=options.window, clear=2)
+        if spell is None or not spell.is_open:
+            continue
+        share, first = held_mean(values, held, spell), int(one.series.steps[spell.start])
+        finer = (
+            Fix("trainer.fp8.recipe", "blockwise", "a scale for each block", Grade.UNSAFE)
+            if one.format == "fp8"
+            else Fix(
+                "trainer.int4.group_size", "smaller", "a scale for fewer weights", Grade.UNSAFE
+            )
+        )
+        yield Sighting(
+            message=f"{share:.0%} of the values in the {one.group} layers become 0 in {one.format} "
+            f"(limit {limit:.0%}), since step {first}: a few large ones set the scale of all. Use "
+            "smaller blocks, or keep these layers in bf16.",
+            evidence=(f"{one.format}/{one.group}/flushed_share {one.series.latest:.4g}",),
+            causes=(Cause("quantisation-underflow", f"{share:.0%} of the {one.group} layers"),),
+            fixes=(finer, Fix(f"trainer.{one.format}.skip_layers", "their names", "stay in bf16")),
+            first_step=first,
+            last_step=int(one.series.steps[-1]),
+            value=share,
+            limit=limit,
+            subject=one.subject,
+        )
+
+
+RULE = Rule(
+    code="QNT006",
+    name="quantisation-underflow",
+    family=Family.PRECISION,
+    level=Level.WARN,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=(names_of("flushed_share"),),
+    options=Options,
+    explains=("LRN002", "LRN009", "LRN010", "QNT010", "QNT011"),
+    yields_to=("QNT004", "QNT007"),
+)

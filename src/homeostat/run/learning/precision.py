@@ -1,0 +1,81 @@
+"""Tell the trainer of each step: which precision it has, and whether that is measured.
+
+A remedy may move the first step in low precision, so the settings in force decide, not the recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from homeostat.config.fp8 import Fp8Config
+from homeostat.config.int4 import Int4Config
+from homeostat.config.live import LiveConfig
+from homeostat.config.trainer import TrainerConfig
+from homeostat.train.events import EmitEvent
+from homeostat.train.precision_probe import UNQUANTISED
+from homeostat.train.trainer import Trainer
+
+# Steps after the first one in low precision that are always measured.
+NUM_FIRST = 3
+
+
+class PrecisionSchedule:
+    """The precision of each step of a run."""
+
+    def __init__(self, live: LiveConfig, *, trainer: Trainer, emit: EmitEvent) -> None:
+        self._live, self._trainer, self._emit = live, trainer, emit
+        self._was_on = False
+
+    def begin(self, step: int) -> None:
+        """Before a step: switch layers to the precision that it has."""
+        config = self._live.now
+        counted = counted_step(config.trainer, step)
+        measures = is_measured(config.trainer, step, interval=config.observe.precision_interval)
+        account = self._trainer.begin_step(counted, observes=measures)
+        if account and not self._was_on:
+            self._emit("precision_switched", step, **account)
+        self._was_on = bool(account)
+
+    @contextmanager
+    def shadow(self, step: int) -> Iterator[None]:
+        """Compute without quantisation inside the block."""
+        self._trainer.begin_step(UNQUANTISED)
+        try:
+            yield
+        finally:
+            self._trainer.begin_step(counted_step(self._live.now.trainer, step))
+
+    def is_on(self, step: int) -> bool:
+        """Return whether layers are quantised at a step."""
+        return is_low(self._live.now.trainer, step)
+
+
+def shadow_metrics(found: Mapping[str, float], shadow: Mapping[str, float]) -> dict[str, float]:
+    """Compare an evaluation with that of the same rows and weights without quantisation."""
+    loss = shadow["eval/loss"]
+    return {"eval/bf16_shadow_loss": loss, "eval/quantised_gap": found["eval/loss"] - loss}
+
+
+def low_precision(trainer: TrainerConfig) -> Fp8Config | Int4Config | None:
+    """Return the settings of quantised layers; None if there are none."""
+    return trainer.fp8 or trainer.int4
+
+
+def is_low(trainer: TrainerConfig, step: int) -> bool:
+    """Return whether a step is computed with quantised layers."""
+    config = low_precision(trainer)
+    return config is not None and step >= config.start_step
+
+
+def counted_step(trainer: TrainerConfig, step: int) -> int:
+    """Return the step as quantised layers count it: one before their first has none of them."""
+    return step if low_precision(trainer) is None or is_low(trainer, step) else UNQUANTISED
+
+
+def is_measured(trainer: TrainerConfig, step: int, *, interval: int | None) -> bool:
+    """Return whether quantised layers are measured at a step: the first few, then regularly."""
+    config = low_precision(trainer)
+    if config is None or interval is None or step < config.start_step:
+        return False
+    return step < config.start_step + NUM_FIRST or step % interval == 0
