@@ -1,7 +1,7 @@
 """Claim: LoRA decodes at 0.9 of the full model's speed or more, and trains at least 1.1x faster.
 
-Qwen2's 0.5 B shape with random weights (on a CPU one thread and SmolLM2's 135 M); adapters of rank 16 on all seven kinds of linear maps, with
-B away from zero. Decoding: tokens per second of the native engine's steady phase at batches of 1,
+Qwen2's 0.5 B shape with random weights (on a CPU one thread, and SmolLM2's 135 M); adapters of rank
+16 on all seven kinds of linear maps, with B away from zero. Decoding: tokens per second of the native engine's steady phase at batches of 1,
 32 and 256. Training: seconds of an update of 32 x 8 rows of 64 + 512 tokens, as a GRPO step has
 them. Both sides are measured in one process, in turns, and medians compared. The log-probs that the
 engine gives what it samples are compared with the trainer's function, for both.

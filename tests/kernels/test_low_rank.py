@@ -27,7 +27,6 @@ from homeostat.models.side_by_side import (
     neighbours,
 )
 from homeostat.ops import kernels
-from homeostat.ops.kernels.thin import thin_product
 from homeostat.ops.linear import Linear
 from homeostat.precision import nf4
 from homeostat.rollout.engine import Request, Sampling, generate
@@ -158,14 +157,6 @@ def test_tiled_products_with_adapters(rank: int) -> None:
     assert after.squares_BT is not None
     near(after.squares_BT.sum(1), sum_BD.double().square().sum(1))
     near(after.rows_BD, sum_BD.double() * norm_D.double())
-
-
-@pytest.mark.parametrize("num_rows", [70, pytest.param(700, marks=pytest.mark.slow)])
-def test_gradients_of_factors_are_sums_over_all_rows(num_rows: int) -> None:
-    wide_MK, thin_MR = rows(num_rows, 150, seed=0), rows(num_rows, 9, seed=1)[:, :5]
-    found = thin_product(thin_MR, wide_MK)
-    assert found.dtype == torch.float32
-    near(found, thin_MR.double().T @ wide_MK.double())
 
 
 @pytest.mark.parametrize("shape", [(5, 21), (70, 64)])

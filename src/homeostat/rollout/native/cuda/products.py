@@ -42,10 +42,10 @@ from homeostat.rollout.native.cuda.early import (
 from homeostat.rollout.native.cuda.low_rank import (
     Factors,
     LowRank,
+    empty_next,
     leave_low,
     low_of,
     rows_of_b,
-    wait_for_flag,
 )
 from homeostat.rollout.native.cuda.shares import sum_of_shares
 
@@ -79,10 +79,10 @@ def _rstd(squares, width, eps):
 
 @triton.jit
 def _into_heads(
-    x_desc, weight_desc, squares_ptr, bias_ptr, out_ptr, b_ptr, low_ptr, flags_ptr, eps, scale,
+    x_desc, weight_desc, squares_ptr, bias_ptr, out_ptr, b_ptr, low_ptr, next_ptr, eps, scale,
     num_rows, num_inputs, num_outputs, second, third,
     TILES: tl.constexpr, PADDED_TILES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    AHEAD: tl.constexpr, RANK: tl.constexpr, PADDED_RANK: tl.constexpr,
+    AHEAD: tl.constexpr, LOW_WIDTH: tl.constexpr, RANK: tl.constexpr, PADDED_RANK: tl.constexpr,
     OUTPUTS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -96,6 +96,7 @@ def _into_heads(
         b = rows_of_b(b_ptr, at_O, is_output, RANK, PADDED_RANK)
     wait_for_last(EARLY)
     let_next_start(EARLY)
+    empty_next(next_ptr, place, at_B, is_row, AHEAD, LOW_WIDTH, OUTPUTS)
     # Loaded early, so that what the end needs is in flight while the sums are computed.
     if TILES > 0:
         squares = _squares(squares_ptr, at_B, is_row, TILES, PADDED_TILES)
@@ -106,18 +107,18 @@ def _into_heads(
     if TILES > 0:
         sums *= _rstd(squares, num_inputs, eps)[None, :]
     if RANK > 0:
-        flag_ptr = flags_ptr + tl.program_id(0)
         if output < 0:
-            leave_low(sums, low_ptr, flag_ptr, place, at_B, is_row, AHEAD, OUTPUTS)
+            rounded = tl.trans(sums).to(out_ptr.dtype.element_ty)
+            leave_low(rounded, low_ptr, place, at_B, is_row, LOW_WIDTH, OUTPUTS)
         else:
-            wait_for_flag(flag_ptr, AHEAD // OUTPUTS)
-            added = tl.zeros((OUTPUTS, ROWS), tl.float32)
-            for number in tl.static_range(3):
-                low = low_of(low_ptr, number, at_B, is_row, AHEAD, RANK, PADDED_RANK)
-                is_of = (at_O >= second).to(tl.int32) + (at_O >= third).to(tl.int32) == number
-                own = tl.where(is_of[:, None], b, 0.0).to(b.dtype)
-                added = tl.dot(own, low, added, input_precision=PRECISION)
-            sums += scale * added
+            map_O = (at_O >= second).to(tl.int32) + (at_O >= third).to(tl.int32)
+            # A tile has outputs of one map, most often.
+            for number in range(tl.min(map_O, 0), tl.max(map_O, 0) + 1):
+                low = low_of(low_ptr, number, at_B, is_row, LOW_WIDTH, RANK, PADDED_RANK).to(
+                    b.dtype
+                )
+                own = tl.where((map_O == number)[:, None], b, 0.0).to(b.dtype)
+                sums += scale * tl.dot(own, low, input_precision=PRECISION)
     if HAS_BIAS:
         sums += bias[:, None]
     at = out_ptr + at_B[:, None] * num_outputs + at_O[None, :]
@@ -127,10 +128,10 @@ def _into_heads(
 
 @triton.jit
 def _gated(
-    x_desc, weight_desc, squares_ptr, out_ptr, b_ptr, low_ptr, flags_ptr, eps, scale,
+    x_desc, weight_desc, squares_ptr, out_ptr, b_ptr, low_ptr, next_ptr, eps, scale,
     num_rows, num_inputs, num_outputs,
     TILES: tl.constexpr, PADDED_TILES: tl.constexpr,
-    AHEAD: tl.constexpr, RANK: tl.constexpr, PADDED_RANK: tl.constexpr,
+    AHEAD: tl.constexpr, LOW_WIDTH: tl.constexpr, RANK: tl.constexpr, PADDED_RANK: tl.constexpr,
     OUTPUTS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -142,6 +143,7 @@ def _gated(
         gate_b = rows_of_b(b_ptr, at_O, is_output, RANK, PADDED_RANK)
         up_b = rows_of_b(b_ptr + num_outputs * RANK, at_O, is_output, RANK, PADDED_RANK)
     wait_for_last(EARLY)
+    empty_next(next_ptr, place, at_B, is_row, AHEAD, LOW_WIDTH, OUTPUTS)
     squares = _squares(squares_ptr, at_B, is_row, TILES, PADDED_TILES)
     gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
     up = tl.zeros((OUTPUTS, ROWS), tl.float32)
@@ -157,14 +159,13 @@ def _gated(
     gate *= rstd
     up *= rstd
     if RANK > 0:
-        flag_ptr = flags_ptr + tl.program_id(0)
         if output < 0:
-            leave_low(gate, low_ptr, flag_ptr, place, at_B, is_row, AHEAD, OUTPUTS)
+            rounded = tl.trans(gate).to(out_ptr.dtype.element_ty)
+            leave_low(rounded, low_ptr, place, at_B, is_row, LOW_WIDTH, OUTPUTS)
         else:
-            wait_for_flag(flag_ptr, AHEAD // OUTPUTS)
-            low = low_of(low_ptr, 0, at_B, is_row, AHEAD, RANK, PADDED_RANK)
+            low = low_of(low_ptr, 0, at_B, is_row, LOW_WIDTH, RANK, PADDED_RANK).to(gate_b.dtype)
             gate += scale * tl.dot(gate_b, low, input_precision=PRECISION)
-            low = low_of(low_ptr, 1, at_B, is_row, AHEAD, RANK, PADDED_RANK)
+            low = low_of(low_ptr, 1, at_B, is_row, LOW_WIDTH, RANK, PADDED_RANK).to(up_b.dtype)
             up += scale * tl.dot(up_b, low, input_precision=PRECISION)
     element = out_ptr.dtype.element_ty
     gate = gate.to(element).to(tl.float32)
@@ -178,8 +179,8 @@ def _gated(
 @triton.jit
 def _added(
     inputs_desc, weight_desc, x_ptr, norm_ptr, scaled_ptr, squares_ptr, sums_ptr, arrived_ptr,
-    b_ptr, low_ptr, flags_ptr, scale, num_rows, num_inputs, num_outputs,
-    AHEAD: tl.constexpr, RANK: tl.constexpr, PADDED_RANK: tl.constexpr,
+    b_ptr, low_ptr, next_ptr, scale, num_rows, num_inputs, num_outputs,
+    AHEAD: tl.constexpr, LOW_WIDTH: tl.constexpr, RANK: tl.constexpr, PADDED_RANK: tl.constexpr,
     SHARES: tl.constexpr, OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -195,6 +196,8 @@ def _added(
         b = rows_of_b(b_ptr, at_O, is_output, RANK, PADDED_RANK)
     norm = tl.load(norm_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)
     wait_for_last(EARLY)
+    if share == 0:
+        empty_next(next_ptr, place, at_B, is_row, AHEAD, LOW_WIDTH, OUTPUTS)
     x = tl.load(x_ptr + at, mask=is_in, other=0.0)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in range(first, tl.minimum(first + per_share, num_inputs), INPUTS):
@@ -206,12 +209,11 @@ def _added(
         is_whole, sums = sum_of_shares(sums, sums_ptr, arrived_ptr, share, OUTPUTS, ROWS, SHARES)
     if is_whole:
         if RANK > 0:
-            flag_ptr = flags_ptr + tl.program_id(0)
             if output < 0:
-                leave_low(sums, low_ptr, flag_ptr, place, at_B, is_row, AHEAD, OUTPUTS)
+                low = tl.trans(sums).to(x_ptr.dtype.element_ty)
+                leave_low(low, low_ptr, place, at_B, is_row, LOW_WIDTH, OUTPUTS)
             else:
-                wait_for_flag(flag_ptr, AHEAD // OUTPUTS)
-                low = low_of(low_ptr, 0, at_B, is_row, AHEAD, RANK, PADDED_RANK)
+                low = low_of(low_ptr, 0, at_B, is_row, LOW_WIDTH, RANK, PADDED_RANK).to(b.dtype)
                 sums += scale * tl.dot(b, low, input_precision=PRECISION)
         element = x_ptr.dtype.element_ty
         added = tl.trans(sums).to(element).to(tl.float32)
