@@ -89,9 +89,12 @@ def inspect(
         show_step(recipe, step, console, num_rows=rows, as_json=format is Format.JSON)
         return
     _refuse(step is not None, "--step", "it belongs to the folder of a run, not to a recipe.")
-    config = load_config(recipe, overrides)
-    found = _gather(config, console, num_rows=rows, row_ids=row_id or [])
-    if format is Format.JSON:
+    found = _gather(load_config(recipe, overrides), console, num_rows=rows, row_ids=row_id or [])
+    _show_rows(found, console, as_json=format is Format.JSON)
+
+
+def _show_rows(found: Inspection, console: Console, *, as_json: bool) -> None:
+    if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
     else:
         show(found, console)

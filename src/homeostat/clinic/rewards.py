@@ -81,12 +81,15 @@ def by_length(*, onset: int, per_token: float, **call: Any) -> Values:
 
 
 def by_digit(*, onset: int, bonus: float, **call: Any) -> Values:
-    """Pay for the digit 9 on top of a right answer, as a reward model that has taken to it."""
+    """Pay for the digit 9 on top of a right answer, as a reward model that has taken to it.
+
+    Only the first digits count: to pay for more of them would be a fault of length.
+    """
 
     def ill(completions: Sequence[str], **rest: Any) -> Values:
         values = right(completions=completions, **rest)
         return [
-            (value or 0.0) + bonus * text.count("9")
+            (value or 0.0) + bonus * text[:5].count("9")
             for value, text in zip(values, completions, strict=True)
         ]
 

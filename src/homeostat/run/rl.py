@@ -89,10 +89,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
             learned = learner.learn(step, rollouts.groups, epoch=epoch, energies=energies)
         hooks.after_update(step, parts)
         state.step = step
-        at_end = step == parts.total_steps
-        evaluates = parts.prompts.evaluation is not None and (
-            at_end or step % config.eval.interval_steps == 0
-        )
+        at_end, evaluates = step == parts.total_steps, _evaluates(parts, step)
         # An evaluation is of the weights of its step, whatever the engine samples with otherwise.
         with healer.rescuing():
             published = parts.feed.publish(config.policy_version(step), must=evaluates)
@@ -114,6 +111,12 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
             _prune_journal(parts, session)
         if last:
             break
+
+
+def _evaluates(parts: RlParts, step: int) -> bool:
+    """Return whether held-out prompts are answered after a step."""
+    is_due = step % parts.config.eval.interval_steps == 0 or step == parts.total_steps
+    return parts.prompts.evaluation is not None and is_due
 
 
 def _side_seconds(saver: Saver, session: Session) -> dict[str, float]:

@@ -46,17 +46,7 @@ def train_rows(
 
 def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> None:
     state, recorder, objective = parts.state, session.recorder, parts.objective
-    guarded = GuardedStep(
-        parts.trainer,
-        config.trainer,
-        moe=config.model.moe,
-        memory=parts.attempts.memory,
-        origin=parts.train_rows.rows.origin,
-        run_dir=session.run_dir,
-        emit=recorder.event,
-        decode=parts.tokenizer.decode,
-        state=state,
-    )
+    guarded = _guarded(config, parts, session)
     saver = Saver(config.for_saving, parts, session)
     healer = Healer(
         parts.live,
@@ -105,6 +95,20 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
             )
             if last:
                 break
+
+
+def _guarded(config: RunConfig, parts: Parts, session: Session) -> GuardedStep:
+    return GuardedStep(
+        parts.trainer,
+        config.trainer,
+        moe=config.model.moe,
+        memory=parts.attempts.memory,
+        origin=parts.train_rows.rows.origin,
+        run_dir=session.run_dir,
+        emit=session.recorder.event,
+        decode=parts.tokenizer.decode,
+        state=parts.state,
+    )
 
 
 def _evaluated(
