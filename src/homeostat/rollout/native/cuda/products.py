@@ -209,8 +209,8 @@ def _added(
     if is_whole:
         if RANK > 0:
             if output < 0:
-                low = tl.trans(sums).to(x_ptr.dtype.element_ty)
-                leave_low(low, low_ptr, place, at_B, is_row, LOW_WIDTH, OUTPUTS)
+                left = tl.trans(sums).to(x_ptr.dtype.element_ty)
+                leave_low(left, low_ptr, place, at_B, is_row, LOW_WIDTH, OUTPUTS)
             else:
                 low = low_of(low_ptr, 0, at_B, is_row, LOW_WIDTH, RANK, PADDED_RANK).to(b.dtype)
                 sums += scale * tl.dot(b, low, input_precision=PRECISION)
