@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homeostat.config.base_combinations import find_base_conflicts
 from homeostat.config.cluster_combinations import find_cluster_conflicts
 from homeostat.config.critic_combinations import find_critic_length_conflicts
 from homeostat.config.curriculum_combinations import find_late_points, find_mixing_conflicts
@@ -189,7 +190,7 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         )
     if model.numerics == "invariant":
         yield from _invariant(config)
-    yield from _quantised(config)
+    yield from find_base_conflicts(config)
     if model.implementation == "transformers":
         if model.attention == "varlen":
             yield Problem(
@@ -222,48 +223,6 @@ def _model(config: RunConfig) -> Iterator[Problem]:
                 "'all-linear' already names every module.",
                 "Write ['all-linear'] alone, or list the modules.",
             )
-
-
-def _quantised(config: RunConfig) -> Iterator[Problem]:
-    model, backend = config.model, config.trainer.backend
-    if config.lora is not None and config.lora.dora and backend.type != "local":
-        yield Problem(
-            "lora.dora",
-            "lengths of rows are computed from whole weights, which ranks do not hold.",
-            "Set trainer.backend.type=local, or lora.dora=false.",
-        )
-    if model.double_quantization and model.quantization != "nf4":
-        yield Problem(
-            "model.double_quantization",
-            "only nf4 has scales of blocks that could be quantised.",
-            "Set model.quantization=nf4, or remove it.",
-        )
-    if model.quantization is None:
-        return
-    if config.lora is None:
-        yield Problem(
-            "model.quantization",
-            "quantised weights are frozen, and without an adapter nothing would be trained.",
-            "Set lora (for example lora.rank=16), or remove model.quantization.",
-        )
-    if model.implementation == "transformers":
-        yield Problem(
-            "model.quantization",
-            "quantised bases belong to the native decoder.",
-            "Set model.implementation=native, or remove model.quantization.",
-        )
-    if not model.meta_init:
-        yield Problem(
-            "model.meta_init",
-            "a quantised base is filled weight by weight, and never allocated whole.",
-            "Set it to true, or remove model.quantization.",
-        )
-    if backend.type != "local":
-        yield Problem(
-            "model.quantization",
-            f"codes cannot be split over ranks, and trainer.backend.type is {backend.type}.",
-            "Set trainer.backend.type=local, or remove model.quantization.",
-        )
 
 
 def _invariant(config: RunConfig) -> Iterator[Problem]:

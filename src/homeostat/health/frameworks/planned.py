@@ -43,7 +43,6 @@ FOREIGN: dict[str, str] = {
     "engine.colocate": "Whether engine and trainer share devices.",
     "engine.max_model_length": "Tokens that a prompt and its completion may have together.",
     "engine.name": "Which engine samples.",
-    "model.quantization": "Precision of a frozen base model's weights.",
     "rewards.names": "The reward functions.",
     "rewards.overlong_buffer": "Tokens before the limit from which on length is punished.",
     "rewards.weights": "Weights of the reward functions.",
