@@ -91,7 +91,7 @@ AXOLOTL: tuple[Row, ...] = (
     ("num_gpus", "cluster.processes", "Ranks of the trainer; the update's size does not depend on them."),
     ("sample_packing", "trainer.packing", "On by default; rows never see each other."),
     ("bf16, fp32", "trainer.precision", "bf16 keeps fp32 master weights."),
-    ("fp8", "trainer.fp8.recipe", "Trainer and engine are set apart."),
+    ("fp8", "trainer.fp8.recipe engine.quantization", "The engine follows the trainer; `engine.quantization` alone quantises the rollouts."),
     ("val_set_size", "data.validation_share", "Or sources of their own: `data.validation`."),
     ("num_epochs", "trainer.epochs", "Or `trainer.max_steps`."),
     ("max_steps", "trainer.max_steps", "In RL, rounds of sampling and updating."),
