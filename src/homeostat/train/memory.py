@@ -79,6 +79,12 @@ class CpuAllocations(TorchDispatchMode):
         super().__init__()
         self._made: dict[int, tuple[StorageWeakRef, int, str]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch wraps the method below in a function whose first call imports the
+        # compiler: tens of megabytes, when memory has just run out.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
