@@ -48,6 +48,10 @@ class WeightCopies:
         """Note that the weight is another one now."""
         self._is_fresh = [False, False]
 
+    def place(self, rows: Operand) -> None:
+        """Write the copy by rows to this memory from now on."""
+        self._made[0], self._is_fresh[0] = rows, False
+
     def by_rows(self, weight_OK: Tensor) -> Operand:
         """Return the copy [O, K], for the output."""
         return self._copy(weight_OK, 0)
