@@ -4,8 +4,8 @@ what comes before and after them.
 A program holds a row of inputs in registers, normed where a norm comes first, and goes through
 some of the outputs; the weights of the next ones are on their way while it sums. Four bytes are one
 word, whose nibbles belong to inputs four apart: the row is read in that order, once. An integer q
-becomes the float 24 + q by two operations on bits, because its nibble is moved to the top of the
-mantissa of a number between 16 and 32; what that adds to the sums is known from the row.
+becomes a float by an operation on bits, and half of them need no shift: its nibble is part of the
+mantissa of a number from 128 or 2048 on. What that adds to the sums is known from the row.
 
     into_heads   norm -> q, k and v           three weights, one matrix
     gated        norm -> silu(gate) * up      two weights, one matrix
@@ -24,23 +24,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from homeostat.ops.kernels import num_programs
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 
 # Rows up to which reading the weights costs more than multiplying by them one by one.
 MAX_ROWS = 4
-# Outputs that a program sums up at a time, words that a thread holds of each, and warps that keep
-# the device busy.
+# Outputs that a program sums up at a time, words that a thread holds of each, and warps that a
+# multiprocessor's registers have room for.
 OUTPUTS = 4
 _WORDS_PER_THREAD = 4
-_WARPS = 132 * 24
+_WARPS = 16
 
 
 @triton.jit
 def _plane(words, NUMBER: tl.constexpr):
-    """24 + q of the integers in a nibble of each word."""
-    moved = words << (19 - 4 * NUMBER) if NUMBER < 5 else words >> (4 * NUMBER - 19)
-    return ((moved & 0x780000) | 0x41800000).to(tl.float32, bitcast=True)
+    """128 + 8 + q, or 2048 + 8 + q of odd nibbles, of the integers in a nibble of each word."""
+    moved = words
+    if NUMBER == 0:
+        moved = words << 16
+    elif NUMBER <= 2:
+        moved = words << 8
+    elif NUMBER == 7:
+        moved = words >> 16
+    elif NUMBER >= 5:
+        moved = words >> 8
+    low, high = (moved & 0xF000) | 0x45000000, (moved & 0xF0000) | 0x43000000
+    return (high if NUMBER % 2 == 0 else low).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -136,7 +146,7 @@ def _narrow(
     y1 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 1, rstd, num_inputs, HAS_NORM, GROUP)
     y2 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 2, rstd, num_inputs, HAS_NORM, GROUP)
     y3 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 3, rstd, num_inputs, HAS_NORM, GROUP)
-    less_x, less_y = -24.0 * (x0 + x1 + x2 + x3), -24.0 * (y0 + y1 + y2 + y3)
+    less_x, less_y = -136.0 * (x0 + x1 + x2 + x3), -2056.0 * (y0 + y1 + y2 + y3)
     for start in range(first, num_outputs, stride):
         # The next outputs' weights are on their way while these are summed up.
         next_O, is_next = _outputs(start + stride, num_outputs, OUTPUTS, IS_GATED)
@@ -152,7 +162,7 @@ def _narrow(
         more += _plane(words, 5) * y2[None]
         more += _plane(words, 7) * y3[None]
         scaled = sums * low.to(tl.float32)[:, :, None] + more * high.to(tl.float32)[:, :, None]
-        total = tl.sum(tl.reshape(scaled, (OUTPUTS, BLOCKS * WORDS)), 1)
+        total = tl.sum(tl.sum(scaled, 2), 1)
         _store(
             total, bias_ptr, out_ptr, start, at_O, is_out, num_outputs, OUTPUTS, HAS_BIAS,
             IS_GATED, IS_ADDED,
@@ -198,10 +208,10 @@ def launch(
     num_outputs = out_BO.shape[1]
     blocks = triton.next_power_of_2(matrix.num_blocks)
     threads = blocks * matrix.group_size // 4 // _WORDS_PER_THREAD
-    warps = warps or min(max(threads // 32, 1), 8)
+    warps = warps or min(max(threads // 32, 1), _WARPS)
     steps = triton.cdiv(num_outputs, outputs // 2 if is_gated else outputs)
-    # An interpreter computes programs one after the other.
-    most = max(1, _WARPS // warps) if out_BO.is_cuda else 2
+    # As many as are computed at once: a second wave would read the row again.
+    most = num_programs(out_BO.device) // 8 * (_WARPS // warps) if out_BO.is_cuda else 2
     _narrow[(min(steps, most), len(x_BK))](
         x_BK,
         x_BK if norm_D is None else norm_D,
