@@ -99,27 +99,20 @@ class NativeEngine(SteppingEngine[Sequence]):
             policy_id=policy_id,
             policy_version=policy_version,
         )
-        self._fp8: Fp8Model | None = None
-        if fp8 is not None:
-            self._fp8 = Fp8Model(model, fp8, device=device, version=policy_version)
-            model = self._fp8.model
-        self._int4: Int4Model | None = None
-        if config.quantization == "int4":
-            self._int4 = Int4Model(model, packs=device.type == "cuda")
-            model = self._int4.model
+        how = {"device": device, "version": policy_version}
+        self._fp8 = None if fp8 is None else Fp8Model(model, fp8, **how)
+        model = model if self._fp8 is None else self._fp8.model
+        packs = device.type == "cuda"
+        self._int4 = Int4Model(model, packs=packs) if config.quantization == "int4" else None
+        model = model if self._int4 is None else self._int4.model
         self.model = model
         self.config = config
         self.device = device
         self.chunk_bytes = chunk_bytes
-        path = decode_path(
-            model.config,
-            config,
-            numerics=model.numerics,
-            device=device,
-            is_fp8=fp8 is not None,
-            is_int4=is_int4(model),
-        )
-        how = {"device": device, "max_tokens": max_tokens, "is_fp8": fp8 is not None}
+        how = {"device": device, "is_fp8": fp8 is not None}
+        numerics, shape = model.numerics, model.config
+        path = decode_path(shape, config, numerics=numerics, is_int4=is_int4(model), **how)
+        how["max_tokens"] = max_tokens
         self.bursts = make_bursts(model, config, path, threads=threads, **how)
         rows_pay = device.type == "cpu" and self.bursts is None
         self.in_rows = rows_pay if in_rows is None else in_rows

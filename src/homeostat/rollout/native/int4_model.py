@@ -1,9 +1,9 @@
 """The model that an INT4 engine serves beside a trainer in another precision.
 
-The module tree is copied and its parameters are not (fp8_model.py), and its linear maps get INT4
-weights of their own, in the coarsest groups that fit all layers. On a GPU they are held packed, and
-nothing else (`packs`): prompts are multiplied by weights that are dequantised for the moment. On a
-CPU, and for experts, they are rounded copies. All are derived anew at every commit.
+The module tree is copied and its parameters are not (fp8_model.py), and its linear maps get
+separate INT4 weights, in the coarsest groups that fit all layers. On a GPU they are held packed,
+and nothing else (`packs`): prompts are multiplied by weights that are dequantised for the moment.
+On a CPU, and for experts, they are rounded copies. All are derived again at every commit.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Int4Model:
             self._rewrite = Int4Rewrite(self.model, config)
 
     def weights_changed(self) -> None:
-        """Derive all INT4 weights anew, into the same memory."""
+        """Derive all INT4 weights again, into the same memory."""
         for maps, matrix in self._matrices:
             matrix.copy_(_packed(maps, group_size=self.config.group_size))
         if self._rewrite is not None:
@@ -75,12 +75,12 @@ class Int4Model:
 
 def _neighbours(model: Decoder) -> Iterator[tuple[Linear, ...]]:
     """Yield the linear maps of all layers, those of the same inputs together."""
-    for layer in model.layers:
-        for module in layer.modules():
-            for names in _NEIGHBOURS:
-                maps = tuple(getattr(module, name, None) for name in names)
-                if all(isinstance(linear, Linear) for linear in maps):
-                    yield maps
+    for module in (module for layer in model.layers for module in layer.modules()):
+        for names in _NEIGHBOURS:
+            found = [getattr(module, name, None) for name in names]
+            maps = tuple(linear for linear in found if isinstance(linear, Linear))
+            if len(maps) == len(names):
+                yield maps
 
 
 def _packed(maps: tuple[Linear, ...], *, group_size: int) -> Int4Matrix:

@@ -2,7 +2,7 @@
 what comes before and after them.
 
 A program holds a row of inputs in registers, normed where a norm comes first, and goes through
-some of the outputs; the weights of the next ones are on their way while it sums. Four bytes are one
+some of the outputs; the weights of the next ones are in flight while it sums. Four bytes are one
 word, whose nibbles belong to inputs four apart: the row is read in that order, once. An integer q
 becomes a float by an operation on bits, and half of them need no shift: its nibble is part of the
 mantissa of a number from 128 or 2048 on. What that adds to the sums is known from the row.
@@ -148,7 +148,7 @@ def _narrow(
     y3 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 3, rstd, num_inputs, HAS_NORM, GROUP)
     less_x, less_y = -136.0 * (x0 + x1 + x2 + x3), -2056.0 * (y0 + y1 + y2 + y3)
     for start in range(first, num_outputs, stride):
-        # The next outputs' weights are on their way while these are summed up.
+        # The next outputs' weights are in flight while these are summed up.
         next_O, is_next = _outputs(start + stride, num_outputs, OUTPUTS, IS_GATED)
         next_words = _words(words_ptr, next_O, is_next, at_B, at_W, num_blocks, WORDS)
         next_low = _scales(scales_ptr, next_O, is_next, at_B, 0, num_blocks, num_scales)
