@@ -84,6 +84,11 @@ def make_bursts(
             f"engine.decode is {config.decode}, whose kernels read all experts from the GPU, and "
             "trainer.backend.offload_experts leaves them in host memory. Set engine.decode=plain."
         )
+    if device.type == "cuda" and not all(p.is_cuda for p in model.parameters()):
+        raise EngineError(
+            f"engine.decode is {config.decode}, whose kernels read all weights from the GPU, and "
+            "trainer.backend.offload_params leaves them in host memory. Set engine.decode=plain."
+        )
     # Its kernels need Triton to be imported at all.
     from homeostat.rollout.native.cuda.bursts import CudaBursts
     from homeostat.rollout.native.cuda.forward import DecodeForward

@@ -242,7 +242,7 @@ def other_run_items(config: RunConfig) -> Iterator[Item]:
                 None,
                 dtype=resolve_dtype(config.trainer, device),
                 device=device,
-                offload_experts=config.trainer.backend.offload_experts,
+                on_host=config.trainer.backend.on_host,
                 hold=base_rewrite(config.model),
             )
         text = f"{preview.family}, {fmt.count(preview.num_params)} parameters"
