@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from homeostat.config.int4 import Int4Config
+from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.ops.linear import Linear
 from homeostat.precision.int4 import GROUP_SIZES
@@ -35,6 +38,13 @@ def engine_config(model: Decoder) -> Int4Config:
     config = Int4Config.model_validate({"group_size": max(sizes, default=min(GROUP_SIZES))})
     int4_choices(model, config)
     return config
+
+
+def int4_model(
+    model: Decoder, config: NativeEngineConfig, *, device: torch.device
+) -> Int4Model | None:
+    """Return the INT4 model of an engine; None if it computes with the model as it is."""
+    return Int4Model(model, packs=device.type == "cuda") if config.quantization == "int4" else None
 
 
 class Int4Model:
