@@ -4,8 +4,8 @@ what comes before and after them.
 A program holds a row of inputs in registers, normed where a norm comes first, and goes through
 some of the outputs; the weights of the next ones are in flight while it sums. Four bytes are one
 word, whose nibbles belong to inputs four apart: the row is read in that order, once. An integer q
-becomes a float by an operation on bits, and half of them need no shift: its nibble is part of the
-mantissa of a number from 128 or 2048 on. What that adds to the sums is known from the row.
+becomes the float 24 + q by two operations on bits, because its nibble is moved to the top of the
+mantissa of a number between 16 and 32; what that adds to the sums is known from the row.
 
     into_heads   norm -> q, k and v           three weights, one matrix
     gated        norm -> silu(gate) * up      two weights, one matrix
@@ -39,18 +39,9 @@ _WARPS = 16
 
 @triton.jit
 def _plane(words, NUMBER: tl.constexpr):
-    """128 + 8 + q, or 2048 + 8 + q of odd nibbles, of the integers in a nibble of each word."""
-    moved = words
-    if NUMBER == 0:
-        moved = words << 16
-    elif NUMBER <= 2:
-        moved = words << 8
-    elif NUMBER == 7:
-        moved = words >> 16
-    elif NUMBER >= 5:
-        moved = words >> 8
-    low, high = (moved & 0xF000) | 0x45000000, (moved & 0xF0000) | 0x43000000
-    return (high if NUMBER % 2 == 0 else low).to(tl.float32, bitcast=True)
+    """24 + q of the integers in a nibble of each word."""
+    moved = words << (19 - 4 * NUMBER) if NUMBER < 5 else words >> (4 * NUMBER - 19)
+    return ((moved & 0x780000) | 0x41800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -146,7 +137,7 @@ def _narrow(
     y1 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 1, rstd, num_inputs, HAS_NORM, GROUP)
     y2 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 2, rstd, num_inputs, HAS_NORM, GROUP)
     y3 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 3, rstd, num_inputs, HAS_NORM, GROUP)
-    less_x, less_y = -136.0 * (x0 + x1 + x2 + x3), -2056.0 * (y0 + y1 + y2 + y3)
+    less_x, less_y = -24.0 * (x0 + x1 + x2 + x3), -24.0 * (y0 + y1 + y2 + y3)
     for start in range(first, num_outputs, stride):
         # The next outputs' weights are in flight while these are summed up.
         next_O, is_next = _outputs(start + stride, num_outputs, OUTPUTS, IS_GATED)
