@@ -31,7 +31,7 @@ ROUNDS = 3
 
 
 class Place(Protocol):
-    """Where to measure, and whether only to show that the measurement works."""
+    """The device to measure, and whether only to show that the measurement works."""
 
     device: torch.device
     is_tiny: bool

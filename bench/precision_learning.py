@@ -51,7 +51,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is compared: the two stages and the warm start of the second, seeds and groups."""
+    """The comparison: two stages, the warm start of the second, seeds and group size."""
 
     sft: Task
     warm_start: Task

@@ -2,7 +2,7 @@
 
     Int4Rewrite         exchanges the products of the chosen layers
     begin_step()        switches them to rounded weights at the first INT4 step
-    weights_changed()   rounds the weights of all layers anew, once after every update
+    weights_changed()   rounds the weights of all layers again, once after every update
 
 The parameters stay as they are, so that optimizer, checkpoints and names see the same model. Each
 layer keeps a rounded copy of its weights in their dtype; micro-batches of an update share it. The
@@ -41,7 +41,7 @@ class RoundedWeights:
         self.refresh()
 
     def refresh(self) -> None:
-        """Round the weights anew, into the same memory."""
+        """Round the weights again, into the same memory."""
         for weight, rounded in zip(self.weights, self.rounded, strict=True):
             fake_quantise(weight, group_size=self.group_size, out=rounded)
 
@@ -143,7 +143,7 @@ class Int4Rewrite:
             product.switch(self.copies.get(layer.name))
 
     def weights_changed(self) -> None:
-        """Round the weights of all layers anew."""
+        """Round the weights of all layers again."""
         for copies in self.copies.values():
             copies.refresh()
 

@@ -18,7 +18,8 @@ from homeostat.precision.int4_rewrite import int4_choices
 
 @dataclass(frozen=True, slots=True)
 class Int4Export:
-    """How a model is packed: the weights, under their names in files, and the layers that stay."""
+    """The packing of a model: weights that are packed, by their names in files, and layers that
+    stay."""
 
     group_size: int
     names: frozenset[str]

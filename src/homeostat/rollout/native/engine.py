@@ -31,7 +31,7 @@ from homeostat.precision.int4_packed import is_int4
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.native.fast import decode_path, make_bursts
 from homeostat.rollout.native.fp8_model import Fp8Model
-from homeostat.rollout.native.int4_model import Int4Model
+from homeostat.rollout.native.int4_model import int4_model
 from homeostat.rollout.native.room import CacheRoom
 from homeostat.rollout.native.runner import Runner
 from homeostat.rollout.native.sampler import draw
@@ -99,32 +99,24 @@ class NativeEngine(SteppingEngine[Sequence]):
             policy_id=policy_id,
             policy_version=policy_version,
         )
-        self._fp8: Fp8Model | None = None
-        if fp8 is not None:
-            self._fp8 = Fp8Model(model, fp8, device=device, version=policy_version)
-            model = self._fp8.model
-        self._int4: Int4Model | None = None
-        if config.quantization == "int4":
-            self._int4 = Int4Model(model, packs=device.type == "cuda")
-            model = self._int4.model
+        how = {"device": device, "version": policy_version}
+        self._fp8 = None if fp8 is None else Fp8Model(model, fp8, **how)
+        model = model if self._fp8 is None else self._fp8.model
+        self._int4 = int4_model(model, config, device=device)
+        model = model if self._int4 is None else self._int4.model
         self.model = model
         self.config = config
         self.device = device
         self.chunk_bytes = chunk_bytes
-        path = decode_path(
-            model.config,
-            config,
-            numerics=model.numerics,
-            device=device,
-            is_fp8=fp8 is not None,
-            is_int4=is_int4(model),
-        )
-        how = {"device": device, "max_tokens": max_tokens, "is_fp8": fp8 is not None}
+        how = {"device": device, "is_fp8": fp8 is not None}
+        kind = {"numerics": model.numerics, "is_int4": is_int4(model)}
+        path = decode_path(model.config, config, **kind, **how)
+        how["max_tokens"] = max_tokens
         self.bursts = make_bursts(model, config, path, threads=threads, **how)
         rows_pay = device.type == "cpu" and self.bursts is None
         self.in_rows = rows_pay if in_rows is None else in_rows
         self._serving = Serving(model)
-        prompts = self.bursts.prompts if self.bursts is not None else None
+        prompts = None if self.bursts is None else self.bursts.prompts
         self.runner = Runner(model, in_rows=self.in_rows, path=path, prompts=prompts)
         self.scheduler = Scheduler(
             max_running=config.max_concurrency,
@@ -139,8 +131,7 @@ class NativeEngine(SteppingEngine[Sequence]):
             in_rows=self.in_rows,
             spare_blocks=0 if self.bursts is None else self.bursts.spare_blocks,
         )
-        self._longest = 0
-        self._num_new = 0
+        self._longest = self._num_new = 0
 
     def score(self, rows: Items[TokenRow], *, temperature: float) -> list[FloatArray]:
         self.life.require_settled("score")

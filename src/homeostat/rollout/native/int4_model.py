@@ -1,16 +1,19 @@
 """The model that an INT4 engine serves beside a trainer in another precision.
 
-The module tree is copied and its parameters are not (fp8_model.py), and its linear maps get INT4
-weights of their own, in the coarsest groups that fit all layers. On a GPU they are held packed, and
-nothing else (`packs`): prompts are multiplied by weights that are dequantised for the moment. On a
-CPU, and for experts, they are rounded copies. All are derived anew at every commit.
+The module tree is copied and its parameters are not (fp8_model.py), and its linear maps get
+separate INT4 weights, in the coarsest groups that fit all layers. On a GPU they are held packed,
+and nothing else (`packs`): prompts are multiplied by weights that are dequantised for the moment.
+On a CPU, and for experts, they are rounded copies. All are derived again at every commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from homeostat.config.int4 import Int4Config
+from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.ops.linear import Linear
 from homeostat.precision.int4 import GROUP_SIZES
@@ -37,6 +40,13 @@ def engine_config(model: Decoder) -> Int4Config:
     return config
 
 
+def int4_model(
+    model: Decoder, config: NativeEngineConfig, *, device: torch.device
+) -> Int4Model | None:
+    """Return the INT4 model of an engine; None if it computes with the model as it is."""
+    return Int4Model(model, packs=device.type == "cuda") if config.quantization == "int4" else None
+
+
 class Int4Model:
     """A model whose linear maps are in INT4, over parameters that are someone else's."""
 
@@ -56,7 +66,7 @@ class Int4Model:
             self._rewrite = Int4Rewrite(self.model, config)
 
     def weights_changed(self) -> None:
-        """Derive all INT4 weights anew, into the same memory."""
+        """Derive all INT4 weights again, into the same memory."""
         for maps, matrix in self._matrices:
             matrix.copy_(_packed(maps, group_size=self.config.group_size))
         if self._rewrite is not None:
@@ -75,12 +85,12 @@ class Int4Model:
 
 def _neighbours(model: Decoder) -> Iterator[tuple[Linear, ...]]:
     """Yield the linear maps of all layers, those of the same inputs together."""
-    for layer in model.layers:
-        for module in layer.modules():
-            for names in _NEIGHBOURS:
-                maps = tuple(getattr(module, name, None) for name in names)
-                if all(isinstance(linear, Linear) for linear in maps):
-                    yield maps
+    for module in (module for layer in model.layers for module in layer.modules()):
+        for names in _NEIGHBOURS:
+            found = [getattr(module, name, None) for name in names]
+            maps = tuple(linear for linear in found if isinstance(linear, Linear))
+            if len(maps) == len(names):
+                yield maps
 
 
 def _packed(maps: tuple[Linear, ...], *, group_size: int) -> Int4Matrix:

@@ -39,7 +39,7 @@ class Int4Forward(DecodeForward):
         self._shares = int4_products.Scratch(state.device)
 
     def refresh(self) -> bool:
-        """Pack weights that have changed. Return whether steps must be captured anew: only if the
+        """Pack weights that have changed. Return whether steps must be captured again: only if the
         layers began or ceased to be rounded, because weights are packed into the same memory."""
         is_switched = self._watch.take_switch()
         if not self._watch.is_rounded:
@@ -52,7 +52,7 @@ class Int4Forward(DecodeForward):
         return is_switched
 
     def weights_changed(self) -> None:
-        """The next `refresh` packs the weights anew."""
+        """The next `refresh` packs the weights again."""
         self._is_stale = True
 
     def _layers_for(self, num_rows: int) -> Layers:

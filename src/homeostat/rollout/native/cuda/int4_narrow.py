@@ -2,7 +2,7 @@
 what comes before and after them.
 
 A program holds a row of inputs in registers, normed where a norm comes first, and goes through
-some of the outputs; the weights of the next ones are on their way while it sums. Four bytes are one
+some of the outputs; the weights of the next ones are in flight while it sums. Four bytes are one
 word, whose nibbles belong to inputs four apart: the row is read in that order, once. An integer q
 becomes the float 24 + q by two operations on bits, because its nibble is moved to the top of the
 mantissa of a number between 16 and 32; what that adds to the sums is known from the row.
@@ -24,16 +24,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from homeostat.ops.kernels import num_programs
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 
 # Rows up to which reading the weights costs more than multiplying by them one by one.
 MAX_ROWS = 4
-# Outputs that a program sums up at a time, words that a thread holds of each, and warps that keep
-# the device busy.
+# Outputs that a program sums up at a time, words that a thread holds of each, and warps that a
+# multiprocessor's registers have room for.
 OUTPUTS = 4
 _WORDS_PER_THREAD = 4
-_WARPS = 132 * 24
+_WARPS = 16
 
 
 @triton.jit
@@ -138,7 +139,7 @@ def _narrow(
     y3 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 3, rstd, num_inputs, HAS_NORM, GROUP)
     less_x, less_y = -24.0 * (x0 + x1 + x2 + x3), -24.0 * (y0 + y1 + y2 + y3)
     for start in range(first, num_outputs, stride):
-        # The next outputs' weights are on their way while these are summed up.
+        # The next outputs' weights are in flight while these are summed up.
         next_O, is_next = _outputs(start + stride, num_outputs, OUTPUTS, IS_GATED)
         next_words = _words(words_ptr, next_O, is_next, at_B, at_W, num_blocks, WORDS)
         next_low = _scales(scales_ptr, next_O, is_next, at_B, 0, num_blocks, num_scales)
@@ -152,7 +153,7 @@ def _narrow(
         more += _plane(words, 5) * y2[None]
         more += _plane(words, 7) * y3[None]
         scaled = sums * low.to(tl.float32)[:, :, None] + more * high.to(tl.float32)[:, :, None]
-        total = tl.sum(tl.reshape(scaled, (OUTPUTS, BLOCKS * WORDS)), 1)
+        total = tl.sum(tl.sum(scaled, 2), 1)
         _store(
             total, bias_ptr, out_ptr, start, at_O, is_out, num_outputs, OUTPUTS, HAS_BIAS,
             IS_GATED, IS_ADDED,
@@ -198,10 +199,10 @@ def launch(
     num_outputs = out_BO.shape[1]
     blocks = triton.next_power_of_2(matrix.num_blocks)
     threads = blocks * matrix.group_size // 4 // _WORDS_PER_THREAD
-    warps = warps or min(max(threads // 32, 1), 8)
+    warps = warps or min(max(threads // 32, 1), _WARPS)
     steps = triton.cdiv(num_outputs, outputs // 2 if is_gated else outputs)
-    # An interpreter computes programs one after the other.
-    most = max(1, _WARPS // warps) if out_BO.is_cuda else 2
+    # As many as are computed at once: a second wave would read the row again.
+    most = num_programs(out_BO.device) // 8 * (_WARPS // warps) if out_BO.is_cuda else 2
     _narrow[(min(steps, most), len(x_BK))](
         x_BK,
         x_BK if norm_D is None else norm_D,

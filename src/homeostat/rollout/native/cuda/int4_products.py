@@ -159,7 +159,7 @@ def _product(
         at_up = num_outputs + at_O
         up_low, up_high = _scales(scales_ptr, at_up, is_out, first, num_blocks, num_scales)
     for block in range(first, end):
-        # The next block's scales are on their way while this one is multiplied.
+        # The next block's scales are in flight while this one is multiplied.
         next_low, next_high = _scales(scales_ptr, at_O, is_out, block + 1, num_blocks, num_scales)
         sums = _sums_of_block(
             sums, low, high, x_ptr, bytes_ptr, at_O, at_B, is_out, is_row, block, num_inputs,
@@ -190,17 +190,25 @@ def _product(
                 up_sums *= rstd
             _store_gated(sums, up_sums, out_ptr + at_out, is_in, out_ptr.dtype.element_ty)
         else:
-            if HAS_BIAS:
-                bias = tl.load(bias_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
-                sums += bias[:, None]
-            out = tl.trans(sums).to(out_ptr.dtype.element_ty)
-            if IS_ADDED:
-                norm = tl.load(norm_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
-                at_tile = squares_ptr + at_B * tl.num_programs(1) + tl.program_id(1)
-                out = _added(
-                    out, out_ptr + at_out, scaled_ptr + at_out, at_tile, norm, is_in, is_row
-                )
-            tl.store(out_ptr + at_out, out, mask=is_in)
+            _store(
+                sums, bias_ptr, out_ptr, norm_ptr, scaled_ptr, squares_ptr, at_O, at_B, at_out,
+                is_in, is_row, is_out, HAS_BIAS, IS_ADDED,
+            )  # fmt: skip
+
+
+@triton.jit
+def _store(
+    sums, bias_ptr, out_ptr, norm_ptr, scaled_ptr, squares_ptr, at_O, at_B, at_out, is_in, is_row,
+    is_out, HAS_BIAS: tl.constexpr, IS_ADDED: tl.constexpr,
+):  # fmt: skip
+    if HAS_BIAS:
+        sums += tl.load(bias_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)[:, None]
+    out = tl.trans(sums).to(out_ptr.dtype.element_ty)
+    if IS_ADDED:
+        norm = tl.load(norm_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
+        at_tile = squares_ptr + at_B * tl.num_programs(1) + tl.program_id(1)
+        out = _added(out, out_ptr + at_out, scaled_ptr + at_out, at_tile, norm, is_in, is_row)
+    tl.store(out_ptr + at_out, out, mask=is_in)
 
 
 @triton.jit
@@ -239,7 +247,7 @@ class Scratch:
 
 def tile_for(num_rows: int, num_outputs: int, matrix: Int4Matrix, *, is_gated: bool) -> Tile:
     """Return the tile of a product: all rows at once, because each tile of rows makes the weights
-    anew, and shares of the inputs where tiles are few."""
+    again, and shares of the inputs where tiles are few."""
     rows = min(max(triton.next_power_of_2(num_rows), 16), MAX_ROWS)
     outputs = 64
     tiles = triton.cdiv(num_outputs, outputs) * triton.cdiv(num_rows, rows)

@@ -81,7 +81,7 @@ class Maps:
         return [module.out_features for module in self.maps]
 
     def refresh(self) -> None:
-        """Pack the weights anew, into the same memory. What is held packed does not change."""
+        """Pack the weights again, into the same memory. What is held packed does not change."""
         if packed_matrix(self.maps) is None:
             self.matrix.copy_(_packed(self.maps))
 
@@ -122,7 +122,7 @@ class Int4Weights:
         return sum(maps.matrix.num_bytes for layer in self.layers for maps in layer.parts)
 
     def refresh(self) -> None:
-        """Pack all weights anew, into the same memory."""
+        """Pack all weights again, into the same memory."""
         for layer in self.layers:
             for maps in layer.parts:
                 maps.refresh()
