@@ -121,6 +121,8 @@ class Shape:
 SHAPES = {
     "0.5b": Shape(24, 896, 14, 2, 64, 4864),
     "1.5b": Shape(28, 1536, 12, 2, 128, 8960),
+    # Llama 3's, with tied embeddings.
+    "8b": Shape(32, 4096, 32, 8, 128, 14336, vocab=128_256),
     # Eight layers of Qwen3-30B-A3B.
     "30b-a3b/6": Shape(8, 2048, 32, 4, 128, 768, experts=128, active_experts=8),
     # SmolLM2's.

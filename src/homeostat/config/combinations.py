@@ -1,8 +1,8 @@
 """Find settings that are valid alone but cannot work together.
 
 Each conflict has its reason and how to resolve it. `find_conflicts` needs only the config.
-`find_length_conflicts` also needs the length of the run, and `find_device_conflicts` the device:
-`check` and `train` call them once these are known.
+`find_length_conflicts` also needs the length of the run, and `find_device_conflicts`
+(config/device_combinations.py) the device: `check` and `train` call them once these are known.
 """
 
 from __future__ import annotations
@@ -14,23 +14,16 @@ from homeostat.config.cluster_combinations import find_cluster_conflicts
 from homeostat.config.critic_combinations import find_critic_length_conflicts
 from homeostat.config.curriculum_combinations import find_late_points, find_mixing_conflicts
 from homeostat.config.ebft_combinations import find_ebft_conflicts
-from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.fp8_combinations import find_fp8_conflicts, find_late_fp8
 from homeostat.config.int4_combinations import find_int4_conflicts, find_late_int4
 from homeostat.config.moe_combinations import find_moe_conflicts
-from homeostat.config.optimizer_combinations import (
-    find_optimizer_conflicts,
-    find_optimizer_conflicts_on_cpu,
-)
+from homeostat.config.optimizer_combinations import find_optimizer_conflicts
 from homeostat.config.preference_combinations import find_preference_conflicts
 from homeostat.config.replay_combinations import find_replay_conflicts
 from homeostat.config.reward_model_combinations import find_reward_model_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.errors import ConfigError, Problem
-
-# Smallest logits chunk in invariant numerics: 32 rows of 8192 fp32 logits (see ops/logprobs.py).
-INVARIANT_CHUNK_BYTES = 2**20
 
 
 def find_conflicts(config: RunConfig) -> list[Problem]:
@@ -67,15 +60,6 @@ def count_steps(config: RunConfig, num_rows: int) -> int:
     if problems := find_length_conflicts(config, total_steps=total):
         raise ConfigError(problems)
     return total
-
-
-def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
-    """Return the conflicts that depend on the device.
-
-    `device` is 'cpu' or 'cuda', as trainer.device was resolved.
-    """
-    problems = list(_on_cpu(config) if device == "cpu" else _on_gpu(config))
-    return problems + list(find_transport_conflicts(config, device=device))
 
 
 def _lanes_obstacle(config: RunConfig) -> str:
@@ -316,64 +300,3 @@ def _sinks(config: RunConfig) -> Iterator[Problem]:
                 "Remove one of the two.",
             )
         taken.add(place)
-
-
-def _on_cpu(config: RunConfig) -> Iterator[Problem]:
-    trainer = config.trainer
-    if trainer.pin_memory:
-        yield Problem(
-            "trainer.pin_memory",
-            "page-locked memory speeds up copies to a GPU, and this run is on the CPU.",
-            "Remove it.",
-        )
-    if trainer.empty_cache_interval > 0:
-        yield Problem(
-            "trainer.empty_cache_interval",
-            "it returns cached GPU memory, and this run is on the CPU.",
-            "Remove it.",
-        )
-    if trainer.backend.offload_experts:
-        yield Problem(
-            "trainer.backend.offload_experts",
-            "experts are in host memory already: this run is on the CPU.",
-            "Remove it.",
-        )
-    yield from find_optimizer_conflicts_on_cpu(config)
-    if config.model.attention == "varlen":
-        yield Problem(
-            "model.attention",
-            "varlen attention has no CPU kernel.",
-            "Use auto, sdpa or eager.",
-        )
-    if config.model.numerics == "invariant":
-        yield from _invariant_on_cpu(config)
-
-
-def _invariant_on_cpu(config: RunConfig) -> Iterator[Problem]:
-    if config.trainer.precision == "bf16":
-        yield Problem(
-            "model.numerics",
-            "invariant arithmetic on the CPU is fp32.",
-            "Set trainer.precision=fp32, or model.numerics=fast.",
-        )
-    if config.trainer.logits_bytes("cpu") < INVARIANT_CHUNK_BYTES:
-        yield Problem(
-            "trainer.logits_chunk_bytes",
-            f"on the CPU invariant log-probs come in tiles of {INVARIANT_CHUNK_BYTES} bytes.",
-            "Raise it, or set model.numerics=fast.",
-        )
-
-
-def _on_gpu(config: RunConfig) -> Iterator[Problem]:
-    if (config.trainer.lanes or 1) > 1:
-        yield Problem(
-            "trainer.lanes",
-            "lanes share the cores of a CPU, and this run is on a GPU.",
-            "Remove it.",
-        )
-    if config.engine.num_helpers > 0:
-        yield Problem(
-            "engine.processes",
-            "helpers share the cores of a CPU, and this run is on a GPU.",
-            "Remove it.",
-        )

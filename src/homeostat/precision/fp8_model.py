@@ -21,6 +21,7 @@ from homeostat.precision.fp8 import largest_of
 from homeostat.precision.fp8_experts import Fp8Experts
 from homeostat.precision.fp8_linear import Fp8Product, SharedInputs, Watch, WeightCopies
 from homeostat.precision.history import AmaxHistory
+from homeostat.precision.invariant import invariant_arithmetic_of, require_invariant
 from homeostat.precision.layers import Choice, ModelLayer, choose, layers_of, replace_module
 from homeostat.precision.operands import Arithmetic, arithmetic_of
 from homeostat.precision.recipe import E4M3, E5M2, Fp8Recipe
@@ -46,6 +47,7 @@ class Fp8Rewrite:
         self._layers, self._config, self.recipe = layers, config, recipe
         self._num_skipped = num_skipped
         self._is_on = False
+        self._ends = config.skip_first, config.skip_last
         self.begin_step(1)
 
     @property
@@ -59,8 +61,24 @@ class Fp8Rewrite:
         if is_on == self._is_on:
             return
         self._is_on = is_on
+        self._exchange()
+
+    def leave_out(self, first: int, last: int) -> None:
+        """Leave so many decoder layers at both ends as they are, from now on."""
+        if (first, last) != self._ends:
+            self._ends = first, last
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """Give every layer the product that it has now."""
+        first, last = self._ends
+        blocks = [one.layer.block for one in self._layers if one.layer.block is not None]
+        num_blocks = max(blocks, default=-1) + 1 + self._config.skip_last
         for one in self._layers:
-            one.layer.module.product = one.fp8 if is_on else one.plain
+            block = one.layer.block
+            is_end = block is not None and not first <= block < num_blocks - last
+            is_fp8 = self._is_on and not is_end
+            one.layer.module.product = one.fp8 if is_fp8 else one.plain
 
     def weights_changed(self) -> None:
         """Make the FP8 copies of weights anew when they are needed next."""
@@ -111,11 +129,25 @@ class Fp8Rewrite:
                 one.fp8.watch = None
 
 
-def rewrite_fp8(model: nn.Module, config: Fp8Config, *, device: torch.device) -> Fp8Rewrite:
-    """Rewrite the chosen layers of a model on its device; raise ModelError for what cannot be."""
+def rewrite_fp8(
+    model: nn.Module,
+    config: Fp8Config,
+    *,
+    device: torch.device,
+    arithmetic: Arithmetic | None = None,
+) -> Fp8Rewrite:
+    """Rewrite the chosen layers of a model on its device; raise ModelError for what cannot be.
+
+    `arithmetic` is that of the device, unless it is given.
+    """
     recipe, choices = Fp8Recipe.of(config), fp8_choices(model, config)
     require_fp8(choices, recipe, device=device)
-    arithmetic, shared = arithmetic_of(device), SharedInputs()
+    shared = SharedInputs()
+    if getattr(model, "numerics", "fast") == "invariant":
+        require_invariant(recipe, setting=SETTING)
+        _require_no_experts(choices)
+        arithmetic = arithmetic or invariant_arithmetic_of(device)
+    arithmetic = arithmetic or arithmetic_of(device)
     rewritten = [
         _rewritten(model, choice.layer, recipe, arithmetic, shared, device)
         for choice in choices
@@ -132,7 +164,15 @@ def fp8_choices(model: nn.Module, config: Fp8Config) -> list[Choice]:
 
 def require_fp8(choices: Sequence[Choice], recipe: Fp8Recipe, *, device: torch.device) -> None:
     """Raise ModelError that names every layer that cannot be computed in FP8, and the device."""
-    reasons = [*device_obstacles(recipe, device=device), *layer_obstacles(choices, recipe)]
+    reasons = device_obstacles(recipe, device=device)
+    if reasons:
+        raise ModelError(f"{SETTING}: " + " ".join(reasons + layer_obstacles(choices, recipe)))
+    require_layers(choices, recipe)
+
+
+def require_layers(choices: Sequence[Choice], recipe: Fp8Recipe) -> None:
+    """Raise ModelError that names every layer that cannot be computed in FP8 on any device."""
+    reasons = layer_obstacles(choices, recipe)
     if reasons:
         raise ModelError(f"{SETTING}: " + " ".join(reasons))
 
@@ -150,6 +190,17 @@ def layer_obstacles(choices: Sequence[Choice], recipe: Fp8Recipe) -> list[str]:
             f"{SETTING}.format to e4m3 or bf16_gradients."
         )
     return found
+
+
+def _require_no_experts(choices: Sequence[Choice]) -> None:
+    """Raise ModelError for experts in FP8, whose grouped products have no invariant form."""
+    for choice in choices:
+        if choice.layer.kind == "experts" and not choice.why_skipped:
+            raise ModelError(
+                f"model.numerics is invariant, and {choice.layer.name} holds experts, whose FP8 "
+                f"products depend on the batch. Add 'experts' to {SETTING}.skip_layers, or set "
+                "model.numerics=fast."
+            )
 
 
 def fp8_bytes(model: nn.Module, config: Fp8Config, *, device: torch.device) -> int:

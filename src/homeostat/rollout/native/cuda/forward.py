@@ -29,6 +29,7 @@ from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
 from homeostat.models.lora import LoraLinear
 from homeostat.models.side_by_side import adapted_maps, joined, neighbours
 from homeostat.ops.linear import Linear, is_plain
+from homeostat.precision.int4_rewrite import Int4Linear
 from homeostat.rollout.native.cuda import narrow, products, rows
 from homeostat.rollout.native.cuda.attention import (
     AttentionScratch,
@@ -217,7 +218,8 @@ class DecodeForward:
             norms=norms,
             cos_BF=turns[0],
             sin_BF=turns[1],
-            stores=self.state.stores_L2[index],
+            stores=self.state.stores_LA[index],
+            fp8_cache=self.state.fp8_cache,
             tables_BK=state.tables_BK,
             positions_B=state.positions_B,
             shape=self.shape,
@@ -314,8 +316,8 @@ def maps_of(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
 
 
 def _are_joined(maps: Sequence[Linear]) -> bool:
-    """Return whether the maps are plain, or have adapters beside their weights."""
-    if all(map(is_plain, maps)):
+    """Return whether the maps are plain, rounded, or have adapters beside their weights."""
+    if all(is_plain(linear) or isinstance(linear.product, Int4Linear) for linear in maps):
         return True
     kinds = Linear, LoraLinear
     return all(type(linear) in kinds for linear in maps) and adapted_maps(maps) is not None
@@ -323,8 +325,14 @@ def _are_joined(maps: Sequence[Linear]) -> bool:
 
 def _side_by_side(maps: Sequence[Linear]) -> tuple[Tensor | None, Tensor | None]:
     """All weights and all biases, each as one; None where they lie apart."""
-    weight_OD, biases = joined([linear.weight for linear in maps]), [linear.bias for linear in maps]
+    weight_OD, biases = joined(list(map(_weight, maps))), [linear.bias for linear in maps]
     return weight_OD, None if biases[0] is None else joined(biases)
+
+
+def _weight(linear: Linear) -> Tensor:
+    """The weight that a linear map multiplies by: a rounded copy in INT4."""
+    product = linear.product
+    return product.weight(linear.weight) if isinstance(product, Int4Linear) else linear.weight
 
 
 def _dense_blocks(model: Decoder) -> list[MLP]:
