@@ -1,12 +1,15 @@
 """Quantised bases: NF4 and 8 bits against numpy, and adapters over them."""
 
+import copy
 import json
 
 import numpy as np
 import pytest
 import torch
 
+from homeostat.config.load import build_config
 from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.errors import ConfigError
 from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import load_model, num_bytes, num_params
 from homeostat.models.lora import adapter_state, merged_state
@@ -213,3 +216,29 @@ def test_an_adapter_loads_in_peft_over_the_same_base(folder, tmp_path, settings)
     logits = theirs(torch.arange(12)[None] % 61).logits[0]
     ours = hidden(module) @ module.output_weight().T
     torch.testing.assert_close(ours, logits, rtol=1e-4, atol=1e-4)
+
+
+RECIPE = {
+    "name": "quantised",
+    "algorithm": {"type": "sft"},
+    "model": {"path": "model", "quantization": "nf4"},
+    "data": {"train": [{"type": "text", "path": "rows.jsonl"}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ([], "model.quantization"),
+        (["model.implementation=transformers"], "model.quantization"),
+        (["model.meta_init=false"], "model.meta_init"),
+        (["trainer.fp8={}"], "trainer.fp8"),
+        (["trainer.backend.offload_params=true"], "trainer.backend.offload_params"),
+        (["trainer.backend={type: fsdp}", "lora.dora=true"], "lora.dora"),
+        (["model.quantization=int8", "model.double_quantization=true"], "double_quantization"),
+    ],
+)
+def test_what_a_quantised_base_cannot_do_is_refused_by_its_key(changes, setting):
+    adapter = ["lora.rank=4"] if changes else []
+    with pytest.raises(ConfigError, match=setting):
+        build_config(copy.deepcopy(RECIPE), [*adapter, *changes], file=None)

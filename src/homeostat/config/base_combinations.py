@@ -45,6 +45,12 @@ def find_base_conflicts(config: RunConfig) -> Iterator[Problem]:
                 f"{model.quantization} holds none.",
                 f"Remove trainer.{name} or model.quantization.",
             )
+    if backend.type == "local" and backend.on_host is not None:
+        yield Problem(
+            f"trainer.backend.offload_{'experts' if backend.offload_experts else 'params'}",
+            "weights of a quantised base are codes, which are not streamed from host memory.",
+            "Remove it, or remove model.quantization.",
+        )
     if not model.meta_init:
         yield Problem(
             "model.meta_init",

@@ -8,7 +8,7 @@ adapter changes nothing. A value head (models/value_head.py) is trained and save
 does with `modules_to_save`.
 
 rsLoRA (Kalajdzievski 2023, arXiv:2312.03732) scales by alpha / sqrt(rank). DoRA (Liu et al. 2024,
-arXiv:2402.09353) gives the rows of W + scale * B A lengths of their own:
+arXiv:2402.09353) trains the lengths of the rows of W + scale * B A apart:
 
     y = m / |W + scale * B A| * (x W^T + scale * dropout(x) A^T B^T) + b
 

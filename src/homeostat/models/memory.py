@@ -33,6 +33,16 @@ def require_memory(
         )
 
 
+def require_bytes(need: int, *, device: torch.device, what: str) -> None:
+    """Raise ModelError where weights of so many bytes need more; `what` begins the sentence."""
+    have = memory_bytes(device)
+    if need > have:
+        raise ModelError(
+            f"{what} {need / 1e9:.3g} GB of weights, which are more than all the memory of the "
+            f"device ({have / 1e9:.3g} GB). Lower it."
+        )
+
+
 def memory_bytes(device: torch.device) -> int:
     """Return the total memory that a process could have there, whoever uses it now."""
     if device.type == "cuda":

@@ -36,7 +36,7 @@ from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
 from homeostat.models.hub_names import stacked_tensors
 from homeostat.models.lora import apply_lora
-from homeostat.models.memory import require_memory
+from homeostat.models.memory import require_bytes, require_memory
 from homeostat.models.transformers_model import TransformersModel, meta_transformers
 from homeostat.models.value_head import with_head
 from homeostat.ops.held import held_weights
@@ -97,6 +97,8 @@ def preview_model(
     place = {"dtype": dtype, "device": device}
     if hold is None:
         require_memory(num_params(module), what=origin.sizes, on_host=num_on_host, **place)
+    else:
+        require_bytes(_num_bytes(module, dtype), device=device, what=origin.sizes)
     if lora is not None:
         apply_lora(module, lora, seed=0)
     return _preview(module, config, dtype)

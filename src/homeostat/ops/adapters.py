@@ -9,9 +9,9 @@ Only A and B have gradients:
 A rank is small, so that the update costs hardly any arithmetic. What it costs are passes over x and
 y, and calls: a GPU computes few rows faster than they are launched. So sums are made in place, by
 the product that makes the second summand, and the scale is part of a product, too. Where a result
-is far wider than the inputs, and large, that pass over it costs more than a copy of the inputs: then
-[x, low] and [W, B] are joined, and one product makes the sum. In `invariant` numerics each product
-stands for itself.
+is far wider than the inputs, and large, that pass over it costs more than a copy of the inputs:
+then [x, low] and [W, B] are joined, and one product makes the sum. In `invariant` numerics each
+product stands for itself.
 
 Suffixes: `_M` rows, `_K` inputs, `_O` outputs, `_R` rank, `_J` inputs or outputs, and the rank.
 """

@@ -33,7 +33,7 @@ class HeldWeight(nn.Module):
 
     @abstractmethod
     def tensor(self) -> Tensor:
-        """Return the matrix in its dtype, made anew."""
+        """Make the matrix, in its dtype."""
 
     @abstractmethod
     def take(self, weight_OK: Tensor) -> None:

@@ -187,6 +187,8 @@ class Preflight:
             + ("" if active is None else f"{fmt.count(active)} of them for each token, ")
             + f"{fmt.count(self.preview.num_trainable)} trained, {fmt.byte_size(facts['bytes'])}"
         )
+        if self.config.model.quantization is not None:
+            text += f" with its linear maps in {self.config.model.quantization}"
         num_shards = self.config.mesh.num_shards
         if num_shards > 1:
             facts["bytes_per_rank"] = math.ceil(facts["bytes"] / num_shards)

@@ -3,7 +3,7 @@
     [O, K] -> [panels, K, PANEL]: PANEL outputs side by side for each input, zeros at the end
 
 Gate and up share panels, half of each, so that one task has both of an output. Adapters stay
-unmerged: A has panels of its own, with the norm, and so has B, with the scale.
+unmerged: A has separate panels, with the norm, and so has B, with the scale.
 
 Invariants: copies are always of the current weights: they are dropped at every commit (a fused
 optimizer leaves no trace of its writes), and the version counters of the decoder's tensors reveal

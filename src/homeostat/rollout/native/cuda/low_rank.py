@@ -1,4 +1,4 @@
-"""Adapters in the products of a decoding step, unmerged and without a launch of their own.
+"""Adapters in the products of a decoding step, unmerged and without another launch.
 
     y = W x + scale * B (A x)
 
@@ -118,7 +118,7 @@ NO_ADAPTER = {"AHEAD": 0, "LOW_WIDTH": 0, "RANK": 0, "PADDED_RANK": 16}
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The matrices of a product, and what its kernel is told of their adapters.
+    """The matrices of a product, and the arguments of its kernel for their adapters.
 
     Without an adapter the weight stands for its tensors, which are not read then.
     """

@@ -279,7 +279,7 @@ class HeadMaps:
 def _low(
     weight_OK: Tensor, adapter: LowRank | None
 ) -> tuple[tuple[Tensor, ...], float, dict[str, int]]:
-    """Return what a launch is told of adapters: tensors, scale and options.
+    """Return a launch's arguments for adapters: tensors, scale and options.
 
     Without adapters the weight stands for the tensors, which are not read then.
     """
