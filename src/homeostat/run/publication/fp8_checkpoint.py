@@ -6,7 +6,7 @@ The numbers are the trainer's own FP8 copies (precision/fp8.py). vLLM reads two 
 
     blockwise             quant_method fp8: `weight_scale_inv` [O / 128, K / 128]
     rowwise, tensorwise   compressed-tensors by channels: `weight_scale` [O, 1]; a scale of the
-                          tensor is repeated, because vLLM would quantise fused maps anew otherwise
+                          tensor is repeated, because vLLM would quantise fused maps again otherwise
 
 vLLM casts activations by blocks of 128, or by tokens.
 """
