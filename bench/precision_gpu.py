@@ -48,6 +48,9 @@ MEASUREMENTS: dict[str, Measurement] = {
     "fp8_stack": Measurement("precision_fp8", "stack", 180),
     "fp8_step_1_5b": Measurement("precision_fp8", "step", 180),
     "fp8_experts": Measurement("precision_fp8", "experts", 90),
+    "int4_bits": Measurement("precision_int4", "bits", 60),
+    "int4_products": Measurement("precision_int4", "products", 120),
+    "int4_decode": Measurement("precision_int4", "decode", 180),
     "decode_1_5b": Measurement("precision_decode", "decode_1_5b", 120),
     "decode_8b": Measurement("precision_decode", "decode_8b", 150),
 }

@@ -11,6 +11,7 @@ from homeostat.config import RunConfig
 from homeostat.config.schema import known_keys
 from homeostat.health.diagnose import judge
 from homeostat.health.finding import Cause, Confidence, Family, Finding, Grade, Level
+from homeostat.health.own_guards import OWN_GUARDS
 from homeostat.health.registry import BY_CODE
 from homeostat.health.remedies import (
     CLIP_HIGHER,
@@ -24,7 +25,6 @@ from homeostat.health.remedies import (
     LR_FAR_LOWER,
     MORE_KL,
     OFF_POLICY_MASK,
-    OWN_GUARDS,
     SYNC_OFTENER,
     TABLE,
     WARMER,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from homeostat.cli.verbs import app
 from homeostat.config import RunConfig
 from homeostat.data.loader import micro_batches
+from homeostat.generation.layers import recipe_layers
 from homeostat.models.preview import preview_model
 from homeostat.ops.live_bytes import LiveBytes
 from homeostat.run.sizing.estimate import MemoryPlan, full_batch, ladder, loss_of, plan_memory
@@ -58,6 +60,45 @@ def measured(config: RunConfig, batch: TrainBatch) -> int:
         for _ in range(2):
             trainer.accumulate(Role.POLICY, [batch], spec, step=1)
     return live.peak
+
+
+def num_quantised(config: RunConfig) -> int:
+    return sum(
+        math.prod(sheet.shape) for sheet in recipe_layers(config.for_trainer) if sheet.format
+    )
+
+
+@pytest.mark.parametrize("format", ["e4m3", "bf16_gradients"])
+def test_an_update_in_fp8_holds_what_was_estimated(tmp_path: Path, format: str) -> None:
+    write_model(tmp_path)
+    settings = f"trainer.fp8={{recipe: blockwise, format: {format}}}"
+    config, plain = tiny.config(tmp_path, settings), tiny.config(tmp_path)
+    batch = TrainBatch.of(rows(count=6, length=40))
+    runtime = resolve_runtime(config, kept=PLAIN)
+    update, bare = (estimated(one, runtime, batch) for one in (config, plain))
+    held = update.weights - bare.weights
+    # The first pass makes the copies of weights, which are held from then on.
+    assert measured(config, batch) == pytest.approx(update.work + held, rel=0.15)
+    # An emulation keeps copies in fp32, of which gradients in bf16 need but one.
+    assert held == 4 * num_quantised(config) * (2 if format == "e4m3" else 1)
+
+
+def test_fp8_halves_what_a_gpu_keeps_of_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    write_model(tmp_path)
+    batch = TrainBatch.of(rows(count=64, length=128))
+    gpu = replace(
+        resolve_runtime(tiny.config(tmp_path)), device=torch.device("cuda"), dtype=torch.bfloat16
+    )
+    plain, fp8 = (
+        estimated(tiny.config(tmp_path, "model.attention=sdpa", *settings), gpu, batch)
+        for settings in ([], ["trainer.fp8={recipe: tensorwise}"])
+    )
+    assert 0.5 * plain.work < fp8.work < 0.95 * plain.work
+    config = tiny.config(tmp_path, "trainer.fp8={recipe: tensorwise}")
+    assert fp8.weights - plain.weights == 2 * num_quantised(config)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

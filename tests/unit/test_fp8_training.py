@@ -348,3 +348,19 @@ def test_the_estimate_counts_the_copies_of_weights(tmp_path: Path) -> None:
     # An emulation holds its copies in fp32.
     assert found["fp8"] - found["plain"] == 2 * 4 * matrices
     assert found["forward"] - found["plain"] == 4 * matrices
+
+
+def test_a_transformers_model_is_rewritten_to_the_same_maps(tmp_path: Path) -> None:
+    start = tiny.config(tmp_path, trainer={"device": "cpu"})
+    path = tmp_path / "pretrained"
+    local_trainer(start, resolve_runtime(start, kept=PLAIN)).export(POLICY, path, start)
+    found, names = [], []
+    for implementation in ("native", "transformers"):
+        model = {"path": str(path), "init": "pretrained", "implementation": implementation}
+        config = tiny.config(tmp_path, model=model, trainer={"device": "cpu", "fp8": {}})
+        trainer = local_trainer(config, resolve_runtime(config, kept=PLAIN))
+        (rewrite,) = trainer.roles[POLICY].rewrites
+        names.append({layer.name for layer in rewrite.layers()})
+        found.append(updates(trainer, range(1, 3)))
+    assert names[0] == names[1]
+    assert found[1] == pytest.approx(found[0], rel=5e-3)

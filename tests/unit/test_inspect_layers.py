@@ -54,6 +54,17 @@ def test_int4_and_plain_recipes(tmp_path: Path) -> None:
     assert {sheet.format for sheet in plain} == {""}
 
 
+@pytest.mark.parametrize(("format", "bits"), [("nf4", 4.5), ("int8", 8 + 32 / 128)])
+def test_a_base_that_is_held_in_few_bits(tmp_path: Path, format: str, bits: float) -> None:
+    tiny.write_model(tmp_path / "model", hidden_size=128, intermediate_size=256, head_dim=32)
+    settings = (f"model.quantization={format}", "lora={rank: 4}", "model.init=pretrained")
+    found = by_name(recipe_layers(tiny.config(tmp_path, *settings).for_trainer))
+    layer = found[Q]
+    assert layer.format == format
+    assert layer.num_bytes == pytest.approx(bits / 8 * 128 * 128, rel=0.02)
+    assert "keep their precision" in found["model.embed_tokens"].why
+
+
 def test_a_checkpoint_in_blocks_of_fp8(tmp_path: Path) -> None:
     tensors = {
         UP: torch.zeros(300, 256).to(torch.float8_e4m3fn),

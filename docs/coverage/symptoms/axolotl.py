@@ -52,7 +52,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("Ratios diverge", "Weights of whole sequences collapse", "OFF004", "`algorithm.correction.weight.type: token`."),
     ("Gradient norm", "The norm swings, or exceeds 10 regularly", "LRN009 LRN010", "Clipped; the rate is halved (`health.heal: all`)."),
     ("Gradient norm", "Clipping is off", "CFG018", "1.0 is the default."),
-    ("NaN and Inf", "An FP8 scale of 0 is divided by: NaN from the first step", "NUM002 NUM004", "The cause is named where FP8 is on. In `trainer.fp8` a block of zeros has a small scale that is not 0."),
+    ("NaN and Inf", "An FP8 scale of 0 is divided by: NaN from the first step", "QNT004 NUM002 NUM004", "The cause is named where FP8 is on, and the smallest scale of every group of layers is measured (`fp8/<group>/scale_min`). In `trainer.fp8` a block of zeros has a small scale that is not 0."),
     ("NaN and Inf", "The gradient explodes to infinity, then the loss is NaN", "NUM001 LRN010", "The update is never applied; back to a checkpoint if weights were hurt."),
     ("NaN and Inf", "Empty sequences give NaN in some batches only", "NUM006 NUM005 DAT002", "Their rows are written to offending_rows/; empty rows are refused before the start."),
     ("NaN and Inf", "exp() overflows on very unlikely tokens", "POL005 NUM002 POL009", "Log-ratios are bounded, and log-softmax is done in fp32."),

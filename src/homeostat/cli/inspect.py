@@ -33,38 +33,45 @@ UNTRAINED = "dim"
 SPECIAL = "magenta"
 
 
+Place = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RECIPE",
+        help="The recipe (a YAML file), or the folder of an RL run; with --layers also of any "
+        "run or checkpoint.",
+        show_default=False,
+    ),
+]
+Rows = Annotated[int, typer.Option("--rows", "-n", min=0, help="Number of rows to show.")]
+RowIds = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--row-id", metavar="N", help="Show row N instead of the first rows; may be repeated."
+    ),
+]
+Step = Annotated[
+    int | None,
+    typer.Option(
+        "--step", metavar="N", help="Step of the run folder to show. Default: the newest."
+    ),
+]
+Layers = Annotated[
+    bool,
+    typer.Option(
+        "--layers",
+        help="Show every layer of the model with its real dtype, its quantisation and scales, "
+        "and why it is not quantised.",
+    ),
+]
+
+
 def inspect(
-    recipe: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RECIPE",
-            help="The recipe (a YAML file), or the folder of an RL run; with --layers also of any "
-            "run or checkpoint.",
-            show_default=False,
-        ),
-    ],
+    recipe: Place,
     overrides: Overrides = None,
-    rows: Annotated[int, typer.Option("--rows", "-n", min=0, help="Number of rows to show.")] = 3,
-    row_id: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--row-id", metavar="N", help="Show row N instead of the first rows; may be repeated."
-        ),
-    ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option(
-            "--step", metavar="N", help="Step of the run folder to show. Default: the newest."
-        ),
-    ] = None,
-    layers: Annotated[
-        bool,
-        typer.Option(
-            "--layers",
-            help="Show every layer of the model with its real dtype, its quantisation and scales, "
-            "and why it is not quantised. PATH may also be the folder of a checkpoint.",
-        ),
-    ] = False,
+    rows: Rows = 3,
+    row_id: RowIds = None,
+    step: Step = None,
+    layers: Layers = False,
     format: OutputFormat = Format.TEXT,
 ) -> None:
     """Show the tokens of some rows with their labels, and statistics of all rows.

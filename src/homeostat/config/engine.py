@@ -33,13 +33,15 @@ class EngineConfig(Settings):
         resume="free",
         help="Seconds without any finished completion after which the engine counts as stuck.",
     )
-    quantization: Literal["fp8"] | None = key(
+    quantization: Literal["fp8", "int4"] | None = key(
         None,
         resume="warn",
         help="Precision of the engine's linear maps. fp8: weights and what they are multiplied by "
         "are e4m3, with the recipe and the skipped layers of trainer.fp8, or its defaults without "
-        "that section. Default: as the trainer computes; with trainer.fp8 the engine is in FP8 "
-        "from trainer.fp8.start_step on, too.",
+        "that section. int4 (native engine): weights are INT4 in the coarsest groups that fit all "
+        "layers, a quarter of the memory of bf16, beside a trainer that is not. Default: as the "
+        "trainer computes; with trainer.fp8 or trainer.int4 the engine is in that precision, too, "
+        "from their start_step on.",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = key(
         "auto",

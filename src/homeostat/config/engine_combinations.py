@@ -109,6 +109,8 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
             f"the engine computes with the numbers of {name}, and a layer has one precision.",
             f"Remove it, or remove {name}.",
         )
+    if engine.quantization == "int4":
+        yield from _int4(config)
     if late and engine.quantization is None and not engine.needs_native_decoder:
         yield Problem(
             "trainer.fp8.start_step",
@@ -189,6 +191,26 @@ def _processes(engine: EngineConfig) -> Iterator[Problem]:
             yield Problem(
                 f"engine.{name}", "the engine has no separate process to be started.", _OWN
             )
+
+
+def _int4(config: RunConfig) -> Iterator[Problem]:
+    """Find what an engine in INT4 beside another trainer cannot be combined with."""
+    obstacles = {
+        "engine.type": not config.engine.needs_native_decoder,
+        "trainer.fp8": config.trainer.fp8 is not None,
+        "lora": config.lora is not None,
+        "model.numerics": config.model.numerics == "invariant",
+    }
+    reasons = {
+        "engine.type": "only the native engine packs weights that it is given; vLLM reads INT4 "
+        "from an export, or is sent the rounded weights of trainer.int4.",
+        "trainer.fp8": "the trainer is in FP8, and a layer has one precision.",
+        "lora": "its INT4 kernels apply no adapter.",
+        "model.numerics": "rounded weights give the engine other log-probs than the trainer has, "
+        "and model.numerics=invariant promises the same bits.",
+    }
+    for name in (name for name, is_there in obstacles.items() if is_there):
+        yield Problem("engine.quantization", f"int4: {reasons[name]}", f"Remove it, or {name}.")
 
 
 def _cut_by(rollout: RolloutConfig) -> str:

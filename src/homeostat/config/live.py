@@ -87,7 +87,7 @@ def editable_keys(config: RunConfig) -> frozenset[str]:
     """Return the keys that a run of this recipe can change between two steps."""
     algorithm = config.algorithm
     if not isinstance(algorithm, PolicyGradientConfig):
-        return frozenset({"trainer.lr"})
+        return frozenset({"trainer.lr", *_precision_keys(config)})
     kl = algorithm.kl
     # Rollouts of another run keep their own temperature, age and policy.
     samples = config.debug is None
@@ -102,3 +102,13 @@ def editable_keys(config: RunConfig) -> frozenset[str]:
         "sync.interval": samples and not config.engine.shares_weights,
     }
     return frozenset(path for path, can_change in is_editable.items() if can_change)
+
+
+def _precision_keys(config: RunConfig) -> list[str]:
+    """Return the keys of low precision. An engine would not follow them, so RL has none."""
+    keys = []
+    if config.trainer.fp8 is not None:
+        keys += [f"trainer.fp8.{name}" for name in ("start_step", "skip_first", "skip_last")]
+    if config.trainer.int4 is not None:
+        keys.append("trainer.int4.start_step")
+    return keys

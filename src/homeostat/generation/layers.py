@@ -20,9 +20,11 @@ from homeostat.models import hf
 from homeostat.models.build import config_origin, new_decoder, open_source, read_configs
 from homeostat.models.families import decoder_config
 from homeostat.models.transformers_model import TransformersModel, meta_transformers
+from homeostat.precision.bases import base_choices, held_bytes
 from homeostat.precision.fp8_model import fp8_choices
 from homeostat.precision.int4_rewrite import int4_choices
 from homeostat.precision.layers import Choice
+from homeostat.precision.nf4 import BLOCK
 from homeostat.precision.recipe import Fp8Recipe
 from homeostat.precision.sheets import LayerSheet, sheets_of
 from homeostat.precision.stored import Stored, stored_layers
@@ -50,6 +52,8 @@ def _is_run(folder: Path) -> bool:
 def recipe_layers(config: TrainerSetup) -> list[LayerSheet]:
     """Return the layers of the policy as the recipe trains it."""
     model = _on_meta(config)
+    if config.model.quantization is not None:
+        return _base_layers(model, config)
     fp8, int4 = config.trainer.fp8, config.trainer.int4
     choices: list[Choice] = []
     format = scaling = ""
@@ -61,6 +65,20 @@ def recipe_layers(config: TrainerSetup) -> list[LayerSheet]:
         start = f", from step {int4.start_step}" if int4.start_step > 1 else ""
         scaling = f"groups of {int4.group_size}{start}"
     return sheets_of(model, choices, format=format, scaling=scaling)
+
+
+def _base_layers(model: torch.nn.Module, config: TrainerSetup) -> list[LayerSheet]:
+    """Return the layers of a frozen base that is held in few bits."""
+    base, dtype = config.model, resolve_dtype(config.trainer, device_of(config))
+    is_nf4, double = base.quantization == "nf4", base.double_quantization
+    scaling = f"blocks of {BLOCK}" + ", scales quantised too" * double if is_nf4 else "rows"
+    return sheets_of(
+        model,
+        base_choices(model),
+        format=str(base.quantization),
+        scaling=scaling,
+        held_bytes=lambda layer: held_bytes(base, layer, dtype),
+    )
 
 
 def _on_meta(config: TrainerSetup) -> torch.nn.Module:

@@ -30,6 +30,10 @@ STEPS_BEFORE = 3
 HOLDING_PENALTY = 0.3
 # The highest KL coefficient in regular use.
 USUAL_PENALTY = 0.1
+# Steps by which low precision begins later than where it was seen to fail.
+STEPS_LATER = 10
+# Decoder layers that a remedy keeps in bf16 at each end of the model, at most.
+MAX_KEPT_LAYERS = 2
 
 
 class Action(StrEnum):
@@ -39,6 +43,7 @@ class Action(StrEnum):
     LOWER_TOKEN_BUDGET = "lower_token_budget"
     PRUNE_CHECKPOINTS = "prune_checkpoints"
     ROLL_BACK = "roll_back"
+    BACK_TO_BF16 = "back_to_bf16"
     # Actions that guards of the run take by themselves, at once.
     RETRY_SMALLER = "retry_smaller"
     SKIP_STEP = "skip_step"
@@ -185,6 +190,20 @@ def _masked(old: Any, _: float) -> Any:
     return 0.5 if old is None else None
 
 
+def _seen_last(_: Any, signs: Signs) -> float:
+    """Return the step at which a finding was seen last."""
+    return float(signs.finding.last_step or 0)
+
+
+def _later(old: Any, seen: float) -> Any:
+    """Return a first step that is twice as late, and well after what was seen."""
+    return max(2 * old, int(seen) + STEPS_LATER) if old is not None else None
+
+
+def _one_more(old: Any, _: float) -> Any:
+    return old + 1 if old is not None and old < MAX_KEPT_LAYERS else None
+
+
 LR = ConfigEdit("trainer.lr", _halved)
 LR_BY_EXCESS = ConfigEdit("trainer.lr", _lower(2.0), rate_excess)
 # After the weights were wrecked, half the rate is hardly low enough.
@@ -196,7 +215,12 @@ WARMER = ConfigEdit("rollout.temperature", _up_to_one)
 COOLER = ConfigEdit("rollout.temperature", _down_to_one)
 SYNC_OFTENER = ConfigEdit("sync.interval", _fewer, times_over)
 OFF_POLICY_MASK = ConfigEdit("algorithm.correction.off_policy_mask", _masked)
-EDITS = (LR, LR_BY_EXCESS, LR_FAR_LOWER, FEWER_UPDATES, CLIP_HIGHER, MORE_KL, WARMER, COOLER,
+FP8_LATER = ConfigEdit("trainer.fp8.start_step", _later, _seen_last)
+INT4_LATER = ConfigEdit("trainer.int4.start_step", _later, _seen_last)
+KEEP_LAST = ConfigEdit("trainer.fp8.skip_last", _one_more)
+KEEP_FIRST = ConfigEdit("trainer.fp8.skip_first", _one_more)
+EDITS = (FP8_LATER, INT4_LATER, KEEP_LAST, KEEP_FIRST,
+         LR, LR_BY_EXCESS, LR_FAR_LOWER, FEWER_UPDATES, CLIP_HIGHER, MORE_KL, WARMER, COOLER,
          SYNC_OFTENER, OFF_POLICY_MASK)  # fmt: skip
 
 MISMATCH = "sampling/sampling_logp_difference/mean"
@@ -263,6 +287,37 @@ _MASK = Remedy(
     better="lower", window=20,
 )  # fmt: skip
 
+
+def _kept(end: str, edit: ConfigEdit, metric: str, better: Literal["lower", "higher"]) -> Remedy:
+    return Remedy(
+        name=f"keep-{end}-layer-in-bf16", grade=Grade.UNSAFE, edit=edit, metric=metric,
+        better=better, window=10, most=2,
+    )  # fmt: skip
+
+
+def _bf16(metric: str, better: Literal["lower", "higher"] = "lower") -> Remedy:
+    return Remedy(
+        name="back-to-bf16", grade=Grade.UNSAFE, action=Action.BACK_TO_BF16, metric=metric,
+        better=better, window=10,
+    )  # fmt: skip
+
+
+def _finer(metric: str, better: Literal["lower", "higher"] = "lower") -> tuple[Remedy, ...]:
+    """Return what may be tried where layers do not bear their precision."""
+    return (
+        _kept("last", KEEP_LAST, metric, better),
+        _kept("first", KEEP_FIRST, metric, better),
+        _bf16(metric, better),
+    )
+
+
+def _later_switch(edit: ConfigEdit) -> Remedy:
+    return Remedy(
+        name=f"later-switch-{edit.path.split('.')[1]}", grade=Grade.UNSAFE,
+        action=Action.ROLL_BACK, edit=edit, metric="train/loss", better="lower", window=10,
+    )  # fmt: skip
+
+
 # Illness -> remedies in the order in which they are tried.
 TABLE: Mapping[str, tuple[Remedy, ...]] = {
     "update-too-large": (_back("train/loss", "lower"), _SMALLER_STEPS),
@@ -296,6 +351,16 @@ TABLE: Mapping[str, tuple[Remedy, ...]] = {
     "lora-not-synced": (_REPUBLISH,),
     "experts-permuted": (_REPUBLISH,),
     "memory-near-limit": (_SMALLER,),
+    "collapse-after-switch": (
+        _later_switch(FP8_LATER),
+        _later_switch(INT4_LATER),
+        _bf16("train/loss"),
+    ),
+    "fp8-zero-scale": (_bf16("train/skipped_steps"),),
+    "fp8-saturation": (_bf16("train/loss"),),
+    "quantisation-underflow": _finer("train/loss"),
+    "quantised-gradient-off": _finer("train/loss"),
+    "quantised-evaluation-gap": _finer("eval/quantised_gap"),
 }
 
 
@@ -317,51 +382,3 @@ def remedies_for(finding: Finding) -> Iterator[Remedy]:
             if (remedy.name, remedy.metric) not in given:
                 given.add((remedy.name, remedy.metric))
                 yield remedy
-
-
-@dataclass(frozen=True, slots=True)
-class OwnGuard:
-    """An action of a guard of the run, known from its event; `when` restricts a field's value."""
-
-    action: Action
-    cause: str
-    path: str = ""
-    old: str = ""
-    new: str = ""
-    when: tuple[str, frozenset[str]] | None = None
-
-    def applies(self, fields: Mapping[str, Any]) -> bool:
-        return self.when is None or fields.get(self.when[0]) in self.when[1]
-
-    def described(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of the event that reports it as a remedy."""
-        return {
-            "code": "",
-            "cause": f"{self.cause}: {fields.get('error') or fields.get('origin') or ''}".strip(
-                ": "
-            ),
-            "remedy": str(self.action),
-            "path": self.path,
-            "old": fields.get(self.old),
-            "new": fields.get(self.new),
-            "grade": str(Grade.SAFE),
-            "window": 0,
-        }
-
-
-OWN_GUARDS: Mapping[str, OwnGuard] = {
-    "oom_retry": OwnGuard(
-        Action.RETRY_SMALLER,
-        "memory ran out",
-        "trainer.max_tokens_per_device",
-        "tokens_before",
-        "tokens_now",
-    ),
-    "step_skipped": OwnGuard(Action.SKIP_STEP, "loss or gradient not finite"),
-    "engine_restarted": OwnGuard(Action.RESTART_ENGINE, "the engine's process died"),
-    "reward_trouble": OwnGuard(
-        Action.RESTART_REWARD_WORKER,
-        "a reward worker died or hung",
-        when=("failure", frozenset({"worker_died", "timeout"})),
-    ),
-}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from homeostat.precision.fp8_experts import Fp8Experts
@@ -40,6 +40,16 @@ def quantised(rewrite: Rewrite) -> list[ModelLayer]:
 def is_sensitive(layer: ModelLayer) -> bool:
     """Return whether a layer should keep its precision: a head, an embedding or a router."""
     return layer.kind in ("head", "embedding") or _ROUTER.search(layer.name) is not None
+
+
+def begin_step(
+    rewrites: Iterable[Rewrite], step: int, *, ends: tuple[int, int] | None = None
+) -> None:
+    """Tell rewrites of a step, and which decoder layers at both ends they leave out (FP8)."""
+    for rewrite in rewrites:
+        if ends is not None and isinstance(rewrite, Fp8Rewrite):
+            rewrite.leave_out(*ends)
+        rewrite.begin_step(step)
 
 
 def account_of(rewrites: Sequence[Rewrite]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from homeostat.config.model import ModelConfig
 from homeostat.errors import ModelError
 from homeostat.ops.held import HeldLinear, HeldWeight
 from homeostat.precision.int8 import Int8Weight
-from homeostat.precision.layers import layers_of, replace_module
+from homeostat.precision.layers import Choice, ModelLayer, layers_of, replace_module
 from homeostat.precision.nf4 import Nf4Weight
 
 Rewrite = Callable[[nn.Module, torch.dtype], None]
@@ -49,6 +49,19 @@ def hold_linear_maps(module: nn.Module, model: ModelConfig, *, dtype: torch.dtyp
         with torch.device("meta"):
             held = _held(model, layer.module.weight.shape, dtype)
         replace_module(module, layer.name, HeldLinear(layer.module, held))
+
+
+def base_choices(module: nn.Module) -> list[Choice]:
+    """Return every layer, and why it is not held in few bits."""
+    why = "embeddings, routers and the output matrix keep their precision"
+    return [Choice(layer, "" if layer.kind == "linear" else why) for layer in layers_of(module)]
+
+
+def held_bytes(model: ModelConfig, layer: ModelLayer, dtype: torch.dtype) -> int:
+    """Return the bytes of a layer's codes and scales."""
+    with torch.device("meta"):
+        held = _held(model, layer.weights["weight"].shape, dtype)
+    return sum(tensor.nbytes for tensor in (*held.parameters(), *held.buffers()))
 
 
 def _held(model: ModelConfig, shape: torch.Size, dtype: torch.dtype) -> HeldWeight:

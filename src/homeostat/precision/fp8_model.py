@@ -47,6 +47,7 @@ class Fp8Rewrite:
         self._layers, self._config, self.recipe = layers, config, recipe
         self._num_skipped = num_skipped
         self._is_on = False
+        self._ends = config.skip_first, config.skip_last
         self.begin_step(1)
 
     @property
@@ -60,8 +61,24 @@ class Fp8Rewrite:
         if is_on == self._is_on:
             return
         self._is_on = is_on
+        self._exchange()
+
+    def leave_out(self, first: int, last: int) -> None:
+        """Leave so many decoder layers at both ends as they are, from now on."""
+        if (first, last) != self._ends:
+            self._ends = first, last
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """Give every layer the product that it has now."""
+        first, last = self._ends
+        blocks = [one.layer.block for one in self._layers if one.layer.block is not None]
+        num_blocks = max(blocks, default=-1) + 1 + self._config.skip_last
         for one in self._layers:
-            one.layer.module.product = one.fp8 if is_on else one.plain
+            block = one.layer.block
+            is_end = block is not None and not first <= block < num_blocks - last
+            is_fp8 = self._is_on and not is_end
+            one.layer.module.product = one.fp8 if is_fp8 else one.plain
 
     def weights_changed(self) -> None:
         """Make the FP8 copies of weights anew when they are needed next."""
@@ -112,15 +129,25 @@ class Fp8Rewrite:
                 one.fp8.watch = None
 
 
-def rewrite_fp8(model: nn.Module, config: Fp8Config, *, device: torch.device) -> Fp8Rewrite:
-    """Rewrite the chosen layers of a model on its device; raise ModelError for what cannot be."""
+def rewrite_fp8(
+    model: nn.Module,
+    config: Fp8Config,
+    *,
+    device: torch.device,
+    arithmetic: Arithmetic | None = None,
+) -> Fp8Rewrite:
+    """Rewrite the chosen layers of a model on its device; raise ModelError for what cannot be.
+
+    `arithmetic` is that of the device, unless it is given.
+    """
     recipe, choices = Fp8Recipe.of(config), fp8_choices(model, config)
     require_fp8(choices, recipe, device=device)
-    arithmetic, shared = arithmetic_of(device), SharedInputs()
+    shared = SharedInputs()
     if getattr(model, "numerics", "fast") == "invariant":
         require_invariant(recipe, setting=SETTING)
         _require_no_experts(choices)
-        arithmetic = invariant_arithmetic_of(device)
+        arithmetic = arithmetic or invariant_arithmetic_of(device)
+    arithmetic = arithmetic or arithmetic_of(device)
     rewritten = [
         _rewritten(model, choice.layer, recipe, arithmetic, shared, device)
         for choice in choices

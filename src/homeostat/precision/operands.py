@@ -97,15 +97,19 @@ class Emulation:
         if amax.record is not None:
             largest = x_RC.detach().abs().amax().float()
             torch.maximum(amax.record, largest, out=amax.record)
-        how = {
-            "block": recipe.weights if is_weight else recipe.rows,
-            "dtype": dtype,
-            "power_of_two": recipe.power_of_two,
-            "amax": amax.expected,
-        }
-        wanted = (x_RC, rows), (x_RC.t(), columns)
-        found = [Operand(dequantise(quantise(x, **how))) if is_on else None for x, is_on in wanted]
-        return found[0], found[1]
+        how = {"dtype": dtype, "power_of_two": recipe.power_of_two, "amax": amax.expected}
+        block = recipe.weights if is_weight else recipe.rows
+        # Blocks of the transpose are blocks of the matrix, turned; squares are their own.
+        turned = block[::-1]
+        is_shared = rows and turned == block
+        by_rows = dequantise(quantise(x_RC, block=block, **how)) if rows else None
+        by_columns = by_rows if is_shared else None
+        if columns and by_columns is None:
+            by_columns = dequantise(quantise(x_RC, block=turned, **how))
+        return (
+            None if by_rows is None else Operand(by_rows),
+            Operand(by_columns.t()) if columns and by_columns is not None else None,
+        )
 
     def product(
         self, a: Operand, b: Operand, recipe: Fp8Recipe, *, sizes: tuple[int, int], fast: bool

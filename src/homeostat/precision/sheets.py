@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
 
-from homeostat.precision.layers import Choice, layers_of
+from homeostat.precision.layers import Choice, ModelLayer, layers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,25 @@ def _in(sheet: LayerSheet, group: str) -> bool:
 
 
 def sheets_of(
-    model: nn.Module, choices: Iterable[Choice], *, format: str, scaling: str
+    model: nn.Module,
+    choices: Iterable[Choice],
+    *,
+    format: str,
+    scaling: str,
+    held_bytes: Callable[[ModelLayer], int] | None = None,
 ) -> list[LayerSheet]:
-    """Return the layers of a model, built or on the meta device, with what was chosen for them."""
+    """Return the layers of a model, built or on the meta device, with what was chosen for them.
+
+    `held_bytes` gives the size of a chosen layer that is held as codes alone.
+    """
     why = {choice.layer.name: choice.why_skipped for choice in choices}
     found = []
     for layer in layers_of(model):
         weights = list(layer.weights.values())
         is_quantised = why.get(layer.name) == ""
+        num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+        if is_quantised and held_bytes is not None:
+            num_bytes = held_bytes(layer)
         found.append(
             LayerSheet(
                 name=layer.name,
@@ -76,7 +87,7 @@ def sheets_of(
                 group=layer.group,
                 shape=tuple(weights[0].shape),
                 dtype=str(weights[0].dtype).removeprefix("torch."),
-                num_bytes=sum(weight.numel() * weight.element_size() for weight in weights),
+                num_bytes=num_bytes,
                 format=format if is_quantised else "",
                 scaling=scaling if is_quantised else "",
                 why=why.get(layer.name, ""),

@@ -71,6 +71,8 @@ class Prospect:
     running: int
     longest: int
     fp8: Fp8Config | None = None
+    # Whether layers are in INT4, now or after a later step.
+    is_int4: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ A sum of integers is exact in any order, so that it is the same on every device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from homeostat.errors import CheckpointError
 
@@ -58,3 +58,12 @@ def require_same_frozen(own: Mapping[str, Tensor], stored: Mapping[str, Tensor])
         f"{what}: {len(other)} tensors differ, {min(other)!r} first. Restore the model's "
         "files, or start a new run with another `name`."
     )
+
+
+def not_trained(
+    named: Callable[[], Iterable[tuple[str, nn.Parameter]]],
+    trained: Collection[str],
+    computed: Callable[[Tensor], Tensor],
+) -> dict[str, Tensor]:
+    """Checksums of this rank's part of the weights under an adapter."""
+    return checksums((name, computed(p)) for name, p in named() if name not in trained)

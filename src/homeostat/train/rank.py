@@ -13,8 +13,8 @@ together: every rank decides on the same numbers, and so the same.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,22 @@ from homeostat.algorithms.losses import require_columns, require_head
 from homeostat.config.parts import ExportSettings
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
-from homeostat.precision.account import account_of
+from homeostat.precision.account import account_of, begin_step
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
 from homeostat.train.exporting import export_role, sent_weights
-from homeostat.train.forward import Forward
 from homeostat.train.frozen import checksums, require_same_frozen
 from homeostat.train.nonfinite import trace
-from homeostat.train.optim import MasterOptimizer, require_same_kind
+from homeostat.train.optim import require_same_kind
 from homeostat.train.peak import peak_memory
 from homeostat.train.precision import distinct, rows_of
 from homeostat.train.precision_probe import measure_precision, with_observed
-from homeostat.train.probes import UpdateProbe
 from homeostat.train.roles import RoleModel, RoleState, Training
 from homeostat.train.runtime import Runtime
 from homeostat.train.scoring import require_outputs
 from homeostat.train.sharding import Shards
 from homeostat.train.shards import Rows, TensorReader, copy_rows, described
+from homeostat.train.starting import role_state
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Accumulated, Measured, UpdateShare, make_report, to_host
 from homeostat.train.writing import writing_weights
@@ -82,7 +81,7 @@ class RankTrainer:
         self.runtime = runtime
         self._observes = False
         self.roles = {
-            role: _role_state(role, model, config, shards=shards, runtime=runtime, seed=seed)
+            role: role_state(role, model, config, shards=shards, runtime=runtime, seed=seed)
             for role, model in models.items()
         }
 
@@ -90,10 +89,11 @@ class RankTrainer:
     def sheet(self) -> ModelSheet:
         return self.roles[Role.POLICY].sheet
 
-    def begin_step(self, step: int, *, observes: bool = False) -> dict[str, Any]:
+    def begin_step(
+        self, step: int, *, observes: bool = False, ends: tuple[int, int] | None = None
+    ) -> dict[str, Any]:
         self._observes = observes
-        for rewrite in self._rewrites:
-            rewrite.begin_step(step)
+        begin_step(self._rewrites, step, ends=ends)
         return account_of(self.roles[Role.POLICY].rewrites)
 
     def forward(
@@ -361,53 +361,6 @@ class RankTrainer:
         own = {name: int(value) for name, value in sums.items()}
         parts = self.shards.gather_parts(own)
         return {name: sum(part[name] for part in parts) for name in own}
-
-
-def _role_state(
-    role: Role,
-    model: RoleModel,
-    config: TrainerConfig,
-    *,
-    shards: Shards,
-    runtime: Runtime,
-    seed: int,
-) -> RoleState:
-    module = model.loaded.module
-    how = {"shards": shards, "runtime": runtime, "seed": seed}
-    return RoleState(
-        role=role,
-        model=module,
-        sheet=model.loaded.sheet,
-        forward=Forward.of(module, config, runtime=runtime, seed=seed),
-        training=None if model.config is None else _start_training(model, model.config, **how),
-        changes=model.changes,
-        without_adapter=model.without_adapter,
-        rewrites=model.rewrites,
-        sends_adapter=model.sends_adapter,
-    )
-
-
-def _start_training(
-    model: RoleModel, config: TrainerConfig, *, shards: Shards, runtime: Runtime, seed: int
-) -> Training:
-    named = model.loaded.module.causal_lm.named_parameters
-    params = {name: param for name, param in named() if param.requires_grad}
-    biases = expert_biases(named()) if model.bias_rate > 0 else {}
-    owned = ((name, shards.owned(param)) for name, param in params.items())
-    away = runtime.device if config.backend.offload_optimizer else None
-    optimizer = MasterOptimizer(owned, config.optimizer, seed=seed, offload_to=away)
-    frozen = partial(_not_trained, named, params.keys() | biases.keys(), shards)
-    probe = UpdateProbe(optimizer, named, frozen)
-    return Training(config, params, optimizer, probe, biases, model.bias_rate)
-
-
-def _not_trained(
-    named: Callable[[], Iterable[tuple[str, nn.Parameter]]],
-    trained: Collection[str],
-    shards: Shards,
-) -> dict[str, Tensor]:
-    """Checksums of this rank's part of the weights under an adapter."""
-    return checksums((name, shards.computed(p)) for name, p in named() if name not in trained)
 
 
 def _training(state: RoleState) -> Training:

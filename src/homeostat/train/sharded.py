@@ -93,8 +93,10 @@ class ShardedTrainer:
     def num_data_groups(self) -> int:
         return self.config.mesh.num_data_groups
 
-    def begin_step(self, step: int, *, observes: bool = False) -> dict[str, Any]:
-        return self._all("begin_step", step, observes=observes)[0]
+    def begin_step(
+        self, step: int, *, observes: bool = False, ends: tuple[int, int] | None = None
+    ) -> dict[str, Any]:
+        return self._all("begin_step", step, observes=observes, ends=ends)[0]
 
     def forward(
         self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs

@@ -67,11 +67,14 @@ class Trainer(Protocol):
         """Number of micro-batches that are worked on at one time (config/mesh.py)."""
         ...
 
-    def begin_step(self, step: int, *, observes: bool = False) -> dict[str, Any]:
+    def begin_step(
+        self, step: int, *, observes: bool = False, ends: tuple[int, int] | None = None
+    ) -> dict[str, Any]:
         """Say which step is computed next: layers may change their precision with a step.
 
         Returns the format and number of the policy's quantised layers, if it has any; at step 0 it
-        has none. `observes`: measure them in this step.
+        has none. `observes`: measure them in this step. `ends`: numbers of first and last decoder
+        layers that are not quantised, which may be more than the recipe says.
         """
         ...
 

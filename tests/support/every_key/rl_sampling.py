@@ -157,17 +157,19 @@ def memory_bounds_what_runs(workshop: Workshop) -> None:
 
 
 def the_engine_rounds_as_the_trainer_does(workshop: Workshop) -> None:
-    """An engine in FP8 alone differs from the trainer; with trainer.fp8 the two agree."""
+    """An engine in FP8 or INT4 alone differs from the trainer; trained alike, the two agree."""
     gaps = [
         only("sampling/sampling_logp_difference/max", workshop.run(*changes))
         for changes in (
             ("engine.quantization=fp8",),
+            ("engine.quantization=int4",),
             ("trainer.fp8={recipe: blockwise}",),
             ("trainer.fp8={recipe: blockwise}", "engine.quantization=fp8"),
+            ("trainer.int4={group_size: 32}",),
         )
     ]
-    assert gaps[0] > 1e-3
-    assert max(gaps[1:]) < 1e-3
+    assert min(gaps[:2]) > 1e-3
+    assert max(gaps[2:]) < 1e-3
 
 
 def a_smaller_cache_is_less_exact(workshop: Workshop) -> None:
@@ -348,6 +350,7 @@ CASES: dict[str, Case] = {
         the_engine_rounds_as_the_trainer_does,
         refuses("engine.quantization=fp8", "promises the same bits", base=INVARIANT),
         refuses("engine.quantization=int8", r"engine\.quantization"),
+        refuses("engine.quantization=int4", "promises the same bits", base=INVARIANT),
     ),
     "engine.kv_cache_dtype (native)": all_of(
         a_smaller_cache_is_less_exact,

@@ -96,6 +96,7 @@ def preflight(prospect: Prospect) -> Foreseen:
     assert shape is not None, "combinations asks for the native decoder"
     numerics, device = prospect.model.numerics, prospect.device
     how = {"numerics": numerics, "device": device, "is_fp8": prospect.fp8 is not None}
+    how["is_int4"] = prospect.is_int4
     path = decode_path(shape, engine, **how)
     processes = 1
     if engine.shares_weights:
@@ -114,6 +115,8 @@ def preflight(prospect: Prospect) -> Foreseen:
         text += f" (not by compiled code: {obstacle('compiled', shape, engine, **how)})"
     if prospect.fp8 is not None:
         text += _fp8_text(prospect.fp8, device)
+    if prospect.is_int4:
+        text += "; INT4 weights, " + ("packed" if device.type == "cuda" else "rounded, not packed")
     return Foreseen(text, {"processes": processes, "cache_bytes_at_most": most, "decode": path})
 
 

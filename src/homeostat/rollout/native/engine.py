@@ -27,9 +27,11 @@ from homeostat.config.fp8 import Fp8Config
 from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.ops.linear import Numerics
+from homeostat.precision.int4_packed import is_int4
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.native.fast import decode_path, make_bursts
 from homeostat.rollout.native.fp8_model import Fp8Model
+from homeostat.rollout.native.int4_model import Int4Model
 from homeostat.rollout.native.room import CacheRoom
 from homeostat.rollout.native.runner import Runner
 from homeostat.rollout.native.sampler import draw
@@ -101,12 +103,21 @@ class NativeEngine(SteppingEngine[Sequence]):
         if fp8 is not None:
             self._fp8 = Fp8Model(model, fp8, device=device, version=policy_version)
             model = self._fp8.model
+        self._int4: Int4Model | None = None
+        if config.quantization == "int4":
+            self._int4 = Int4Model(model, packs=device.type == "cuda")
+            model = self._int4.model
         self.model = model
         self.config = config
         self.device = device
         self.chunk_bytes = chunk_bytes
         path = decode_path(
-            model.config, config, numerics=model.numerics, device=device, is_fp8=fp8 is not None
+            model.config,
+            config,
+            numerics=model.numerics,
+            device=device,
+            is_fp8=fp8 is not None,
+            is_int4=is_int4(model),
         )
         how = {"device": device, "max_tokens": max_tokens, "is_fp8": fp8 is not None}
         self.bursts = make_bursts(model, config, path, threads=threads, **how)
@@ -190,6 +201,8 @@ class NativeEngine(SteppingEngine[Sequence]):
         self._rest()
         if self._fp8 is not None:
             self._fp8.weights_changed(version)
+        if self._int4 is not None:
+            self._int4.weights_changed()
 
     def _free_memory(self) -> None:
         self._free_cache()

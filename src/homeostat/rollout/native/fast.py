@@ -42,12 +42,13 @@ def decode_path(
     numerics: Numerics,
     device: torch.device,
     is_fp8: bool = False,
+    is_int4: bool = False,
 ) -> str:
     """Choose plain, compact, compiled, fused or graphs. An impossible choice is refused."""
     if config.decode == "plain":
         return "plain"
     wanted = AUTO if config.decode == "auto" else (config.decode,)
-    how = {"numerics": numerics, "device": device, "is_fp8": is_fp8}
+    how = {"numerics": numerics, "device": device, "is_fp8": is_fp8, "is_int4": is_int4}
     obstacles = {path: obstacle(path, shape, config, **how) for path in wanted}
     able = [path for path in wanted if not obstacles[path]]
     if not able and config.decode == "auto":
@@ -82,6 +83,11 @@ def make_bursts(
         raise EngineError(
             f"engine.decode is {config.decode}, whose kernels read all experts from the GPU, and "
             "trainer.backend.offload_experts leaves them in host memory. Set engine.decode=plain."
+        )
+    if device.type == "cuda" and not all(p.is_cuda for p in model.parameters()):
+        raise EngineError(
+            f"engine.decode is {config.decode}, whose kernels read all weights from the GPU, and "
+            "trainer.backend.offload_params leaves them in host memory. Set engine.decode=plain."
         )
     # Its kernels need Triton to be imported at all.
     from homeostat.rollout.native.cuda.bursts import CudaBursts
@@ -134,8 +140,11 @@ def obstacle(
     numerics: Numerics,
     device: torch.device,
     is_fp8: bool = False,
+    is_int4: bool = False,
 ) -> str:
     """Say why this decode path cannot be taken; empty where it can."""
+    if path in ("compact", "compiled") and is_int4:
+        return "INT4 weights are multiplied, rounded, by the model's own forward on a CPU"
     if path in ("compact", "compiled") and is_fp8:
         return "FP8 is emulated on a CPU, by the model's own forward"
     if path == "compiled" and config.kv_cache_dtype == "fp8":

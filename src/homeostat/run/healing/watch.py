@@ -20,10 +20,10 @@ from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointError, ConfigError, Problem, TrainingHaltedError
 from homeostat.health.finding import Finding, Level
 from homeostat.health.monitor import Allowed, Monitor, Watchlist
+from homeostat.health.own_guards import OWN_GUARDS
 from homeostat.health.readers.settings import flat
 from homeostat.health.records import Change, State, from_json, still_open
 from homeostat.health.registry import BY_CODE, RULES
-from homeostat.health.remedies import OWN_GUARDS
 from homeostat.health.view import Event, Kind, SampleText
 from homeostat.observe.jsonl import is_event, is_finding, iter_jsonl, read_metrics
 from homeostat.observe.recorder import Recorder

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from homeostat.config.fp8 import Fp8Config
 from homeostat.config.int4 import Int4Config
@@ -24,17 +25,16 @@ class PrecisionSchedule:
     """The precision of each step of a run."""
 
     def __init__(self, live: LiveConfig, *, trainer: Trainer, emit: EmitEvent) -> None:
-        self._live, self._trainer, self._emit = live, trainer, emit
+        self._live, self._trainer, self.emit = live, trainer, emit
         self._was_on = False
 
     def begin(self, step: int) -> None:
         """Before a step: switch layers to the precision that it has."""
         config = self._live.now
-        counted = counted_step(config.trainer, step)
         measures = is_measured(config.trainer, step, interval=config.observe.precision_interval)
-        account = self._trainer.begin_step(counted, observes=measures)
+        account = self._begin(step, observes=measures)
         if account and not self._was_on:
-            self._emit("precision_switched", step, **account)
+            self.emit("precision_switched", step, **account)
         self._was_on = bool(account)
 
     @contextmanager
@@ -44,7 +44,14 @@ class PrecisionSchedule:
         try:
             yield
         finally:
-            self._trainer.begin_step(counted_step(self._live.now.trainer, step))
+            self._begin(step)
+
+    def _begin(self, step: int, *, observes: bool = False) -> dict[str, Any]:
+        trainer = self._live.now.trainer
+        counted = step if is_low(trainer, step) else UNQUANTISED
+        fp8 = trainer.fp8
+        ends = None if fp8 is None else (fp8.skip_first, fp8.skip_last)
+        return self._trainer.begin_step(counted, observes=observes, ends=ends)
 
     def is_on(self, step: int) -> bool:
         """Return whether layers are quantised at a step."""
@@ -66,11 +73,6 @@ def is_low(trainer: TrainerConfig, step: int) -> bool:
     """Return whether a step is computed with quantised layers."""
     config = low_precision(trainer)
     return config is not None and step >= config.start_step
-
-
-def counted_step(trainer: TrainerConfig, step: int) -> int:
-    """Return the step as quantised layers count it: one before their first has none of them."""
-    return step if low_precision(trainer) is None or is_low(trainer, step) else UNQUANTISED
 
 
 def is_measured(trainer: TrainerConfig, step: int, *, interval: int | None) -> bool:

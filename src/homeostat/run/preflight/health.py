@@ -115,11 +115,9 @@ def compile_facts(trainer: TrainerConfig) -> dict[str, Any]:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return the number of usable cores, and the instruction sets of the CPU."""
+    """Return the usable cores, the CPU's instruction sets, and flags that ask for low precision."""
     features = sorted(this_processor().features)
-    return {"cores": num_usable_cpus(), "cpu_features": features}
-
-
-def precision_flags() -> dict[str, str]:
-    """Return the environment variables that ask for low precision, with their values."""
-    return {name: os.environ[name] for name in FLAGS if name in os.environ}
+    return {
+        "environment": {"cores": num_usable_cpus(), "cpu_features": features},
+        "precision_flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
+    }

@@ -135,6 +135,7 @@ def engine_items(
         running=running,
         longest=int(prompts.lengths.max()) + config.rollout.max_new_tokens,
         fp8=config.engine_fp8,
+        is_int4=config.trainer.int4 is not None or engine.quantization == "int4",
     )
     backend = ENGINES[engine.type]
     foreseen = backend.preflight(prospect)
@@ -241,7 +242,7 @@ def other_run_items(config: RunConfig) -> Iterator[Item]:
                 None,
                 dtype=resolve_dtype(config.trainer, device),
                 device=device,
-                offload_experts=config.trainer.backend.offload_experts,
+                on_host=config.trainer.backend.on_host,
                 hold=base_rewrite(config.model),
             )
         text = f"{preview.family}, {fmt.count(preview.num_params)} parameters"

@@ -283,7 +283,9 @@ def _rungs(config: RunConfig) -> Iterator[str]:
     if trainer.gradient_checkpointing is not True:
         yield "trainer.gradient_checkpointing=true"
     if trainer.backend.type == "local" and trainer.device != "cpu":
+        yield "trainer.backend.offload_optimizer=true"
         yield "trainer.backend.offload_experts=true"
+    yield "trainer.optimizer.moments=8bit"
     if trainer.precision == "fp32" and trainer.device != "cpu":
         yield "trainer.precision=bf16"
     if config.lora is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointError
 from homeostat.health.remedies import Action
 from homeostat.run.healing.healer import Done
@@ -22,12 +23,16 @@ class SftActions:
         self.session = session
 
     def act(self, action: str) -> Done | None:
+        if action == Action.BACK_TO_BF16:
+            return self._back_to_bf16()
         return self._lower_budget() if action == Action.LOWER_TOKEN_BUDGET else None
 
     def undo(self, action: str, old: Any) -> bool:
         if action == Action.LOWER_TOKEN_BUDGET:
             self.parts.state.token_budget = old
-        return action == Action.LOWER_TOKEN_BUDGET
+        elif action == Action.BACK_TO_BF16:
+            self.parts.live.revert(*_low_precision(self.parts.live.recipe))
+        return action in (Action.LOWER_TOKEN_BUDGET, Action.BACK_TO_BF16)
 
     def healthy_step(self, *, before: int) -> int | None:
         store = self.session.checkpoints
@@ -42,6 +47,15 @@ class SftActions:
         # Before its first checkpoint was due, a run loses little by starting again.
         is_early = 0 < before <= self.parts.config.checkpoint.interval_steps + 1
         return 0 if is_early else None
+
+    def _back_to_bf16(self) -> Done | None:
+        """Compute without quantisation from here on. An engine would not follow: not in RL."""
+        live, sections = self.parts.live, _low_precision(self.parts.live.now)
+        if not sections or live.recipe.is_rl:
+            return None
+        for section in sections:
+            live.edit(section, None, step=self.parts.state.step + 1)
+        return Done()
 
     def _lower_budget(self) -> Done | None:
         """Halve the tokens per micro-batch, which keeps the gradient; never below one row."""
@@ -71,3 +85,9 @@ class RlActions(SftActions):
             feed.republish()
             return Done()
         return super().act(action)
+
+
+def _low_precision(config: RunConfig) -> list[str]:
+    """Return the sections of quantised layers that a config has."""
+    found = {"trainer.fp8": config.trainer.fp8, "trainer.int4": config.trainer.int4}
+    return [path for path, section in found.items() if section is not None]

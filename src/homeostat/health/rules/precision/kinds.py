@@ -55,7 +55,9 @@ def quantisation(view: RunView) -> str:
     ).lower()
     if is_true(raw(view, "fp8", "rollout_fp8", "fp8_rollout")):
         return "fp8"
-    return next((kind for kind in _KINDS if kind in said), "")
+    found = next((kind for kind in _KINDS if kind in said), "")
+    # Our own engines compute as the trainer does, unless the recipe says otherwise.
+    return found or (trained_format(view) if view.framework.name == "homeostat" else "")
 
 
 def trained_format(view: RunView) -> str:

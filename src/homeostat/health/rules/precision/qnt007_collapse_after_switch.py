@@ -94,7 +94,7 @@ def _limit(before: Series, options: Options, *, is_reward: bool) -> float | None
     median, spread = robust_scale(values)
     if is_reward:
         return min(median * options.lost_share, median - options.spreads * spread)
-    # A loss that rises by itself goes on rising.
+    # A loss that rises anyway continues to rise.
     rise = max(0.0, float(values[-1] - values[0]))
     return max(median * options.factor, median + options.spreads * spread) + rise
 

@@ -1,0 +1,58 @@
+"""Actions that guards of a run take by themselves, at once, known from their events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from homeostat.health.finding import Grade
+from homeostat.health.remedies import Action
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGuard:
+    """An action of a guard of the run, known from its event; `when` restricts a field's value."""
+
+    action: Action
+    cause: str
+    path: str = ""
+    old: str = ""
+    new: str = ""
+    when: tuple[str, frozenset[str]] | None = None
+
+    def applies(self, fields: Mapping[str, Any]) -> bool:
+        return self.when is None or fields.get(self.when[0]) in self.when[1]
+
+    def described(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of the event that reports it as a remedy."""
+        return {
+            "code": "",
+            "cause": f"{self.cause}: {fields.get('error') or fields.get('origin') or ''}".strip(
+                ": "
+            ),
+            "remedy": str(self.action),
+            "path": self.path,
+            "old": fields.get(self.old),
+            "new": fields.get(self.new),
+            "grade": str(Grade.SAFE),
+            "window": 0,
+        }
+
+
+OWN_GUARDS: Mapping[str, OwnGuard] = {
+    "oom_retry": OwnGuard(
+        Action.RETRY_SMALLER,
+        "memory ran out",
+        "trainer.max_tokens_per_device",
+        "tokens_before",
+        "tokens_now",
+    ),
+    "step_skipped": OwnGuard(Action.SKIP_STEP, "loss or gradient not finite"),
+    "engine_restarted": OwnGuard(Action.RESTART_ENGINE, "the engine's process died"),
+    "reward_trouble": OwnGuard(
+        Action.RESTART_REWARD_WORKER,
+        "a reward worker died or hung",
+        when=("failure", frozenset({"worker_died", "timeout"})),
+    ),
+}
