@@ -99,28 +99,16 @@ class NativeEngine(SteppingEngine[Sequence]):
             policy_id=policy_id,
             policy_version=policy_version,
         )
-        self._fp8: Fp8Model | None = None
-        if fp8 is not None:
-            self._fp8 = Fp8Model(model, fp8, device=device, version=policy_version)
-            model = self._fp8.model
-        self._int4: Int4Model | None = None
-        if config.quantization == "int4":
-            self._int4 = Int4Model(model, packs=device.type == "cuda")
-            model = self._int4.model
-        self.model = model
         self.config = config
         self.device = device
+        self.model = model = self._served(model, fp8, version=policy_version)
         self.chunk_bytes = chunk_bytes
-        path = decode_path(
-            model.config,
-            config,
-            numerics=model.numerics,
-            device=device,
-            is_fp8=fp8 is not None,
-            is_int4=is_int4(model),
+        how = {"device": device, "is_fp8": fp8 is not None}
+        kinds = {"numerics": model.numerics, "is_int4": is_int4(model)}
+        path = decode_path(model.config, config, **kinds, **how)
+        self.bursts = make_bursts(
+            model, config, path, threads=threads, max_tokens=max_tokens, **how
         )
-        how = {"device": device, "max_tokens": max_tokens, "is_fp8": fp8 is not None}
-        self.bursts = make_bursts(model, config, path, threads=threads, **how)
         rows_pay = device.type == "cpu" and self.bursts is None
         self.in_rows = rows_pay if in_rows is None else in_rows
         self._serving = Serving(model)
@@ -141,6 +129,18 @@ class NativeEngine(SteppingEngine[Sequence]):
         )
         self._longest = 0
         self._num_new = 0
+
+    def _served(self, model: Decoder, fp8: Fp8Config | None, *, version: int) -> Decoder:
+        """Return the model in the engine's precision, over the same parameters."""
+        self._fp8: Fp8Model | None = None
+        self._int4: Int4Model | None = None
+        if fp8 is not None:
+            self._fp8 = Fp8Model(model, fp8, device=self.device, version=version)
+            model = self._fp8.model
+        if self.config.quantization == "int4":
+            self._int4 = Int4Model(model, packs=self.device.type == "cuda")
+            model = self._int4.model
+        return model
 
     def score(self, rows: Items[TokenRow], *, temperature: float) -> list[FloatArray]:
         self.life.require_settled("score")

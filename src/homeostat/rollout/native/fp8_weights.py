@@ -29,7 +29,7 @@ _ALIGNED = 16
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Which inputs share a scale: a block of neighbours, or all of a row."""
+    """The inputs that share a scale: a block of neighbours, or all of a row."""
 
     is_blockwise: bool
     has_power_of_two_scales: bool

@@ -38,7 +38,7 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @dataclass(frozen=True, slots=True)
 class Fp8Checkpoint:
-    """Which weights are quantised, and how. `skipped` are the modules that stay as they are."""
+    """The weights that are quantised, and how. `skipped` are the modules that stay as they are."""
 
     recipe: Fp8Recipe
     names: frozenset[str]

@@ -40,7 +40,7 @@ _MAX_REPEATED = 2048
 
 @triton.jit
 def _weights(weight_ptr, at_O, is_out, first, num_inputs, BLOCKS: tl.constexpr):
-    """[outputs, BLOCKS, BLOCK]"""
+    """Return a tile of weights, [outputs, BLOCKS, BLOCK]."""
     at_K = first + tl.arange(0, BLOCKS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     is_in = is_out[:, None, None] & (at_K < num_inputs)[None, :, :]
     at = at_O[:, None, None].to(tl.int64) * num_inputs + at_K[None, :, :]
@@ -92,7 +92,7 @@ def _cast_row(
 
 @triton.jit
 def _sums(weight, x, scales):
-    """Of the products of weights [outputs, blocks, BLOCK] with x [blocks, BLOCK]: [outputs]."""
+    """Sum the products of weights [outputs, blocks, BLOCK] with x [blocks, BLOCK]: [outputs]."""
     products = weight.to(tl.float32) * x.to(tl.float32)[None, :, :]
     return tl.sum(tl.sum(products, 2) * scales, 1)
 
