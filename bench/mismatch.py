@@ -60,7 +60,7 @@ NUM_REFERENCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """How trainer and engine compute."""
+    """The precisions of a trainer and its engine."""
 
     numerics: str = "fast"
     trainer: Fp8Config | None = None

@@ -38,7 +38,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How an engine is made: its FP8 settings and its own."""
+    """The settings of an engine: those of FP8 and its own."""
 
     fp8: Fp8Config | None = None
     engine: dict[str, Any] = field(default_factory=dict)

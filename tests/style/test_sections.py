@@ -22,6 +22,8 @@ WHOLE = {
     "run/session/": "keeps the recipe in the run folder, and compares it when the run is resumed",
     "run/sizing/": "plans the memory of all parts together, and tries other recipes",
     "run/healing/watch.py": "a health rule may read any setting",
+    "run/publication/fp8_checkpoint.py": "engine, trainer and model decide what is sent",
+    "train/empty_model.py": "model, adapter and value head decide the layers of a model",
     "train/runtime.py": "refuses what the device cannot do, whichever section asks for it",
 }
 WHAT_TO_DO = (

@@ -227,7 +227,7 @@ def a_dead_engine_is_not_started_anew(workshop: VllmWorkshop) -> None:
 
 
 def vllm_is_told_of_fp8_weights(workshop: VllmWorkshop) -> None:
-    """What is sent is in tests/unit/test_fp8_engine.py; its products need a GPU."""
+    """Tests of what is sent are in tests/unit/test_fp8_engine.py; its products need a GPU."""
     config = workshop.config(*VLLM, "engine.quantization=fp8", "trainer.fp8={recipe: rowwise}")
     checkpoint = fp8_checkpoint(config)
     assert checkpoint is not None

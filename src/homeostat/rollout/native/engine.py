@@ -99,20 +99,16 @@ class NativeEngine(SteppingEngine[Sequence]):
             policy_id=policy_id,
             policy_version=policy_version,
         )
-        how = {"device": device, "version": policy_version}
-        self._fp8 = None if fp8 is None else Fp8Model(model, fp8, **how)
-        model = model if self._fp8 is None else self._fp8.model
-        self._int4 = int4_model(model, config, device=device)
-        model = model if self._int4 is None else self._int4.model
-        self.model = model
         self.config = config
         self.device = device
+        self.model = model = self._served(model, fp8, version=policy_version)
         self.chunk_bytes = chunk_bytes
         how = {"device": device, "is_fp8": fp8 is not None}
-        kind = {"numerics": model.numerics, "is_int4": is_int4(model)}
-        path = decode_path(model.config, config, **kind, **how)
-        how["max_tokens"] = max_tokens
-        self.bursts = make_bursts(model, config, path, threads=threads, **how)
+        kinds = {"numerics": model.numerics, "is_int4": is_int4(model)}
+        path = decode_path(model.config, config, **kinds, **how)
+        self.bursts = make_bursts(
+            model, config, path, threads=threads, max_tokens=max_tokens, **how
+        )
         rows_pay = device.type == "cpu" and self.bursts is None
         self.in_rows = rows_pay if in_rows is None else in_rows
         self._serving = Serving(model)
@@ -132,6 +128,15 @@ class NativeEngine(SteppingEngine[Sequence]):
             spare_blocks=0 if self.bursts is None else self.bursts.spare_blocks,
         )
         self._longest = self._num_new = 0
+
+    def _served(self, model: Decoder, fp8: Fp8Config | None, *, version: int) -> Decoder:
+        """Return the model in the engine's precision, over the same parameters."""
+        self._fp8: Fp8Model | None = None
+        if fp8 is not None:
+            self._fp8 = Fp8Model(model, fp8, device=self.device, version=version)
+            model = self._fp8.model
+        self._int4 = int4_model(model, self.config, device=self.device)
+        return model if self._int4 is None else self._int4.model
 
     def score(self, rows: Items[TokenRow], *, temperature: float) -> list[FloatArray]:
         self.life.require_settled("score")

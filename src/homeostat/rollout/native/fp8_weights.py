@@ -2,7 +2,7 @@
 
 They are the copies that the model's own products read (precision/fp8_linear.py), laid side by side
 where maps have the same inputs (q, k and v; gate and up): one launch multiplies by all of them.
-They are made anew at every commit, at the same addresses.
+They are made again at every commit, at the same addresses.
 
 Suffixes: `_O` outputs, `_K` inputs.
 """
@@ -29,7 +29,7 @@ _ALIGNED = 16
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Which inputs share a scale: a block of neighbours, or all of a row."""
+    """The inputs that share a scale: a block of neighbours, or all of a row."""
 
     is_blockwise: bool
     has_power_of_two_scales: bool
@@ -101,7 +101,7 @@ class Fp8Maps:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Make the copies of weights that have changed anew."""
+        """Make the copies of weights that have changed again."""
         for product, linear, place in zip(self._products, self.maps, self._places, strict=True):
             if self._is_emulated:
                 _emulate(linear.weight, product.recipe, place)
@@ -164,7 +164,7 @@ class Fp8Watch:
         return any(isinstance(module.product, kinds) for module in self._modules)
 
     def refresh(self) -> bool:
-        """Make copies of weights that have changed anew; return whether FP8 began or ended."""
+        """Make copies of weights that have changed again; return whether FP8 began or ended."""
         for module in self._modules:
             if isinstance(module.product, Fp8Product):
                 module.product.weights.by_rows(module.weight)

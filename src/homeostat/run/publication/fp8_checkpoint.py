@@ -6,7 +6,7 @@ The numbers are the trainer's own FP8 copies (precision/fp8.py). vLLM reads two 
 
     blockwise             quant_method fp8: `weight_scale_inv` [O / 128, K / 128]
     rowwise, tensorwise   compressed-tensors by channels: `weight_scale` [O, 1]; a scale of the
-                          tensor is repeated, because vLLM would quantise fused maps anew otherwise
+                          tensor is repeated, because vLLM would quantise fused maps again otherwise
 
 vLLM casts activations by blocks of 128, or by tokens.
 """
@@ -38,7 +38,7 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @dataclass(frozen=True, slots=True)
 class Fp8Checkpoint:
-    """Which weights are quantised, and how. `skipped` are the modules that stay as they are."""
+    """The weights that are quantised, and how. `skipped` are the modules that stay as they are."""
 
     recipe: Fp8Recipe
     names: frozenset[str]

@@ -64,7 +64,7 @@ def _turned(at_rows, is_row, norm_ptr, cos, sin, eps, DIM: tl.constexpr, HAS_NOR
 
 @triton.jit
 def _numbers(stored, scales_ptr, slots, is_live, ELEMENT: tl.constexpr, FP8: tl.constexpr):
-    """What was stored, as the decoder's own cache gives it: of FP8 numbers times their scales."""
+    """Return what was stored as numbers: those of FP8 times their scales."""
     if FP8:
         scales = tl.load(scales_ptr + slots, mask=is_live, other=0.0)
         stored = (stored.to(tl.float32) * scales[:, None]).to(ELEMENT)
@@ -80,6 +80,21 @@ def _quantised(x, ELEMENT: tl.constexpr):
     scales, inverses = scales_of(tl.max(tl.abs(x.to(tl.float32)), 1), False)
     cast = to_e4m3(x.to(tl.float32) * inverses[:, None])
     return cast, scales, (cast.to(tl.float32) * scales[:, None]).to(ELEMENT)
+
+
+@triton.jit
+def _stored(
+    x, store_ptr, scales_ptr, slot, DIM: tl.constexpr, ELEMENT: tl.constexpr, FP8: tl.constexpr
+):
+    """Write the new key or value [1, DIM] to the cache; return it as the cache gives it back."""
+    at = store_ptr + slot * DIM + tl.arange(0, DIM)[None, :]
+    if FP8:
+        cast, scales, x = _quantised(x, ELEMENT)
+        tl.store(at, cast)
+        tl.store(scales_ptr + slot + tl.zeros((1,), tl.int32), scales)
+    else:
+        tl.store(at, x)
+    return x
 
 
 @triton.jit
@@ -195,6 +210,19 @@ def _sum_of_shares(
 
 
 @triton.jit
+def _places(stores_ptr, sums_ptr, ELEMENT: tl.constexpr, FP8: tl.constexpr):
+    """Return where keys and values are, and in FP8 their scales."""
+    stored: tl.constexpr = tl.float8e4nv if FP8 else ELEMENT
+    keys_ptr = tl.multiple_of(tl.load(stores_ptr).to(tl.pointer_type(stored)), 16)
+    values_ptr = tl.multiple_of(tl.load(stores_ptr + 1).to(tl.pointer_type(stored)), 16)
+    key_scales_ptr, value_scales_ptr = sums_ptr, sums_ptr
+    if FP8:
+        key_scales_ptr = tl.load(stores_ptr + 2).to(tl.pointer_type(tl.float32))
+        value_scales_ptr = tl.load(stores_ptr + 3).to(tl.pointer_type(tl.float32))
+    return keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr
+
+
+@triton.jit
 def _attend(
     q_ptr, k_ptr, v_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, stores_ptr, tables_ptr,
     positions_ptr, out_ptr, sums_ptr, tops_ptr, arrived_ptr, q_stride, k_stride, v_stride,
@@ -212,13 +240,9 @@ def _attend(
         return
     # Addresses make no promise of alignment; the allocator does.
     element = q_ptr.dtype.element_ty
-    stored: tl.constexpr = tl.float8e4nv if FP8 else element
-    keys_ptr = tl.multiple_of(tl.load(stores_ptr).to(tl.pointer_type(stored)), 16)
-    values_ptr = tl.multiple_of(tl.load(stores_ptr + 1).to(tl.pointer_type(stored)), 16)
-    key_scales_ptr, value_scales_ptr = sums_ptr, sums_ptr
-    if FP8:
-        key_scales_ptr = tl.load(stores_ptr + 2).to(tl.pointer_type(tl.float32))
-        value_scales_ptr = tl.load(stores_ptr + 3).to(tl.pointer_type(tl.float32))
+    keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr = _places(
+        stores_ptr, sums_ptr, element, FP8
+    )
     table_ptr = tables_ptr + sequence * table_stride
     keys, values = keys_ptr, values_ptr
     if AHEAD:
@@ -244,17 +268,8 @@ def _attend(
         first, last, scale, NUM_KV_HEADS, ROWS, DIM, BLOCK_TOKENS, TILE, AHEAD, PRECISION, FP8,
     )  # fmt: skip
     if share == 0:
-        at_new = slot * DIM + at_d[None, :]
-        if FP8:
-            cast, scales, key = _quantised(key, element)
-            tl.store(keys_ptr + at_new, cast)
-            tl.store(key_scales_ptr + slot + one, scales)
-            cast, scales, value = _quantised(value, element)
-            tl.store(values_ptr + at_new, cast)
-            tl.store(value_scales_ptr + slot + one, scales)
-        else:
-            tl.store(keys_ptr + at_new, key)
-            tl.store(values_ptr + at_new, value)
+        key = _stored(key, keys_ptr, key_scales_ptr, slot, DIM, element, FP8)
+        value = _stored(value, values_ptr, value_scales_ptr, slot, DIM, element, FP8)
         highest, total, summed = _with_new(highest, total, summed, q, key, value, scale)
     pair = sequence * NUM_KV_HEADS + head
     if SHARES > 1 and num_shares > 1:

@@ -38,8 +38,8 @@ class Fp8Forward(DecodeForward):
         self._halves = _all_halves(model)
 
     def refresh(self) -> bool:
-        """Make copies of weights that have changed anew. Return whether steps must be captured
-        anew: if layers began to be in FP8, because copies are written to the same memory."""
+        """Make copies of weights that have changed again. Return whether steps must be captured
+        again: if layers began to be in FP8, because copies are written to the same memory."""
         is_switched = self._watch.refresh()
         if is_switched:
             self._halves = _all_halves(self.model)
@@ -79,7 +79,7 @@ class AttentionHalf:
     out: Fp8Maps
 
     def refresh(self) -> None:
-        """Make the copies of weights that have changed anew."""
+        """Make the copies of weights that have changed again."""
         self.heads.refresh()
         self.out.refresh()
 
@@ -88,8 +88,7 @@ class AttentionHalf:
         heads = self.heads
         qkv_BX = fp8_narrow.into_heads(x_BD, norm_D, heads.weight, heads.bias_O, eps=eps)
         mixed_BX = attend(qkv_BX.split(heads.sizes, dim=1))
-        cast = cast_rows(mixed_BX, self.out.weight.scaling)
-        fp8_narrow.added(x_BD, cast, self.out.weight)
+        fp8_narrow.added(x_BD, mixed_BX, self.out.weight)
 
     def added(
         self,
@@ -117,16 +116,14 @@ class BlockHalf:
     down: Fp8Maps
 
     def refresh(self) -> None:
-        """Make the copies of weights that have changed anew."""
+        """Make the copies of weights that have changed again."""
         self.gates.refresh()
         self.down.refresh()
 
     def add_narrow(self, x_BD: Tensor, norm_D: Tensor, attend: Attend, *, eps: float) -> None:
         """Add what the block makes of few rows to them."""
-        scaling = self.gates.weight.scaling
-        cast = cast_normed(x_BD, None, norm_D, scaling, eps=eps)
-        gated_BI = fp8_narrow.gated(cast, self.gates.weight, like=x_BD)
-        fp8_narrow.added(x_BD, cast_rows(gated_BI, scaling), self.down.weight)
+        gated_BI = fp8_narrow.gated(x_BD, norm_D, self.gates.weight, eps=eps)
+        fp8_narrow.added(x_BD, gated_BI, self.down.weight)
 
     def added(
         self,

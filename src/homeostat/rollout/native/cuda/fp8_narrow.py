@@ -3,12 +3,12 @@
 A program owns some outputs of one row. It reads their weights before it waits for its inputs, and
 sums products of e4m3 numbers in fp32, block by block.
 
-    into_heads   norm -> cast -> q, k and v     one weight of all three
-    gated        cast rows -> silu(gate) * up   one weight of both
-    added        x += cast rows @ weight.T      in place
+    into_heads   norm -> cast -> q, k and v        one weight of all three
+    gated        norm -> cast -> silu(gate) * up   one weight of both
+    added        cast -> x += out @ weight.T       in place
 
-Rows are cast by a kernel of their own (fp8_rows.py) where many programs would repeat it; few
-outputs of narrow rows norm and cast them themselves, which spares a launch.
+Programs cast their inputs themselves, which spares a launch. Only the gate's inputs are cast before
+(fp8_rows.py) if they are wide: its programs are many, and each would repeat the work.
 
 Suffixes: `_B` rows, `_D` model dim, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs.
 """
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from homeostat.ops.kernels.e4m3 import BLOCK, amax_of_blocks, quantised_blocks
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
-from homeostat.rollout.native.cuda.fp8_rows import Fp8Rows
+from homeostat.rollout.native.cuda.fp8_rows import cast_normed
 from homeostat.rollout.native.fp8_weights import Fp8Weight
 
 # Outputs of a program, and the weights of each of its matrices that it holds at once.
@@ -34,11 +34,13 @@ OUTPUTS = 4
 _HELD = 16_384
 # Blocks of inputs that `added` multiplies at a time.
 BLOCKS = 16
+# Inputs of the gate that each program norms and casts for itself.
+_MAX_REPEATED = 2048
 
 
 @triton.jit
 def _weights(weight_ptr, at_O, is_out, first, num_inputs, BLOCKS: tl.constexpr):
-    """[outputs, BLOCKS, BLOCK]"""
+    """Return a tile of weights, [outputs, BLOCKS, BLOCK]."""
     at_K = first + tl.arange(0, BLOCKS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     is_in = is_out[:, None, None] & (at_K < num_inputs)[None, :, :]
     at = at_O[:, None, None].to(tl.int64) * num_inputs + at_K[None, :, :]
@@ -74,15 +76,14 @@ def _normed(x_ptr, norm_ptr, row, width, eps, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _cast_row(
-    x_ptr, x_scales_ptr, row, first, num_inputs, num_rows, BLOCKS: tl.constexpr,
-    BLOCKWISE: tl.constexpr,
-):  # fmt: skip
-    """A part of a row that was cast: e4m3 [BLOCKS, BLOCK], and its scales [BLOCKS] or [1]."""
-    at_K = first + tl.arange(0, BLOCKS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    x = tl.load(x_ptr + row * num_inputs + at_K, mask=at_K < num_inputs, other=0.0)
+    x_ptr, x_scales_ptr, row, width, num_rows, BLOCKS: tl.constexpr, BLOCKWISE: tl.constexpr
+):
+    """A row that was cast: e4m3 [BLOCKS, BLOCK], and its scales [BLOCKS] or [1]."""
+    at_D = tl.arange(0, BLOCKS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = tl.load(x_ptr + row * width + at_D, mask=at_D < width, other=0.0)
     if BLOCKWISE:
-        at_G = first // BLOCK + tl.arange(0, BLOCKS)
-        is_in = at_G < tl.cdiv(num_inputs, BLOCK)
+        at_G = tl.arange(0, BLOCKS)
+        is_in = at_G < tl.cdiv(width, BLOCK)
         scales = tl.load(x_scales_ptr + at_G * num_rows + row, mask=is_in, other=0.0)
     else:
         scales = tl.load(x_scales_ptr + row + tl.zeros((1,), tl.int32))
@@ -91,7 +92,7 @@ def _cast_row(
 
 @triton.jit
 def _sums(weight, x, scales):
-    """Of the products of weights [outputs, blocks, BLOCK] with x [blocks, BLOCK]: [outputs]."""
+    """Sum the products of weights [outputs, blocks, BLOCK] with x [blocks, BLOCK]: [outputs]."""
     products = weight.to(tl.float32) * x.to(tl.float32)[None, :, :]
     return tl.sum(tl.sum(products, 2) * scales, 1)
 
@@ -121,8 +122,9 @@ def _into_heads(
 
 @triton.jit
 def _gated(
-    x_ptr, x_scales_ptr, weight_ptr, scales_ptr, out_ptr, pitch, width, num_outputs,
-    BLOCKWISE: tl.constexpr, OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    x_ptr, x_scales_ptr, norm_ptr, weight_ptr, scales_ptr, out_ptr, pitch, eps, width, num_outputs,
+    IS_CAST: tl.constexpr, BLOCKWISE: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     at_O, row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
@@ -132,9 +134,12 @@ def _gated(
     gate_scales = _scales(scales_ptr, pitch, at_O, is_out, 0, width, BLOCKS, BLOCKWISE)
     up_scales = _scales(scales_ptr, pitch, at_up, is_out, 0, width, BLOCKS, BLOCKWISE)
     wait_for_last(EARLY)
-    x, x_scales = _cast_row(
-        x_ptr, x_scales_ptr, row, 0, width, tl.num_programs(1), BLOCKS, BLOCKWISE
-    )
+    if IS_CAST:
+        num_rows = tl.num_programs(1)
+        x, x_scales = _cast_row(x_ptr, x_scales_ptr, row, width, num_rows, BLOCKS, BLOCKWISE)
+    else:
+        x = _normed(x_ptr, norm_ptr, row, width, eps, BLOCKS)
+        x, x_scales = quantised_blocks(x, amax_of_blocks(x, BLOCKWISE), POWER_OF_TWO)
     element = out_ptr.dtype.element_ty
     gate = _sums(gate_weight, x, gate_scales * x_scales[None, :]).to(element).to(tl.float32)
     up = _sums(up_weight, x, up_scales * x_scales[None, :]).to(element).to(tl.float32)
@@ -143,28 +148,39 @@ def _gated(
 
 
 @triton.jit
+def _inputs(x_ptr, row, first, num_inputs, BLOCKS: tl.constexpr):
+    at_K = first + tl.arange(0, BLOCKS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = tl.load(x_ptr + row * num_inputs + at_K, mask=at_K < num_inputs, other=0.0)
+    return x.to(tl.float32)
+
+
+@triton.jit
 def _added(
-    x_ptr, x_scales_ptr, weight_ptr, scales_ptr, out_ptr, pitch, num_inputs, num_outputs,
-    BLOCKWISE: tl.constexpr, OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    x_ptr, weight_ptr, scales_ptr, out_ptr, pitch, num_inputs, num_outputs,
+    BLOCKWISE: tl.constexpr, POWER_OF_TWO: tl.constexpr, OUTPUTS: tl.constexpr,
+    BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     at_O, row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
     is_out, step = at_O < num_outputs, BLOCKS * BLOCK
     weight = _weights(weight_ptr, at_O, is_out, 0, num_inputs, BLOCKS)
-    scales = _scales(scales_ptr, pitch, at_O, is_out, 0, num_inputs, BLOCKS, BLOCKWISE)
     wait_for_last(EARLY)
+    amax = tl.zeros((BLOCKS,), tl.float32)
+    if not BLOCKWISE:
+        for start in range(0, num_inputs, step):
+            x = _inputs(x_ptr, row, start, num_inputs, BLOCKS)
+            amax = tl.maximum(amax, amax_of_blocks(x, BLOCKWISE))
     sums = tl.zeros((OUTPUTS, BLOCKS), tl.float32)
     for start in range(0, num_inputs, step):
-        x, x_scales = _cast_row(
-            x_ptr, x_scales_ptr, row, start, num_inputs, tl.num_programs(1), BLOCKS, BLOCKWISE
-        )
+        x = _inputs(x_ptr, row, start, num_inputs, BLOCKS)
+        scales = _scales(scales_ptr, pitch, at_O, is_out, start, num_inputs, BLOCKS, BLOCKWISE)
+        if BLOCKWISE:
+            amax = amax_of_blocks(x, BLOCKWISE)
+        x, x_scales = quantised_blocks(x, amax, POWER_OF_TWO)
         products = weight.to(tl.float32) * x.to(tl.float32)[None, :, :]
         sums += tl.sum(products, 2) * (scales * x_scales[None, :])
         # Beyond the end nothing is read.
         weight = _weights(weight_ptr, at_O, is_out, start + step, num_inputs, BLOCKS)
-        scales = _scales(
-            scales_ptr, pitch, at_O, is_out, start + step, num_inputs, BLOCKS, BLOCKWISE
-        )
     element = out_ptr.dtype.element_ty
     added = tl.sum(sums, 1).to(element).to(tl.float32)
     at = out_ptr + row * num_outputs + at_O
@@ -190,53 +206,57 @@ def into_heads(
         width,
         num_outputs,
         HAS_BIAS=bias_O is not None,
-        BLOCKWISE=weight.scaling.is_blockwise,
-        POWER_OF_TWO=weight.scaling.has_power_of_two_scales,
         OUTPUTS=OUTPUTS,
         BLOCKS=_padded_blocks(width),
+        **_options(weight),
         **early(out_BO.device),
     )
     return out_BO
 
 
-def gated(x: Fp8Rows, weight: Fp8Weight, *, like: Tensor) -> Tensor:
-    """[B, I] in the dtype of `like`. `weight`: gate's rows, then up's."""
-    (num_rows, width), num_outputs = x.values_BK.shape, weight.num_outputs // 2
-    out_BI = like.new_empty(num_rows, num_outputs)
+def gated(x_BD: Tensor, norm_D: Tensor, weight: Fp8Weight, *, eps: float) -> Tensor:
+    """[B, I]. `weight`: gate's rows, then up's."""
+    (num_rows, width), num_outputs = x_BD.shape, weight.num_outputs // 2
+    out_BI = x_BD.new_empty(num_rows, num_outputs)
     blocks = _padded_blocks(width)
     outputs = max(_HELD // (blocks * BLOCK.value), 1)
+    cast = None
+    if width > _MAX_REPEATED:
+        cast = cast_normed(x_BD, None, norm_D, weight.scaling, eps=eps)
     _gated[(triton.cdiv(num_outputs, outputs), num_rows)](
-        x.values_BK,
-        x.scales_GB,
+        x_BD if cast is None else cast.values_BK,
+        x_BD if cast is None else cast.scales_GB,
+        norm_D,
         weight.values_OK,
         weight.scales,
         out_BI,
         weight.pitch,
+        eps,
         width,
         num_outputs,
-        BLOCKWISE=weight.scaling.is_blockwise,
+        IS_CAST=cast is not None,
         OUTPUTS=outputs,
         BLOCKS=blocks,
+        **_options(weight),
         **early(out_BI.device),
     )
     return out_BI
 
 
-def added(x_BO: Tensor, inputs: Fp8Rows, weight: Fp8Weight) -> None:
+def added(x_BO: Tensor, inputs_BK: Tensor, weight: Fp8Weight) -> None:
     """Compute x += inputs @ weight.T in place."""
     num_rows, num_outputs = x_BO.shape
     tile = tile_of_added(num_outputs)
     _added[(triton.cdiv(num_outputs, tile["OUTPUTS"]), num_rows)](
-        inputs.values_BK,
-        inputs.scales_GB,
+        inputs_BK,
         weight.values_OK,
         weight.scales,
         x_BO,
         weight.pitch,
-        inputs.values_BK.shape[1],
+        inputs_BK.shape[1],
         num_outputs,
-        BLOCKWISE=weight.scaling.is_blockwise,
         **tile,
+        **_options(weight),
         **early(x_BO.device),
     )
 
@@ -246,6 +266,13 @@ def tile_of_added(num_outputs: int) -> dict[str, Any]:
     if num_outputs < 2048:
         return {"OUTPUTS": 2 * OUTPUTS, "BLOCKS": BLOCKS, "num_warps": 8}
     return {"OUTPUTS": 2 * OUTPUTS, "BLOCKS": BLOCKS // 2, "num_warps": 4}
+
+
+def _options(weight: Fp8Weight) -> dict[str, bool]:
+    """The flags of a launch that say how numbers are scaled."""
+    scaling = weight.scaling
+    powers = scaling.has_power_of_two_scales
+    return {"BLOCKWISE": scaling.is_blockwise, "POWER_OF_TWO": powers}
 
 
 def _padded_blocks(width: int) -> int:

@@ -26,14 +26,19 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from homeostat.ops.kernels.e4m3 import BLOCK, scales_of, to_e4m3
+from homeostat.precision.operands import Operand, TensorCores
+from homeostat.precision.recipe import Fp8Recipe
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.fp8_rows import Fp8Rows, empty_rows
 from homeostat.rollout.native.cuda.products import Scratch
+from homeostat.rollout.native.cuda.rows import gate
 from homeostat.rollout.native.cuda.shares import sum_of_shares
 from homeostat.rollout.native.fp8_weights import Fp8Weight
 
-# Tiles that are enough to keep the device busy; programs, where tiles are shared out.
-_BUSY, _SHARED = 48, 128
+# Programs, where tiles are shared out.
+_SHARED = 128
+# Rows and weights beyond which a library's product is faster.
+_FEW_ROWS, _LARGE = 64, 2**24
 _MAX_TILE_ROWS = 128
 # Shared memory of a program for tiles in flight.
 _STAGE_BYTES = 180_000
@@ -53,19 +58,6 @@ def _scaled(sums, w_scales_ptr, x_scales_ptr, at_O, at_B, is_output, is_row):
 
 
 @triton.jit
-def _scales(
-    x_scales_ptr, w_scales_ptr, block, num_blocks, num_rows, at_B, is_row
-):  # fmt: skip
-    """The scales of a block: of the rows times that of the square that a tile's outputs are in.
-
-    Beyond the last block those of the last one: what they scale is zero.
-    """
-    block = tl.minimum(block, num_blocks - 1)
-    x_scales = tl.load(x_scales_ptr + block * num_rows + at_B, mask=is_row, other=0.0)
-    return x_scales * tl.load(w_scales_ptr + block)
-
-
-@triton.jit
 def _block_product(x_desc, weight_desc, row, output, block):
     weight, x = weight_desc.load([output, block * BLOCK]), x_desc.load([row, block * BLOCK])
     return tl.dot(weight, tl.trans(x), out_dtype=tl.float32)
@@ -81,8 +73,7 @@ def _product(
     at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
     is_row, is_output = at_B < num_rows, at_O < num_outputs
     num_blocks = tl.cdiv(num_inputs, BLOCK)
-    # In fours: the scales of the next four are in flight while these are multiplied.
-    per_share = tl.cdiv(tl.cdiv(num_blocks, 4), SHARES) * 4
+    per_share = tl.cdiv(num_blocks, SHARES)
     first = share * per_share
     last = tl.minimum(first + per_share, num_blocks)
     if HAS_BIAS:
@@ -90,26 +81,14 @@ def _product(
     wait_for_last(EARLY)
     let_next_start(EARLY)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    if BLOCKWISE:
-        w_scales_ptr += output // BLOCK * pitch
-        s0 = _scales(x_scales_ptr, w_scales_ptr, first, num_blocks, num_rows, at_B, is_row)
-        s1 = _scales(x_scales_ptr, w_scales_ptr, first + 1, num_blocks, num_rows, at_B, is_row)
-        s2 = _scales(x_scales_ptr, w_scales_ptr, first + 2, num_blocks, num_rows, at_B, is_row)
-        s3 = _scales(x_scales_ptr, w_scales_ptr, first + 3, num_blocks, num_rows, at_B, is_row)
-        for block in range(first, last, 4):
-            t0 = _scales(x_scales_ptr, w_scales_ptr, block + 4, num_blocks, num_rows, at_B, is_row)
-            t1 = _scales(x_scales_ptr, w_scales_ptr, block + 5, num_blocks, num_rows, at_B, is_row)
-            t2 = _scales(x_scales_ptr, w_scales_ptr, block + 6, num_blocks, num_rows, at_B, is_row)
-            t3 = _scales(x_scales_ptr, w_scales_ptr, block + 7, num_blocks, num_rows, at_B, is_row)
-            # Beyond the last input a descriptor reads zeros.
-            sums += _block_product(x_desc, weight_desc, row, output, block) * s0[None, :]
-            sums += _block_product(x_desc, weight_desc, row, output, block + 1) * s1[None, :]
-            sums += _block_product(x_desc, weight_desc, row, output, block + 2) * s2[None, :]
-            sums += _block_product(x_desc, weight_desc, row, output, block + 3) * s3[None, :]
-            s0, s1, s2, s3 = t0, t1, t2, t3
-    else:
-        for block in range(first, last):
-            sums += _block_product(x_desc, weight_desc, row, output, block)
+    for block in range(first, last):
+        found = _block_product(x_desc, weight_desc, row, output, block)
+        if BLOCKWISE:
+            # All outputs of a tile are of one square.
+            w_scale = tl.load(w_scales_ptr + output // BLOCK * pitch + block)
+            x_scales = tl.load(x_scales_ptr + block * num_rows + at_B, mask=is_row, other=0.0)
+            found = found * (x_scales * w_scale)[None, :]
+        sums += found
     is_whole = True
     if SHARES > 1:
         is_whole, sums = sum_of_shares(sums, sums_ptr, arrived_ptr, share, OUTPUTS, ROWS, SHARES)
@@ -135,28 +114,18 @@ def _gated(
     wait_for_last(EARLY)
     gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
     up = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    num_blocks = tl.cdiv(num_inputs, BLOCK)
-    if BLOCKWISE:
-        at_gate = w_scales_ptr + output // BLOCK * pitch
-        at_up = w_scales_ptr + (num_outputs + output) // BLOCK * pitch
-        gate_scale, up_scale = tl.load(at_gate), tl.load(at_up)
-        x_scales = tl.load(x_scales_ptr + at_B, mask=is_row, other=0.0)
-    for block in range(0, num_blocks):
-        if BLOCKWISE:
-            # The next scales are in flight while these blocks are multiplied.
-            after = tl.minimum(block + 1, num_blocks - 1)
-            next_gate_scale, next_up_scale = tl.load(at_gate + after), tl.load(at_up + after)
-            at_next = x_scales_ptr + after * num_rows + at_B
-            next_x_scales = tl.load(at_next, mask=is_row, other=0.0)
+    for block in range(0, tl.cdiv(num_inputs, BLOCK)):
         x = x_desc.load([row, block * BLOCK])
         gate_weight = weight_desc.load([output, block * BLOCK])
         up_weight = weight_desc.load([num_outputs + output, block * BLOCK])
         gate_found = tl.dot(gate_weight, tl.trans(x), out_dtype=tl.float32)
         up_found = tl.dot(up_weight, tl.trans(x), out_dtype=tl.float32)
         if BLOCKWISE:
+            x_scales = tl.load(x_scales_ptr + block * num_rows + at_B, mask=is_row, other=0.0)
+            gate_scale = tl.load(w_scales_ptr + output // BLOCK * pitch + block)
+            up_scale = tl.load(w_scales_ptr + (num_outputs + output) // BLOCK * pitch + block)
             gate_found = gate_found * (x_scales * gate_scale)[None, :]
             up_found = up_found * (x_scales * up_scale)[None, :]
-            gate_scale, up_scale, x_scales = next_gate_scale, next_up_scale, next_x_scales
         gate += gate_found
         up += up_found
     let_next_start(EARLY)
@@ -190,13 +159,11 @@ class Tiles:
     shares: int = 1
     sides: int = 1
     warps: int = 4
-    # Blocks of inputs of an iteration.
-    blocks: int = 1
 
     @property
     def stages(self) -> int:
-        one = BLOCK.value * (self.sides * self.outputs + self.rows) * self.blocks
-        return max(min(_STAGE_BYTES // one, 6), 2)
+        one = BLOCK.value * (self.sides * self.outputs + self.rows)
+        return min(_STAGE_BYTES // one, 6)
 
     def grid(self, num_rows: int, num_outputs: int) -> tuple[int, int, int]:
         return triton.cdiv(num_rows, self.rows), triton.cdiv(num_outputs, self.outputs), self.shares
@@ -219,29 +186,32 @@ class Tiles:
 
 
 def tiles_for(num_rows: int, weight: Fp8Weight) -> Tiles:
-    """As many rows as leave enough tiles to keep the device busy; of long sums, shares."""
+    """Few rows: as few tiles as there can be, in shares. Many: enough tiles to be busy with."""
     num_outputs, num_inputs = weight.values_OK.shape
-    rows, tall = _tile_rows(num_rows), triton.cdiv(num_outputs, 64)
-    while rows > 16 and tall * triton.cdiv(num_rows, rows) < _BUSY:
-        rows //= 2
-    tiles = tall * triton.cdiv(num_rows, rows)
-    shares = min(max(_SHARED // tiles, 1), triton.cdiv(num_inputs, 4 * BLOCK.value), 4)
-    return Tiles(rows, shares=shares, blocks=4 if weight.scaling.is_blockwise else 1)
+    rows = _tile_rows(num_rows)
+    if num_rows > _FEW_ROWS:
+        rows = 64 if num_inputs < 4096 else rows
+        outputs = 64
+    else:
+        outputs = 128 if num_outputs >= 4096 else 64
+    tiles = triton.cdiv(num_outputs, outputs) * triton.cdiv(num_rows, rows)
+    return Tiles(rows, outputs, shares=min(max(_SHARED // tiles, 1), 4))
 
 
 def tiles_for_gated(num_rows: int) -> Tiles:
     """Tiles are many: they hold as many rows as there are."""
-    rows = _tile_rows(num_rows)
+    rows = min(_tile_rows(num_rows), 64)
     return Tiles(rows, outputs=BLOCK.value, sides=2, warps=8 if rows > 32 else 4)
+
+
+def is_better(num_rows: int, weight: Fp8Weight) -> bool:
+    """Than a library's product, which is the faster one of many rows with a large weight."""
+    is_small = num_rows <= _FEW_ROWS or weight.values_OK.numel() < _LARGE
+    return is_small or not weight.values_OK.is_cuda
 
 
 def _tile_rows(num_rows: int) -> int:
     return min(max(triton.next_power_of_2(num_rows), 16), _MAX_TILE_ROWS)
-
-
-def can_multiply(weight: Fp8Weight) -> bool:
-    """Tiles are copied by rows that begin at multiples of 16 bytes."""
-    return weight.values_OK.shape[1] % 16 == 0
 
 
 def product(
@@ -255,6 +225,9 @@ def product(
 ) -> Tensor:
     """[B, O]: rows @ weight.T + bias, rounded to `dtype`."""
     (num_rows, num_inputs), num_outputs = x.values_BK.shape, weight.num_outputs
+    if tiles is None and not is_better(num_rows, weight):
+        out_BO = _by_library(x, weight).to(dtype)
+        return out_BO if bias_O is None else out_BO + bias_O
     tiles = tiles or tiles_for(num_rows, weight)
     out_BO = torch.empty(num_rows, num_outputs, dtype=dtype, device=x.values_BK.device)
     _product[tiles.grid(num_rows, num_outputs)](
@@ -284,6 +257,8 @@ def gated(
     `dtype`: what the modules would round to.
     """
     (num_rows, num_inputs), num_outputs = x.values_BK.shape, weight.num_outputs // 2
+    if tiles is None and not is_better(num_rows, weight):
+        return gate(*_by_library(x, weight).to(dtype).split(num_outputs, dim=1))
     tiles = tiles or tiles_for_gated(num_rows)
     device = x.values_BK.device
     is_cast = weight.scaling.is_blockwise and tiles.outputs == BLOCK.value
@@ -308,3 +283,14 @@ def gated(
         **tiles.options(weight),
     )
     return out
+
+
+def _by_library(x: Fp8Rows, weight: Fp8Weight) -> Tensor:
+    """bf16 [B, O], as the trainer's own products are computed."""
+    is_blockwise = weight.scaling.is_blockwise
+    rows = Operand(x.values_BK, x.scales_GB if is_blockwise else x.scales_GB.t())
+    scales = weight.scales if is_blockwise else weight.scales.view(-1, 1)
+    copies = Operand(weight.values_OK, scales, is_blockwise)
+    recipe = Fp8Recipe(scaling="blockwise" if is_blockwise else "rowwise")
+    sizes = len(x.values_BK), weight.num_outputs
+    return TensorCores().product(rows, copies, recipe, sizes=sizes, fast=True)

@@ -53,7 +53,7 @@ class InvariantForward:
         return self.model.config.vocab_size
 
     def refresh(self) -> bool:
-        """Make FP8 copies of weights anew, which a captured step would not. Return whether layers
+        """Make FP8 copies of weights again, which a captured step would not. Return whether layers
         began or ceased to be rounded: then the steps are other ones."""
         is_fp8 = self._fp8.refresh()
         return self._watch.take_switch() or is_fp8
