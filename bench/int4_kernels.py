@@ -15,18 +15,19 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import common
 import torch
 from torch import Tensor
 from torch.nn import functional
+from triton.runtime.errors import OutOfResources
 
-from homeostat.rollout.native.cuda import int4_narrow, int4_tiled, narrow
+from homeostat.rollout.native.cuda import int4_narrow, int4_products, narrow
 from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
-from homeostat.rollout.native.cuda.int4_narrow import NarrowTile
-from homeostat.rollout.native.cuda.int4_tiled import Tile
-from homeostat.rollout.native.cuda.products import Scratch
+from homeostat.rollout.native.cuda.int4_products import Scratch, Tile
+from homeostat.rollout.native.cuda.products import Scaled
 
 # (outputs, inputs) of a layer's products: q, k and v; o; gate and up; down.
 SHAPES = {
@@ -78,7 +79,7 @@ class Product:
         small = max(1, min(128, int(COLD_BYTES // matrix.num_bytes) + 1))
         self.weights = [exact.clone() for _ in range(self.copies)]
         self.matrices = [
-            Int4Matrix(matrix.words_OW.clone(), matrix.scales_GO.clone(), inputs, GROUP)
+            Int4Matrix(matrix.bytes_OH.clone(), matrix.scales_GO.clone(), inputs, GROUP)
             for _ in range(small)
         ]
         self.norm = torch.rand(inputs, device=DEVICE, dtype=torch.bfloat16) + 0.5
@@ -108,35 +109,51 @@ class Product:
 
         return timed(step, self.copies)
 
-    def narrow(self, num_rows: int, tile: NarrowTile | None = None) -> tuple[float, float]:
-        x, residual = self.rows(num_rows)
+    def narrow(
+        self, outputs: int = int4_narrow.OUTPUTS, warps: int | None = None
+    ) -> tuple[float, float]:
+        """Time one row; return how far the result is from the dequantised weights', and seconds."""
+        x, residual = self.rows(1)
         is_gated, is_added = self.name == "gate", self.name in ("o", "down")
-        norm = None if is_added else self.norm
         width = self.num_outputs // 2 if is_gated else self.num_outputs
         out = torch.zeros_like(residual[:, :width]).contiguous()
-        how = {"norm_D": norm, "is_gated": is_gated, "is_added": is_added, "eps": EPS}
+        how = {"is_gated": is_gated, "is_added": is_added, "eps": EPS, "outputs": outputs}
+        how |= {"norm_D": None if is_added else self.norm, "warps": warps}
 
         def step(n: int) -> None:
-            matrix = self.matrices[n]
-            chosen = tile or int4_narrow.tile_for(matrix, is_gated=is_gated)
-            int4_narrow._launch(x, matrix, out, chosen, **how)
+            int4_narrow.launch(x, self.matrices[n], out, **how)
 
         step(0)
-        wanted = x.float() if norm is None else functional.rms_norm(
-            x.float(), x.shape[1:], norm.float(), EPS
-        )  # fmt: skip
+        wanted = x.float()
+        if not is_added:
+            wanted = functional.rms_norm(wanted, x.shape[1:], self.norm.float(), EPS)
         return self._difference(out, wanted), timed(step, len(self.matrices))
 
-    def tiled(self, num_rows: int, tile: Tile | None = None) -> tuple[float, float]:
+    def dense(self, num_rows: int) -> tuple[float, float]:
+        """Time dequantising the weights and a library's product."""
+        x, _ = self.rows(num_rows)
+
+        def step(n: int) -> Tensor:
+            weight = self.matrices[n].dequantised(dtype=torch.bfloat16)
+            return functional.linear(x, weight)
+
+        return 0.0, timed(step, min(8, len(self.matrices)))
+
+    def int4(self, num_rows: int, tile: Tile | None = None) -> tuple[float, float]:
+        """Return how far the result is from the dequantised weights', and the seconds."""
+        if tile is None and num_rows <= int4_narrow.MAX_ROWS:
+            return self.narrow()
+        if tile is None and num_rows > int4_products.MAX_ROWS:
+            return self.dense(num_rows)
         x, residual = self.rows(num_rows)
-        is_gated = self.name == "gate"
+        is_gated, is_added = self.name == "gate", self.name in ("o", "down")
         width = self.num_outputs // 2 if is_gated else self.num_outputs
         out = torch.zeros_like(residual[:, :width]).contiguous()
+        norm = torch.ones(width, device=DEVICE, dtype=torch.bfloat16) if is_added else None
+        how = {"is_gated": is_gated, "norm_O": norm, "tile": tile}
 
         def step(n: int) -> None:
-            matrix = self.matrices[n]
-            chosen = tile or int4_tiled.tile_for(num_rows, matrix, is_gated=is_gated)
-            int4_tiled._launch(x, matrix, out, self.scratch, chosen, is_gated=is_gated)
+            int4_products.launch(Scaled(x), self.matrices[n], out, self.scratch, **how)
 
         step(0)
         return self._difference(out, x.float()), timed(step, len(self.matrices))
@@ -151,8 +168,7 @@ class Product:
 
     def entry(self, num_rows: int) -> dict[str, Any]:
         before = self.bf16(num_rows)
-        is_narrow = num_rows <= int4_narrow.MAX_ROWS
-        difference, after = self.narrow(num_rows) if is_narrow else self.tiled(num_rows)
+        difference, after = self.int4(num_rows)
         return {
             "bf16_us": round(before * 1e6, 2),
             "int4_us": round(after * 1e6, 2),
@@ -182,49 +198,35 @@ def compare() -> dict[str, Any]:
     return found
 
 
-NARROW_TILES = [
-    NarrowTile(outputs, blocks, warps)
-    for outputs, blocks, warps in (
-        (4, 2, 1), (4, 4, 1), (8, 2, 1), (8, 4, 1), (16, 2, 1), (8, 4, 2), (16, 4, 2), (8, 8, 2),
-        (16, 4, 4), (4, 8, 2),
-    )
-]  # fmt: skip
+# Outputs at a time and warps of a program for one row.
+NARROW = ((4, None), (2, None), (8, None), (4, 4), (4, 8), (2, 8), (4, 2), (8, 8))
+# Tiles for more rows: outputs, rows, shares, warps, stages.
 TILES = {
-    32: [
-        Tile(outputs, 32, shares, warps, stages)
-        for outputs, shares, warps, stages in (
-            (64, 1, 4, 3), (64, 2, 4, 3), (64, 4, 4, 3), (64, 1, 4, 5), (128, 1, 4, 3),
-            (128, 1, 8, 3), (64, 1, 8, 3),
-        )
-    ],
-    256: [
-        Tile(outputs, rows, shares, warps, stages)
-        for outputs, rows, shares, warps, stages in (
-            (64, 128, 1, 4, 3), (64, 256, 1, 4, 3), (64, 256, 1, 8, 3), (128, 128, 1, 8, 3),
-            (128, 128, 1, 4, 3), (128, 256, 1, 8, 3), (128, 128, 1, 8, 4), (64, 128, 1, 4, 2),
-        )
-    ],
+    32: ((64, 32, 1, 4, 4), (64, 32, 4, 4, 4), (64, 32, 8, 4, 4), (64, 32, 11, 4, 3),
+         (128, 32, 4, 8, 4), (64, 32, 4, 4, 6)),
+    256: ((64, 128, 1, 4, 2), (128, 128, 1, 8, 2), (64, 64, 1, 4, 3)),
 }  # fmt: skip
 
 
 def sweep(product: Product, label: str) -> None:
     """Print the time of a product with every tile."""
-    tries: list[tuple[int, NarrowTile | Tile]] = [(1, tile) for tile in NARROW_TILES]
-    tries += [(rows, tile) for rows, tiles in TILES.items() for tile in tiles]
-    for rows, tile in tries:
-        if isinstance(tile, Tile) and tile.shares > 1 and product.name == "gate":
-            continue
+    print(label, "bf16", [round(product.bf16(rows) * 1e6, 1) for rows in ROWS], flush=True)
+    tries: list[tuple[int, Any, Callable[[], tuple[float, float]]]] = [
+        (1, tile, partial(product.narrow, *tile)) for tile in NARROW
+    ]
+    for rows, tiles in TILES.items():
+        chosen = [Tile(*sizes) for sizes in tiles if sizes[2] == 1 or product.name != "gate"]
+        tries += [(rows, tile, partial(product.int4, rows, tile)) for tile in chosen]
+    tries.append((256, "dense", partial(product.dense, 256)))
+    for rows, tile, run in tries:
         try:
-            is_narrow = isinstance(tile, NarrowTile)
-            run = product.narrow if is_narrow else product.tiled
-            difference, seconds = run(rows, tile)
-        except (RuntimeError, ValueError) as error:
+            difference, seconds = run()
+        except (RuntimeError, ValueError, OutOfResources) as error:
             print(label, rows, tile, "failed:", str(error)[:80], flush=True)
             continue
         gb_s = product.matrices[0].num_bytes / seconds / 1e9
         text = f"{seconds * 1e6:.1f} us, {gb_s:.0f} GB/s, difference {difference:.1e}"
         print(label, rows, tile, text, flush=True)
-    print(label, "bf16", [round(product.bf16(rows) * 1e6, 1) for rows in ROWS], flush=True)
 
 
 def main() -> None:

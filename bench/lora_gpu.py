@@ -1,14 +1,17 @@
 """Claim: LoRA decodes at 0.9 of the full model's speed or more, and trains at least 1.1x faster.
 
-Qwen2's 0.5 B shape with random weights; adapters of rank 16 on all seven kinds of linear maps, with
-B away from zero. Decoding: tokens per second of the native engine's steady phase at batches of 1,
-32 and 256. Training: seconds of an update of 32 x 8 rows of 64 + 512 tokens, as a GRPO step has
-them. Both sides are measured in one process, in turns, and medians compared. The log-probs that the
-engine gives what it samples are compared with the trainer's function, for both.
+Qwen2's 0.5 B shape with random weights (on a CPU one thread, and SmolLM2's 135 M); adapters of rank
+16 on all seven kinds of linear maps, with B away from zero. Decoding: tokens per second of the
+native engine's steady phase at batches of 1, 32 and 256. Training: seconds of an update of 32 x 8
+rows of 64 + 512 tokens, as a GRPO step has them, by micro-batches of 36,864 tokens, and of half as
+many, where launching takes longer than computing. Both sides are measured in one process, decoding
+in turns, and medians compared. The log-probs that the engine gives what it samples are compared
+with the trainer's function, for both.
 
     python bench/lora_gpu.py
     python bench/lora_gpu.py --profile              # the longest kernels of the adapted side
-    python bench/lora_gpu.py --tiny --device cpu    # proves the script; decodes compiled on a CPU
+    python bench/lora_gpu.py --device cpu --only decode --batches 1 8 --new-tokens 48
+    python bench/lora_gpu.py --tiny --device cpu    # proves the script
 """
 
 from __future__ import annotations
@@ -105,8 +108,8 @@ def trainer_of(side: str, size: str, *, device: torch.device) -> LocalTrainer:
     return LocalTrainer(models, config, runtime=runtime, seed=0)
 
 
-def training(size: str, *, device: torch.device, arguments: argparse.Namespace) -> dict[str, Any]:
-    tokens = 512 if arguments.tiny else arguments.tokens
+def training(size: str, tokens: int, *, device: torch.device, profile: bool) -> dict[str, Any]:
+    """Measure updates by micro-batches of so many tokens."""
     work = train_mfu.work_of(train_mfu.Case(size, tokens, 0))
     found: dict[str, Any] = {}
     for side in SIDES:
@@ -114,7 +117,7 @@ def training(size: str, *, device: torch.device, arguments: argparse.Namespace) 
             torch.cuda.reset_peak_memory_stats(device)
         trainer = trainer_of(side, size, device=device)
         laps = [train_mfu.update(trainer, work, step) for step in range(1, 3 + ROUNDS)][2:]
-        if arguments.profile and side == "lora":
+        if profile and side == "lora":
             train_mfu.print_profile(trainer, work)
         peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
         found[side] = {
@@ -127,6 +130,7 @@ def training(size: str, *, device: torch.device, arguments: argparse.Namespace) 
         if device.type == "cuda":
             torch.cuda.empty_cache()
     found["ratio"] = round(found["full"]["update_s"] / found["lora"]["update_s"], 3)
+    print(json.dumps({"tokens": tokens, "ratio": found["ratio"]}), flush=True)
     return found
 
 
@@ -136,23 +140,29 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model: proves the script")
     parser.add_argument("--batches", nargs="+", type=int, default=[256, 32, 1])
     parser.add_argument("--new-tokens", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=18_432, help="of a micro-batch")
+    parser.add_argument("--tokens", nargs="+", type=int, default=[36_864, 18_432])
     parser.add_argument("--profile", action="store_true", help="the longest kernels of LoRA")
     parser.add_argument("--commit", help="the commit measured, where there is no git")
     parser.add_argument("--only", choices=("decode", "train"), help="one part of it")
     arguments = parser.parse_args()
-    device, size = torch.device(arguments.device), "tiny" if arguments.tiny else "0.5b"
+    device = torch.device(arguments.device)
+    size = "tiny" if arguments.tiny else {"cuda": "0.5b", "cpu": "135m"}[device.type]
+    if device.type == "cpu":
+        torch.set_num_threads(1)
     result = common.machine(PACKAGES) | common.device_facts(arguments.device)
     result |= {"shape": size, "rank": ADAPTER.rank}
     if arguments.only != "train":
         result["decode"] = decoding(size, device=device, arguments=arguments)
     if arguments.only != "decode":
-        result["train"] = training(size, device=device, arguments=arguments)
+        result["train"] = {
+            str(tokens): training(size, tokens, device=device, profile=arguments.profile)
+            for tokens in ([512] if arguments.tiny else arguments.tokens)
+        }
     if arguments.commit:
         result["commit"] = arguments.commit
     print(json.dumps(result), flush=True)
-    if not arguments.tiny and arguments.only is None:
-        common.write_result("lora_gpu", result)
+    if not arguments.tiny:
+        common.write_result(f"lora_{device.type}", result)
 
 
 if __name__ == "__main__":

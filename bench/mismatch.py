@@ -4,6 +4,10 @@ Each engine samples from the same weights (random, of a Llama's shape, with logi
 trained model's); the trainer scores what was sampled; float64 decides who of the two is nearer to
 the truth. vLLM takes part where it is installed. GPU: the native engine alone.
 
+Precisions are measured in pairs: an FP8 engine of a trainer that is not in FP8 against one of a
+trainer that is, which casts the same numbers; in invariant numerics the two have the same bits. So
+is a cache of keys and values in FP8.
+
 A model with experts is measured beside it, whose engine has its linear maps in e4m3, with and
 without routing replay (bench/mismatch_moe.py).
 
@@ -20,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,7 @@ import numpy as np
 import torch
 
 from homeostat.algorithms.mismatch import TokenPairs, mismatch_metrics
+from homeostat.config.fp8 import Fp8Config
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.optimizer import AdamWConfig
@@ -40,6 +46,7 @@ from homeostat.models.float64 import reference_logprobs
 from homeostat.rollout.engine import Engine, Request, Sampling, generate
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.train.local import LocalTrainer
+from homeostat.train.precision import rewritten
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
 from homeostat.train.scoring import score
@@ -49,7 +56,30 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 NUM_PROMPTS, NUM_SAMPLES, PROMPT_TOKENS = 8, 4, 24
 # Rows that the float64 reference computes as well.
 NUM_REFERENCE = 4
-ENGINES = ("native fast", "native invariant", "vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """How trainer and engine compute."""
+
+    numerics: str = "fast"
+    trainer: Fp8Config | None = None
+    engine: Fp8Config | None = None
+    kv_cache_dtype: str = "auto"
+
+
+ROWWISE = Fp8Config(recipe="rowwise")
+ENGINES = {
+    "native fast": Pair(),
+    "native invariant": Pair("invariant"),
+    "bf16 trainer, fp8 engine": Pair(engine=Fp8Config()),
+    "fp8 trainer, fp8 engine": Pair(trainer=Fp8Config(), engine=Fp8Config()),
+    "bf16 trainer, fp8 engine by rows": Pair(engine=ROWWISE),
+    "fp8 trainer, fp8 engine by rows": Pair(trainer=ROWWISE, engine=ROWWISE),
+    "fp8 trainer, fp8 engine, invariant": Pair("invariant", Fp8Config(), Fp8Config()),
+    "fp8 cache": Pair(kv_cache_dtype="fp8"),
+    "vllm": Pair(),
+}
 
 
 def spread_model(folder: Path, size: str) -> None:
@@ -77,11 +107,13 @@ def load(path: Path, arguments: argparse.Namespace, numerics: str) -> LoadedMode
     )
 
 
-def trainer_of(loaded: LoadedModel, arguments: argparse.Namespace) -> LocalTrainer:
+def trainer_of(
+    loaded: LoadedModel, arguments: argparse.Namespace, fp8: Fp8Config | None = None
+) -> LocalTrainer:
     device = torch.device(arguments.device)
     runtime = Runtime(device, DTYPES[arguments.dtype], threads=1, pin_memory=False)
-    config = TrainerConfig(optimizer=AdamWConfig(weight_decay=0.01))
-    models = {Role.POLICY: RoleModel(loaded, config)}
+    config = TrainerConfig(optimizer=AdamWConfig(weight_decay=0.01), fp8=fp8)
+    models = rewritten({Role.POLICY: RoleModel(loaded, config)}, config, device=device)
     return LocalTrainer(models, config, runtime=runtime, seed=0)
 
 
@@ -90,14 +122,16 @@ def engine_of(
     name: str, path: Path, loaded: LoadedModel, arguments: argparse.Namespace
 ) -> Iterator[Engine]:
     max_tokens = PROMPT_TOKENS + arguments.new_tokens
-    if name.startswith("native"):
+    if name != "vllm":
+        pair = ENGINES[name]
         engine: Engine = NativeEngine(
             loaded.module,
-            NativeEngineConfig(),
+            NativeEngineConfig(kv_cache_dtype=pair.kv_cache_dtype),
             device=torch.device(arguments.device),
             max_tokens=max_tokens,
             decode=None,
             chunk_bytes=TrainerConfig().logits_bytes("cpu"),
+            fp8=pair.engine,
         )
     else:
         engine = _vllm(path, loaded, max_tokens, arguments)
@@ -147,9 +181,9 @@ def sampled_rows(engine: Engine, vocabulary: int, new_tokens: int) -> list[Token
 
 
 def measure(name: str, path: Path, arguments: argparse.Namespace) -> dict[str, float]:
-    numerics = "invariant" if name == "native invariant" else "fast"
-    loaded = load(path, arguments, numerics)
-    trainer = trainer_of(loaded, arguments)
+    pair = ENGINES[name]
+    loaded = load(path, arguments, pair.numerics)
+    trainer = trainer_of(loaded, arguments, pair.trainer)
     with engine_of(name, path, loaded, arguments) as engine:
         started = time.perf_counter()
         rows = sampled_rows(engine, loaded.sheet.vocab_size, arguments.new_tokens)
@@ -194,9 +228,8 @@ def main() -> None:
     parser.add_argument("--commit", help="the commit measured, where there is no git")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    names = [name for name in ENGINES if name != "vllm" or importlib.util.find_spec("vllm")]
-    if arguments.device == "cuda":
-        names = ["native fast", "native invariant"]
+    has_vllm = arguments.device == "cpu" and importlib.util.find_spec("vllm") is not None
+    names = [name for name in ENGINES if name != "vllm" or has_vllm]
     with tempfile.TemporaryDirectory() as folder:
         path = arguments.model or Path(folder)
         if arguments.model is None:
@@ -204,7 +237,7 @@ def main() -> None:
         engines = {}
         for name in names:
             engines[name] = measure(name, path, arguments)
-            print(f"{name:18} {engines[name]}", flush=True)
+            print(f"{name:34} {engines[name]}", flush=True)
         experts: dict[str, Any] = {}
         if arguments.model is None:
             mismatch_moe.build_model(path / "experts")

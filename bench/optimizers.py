@@ -4,14 +4,16 @@
     python bench/optimizers.py --device cpu [--shape 31M]
 
 Each setting is a model of random weights that makes a few real updates of two micro-batches in a
-process of its own. On a GPU the measured peak is what torch allocated; on a CPU it is what the
-process had resident. `step_ms` is the optimizer's step alone (median), `update_ms` the whole update
-with both passes; `offload` settings keep state and masters in host memory.
+separate process. On a GPU the measured peak is what torch allocated, on a CPU what the process
+had resident, so `--inline` (all settings in one process) is for a GPU alone. `step_ms` is the
+optimizer's step alone (median), `update_ms` the whole update with both passes; `offload` settings
+keep state and masters in host memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import statistics
@@ -31,7 +33,7 @@ from homeostat.config.algorithm import SftConfig
 from homeostat.config.load import build_config
 from homeostat.config.run import RunConfig
 from homeostat.observe.devices import host_rss
-from homeostat.run.sizing.estimate import full_batch
+from homeostat.run.sizing.estimate import full_batch, loss_of
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.estimate import estimate_update
@@ -56,9 +58,10 @@ GPU_SETTINGS = {
     "adamw, offload": (OFFLOAD,),
     "adamw, moments 8bit, offload": ("trainer.optimizer.moments=8bit", OFFLOAD),
     "muon, offload": ("trainer.optimizer.type=muon", OFFLOAD),
+    "adamw, offload, layers too": (OFFLOAD, "trainer.backend.offload_params=true"),
 }
 # Later steps, of which the trainer measures nothing by passes over all weights.
-STEPS = range(4, 10)
+STEPS = {"cpu": range(4, 7), "cuda": range(4, 10)}
 
 
 def config_of(folder: Path, device: str, overrides: tuple[str, ...]) -> RunConfig:
@@ -85,12 +88,12 @@ def updates(trainer: LocalTrainer, batch: TrainBatch) -> dict[str, float]:
         steps.append(_now() - started)
 
     training.optimizer.step = timed
-    for number in STEPS:
+    for number in STEPS[trainer.runtime.device.type]:
         started = _now()
         trainer.accumulate(Role.POLICY, [batch, batch], spec, step=number)
         trainer.apply(Role.POLICY, step=number, learning_rate=1e-5)
         wholes.append(_now() - started)
-    kept = slice(2, None)
+    kept = slice(1, None)
     found = {
         "step_ms": statistics.median(steps[kept]),
         "update_ms": statistics.median(wholes[kept]),
@@ -107,15 +110,19 @@ def _now() -> float:
 def measure(name: str, *, shape: str, device: str, tokens: int) -> dict[str, Any]:
     """Return the row of one setting, in this process."""
     overrides = {**SETTINGS, **GPU_SETTINGS}[name]
+    if device == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         (folder / "config.json").write_text(json.dumps({**_LLAMA, **SHAPES[shape]}))
         config = config_of(folder, device, overrides)
         runtime = resolve_runtime(config, kept=PLAIN)
         batch = full_batch(config, tokens)
-        plan = estimate_update(config, runtime, batch)
+        plan = estimate_update(config.for_trainer, runtime, batch, loss_of(config, batch))
         before = int(host_rss()) if device == "cpu" else 0
-        trainer = local_trainer(config, runtime)
+        trainer = local_trainer(config.for_trainer, runtime)
     times = updates(trainer, batch)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else peak
@@ -143,6 +150,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default=None)
     parser.add_argument("--tokens", type=int, default=None, help="Tokens of a micro-batch.")
     parser.add_argument("--only", default="", help="Part of a setting's name.")
+    parser.add_argument("--inline", action="store_true", help="In one process, on a GPU.")
     parser.add_argument("--one", default=None, help="Measure this setting in this process.")
     parser.add_argument("--commit", default=None, help="Where there is no git to ask.")
     chosen = parser.parse_args()
@@ -156,6 +164,10 @@ def main() -> None:
     how = ["--device", chosen.device, "--shape", shape, "--tokens", str(tokens)]
     rows = []
     for name in names:
+        if chosen.inline:
+            rows.append(measure(name, shape=shape, device=chosen.device, tokens=tokens))
+            print(json.dumps(rows[-1]), flush=True)
+            continue
         command = [sys.executable, __file__, *how, "--one", name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:

@@ -40,7 +40,10 @@ from homeostat.types import Role, TokenRow, TrainBatch
 
 # Four layers of Llama-3's 8 B, with a small vocabulary: the layers are what is measured.
 STACK = Shape(4, 4096, 32, 8, 128, 14336, vocab=4096)
-STACK_TOKENS, STEP_TOKENS, ROW_TOKENS = 16_384, 32_768, 2048
+# A micro-batch of the largest size that the trainer chooses by itself.
+STACK_TOKENS, STEP_TOKENS, ROW_TOKENS = 32_768, 32_768, 2048
+# Tokens of the products that are measured alone.
+PRODUCT_TOKENS = 16_384
 RECIPES: dict[str, dict[str, Any] | None] = {
     "bf16": None,
     "blockwise": {"recipe": "blockwise"},
@@ -52,7 +55,7 @@ BLOCKS = {"1x128": (1, BLOCK), "128x128": (BLOCK, BLOCK), "row": (1, None), "all
 
 
 class Place(Protocol):
-    """Where to measure (bench/precision_gpu.py)."""
+    """The device to measure on (bench/precision_gpu.py)."""
 
     device: torch.device
     is_tiny: bool
@@ -139,9 +142,9 @@ def products(place: Place) -> dict[str, Any]:
         return {"skipped": "a CPU has no FP8 products"}
     cores, found = TensorCores(), {}
     for name, (tokens, inputs, outputs) in {
-        "gate": (STACK_TOKENS, 4096, 14336),
-        "down": (STACK_TOKENS, 14336, 4096),
-        "q": (STACK_TOKENS, 4096, 4096),
+        "gate": (PRODUCT_TOKENS, 4096, 14336),
+        "down": (PRODUCT_TOKENS, 14336, 4096),
+        "q": (PRODUCT_TOKENS, 4096, 4096),
     }.items():
         generator = torch.Generator(place.device).manual_seed(0)
         drawn = {"generator": generator, "device": place.device, "dtype": torch.bfloat16}
@@ -311,7 +314,7 @@ def experts(place: Place) -> dict[str, Any]:
             out = layer(
                 x, chosen.indices, weights, gate_up, down, numerics="fast", kernel="grouped"
             )
-            return [out, *torch.autograd.grad(out, leaves, grad)]
+            return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
         made = call()
         exact = exact or made

@@ -5,8 +5,8 @@
     python bench/precision_gpu.py --tiny --device cpu     # that the script works
 
 A measurement is a function in a file beside this one, with a budget in seconds after which it is
-ended; the others go on. All budgets together stay under 25 minutes. The last line printed is the
-JSON; that of all measurements is also written to bench/results/.
+ended, without harm to the others. All budgets together stay under 25 minutes. The last line printed
+is the JSON; that of all measurements is also written to bench/results/.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to measure, and whether only to show that the measurement works."""
+    """The device to measure on, and whether only to show that the measurement works."""
 
     device: torch.device
     is_tiny: bool
@@ -48,6 +48,11 @@ MEASUREMENTS: dict[str, Measurement] = {
     "fp8_stack": Measurement("precision_fp8", "stack", 180),
     "fp8_step_1_5b": Measurement("precision_fp8", "step", 180),
     "fp8_experts": Measurement("precision_fp8", "experts", 90),
+    "int4_bits": Measurement("precision_int4", "bits", 60),
+    "int4_products": Measurement("precision_int4", "products", 120),
+    "int4_decode": Measurement("precision_int4", "decode", 180),
+    "decode_1_5b": Measurement("precision_decode", "decode_1_5b", 120),
+    "decode_8b": Measurement("precision_decode", "decode_8b", 150),
 }
 
 

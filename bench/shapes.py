@@ -121,8 +121,12 @@ class Shape:
 SHAPES = {
     "0.5b": Shape(24, 896, 14, 2, 64, 4864),
     "1.5b": Shape(28, 1536, 12, 2, 128, 8960),
+    # Llama 3's, with tied embeddings.
+    "8b": Shape(32, 4096, 32, 8, 128, 14336, vocab=128_256),
     # Eight layers of Qwen3-30B-A3B.
     "30b-a3b/6": Shape(8, 2048, 32, 4, 128, 768, experts=128, active_experts=8),
+    # SmolLM2's.
+    "135m": Shape(30, 576, 9, 3, 64, 1536, vocab=49_152),
     "small": Shape(4, 256, 4, 2, 64, 1024, vocab=8192),
     "tiny": Shape(2, 64, 4, 2, 16, 128, vocab=512),
     "tiny-moe": Shape(2, 64, 4, 2, 16, 32, vocab=512, experts=8, active_experts=2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def trainer_of(folder: Path, *overrides: str) -> LocalTrainer:
         shape = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32}
         tiny.write_model(folder / "model", **shape)
     config = tiny.config(folder, "trainer.device=cuda", *overrides, model={"attention": "eager"})
-    return local_trainer(config, replace(resolve_runtime(config), dtype=torch.bfloat16))
+    return local_trainer(config.for_trainer, replace(resolve_runtime(config), dtype=torch.bfloat16))
 
 
 def weights_after(trainer: LocalTrainer, *, updates: int = 4) -> dict[str, torch.Tensor]:
@@ -108,6 +109,31 @@ def test_a_trainer_with_offloaded_state_learns_the_same_weights(
     away = trainer_of(tmp_path, "trainer.backend.offload_optimizer=true", *overrides)
     found = weights_after(away)
     assert all(torch.equal(found[name], value) for name, value in plain.items())
+
+
+def test_layers_in_host_memory_learn_the_same_weights_with_two_layers_on_the_device(
+    tmp_path: Path,
+) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32}
+    tiny.write_model(tmp_path / "model", **shape, num_hidden_layers=6)
+    # The host sums the norm of its gradients in another order than a GPU, so nothing is clipped.
+    free = "trainer.max_grad_norm=null"
+    plain = weights_after(trainer_of(tmp_path, free))
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    how = "trainer.backend={offload_optimizer: true, offload_params: true}"
+    trainer = trainer_of(tmp_path, how, free)
+    found = weights_after(trainer)
+    assert all(torch.equal(found[name], value) for name, value in plain.items())
+    layers = [p for n, p in trainer.roles[POLICY].named_parameters() if ".layers." in n]
+    matrices = [p for p in layers if p.ndim == 2]
+    assert all(p.is_pinned() for p in matrices)
+    training = trainer.roles[POLICY].training
+    assert training is not None
+    assert training.optimizer.host is not None
+    held = torch.cuda.memory_allocated() - before - training.optimizer.host.device_bytes
+    # Weights, masters, gradients and moments of all layers would be 18 bytes an element.
+    assert held < 18 * sum(p.numel() for p in matrices) / 2
 
 
 def test_a_checkpoint_of_offloaded_state_goes_on_to_the_bit(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from tests.support.every_key import (
     engine_vllm,
     fp8,
     inputs,
+    int4,
     moe,
+    optimizers,
     outputs,
     preference,
     reward_model,
@@ -46,7 +48,10 @@ from homeostat.config import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
-SFT_PARTS = (inputs, moe, trainer, fp8, cluster, outputs, preference, reward_model)
+SFT_PARTS = (
+    *(inputs, moe, optimizers, trainer, fp8, int4),
+    *(cluster, outputs, preference, reward_model),
+)
 RL_PARTS = (
     rl_algorithm,
     rl_correction,

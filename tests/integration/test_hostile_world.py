@@ -170,7 +170,7 @@ def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path, where: str) -> 
     action = "r, w = os.pipe(); os.close(r); os.dup2(w, 1)"
     if where != "pipe":
         action = f"os.dup2(os.open({where!r}, os.O_WRONLY), 1)"
-    prelude = before("homeostat.run.sft", "set_up", action)
+    prelude = before("homeostat.run.row_loop", "set_up", action)
     code, output, config = run_child(tmp_path, prelude, observe={"console": "plain"})
     assert code == 0, output
     assert runs.events(config, "run_finished")
@@ -304,9 +304,11 @@ def test_best_is_set_right_when_a_run_goes_on(tmp_path: Path) -> None:
     runs.train(tiny.config(tmp_path, "trainer.max_steps=5", "trainer.lr=0.0", **sections))
     assert store.best_step() == 4
     back = tiny.config(tmp_path, "checkpoint.load_step=3", "trainer.max_steps=4", **sections)
-    killed = before("homeostat.run.sft", "GuardedStep.run", sends("SIGKILL"))
+    killed = before("homeostat.train.step", "GuardedStep.run", sends("SIGKILL"))
     raw = json.loads(back.model_dump_json(exclude_unset=True))
-    runs.start(raw, tmp_path, prelude=killed).communicate(timeout=120)
+    process = runs.start(raw, tmp_path, prelude=killed)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, output
     assert store.steps()[-1] == 3
     assert store.best_step() == 3
 

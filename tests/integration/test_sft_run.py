@@ -365,16 +365,16 @@ def test_out_of_memory_is_retried_smaller_with_the_same_gradient(tmp_path: Path)
 
 STARVED_EVALUATION = """
 import resource
-from homeostat.run import sft
-original = sft.evaluate
-def evaluate(parts, rows, *, memory):
+from homeostat.run.evaluation import sft_measure
+original = sft_measure.evaluate
+def evaluate(*args):
     size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
     hard = resource.RLIM_INFINITY
     resource.setrlimit(resource.RLIMIT_AS, (size + {room}, hard))
-    loss = original(parts, rows, memory=memory)
+    loss = original(*args)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     return loss
-sft.evaluate = evaluate
+sft_measure.evaluate = evaluate
 """
 
 

@@ -25,11 +25,11 @@ from homeostat.precision.int4 import fake_quantise
 from homeostat.precision.int4_packed import hold_packed
 from homeostat.precision.int4_rewrite import Int4Rewrite
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
-from homeostat.rollout.native.cuda import int4_dense, int4_narrow, int4_tiled
+from homeostat.rollout.native.cuda import int4_narrow, int4_products
 from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
-from homeostat.rollout.native.cuda.int4_narrow import NarrowTile
+from homeostat.rollout.native.cuda.int4_products import Scratch
 from homeostat.rollout.native.cuda.int4_weights import Int4Weights
-from homeostat.rollout.native.cuda.products import Scratch
+from homeostat.rollout.native.cuda.products import Scaled
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.types import Completion
 
@@ -93,28 +93,47 @@ def test_dequantising_gives_back_the_rounded_weight() -> None:
         assert torch.equal(matrix.dequantised(dtype=DTYPE), rounded)
 
 
+def few_rows_are_multiplied_alike(
+    x_BD: Tensor,
+    norm_D: Tensor,
+    matrix: Int4Matrix,
+    bias_O: Tensor,
+    out_BO: Tensor,
+    rounded: Tensor,
+) -> None:
+    found = int4_narrow.into_heads(x_BD, norm_D, matrix, bias_O, eps=EPS)
+    near(found, out_BO + bias_O.float())
+    wanted = functional.silu(out_BO[:, :10]) * out_BO[:, 10:]
+    near(int4_narrow.gated(x_BD, norm_D, matrix, eps=EPS), wanted)
+    sum_BO = drawn(len(x_BD), 20, seed=3)
+    wanted = sum_BO.float() + x_BD.float() @ rounded.float().T + bias_O.float()
+    int4_narrow.added(sum_BO, x_BD, matrix, bias_O)
+    near(sum_BO, wanted)
+
+
 @pytest.mark.parametrize("num_rows", [2, pytest.param(21, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("group", [32, pytest.param(128, marks=pytest.mark.slow)])
 def test_products_of_rows(num_rows: int, group: int) -> None:
-    num_inputs = 288 if group == 32 else 384
+    """With a norm whose root is known only as sums of squares, and inputs that are shared out."""
+    num_inputs = 288 if group == 32 else 640
     matrix, rounded = packed(20, num_inputs, group=group)
     x_BD, norm_D, bias_O = drawn(num_rows, num_inputs), drawn(num_inputs, seed=1), drawn(20, seed=2)
+    squares_BT = torch.stack([p.float().square().sum(1) for p in x_BD.split(100, 1)], 1)
+    x = Scaled(x_BD * norm_D, squares_BT.contiguous())
     normed = functional.rms_norm(x_BD.float(), (num_inputs,), norm_D.float(), EPS)
-    out_BO = normed @ rounded.float().T
-    wanted = functional.silu(out_BO[:, :10]) * out_BO[:, 10:]
-    sum_BO = drawn(num_rows, 20, seed=3)
-    wanted_sum = sum_BO.float() + x_BD.float() @ rounded.float().T + bias_O.float()
+    out_BO, scratch = normed @ rounded.float().T, Scratch(DEVICE)
     if num_rows <= int4_narrow.MAX_ROWS:
-        near(int4_narrow.into_heads(x_BD, norm_D, matrix, bias_O, eps=EPS), out_BO + bias_O.float())
-        near(int4_narrow.gated(x_BD, norm_D, matrix, eps=EPS), wanted)
-        int4_narrow.added(sum_BO, x_BD, matrix, bias_O)
-        near(sum_BO, wanted_sum)
-        sum_BO.copy_(drawn(num_rows, 20, seed=3))
-    scratch, normed_BD = Scratch(DEVICE), normed.to(DTYPE)
-    near(int4_tiled.into_heads(normed_BD, matrix, bias_O, scratch), out_BO + bias_O.float())
-    near(int4_tiled.gated(normed_BD, matrix, scratch), wanted)
-    int4_tiled.added(sum_BO, x_BD, matrix, bias_O, scratch)
-    near(sum_BO, wanted_sum)
+        few_rows_are_multiplied_alike(x_BD, norm_D, matrix, bias_O, out_BO, rounded)
+    near(int4_products.into_heads(x, matrix, bias_O, scratch, eps=EPS), out_BO + bias_O.float())
+    wanted = functional.silu(out_BO[:, :10]) * out_BO[:, 10:]
+    near(int4_products.gated(x, matrix, scratch, eps=EPS), wanted)
+    sum_BO, next_O = drawn(num_rows, 20, seed=3), drawn(20, seed=4)
+    wanted = sum_BO.float() + x_BD.float() @ rounded.float().T + bias_O.float()
+    found = int4_products.added(sum_BO, x_BD, matrix, bias_O, next_O, scratch)
+    near(sum_BO, wanted)
+    near(found.rows_BD, wanted * next_O.float())
+    assert found.squares_BT is not None
+    near(found.squares_BT.sum(1), wanted.square().sum(1))
     assert not scratch.arrived.any()
 
 
@@ -175,18 +194,8 @@ def same(found: list[Completion], wanted: list[Completion]) -> None:
             np.testing.assert_allclose(one.engine_logp_T, other.engine_logp_T, atol=1e-4)
 
 
-@pytest.fixture
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Larger tiles, of which there are fewer to interpret."""
-    tile = NarrowTile(outputs=64, blocks=1, warps=1)
-    monkeypatch.setattr(int4_narrow, "tile_for", lambda matrix, is_gated=False: tile)
-    monkeypatch.setattr(int4_dense, "_OUTPUTS", 64)
-
-
-@pytest.mark.usefixtures("few_programs")
 def test_packed_weights_decode_as_the_trainers_rounded_ones() -> None:
-    """Narrow for one request and tiled for five; a layer that is skipped; a late switch; new
-    weights at a commit."""
+    """A layer that is skipped, a late switch, new weights at a commit; few rows and more."""
     model = tiny()
     config = Int4Config(
         group_size=32, start_step=2, skip_layers=("lm_head", "embed", "layers.0.mlp")
@@ -209,7 +218,6 @@ def test_packed_weights_decode_as_the_trainers_rounded_ones() -> None:
     same(generate(fused, requests(5), timeout_s=60), generate(plain, requests(5), timeout_s=60))
 
 
-@pytest.mark.usefixtures("few_programs")
 def test_a_model_that_holds_packed_weights_only_decodes_the_same() -> None:
     model, packed_only = (tiny(seed=1, num_hidden_layers=1) for _ in range(2))
     rewrite = Int4Rewrite(model, Int4Config(group_size=32))

@@ -26,7 +26,9 @@ from homeostat.models.side_by_side import (
     lay_side_by_side,
     neighbours,
 )
+from homeostat.ops import kernels
 from homeostat.ops.linear import Linear
+from homeostat.precision import nf4
 from homeostat.rollout.engine import Request, Sampling, generate
 from homeostat.rollout.native.cuda import narrow, products
 from homeostat.rollout.native.cuda.forward import Adapters
@@ -155,6 +157,21 @@ def test_tiled_products_with_adapters(rank: int) -> None:
     assert after.squares_BT is not None
     near(after.squares_BT.sum(1), sum_BD.double().square().sum(1))
     near(after.rows_BD, sum_BD.double() * norm_D.double())
+
+
+@pytest.mark.parametrize("shape", [(5, 21), (70, 64)])
+def test_nf4_codes_become_the_values_of_the_reference(shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    weight.view(-1)[:64] = 0.0
+    packed_P, absmax_B = nf4.quantise(weight)
+    # The interpreter cuts bits off where a GPU rounds to bf16.
+    for dtype in (torch.float32, torch.bfloat16)[: 1 + (DEVICE.type == "cuda")]:
+        how = {"shape": weight.shape, "dtype": dtype}
+        found = nf4.dequantise(packed_P, absmax_B, **how)
+        wanted = nf4.dequantise(packed_P.cpu(), absmax_B.cpu(), **how)
+        with kernels.plain():
+            assert torch.equal(found, nf4.dequantise(packed_P, absmax_B, **how))
+        assert DEVICE.type == "cpu" or torch.equal(found.cpu(), wanted)
 
 
 def test_parameters_keep_their_values_where_adapters_join_them() -> None:

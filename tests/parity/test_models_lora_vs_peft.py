@@ -99,3 +99,77 @@ def test_the_merged_export_is_the_adapted_model(tmp_path):
     want, exact = logits_of_peer(merged)
     # What is merged is rounded once more than what is applied.
     assert_right_to_rounding(logits(loaded.module, tokens()), want, exact=exact)
+
+
+KINDS = {
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+    "both": {"use_rslora": True, "use_dora": True},
+}
+
+
+def peer_of(base, kind, *, dropout=0.0):
+    """peft's model of a kind of adapter whose B and lengths have moved."""
+    settings = PeftConfig(
+        r=4,
+        lora_alpha=6,
+        lora_dropout=dropout,
+        target_modules=list(TARGETS),
+        task_type="CAUSAL_LM",
+        **KINDS[kind],
+    )
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    theirs = get_peft_model(model, settings)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+            if "magnitude" in name:
+                parameter.mul_(1 + 0.2 * torch.rand(parameter.shape, generator=generator))
+    return theirs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_kinds_of_adapters_have_pefts_logits_and_step(kind, tmp_path):
+    base = save(random_model(FAMILIES["qwen2"], seed=5), tmp_path / "base")
+    theirs = peer_of(base, kind)
+    theirs.save_pretrained(tmp_path / "adapter")
+    kinds = {name.removeprefix("use_"): value for name, value in KINDS[kind].items()}
+    adapter = LoraConfig(
+        rank=4, alpha=6.0, targets=TARGETS, path=str(tmp_path / "adapter"), **kinds
+    )
+    ours = load(base, adapter).module.train()
+    layout = PackedLayout.of([11], CPU)
+    hidden = ours.hidden(tokens(), torch.arange(11), layout)
+    found = hidden @ ours.output_weight().t()
+    wanted = theirs(tokens()[None]).logits[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    # One step of gradient descent.
+    own = dict(adapter_state(ours))
+    peer = {
+        name.removeprefix("base_model.model.")
+        .replace(".default", "")
+        .replace("magnitude_vector.weight", "magnitude_vector"): parameter
+        for name, parameter in theirs.named_parameters()
+        if parameter.requires_grad
+    }
+    assert own.keys() == peer.keys()
+    for out in (found, wanted):
+        torch.nn.functional.cross_entropy(out[:-1], tokens()[1:]).backward()
+    for name, parameter in own.items():
+        torch.testing.assert_close(
+            parameter.detach() - 0.1 * parameter.grad,
+            peer[name].detach() - 0.1 * peer[name].grad,
+            rtol=1e-4,
+            atol=1e-5,
+        )
+        assert parameter.grad.abs().max() > 1e-5, name
+    # What we write is what peft reads, merged or not.
+    save_adapter(ours, tmp_path / "again", adapter, base_path=str(base))
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    again = PeftModel.from_pretrained(model, tmp_path / "again").eval()
+    torch.testing.assert_close(again(tokens()[None]).logits[0], wanted, rtol=1e-5, atol=1e-5)
+    merged = again.merge_and_unload().state_dict()
+    for name, tensor in merged_state(ours):
+        torch.testing.assert_close(tensor.detach(), merged[name], rtol=1e-4, atol=1e-5)

@@ -26,6 +26,10 @@ from homeostat.sync.shared_memory import (
 )
 from homeostat.train.fsdp.sharding import FsdpShards
 from homeostat.train.local import LocalTrainer
+from homeostat.train.optimizers.adafactor import Adafactor
+from homeostat.train.optimizers.adamw import AdamW
+from homeostat.train.optimizers.muon import Muon
+from homeostat.train.optimizers.slots import Rule
 from homeostat.train.sharded import ShardedTrainer
 from homeostat.train.sharding import Shards, Whole
 from homeostat.train.trainer import Trainer
@@ -42,6 +46,7 @@ ENGINES: list[type[Engine]] = [
     Router,
     VllmEngine,
 ]
+RULES: list[type[Rule]] = [Adafactor, AdamW, Muon]
 SHARDS: list[type[Shards]] = [FsdpShards, Whole]
 TRAINERS: list[type[Trainer]] = [LocalTrainer, ShardedTrainer]
 CHANNELS: list[type[Channel]] = [SocketChannel]

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from homeostat.config import RunConfig, load_config
-from homeostat.config.combinations import find_device_conflicts, find_length_conflicts
+from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.device_combinations import find_device_conflicts
 from homeostat.config.load import build_config
 from homeostat.config.resume import compare_configs
 from homeostat.config.schema import json_schema, known_keys, walk_keys

@@ -24,7 +24,8 @@ from homeostat.config.run import RunConfig
 from homeostat.errors import ConfigError, EngineError, ModelError
 from homeostat.models import expert_offload
 from homeostat.models.decoder import Decoder
-from homeostat.models.expert_offload import ExpertStream, StreamedExperts
+from homeostat.models.expert_offload import StreamedExperts
+from homeostat.models.weight_stream import WeightStream
 from homeostat.rollout.native.fast import make_bursts
 from homeostat.run.sizing.estimate import loss_of
 from homeostat.train.build import local_trainer
@@ -45,7 +46,7 @@ FAMILIES = {
 OFFLOADED = {"type": "local", "offload_experts": True}
 
 
-class Adversary(ExpertStream):
+class Adversary(WeightStream):
     """Notes the layers that are copied, and makes each copy as early and as late as can be."""
 
     copies: list[int]
@@ -57,7 +58,7 @@ class Adversary(ExpertStream):
 
     def _copy(self, layer: int, slot: int) -> None:
         self.copies.append(layer)
-        for place in self._slots[slot]:
+        for place in self._places[layer]:
             place.data.fill_(math.nan)
         self._late[slot] = layer
 
@@ -65,12 +66,12 @@ class Adversary(ExpertStream):
         if slot in self._late:
             layer = self._late.pop(slot)
             self.waits.append(layer)
-            self._fill(layer, slot)
+            self._fill(layer)
 
 
 @pytest.fixture(autouse=True)
 def adversary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert_offload, "ExpertStream", Adversary)
+    monkeypatch.setattr(expert_offload, "WeightStream", Adversary)
 
 
 def experts_config(folder: Path, family: str = "qwen3_moe", **sections: Any) -> RunConfig:
@@ -186,7 +187,8 @@ def test_a_layer_is_copied_while_the_one_before_it_computes(
 
 def test_two_layers_of_experts_are_on_the_device_and_the_rest_is_not(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, offload=True)
-    slots = stream_of(trainer)._slots
+    slots = stream_of(trainer)._places[:2]
+    assert len(stream_of(trainer)._buffers) == 2
     blocks = model_of(trainer).moe_blocks
     assert len(slots) == 2 < len(blocks)
     addresses = {place.data_ptr() for slot in slots for place in slot}

@@ -28,8 +28,11 @@ from homeostat.precision.fp8_model import Fp8Rewrite, rewrite_fp8
 from homeostat.precision.history import AmaxHistory
 from homeostat.precision.operands import Emulation
 from homeostat.precision.recipe import E4M3, E5M2, Fp8Recipe
+from homeostat.run.preflight.precision import precision_items
+from homeostat.run.sizing.estimate import loss_of
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
+from homeostat.train.estimate import estimate_update
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role, TokenRow, TrainBatch
@@ -312,3 +315,52 @@ def test_a_watched_pass_shows_every_layer_and_changes_no_bit() -> None:
     assert torch.equal(seen, plain)
     names = {layer.name for layer in rewrite.layers()}
     assert shown == {(name, what) for name in names for what in ("input", "weight", "gradient")}
+
+
+def test_check_says_what_is_in_fp8_and_that_a_cpu_emulates_it(tmp_path: Path) -> None:
+    config = tiny.config(tmp_path, trainer={"device": "cpu", "fp8": {"skip_last": 1}})
+    (item,) = precision_items(config, CPU)
+    assert item.level == "warning"
+    assert "emulated on this CPU: for correctness only" in item.text
+    assert "padded with zeros to multiples of 128" in item.text
+    assert "embed" in item.text
+    assert item.facts["fp8_layers"] == 7 * (item.facts["fp8_layers"] // 7)
+    assert list(precision_items(tiny.config(tmp_path), CPU)) == []
+    wrong = tiny.config(tmp_path, trainer={"device": "cpu", "fp8": {"skip_layers": ["lm_head"]}})
+    with pytest.raises(ModelError, match=r"embed_tokens cannot be computed in FP8"):
+        list(precision_items(wrong, CPU))
+
+
+def test_the_estimate_counts_the_copies_of_weights(tmp_path: Path) -> None:
+    found = {}
+    rows = [TokenRow(0, np.arange(3, 30), np.ones(27, np.float32))]
+    for name, fp8 in (("plain", None), ("fp8", {}), ("forward", {"format": "bf16_gradients"})):
+        config = tiny.config(tmp_path, trainer={"device": "cpu", "fp8": fp8})
+        runtime = resolve_runtime(config, kept=PLAIN)
+        batch = TrainBatch.of(rows)
+        update = estimate_update(config.for_trainer, runtime, batch, loss_of(config, batch))
+        found[name] = update.weights
+    matrices = sum(
+        weight.numel()
+        for layer in trainer_of(tmp_path).roles[POLICY].rewrites[0].layers()
+        for weight in layer.weights.values()
+    )
+    # An emulation holds its copies in fp32.
+    assert found["fp8"] - found["plain"] == 2 * 4 * matrices
+    assert found["forward"] - found["plain"] == 4 * matrices
+
+
+def test_a_transformers_model_is_rewritten_to_the_same_maps(tmp_path: Path) -> None:
+    start = tiny.config(tmp_path, trainer={"device": "cpu"})
+    path = tmp_path / "pretrained"
+    local_trainer(start, resolve_runtime(start, kept=PLAIN)).export(POLICY, path, start)
+    found, names = [], []
+    for implementation in ("native", "transformers"):
+        model = {"path": str(path), "init": "pretrained", "implementation": implementation}
+        config = tiny.config(tmp_path, model=model, trainer={"device": "cpu", "fp8": {}})
+        trainer = local_trainer(config, resolve_runtime(config, kept=PLAIN))
+        (rewrite,) = trainer.roles[POLICY].rewrites
+        names.append({layer.name for layer in rewrite.layers()})
+        found.append(updates(trainer, range(1, 3)))
+    assert names[0] == names[1]
+    assert found[1] == pytest.approx(found[0], rel=5e-3)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from homeostat.config.optimizer import AdafactorConfig, AdamWConfig, AnyOptimizer, MuonConfig
+from homeostat.ops.host_memory import HostMemory
 from homeostat.train import host_state
-from homeostat.train.host_state import HostMemory, HostState
+from homeostat.train.host_state import HostState
 from homeostat.train.optim import MasterOptimizer
 from homeostat.train.optimizers import muon
 

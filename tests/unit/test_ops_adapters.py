@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from homeostat.ops.adapters import adapted_linear, is_joined
+from homeostat.ops import adapters
+from homeostat.ops.adapters import adapted_linear
 
-# More outputs than inputs, and fewer: the forward pass joins the first, the backward the second.
+# More outputs than inputs, and fewer.
 WIDE, TALL = (24, 200), (200, 24)
 
 
@@ -26,11 +27,11 @@ def plain(x, weight, bias, a, b, *, scale, dropped=None):
 
 @pytest.mark.parametrize("sizes", [WIDE, TALL])
 @pytest.mark.parametrize("has_dropout", [False, True])
-def test_values_and_gradients_are_those_of_the_formula(sizes, has_dropout):
-    num_inputs, num_outputs = sizes
-    assert is_joined(400, inner=num_inputs, outer=num_outputs) == (sizes == WIDE)
-    assert is_joined(400, inner=num_outputs, outer=num_inputs) == (sizes == TALL)
-    x, weight, bias, a, b = parts(*sizes)
+@pytest.mark.parametrize("rank", [3, 8])
+def test_values_and_gradients_are_those_of_the_formula(sizes, has_dropout, rank, monkeypatch):
+    # Ranks of 8 are joined to the wide side.
+    monkeypatch.setattr(adapters, "_LARGE", 0)
+    x, weight, bias, a, b = parts(*sizes, rank=rank)
     found = []
     for function in (adapted_linear, plain):
         trained = [tensor.clone().requires_grad_() for tensor in (x, a, b)]

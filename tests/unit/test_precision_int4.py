@@ -16,7 +16,8 @@ from torch import Tensor
 
 from homeostat.config.int4 import FLAG_VARIABLE, GROUP_VARIABLE, Int4Config
 from homeostat.config.load import build_config
-from homeostat.errors import ConfigError, ModelError
+from homeostat.config.native import NativeEngineConfig
+from homeostat.errors import ConfigError, EngineError, ModelError
 from homeostat.generation.choice import choose
 from homeostat.generation.exporting import export_model
 from homeostat.generation.loading import load_weights
@@ -33,8 +34,11 @@ from homeostat.precision.int4 import (
 )
 from homeostat.precision.int4_rewrite import Int4Rewrite, int4_choices
 from homeostat.rollout.native.compact import can_be_copied
+from homeostat.rollout.native.engine import NativeEngine
+from homeostat.rollout.native.int4_model import Int4Model
 from homeostat.run.preflight.check import Preflight
 from homeostat.train.shards import TensorReader
+from homeostat.types import TokenRow
 
 INT4 = {"int4": {"group_size": 32}}
 
@@ -157,6 +161,39 @@ def test_a_rewritten_model_computes_with_rounded_weights_from_its_first_step_on(
     assert not torch.equal(hidden(model), hidden(other))
     rewrite.begin_step(2)
     assert not rewrite.computed_weights()
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_an_engine_in_int4_beside_another_trainer_has_a_model_of_its_own(tmp_path, packs) -> None:
+    """Groups of 32 are the coarsest that fit a width of 96; new weights are seen at a commit."""
+    sizes = {"hidden_size": 96, "intermediate_size": 64, "num_hidden_layers": 1}
+    model, other = tiny_model(tmp_path, **sizes), tiny_model(tmp_path, **sizes)
+    served = Int4Model(model, packs=packs)
+    assert served.config.group_size == 32
+    for factor in (1.0, 1.7):
+        with torch.no_grad():
+            for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+                mine.mul_(factor)
+                is_packed = theirs.ndim == 2 and theirs.shape[0] != model.config.vocab_size
+                theirs.copy_(fake_quantise(mine, group_size=32) if is_packed else mine)
+        served.weights_changed()
+        assert torch.equal(hidden(served.model), hidden(other))
+        assert not torch.equal(hidden(model), hidden(other))
+
+
+def test_the_engine_reads_its_precision(tmp_path) -> None:
+    model = tiny_model(tmp_path)
+    how = {"device": torch.device("cpu"), "max_tokens": 32, "decode": None, "chunk_bytes": 2**16}
+    engine = NativeEngine(model, NativeEngineConfig(quantization="int4"), **how)
+    assert engine.bursts is None
+    row = TokenRow(0, np.arange(3, 20), np.ones(17, np.float32))
+    (found,) = engine.score([row], temperature=1.0)
+    (plain,) = NativeEngine(model, NativeEngineConfig(), **how).score([row], temperature=1.0)
+    Int4Rewrite(model, Int4Config(group_size=32))
+    (wanted,) = NativeEngine(model, NativeEngineConfig(), **how).score([row], temperature=1.0)
+    assert found.tolist() == wanted.tolist() != plain.tolist()
+    with pytest.raises(EngineError, match="INT4 weights are multiplied, rounded"):
+        NativeEngine(model, NativeEngineConfig(decode="compiled"), **how)
 
 
 def test_layers_whose_groups_do_not_divide_are_all_named(tmp_path) -> None:

@@ -61,7 +61,10 @@ def _show(console: Console, plan: MemoryPlan, rungs: list[tuple[list[str], Memor
     rows = [
         (plan.process, "the process itself"),
         (held.weights, "weights"),
-        (held.optimizer, "moments of the optimizer, and fp32 masters below fp32"),
+        (
+            held.optimizer,
+            "state of the optimizer and its masters, or the buffers of offloaded ones",
+        ),
         (held.gradients, "summed gradients"),
         (held.reference, "reference model"),
         (held.critic, "critic: weights, optimizer and gradients of its own"),
@@ -84,7 +87,7 @@ def _show(console: Console, plan: MemoryPlan, rungs: list[tuple[list[str], Memor
     )
     if held.host:
         console.print(
-            f"{byte_size(held.host)} of experts are in host memory, which has "
+            f"{byte_size(held.host)} of weights and optimizer state are in host memory, which has "
             f"{byte_size(plan.host_capacity)} to give",
             highlight=False,
         )

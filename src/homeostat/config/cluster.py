@@ -19,6 +19,8 @@ LOOPBACK = "127.0.0.1"
 # Ranks of the trainer; engines, and helpers of an engine, in separate processes.
 WorkerKind = Literal["trainer", "engine"]
 Launcher = Literal["in_process", "spawn", "torchrun"]
+# Weights that are in host memory and streamed to the GPU: experts, or the matrices of all layers.
+OnHost = Literal["experts", "layers"]
 
 
 class InProcessCluster(Settings):
@@ -87,6 +89,20 @@ class Backend(Settings):
         "bf16 weights a parameter takes 6 bytes of GPU memory in place of 18. One GPU only "
         "(type: local).",
     )
+    offload_params: bool = key(
+        False,
+        resume="warn",
+        help="Keep the matrices of all layers in pinned host memory, with their gradients, and "
+        "stream them to the GPU layer by layer, for training, scoring and prompts. Needs "
+        "offload_optimizer. The least GPU memory, and slow. One GPU only (type: local).",
+    )
+
+    @property
+    def on_host(self) -> OnHost | None:
+        """Return the weights that are kept in host memory."""
+        if self.offload_params:
+            return "layers"
+        return "experts" if self.offload_experts else None
 
 
 class LocalBackend(Backend):

@@ -1,35 +1,29 @@
 """Find settings that are valid alone but cannot work together.
 
 Each conflict has its reason and how to resolve it. `find_conflicts` needs only the config.
-`find_length_conflicts` also needs the length of the run, and `find_device_conflicts` the device:
-`check` and `train` call them once these are known.
+`find_length_conflicts` also needs the length of the run, and `find_device_conflicts`
+(config/device_combinations.py) the device: `check` and `train` call them once these are known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homeostat.config.base_combinations import find_base_conflicts
 from homeostat.config.cluster_combinations import find_cluster_conflicts
 from homeostat.config.critic_combinations import find_critic_length_conflicts
 from homeostat.config.curriculum_combinations import find_late_points, find_mixing_conflicts
 from homeostat.config.ebft_combinations import find_ebft_conflicts
-from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.fp8_combinations import find_fp8_conflicts, find_late_fp8
 from homeostat.config.int4_combinations import find_int4_conflicts, find_late_int4
 from homeostat.config.moe_combinations import find_moe_conflicts
-from homeostat.config.optimizer_combinations import (
-    find_optimizer_conflicts,
-    find_optimizer_conflicts_on_cpu,
-)
+from homeostat.config.optimizer_combinations import find_optimizer_conflicts
 from homeostat.config.preference_combinations import find_preference_conflicts
 from homeostat.config.replay_combinations import find_replay_conflicts
 from homeostat.config.reward_model_combinations import find_reward_model_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.errors import ConfigError, Problem
-
-# Smallest logits chunk in invariant numerics: 32 rows of 8192 fp32 logits (see ops/logprobs.py).
-INVARIANT_CHUNK_BYTES = 2**20
 
 
 def find_conflicts(config: RunConfig) -> list[Problem]:
@@ -66,15 +60,6 @@ def count_steps(config: RunConfig, num_rows: int) -> int:
     if problems := find_length_conflicts(config, total_steps=total):
         raise ConfigError(problems)
     return total
-
-
-def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
-    """Return the conflicts that depend on the device.
-
-    `device` is 'cpu' or 'cuda', as trainer.device was resolved.
-    """
-    problems = list(_on_cpu(config) if device == "cpu" else _on_gpu(config))
-    return problems + list(find_transport_conflicts(config, device=device))
 
 
 def _lanes_obstacle(config: RunConfig) -> str:
@@ -205,7 +190,7 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         )
     if model.numerics == "invariant":
         yield from _invariant(config)
-    yield from _quantised(config)
+    yield from find_base_conflicts(config)
     if model.implementation == "transformers":
         if model.attention == "varlen":
             yield Problem(
@@ -238,48 +223,6 @@ def _model(config: RunConfig) -> Iterator[Problem]:
                 "'all-linear' already names every module.",
                 "Write ['all-linear'] alone, or list the modules.",
             )
-
-
-def _quantised(config: RunConfig) -> Iterator[Problem]:
-    model, backend = config.model, config.trainer.backend
-    if config.lora is not None and config.lora.dora and backend.type != "local":
-        yield Problem(
-            "lora.dora",
-            "lengths of rows are computed from whole weights, which ranks do not hold.",
-            "Set trainer.backend.type=local, or lora.dora=false.",
-        )
-    if model.double_quantization and model.quantization != "nf4":
-        yield Problem(
-            "model.double_quantization",
-            "only nf4 has scales of blocks that could be quantised.",
-            "Set model.quantization=nf4, or remove it.",
-        )
-    if model.quantization is None:
-        return
-    if config.lora is None:
-        yield Problem(
-            "model.quantization",
-            "quantised weights are frozen, and without an adapter nothing would be trained.",
-            "Set lora (for example lora.rank=16), or remove model.quantization.",
-        )
-    if model.implementation == "transformers":
-        yield Problem(
-            "model.quantization",
-            "quantised bases belong to the native decoder.",
-            "Set model.implementation=native, or remove model.quantization.",
-        )
-    if not model.meta_init:
-        yield Problem(
-            "model.meta_init",
-            "a quantised base is filled weight by weight, and never allocated whole.",
-            "Set it to true, or remove model.quantization.",
-        )
-    if backend.type != "local":
-        yield Problem(
-            "model.quantization",
-            f"codes cannot be split over ranks, and trainer.backend.type is {backend.type}.",
-            "Set trainer.backend.type=local, or remove model.quantization.",
-        )
 
 
 def _invariant(config: RunConfig) -> Iterator[Problem]:
@@ -357,64 +300,3 @@ def _sinks(config: RunConfig) -> Iterator[Problem]:
                 "Remove one of the two.",
             )
         taken.add(place)
-
-
-def _on_cpu(config: RunConfig) -> Iterator[Problem]:
-    trainer = config.trainer
-    if trainer.pin_memory:
-        yield Problem(
-            "trainer.pin_memory",
-            "page-locked memory speeds up copies to a GPU, and this run is on the CPU.",
-            "Remove it.",
-        )
-    if trainer.empty_cache_interval > 0:
-        yield Problem(
-            "trainer.empty_cache_interval",
-            "it returns cached GPU memory, and this run is on the CPU.",
-            "Remove it.",
-        )
-    if trainer.backend.offload_experts:
-        yield Problem(
-            "trainer.backend.offload_experts",
-            "experts are in host memory already: this run is on the CPU.",
-            "Remove it.",
-        )
-    yield from find_optimizer_conflicts_on_cpu(config)
-    if config.model.attention == "varlen":
-        yield Problem(
-            "model.attention",
-            "varlen attention has no CPU kernel.",
-            "Use auto, sdpa or eager.",
-        )
-    if config.model.numerics == "invariant":
-        yield from _invariant_on_cpu(config)
-
-
-def _invariant_on_cpu(config: RunConfig) -> Iterator[Problem]:
-    if config.trainer.precision == "bf16":
-        yield Problem(
-            "model.numerics",
-            "invariant arithmetic on the CPU is fp32.",
-            "Set trainer.precision=fp32, or model.numerics=fast.",
-        )
-    if config.trainer.logits_bytes("cpu") < INVARIANT_CHUNK_BYTES:
-        yield Problem(
-            "trainer.logits_chunk_bytes",
-            f"on the CPU invariant log-probs come in tiles of {INVARIANT_CHUNK_BYTES} bytes.",
-            "Raise it, or set model.numerics=fast.",
-        )
-
-
-def _on_gpu(config: RunConfig) -> Iterator[Problem]:
-    if (config.trainer.lanes or 1) > 1:
-        yield Problem(
-            "trainer.lanes",
-            "lanes share the cores of a CPU, and this run is on a GPU.",
-            "Remove it.",
-        )
-    if config.engine.num_helpers > 0:
-        yield Problem(
-            "engine.processes",
-            "helpers share the cores of a CPU, and this run is on a GPU.",
-            "Remove it.",
-        )

@@ -33,6 +33,23 @@ class EngineConfig(Settings):
         resume="free",
         help="Seconds without any finished completion after which the engine counts as stuck.",
     )
+    quantization: Literal["fp8", "int4"] | None = key(
+        None,
+        resume="warn",
+        help="Precision of the engine's linear maps. fp8: weights and what they are multiplied by "
+        "are e4m3, with the recipe and the skipped layers of trainer.fp8, or its defaults without "
+        "that section. int4 (native engine): weights are INT4 in the coarsest groups that fit all "
+        "layers, a quarter of the memory of bf16, beside a trainer that is not. Default: as the "
+        "trainer computes; with trainer.fp8 or trainer.int4 the engine is in that precision, too, "
+        "from their start_step on.",
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = key(
+        "auto",
+        resume="warn",
+        help="Precision of cached keys and values. auto: that of the weights. fp8: e4m3, with a "
+        "scale for each token and head in the native engine; half the memory, and a gap between "
+        "engine and trainer.",
+    )
     sleep: bool = key(
         True,
         resume="free",

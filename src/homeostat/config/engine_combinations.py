@@ -25,6 +25,7 @@ def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
             "Set it to shared_memory, or leave sync.transport out.",
         )
     yield from _abilities(config)
+    yield from _precision(config)
     yield from _processes(config.engine)
     if config.lora is not None:
         yield from _adapter(config, config.lora)
@@ -94,6 +95,55 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _precision(config: RunConfig) -> Iterator[Problem]:
+    """Find precisions of the engine that contradict what the recipe promises."""
+    engine, trained = config.engine, config.trainer.fp8
+    late = trained is not None and trained.start_step > 1
+    others = {
+        "trainer.int4": config.trainer.int4 is not None,
+        "model.quantization": config.model.quantization is not None,
+    }
+    for name in (name for name, is_set in others.items() if is_set and engine.quantization):
+        yield Problem(
+            "engine.quantization",
+            f"the engine computes with the numbers of {name}, and a layer has one precision.",
+            f"Remove it, or remove {name}.",
+        )
+    if engine.quantization == "int4":
+        yield from _int4(config)
+    if late and engine.quantization is None and not engine.needs_native_decoder:
+        yield Problem(
+            "trainer.fp8.start_step",
+            f"the {engine.type} engine is started in one precision, and cannot follow the trainer "
+            "into FP8 later.",
+            "Set it to 1, or engine.quantization=fp8 (FP8 from the first step), or "
+            "engine.type=native.",
+        )
+    if config.model.numerics != "invariant":
+        return
+    if engine.kv_cache_dtype == "fp8":
+        yield Problem(
+            "engine.kv_cache_dtype",
+            "rounded keys and values give the engine other log-probs than the trainer has, and "
+            "model.numerics=invariant promises the same bits.",
+            "Set it to auto, or model.numerics=fast.",
+        )
+    if engine.quantization == "fp8" and trained is None:
+        yield Problem(
+            "engine.quantization",
+            "the engine would be in FP8 and the trainer not, and model.numerics=invariant promises "
+            "the same bits on both sides.",
+            "Set trainer.fp8, or model.numerics=fast.",
+        )
+    elif engine.quantization == "fp8" and late:
+        yield Problem(
+            "engine.quantization",
+            "the engine would be in FP8 before trainer.fp8.start_step, and invariant numerics "
+            "promise the same bits on both sides.",
+            "Remove it: the engine follows the trainer.",
+        )
+
+
 def _adapter(config: RunConfig, lora: LoraConfig) -> Iterator[Problem]:
     """Yield what an adapter and an engine that gets its weights by copies do not agree on."""
     engine = config.engine
@@ -141,6 +191,26 @@ def _processes(engine: EngineConfig) -> Iterator[Problem]:
             yield Problem(
                 f"engine.{name}", "the engine has no separate process to be started.", _OWN
             )
+
+
+def _int4(config: RunConfig) -> Iterator[Problem]:
+    """Find what an engine in INT4 beside another trainer cannot be combined with."""
+    obstacles = {
+        "engine.type": not config.engine.needs_native_decoder,
+        "trainer.fp8": config.trainer.fp8 is not None,
+        "lora": config.lora is not None,
+        "model.numerics": config.model.numerics == "invariant",
+    }
+    reasons = {
+        "engine.type": "only the native engine packs weights that it is given; vLLM reads INT4 "
+        "from an export, or is sent the rounded weights of trainer.int4.",
+        "trainer.fp8": "the trainer is in FP8, and a layer has one precision.",
+        "lora": "its INT4 kernels apply no adapter.",
+        "model.numerics": "rounded weights give the engine other log-probs than the trainer has, "
+        "and model.numerics=invariant promises the same bits.",
+    }
+    for name in (name for name, is_there in obstacles.items() if is_there):
+        yield Problem("engine.quantization", f"int4: {reasons[name]}", f"Remove it, or {name}.")
 
 
 def _cut_by(rollout: RolloutConfig) -> str:

@@ -32,10 +32,24 @@ def find_fp8_conflicts(config: RunConfig) -> Iterator[Problem]:
             "Remove one of the two.",
         )
     if config.model.numerics == "invariant":
+        yield from _invariant(fp8)
+
+
+def _invariant(fp8: Fp8Config) -> Iterator[Problem]:
+    """A token's bits may depend on the token and its context alone."""
+    if fp8.scaling == "delayed":
         yield Problem(
-            _KEY,
-            "invariant numerics need products of fixed tiles, and those of FP8 are a library's.",
-            "Set model.numerics=fast, or remove it.",
+            f"{_KEY}.scaling",
+            "delayed scales come from earlier updates, and with model.numerics=invariant the bits "
+            "of a token may depend on the weights and its context alone.",
+            f"Set it to dynamic with {_KEY}.recipe=blockwise or rowwise, or model.numerics=fast.",
+        )
+    elif fp8.recipe == "tensorwise":
+        yield Problem(
+            f"{_KEY}.recipe",
+            "a scale of the whole tensor depends on the other rows of a batch, and with "
+            "model.numerics=invariant the bits of a token may depend on its context alone.",
+            "Set it to blockwise or rowwise, or model.numerics=fast.",
         )
 
 

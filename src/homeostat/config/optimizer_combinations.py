@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.optimizer import AdamWConfig, AnyOptimizer
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
 OFFLOAD = "trainer.backend.offload_optimizer"
+WEIGHTS = "trainer.backend.offload_params"
+_FEWER = (
+    "Remove it: with more cluster.processes each rank holds less. Or set "
+    "trainer.backend.type=local, for one GPU."
+)
 
 
 def find_optimizer_conflicts(config: RunConfig) -> Iterator[Problem]:
@@ -23,8 +29,46 @@ def find_optimizer_conflicts(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             OFFLOAD,
             "ranks split the optimizer's state, and do not keep it in host memory yet.",
-            "Remove it: with more cluster.processes each rank holds less. Or set "
-            "trainer.backend.type=local, for one GPU.",
+            _FEWER,
+        )
+    if config.trainer.backend.offload_params:
+        yield from _weights_on_host(config)
+
+
+def _weights_on_host(config: RunConfig) -> Iterator[Problem]:
+    backend = config.trainer.backend
+    if backend.type != "local":
+        why = "ranks split the weights, and do not keep them in host memory yet."
+        yield Problem(WEIGHTS, why, _FEWER)
+    elif not backend.offload_optimizer:
+        why = f"weights in host memory are updated from there, and {OFFLOAD} is off."
+        yield Problem(WEIGHTS, why, f"Set {OFFLOAD}=true, or remove it.")
+    if backend.offload_experts:
+        why = "it keeps experts in host memory, too, as trainer.backend.offload_experts would."
+        yield Problem(WEIGHTS, why, "Remove one of the two.")
+    if config.model.implementation == "transformers":
+        why = "a transformers model has all its weights on one device."
+        yield Problem(WEIGHTS, why, "Remove it, or set model.implementation=native.")
+    if not config.model.meta_init:
+        why = f"the whole model would be built on the GPU first, and {WEIGHTS} is for models that "
+        yield Problem("model.meta_init", f"{why}have no room there.", "Set it to true.")
+    if config.lora is not None:
+        why = "the layers below an adapter are frozen and are not kept in host memory."
+        way_out = "Remove it, and set model.quantization to hold the base in fewer bits."
+        yield Problem(WEIGHTS, why, way_out)
+    for name in ("fp8", "int4"):
+        if getattr(config.trainer, name) is not None:
+            why = f"copies of the weights in {name} would fill the GPU with what it was to free."
+            yield Problem(WEIGHTS, why, f"Remove it, or trainer.{name}.")
+    engine = config.engine
+    is_shared = config.is_rl and engine.shares_weights
+    if is_shared and isinstance(engine, NativeEngineConfig) and engine.decode != "plain":
+        yield Problem(
+            "engine.decode",
+            f"{engine.decode} decodes in kernels that read all weights from the GPU, and "
+            f"{WEIGHTS} leaves them in host memory.",
+            "Set it to plain (every decoding step then streams all weights, which is slow), "
+            f"engine.type=vllm on another GPU, or remove {WEIGHTS}.",
         )
 
 
@@ -36,6 +80,9 @@ def find_optimizer_conflicts_on_cpu(config: RunConfig) -> Iterator[Problem]:
             "the optimizer's state is in host memory already: this run is on the CPU.",
             "Remove it.",
         )
+    if config.trainer.backend.offload_params:
+        why = "weights are in host memory already: this run is on the CPU."
+        yield Problem(WEIGHTS, why, "Remove it.")
     if config.trainer.precision == "auto":
         for place, optimizer in _optimizers(config):
             if optimizer.masters == "bf16":

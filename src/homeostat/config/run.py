@@ -16,6 +16,7 @@ from homeostat.config.cluster import AnyCluster, InProcessCluster
 from homeostat.config.critic import CriticConfig
 from homeostat.config.data import DataConfig
 from homeostat.config.ebft import EbftConfig
+from homeostat.config.fp8 import Fp8Config
 from homeostat.config.health import HealthConfig
 from homeostat.config.kind import RunKind
 from homeostat.config.mesh import Mesh
@@ -171,6 +172,21 @@ class RunConfig(Settings):
         the run starts from.
         """
         return max(0, step - self.critic_steps)
+
+    @property
+    def engine_fp8(self) -> Fp8Config | None:
+        """Return the FP8 settings of the engine; None if it is not in FP8.
+
+        Its `start_step` counts versions of the policy: the version before it is the first to be
+        sampled from in FP8.
+        """
+        trained = self.trainer.fp8
+        if self.engine.quantization == "fp8":
+            return (trained or Fp8Config()).model_copy(update={"start_step": 1})
+        if trained is None:
+            return None
+        start = self.policy_version(trained.start_step - 1) + 1
+        return trained.model_copy(update={"start_step": start})
 
     @property
     def kind(self) -> RunKind:

@@ -24,6 +24,8 @@ OWNED = {
     "tensor_parallel_size": "engine.tensor_parallel_size",
     "enforce_eager": "engine.enforce_eager",
     "enable_sleep_mode": "engine.sleep",
+    "quantization": "engine.quantization",
+    "kv_cache_dtype": "engine.kv_cache_dtype",
 }
 # Engine arguments on which guarantees of the engine depend, with the reason for each.
 FIXED = {

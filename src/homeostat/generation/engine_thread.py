@@ -136,7 +136,7 @@ class EngineThread:
             self._problem = error
         except (RuntimeError, MemoryError) as error:
             # torch's own errors, above all out of memory: the engine's state is unknown now.
-            self._problem = EngineError(f"the engine failed: {error}")
+            self._problem = EngineError(f"the engine failed: {str(error) or type(error).__name__}")
         finally:
             self._problem = self._problem or EngineError("the server is shutting down.")
             for ticket in self._tickets.values():

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from homeostat.config.cluster import OnHost
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.moe import MoeConfig
 from homeostat.config.trainer import Checkpointing
@@ -27,6 +28,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
 from homeostat.models.hub_names import stacked_tensors
+from homeostat.models.layer_offload import allocate_on_host
 from homeostat.models.memory import require_memory
 from homeostat.models.origin import ConfigOrigin
 from homeostat.models.side_by_side import lay_adapters_side_by_side, lay_side_by_side
@@ -87,15 +89,15 @@ def load_model(
     seed: int,
     gradient_checkpointing: Checkpointing,
     head: HeadInit | None = None,
-    offload_experts: bool = False,
+    on_host: OnHost | None = None,
     decode: Decode | None = None,
     hold: HoldMaps | None = None,
 ) -> LoadedModel:
     """Build the model that `model` and `lora` describe. Refuse one that cannot be trained.
 
     With `head` it has a value head in place of its output matrix, loaded from a sequence classifier
-    or else new, as `head` says. With `offload_experts` the matrices of experts are in host memory,
-    and the model cannot compute before `stream_experts` (models/expert_offload.py). `decode` turns
+    or else new, as `head` says. `on_host` names matrices that are in host memory; the model cannot
+    compute before they are streamed (models/weight_stream.py). `decode` turns
     what the files of a quantised checkpoint hold into plain weights (native decoder). `hold` is
     what model.quantization asks for (precision/bases.py).
     """
@@ -108,7 +110,7 @@ def load_model(
         require_native_head(model, head)
         module, kernel = _transformers(model, source, gradient_checkpointing, **place)
     else:
-        how = {"head": head, "offload_experts": offload_experts, "decode": decode, "hold": hold}
+        how = {"head": head, "on_host": on_host, "decode": decode, "hold": hold}
         how |= place
         shape = config if decode is None else unquantised(config)
         module, kernel = _native(model, source, shape, gradient_checkpointing, **how)
@@ -210,19 +212,19 @@ def _native(
     device: torch.device,
     seed: int,
     head: HeadInit | None,
-    offload_experts: bool,
+    on_host: OnHost | None,
     decode: Decode | None,
     hold: HoldMaps | None,
 ) -> tuple[Decoder, str]:
     origin = config_origin(source)
     shape = decoder_config(config, origin=origin)
-    on_host = shape.num_routed_params if offload_experts else 0
+    num_on_host = shape.num_on_host(on_host)
     place = {"dtype": dtype, "device": device}
     if hold is None:
-        require_memory(shape.num_params, what=origin.sizes, on_host=on_host, **place)
+        require_memory(shape.num_params, what=origin.sizes, on_host=num_on_host, **place)
     require_moe_settings(model.moe, shape.moe)
     flags = decoder_flags(model, shape, gradient_checkpointing, **place)
-    how = {"has_value_head": head is not None, "offload_experts": offload_experts, **place}
+    how = {"has_value_head": head is not None, "on_host": on_host, **place}
     how |= {"hold": hold}
     module = _empty_decoder(shape, flags, model.meta_init, **how)
     if device.type == "cuda":
@@ -322,19 +324,18 @@ def _empty_decoder(
     has_value_head: bool,
     dtype: torch.dtype,
     device: torch.device,
-    offload_experts: bool,
+    on_host: OnHost | None,
     hold: HoldMaps | None,
 ) -> Decoder:
     """Build the decoder before its weights; with `meta_init` only the final copy is allocated."""
-    assert meta_init or not (offload_experts or hold), "combinations asks for meta_init"
+    assert meta_init or not (on_host or hold), "combinations asks for meta_init"
     if meta_init:
         with torch.device("meta"):
             module = new_decoder(shape, flags, has_value_head=has_value_head).to(dtype)
         if hold is not None:
             hold(module, dtype)
-        if offload_experts:
-            for block in module.moe_blocks:
-                _allocate(block.experts, torch.device("cpu"))
+        if on_host is not None:
+            allocate_on_host(module, on_host)
         return _allocate(module, device)
     # torch's own initialisation draws from the global generators, so restore them afterwards.
     drawn_from = [device] if device.type == "cuda" else []

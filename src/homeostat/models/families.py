@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from homeostat.config.cluster import OnHost
 from homeostat.models.config_fields import Fields, Json
 from homeostat.models.origin import BadConfigError, ConfigOrigin, UnsupportedConfigError
 from homeostat.models.rope_settings import rope_config
@@ -62,6 +63,18 @@ class DecoderConfig:
         moe = self.moe
         return 0 if moe is None else len(moe.layers) * moe.num_routed_params(self.hidden_size)
 
+    def num_on_host(self, part: OnHost | None) -> int:
+        """Return the number of parameters that are kept in host memory."""
+        if part == "layers":
+            return self.num_params - self._num_outer_params
+        return self.num_routed_params if part == "experts" else 0
+
+    @property
+    def _num_outer_params(self) -> int:
+        """Return the number of parameters of embedding, output matrix and final norm."""
+        matrices = 1 if self.tie_embeddings else 2
+        return matrices * self.vocab_size * self.hidden_size + self.hidden_size
+
     @property
     def num_active_params(self) -> int:
         """Return the number of parameters that one token is multiplied by."""
@@ -74,13 +87,11 @@ class DecoderConfig:
         norms = 2 * self.hidden_size + 2 * self.qk_norm * self.head_dim
         mlp = 3 * self.hidden_size * self.intermediate_size
         mlp += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
-        matrices = 1 if self.tie_embeddings else 2
-        outer = matrices * self.vocab_size * self.hidden_size + self.hidden_size
         all_mlp = self.num_layers * mlp
         if self.moe is not None:
             num_moe = len(self.moe.layers)
             all_mlp = (self.num_layers - num_moe) * mlp + num_moe * of_experts(self.moe)
-        return outer + self.num_layers * (attention + biases + norms) + all_mlp
+        return self._num_outer_params + self.num_layers * (attention + biases + norms) + all_mlp
 
 
 def decoder_config(config: Json, *, origin: ConfigOrigin = CONFIG_JSON) -> DecoderConfig:

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from homeostat.config.cluster import OnHost
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models import hf, weights
@@ -65,7 +66,7 @@ def preview_model(
     dtype: torch.dtype,
     device: torch.device,
     head: HeadInit | None = None,
-    offload_experts: bool = False,
+    on_host: OnHost | None = None,
     hold: HoldMaps | None = None,
 ) -> ModelPreview:
     """Raise ModelError as loading the model would, but fast and without its memory."""
@@ -74,7 +75,7 @@ def preview_model(
     config, _ = read_configs(source)
     origin = config_origin(source)
     module: nn.Module
-    on_host = 0
+    num_on_host = 0
     if model.implementation == "transformers":
         assert isinstance(source, Path)
         require_native_head(model, head)
@@ -92,10 +93,10 @@ def preview_model(
             if head is not None:
                 stream = with_head(stream, module, head, seed=0, source=where)
             weights.fill(module, stream, source=where)
-        on_host = shape.num_routed_params if offload_experts else 0
+        num_on_host = shape.num_on_host(on_host)
     place = {"dtype": dtype, "device": device}
     if hold is None:
-        require_memory(num_params(module), what=origin.sizes, on_host=on_host, **place)
+        require_memory(num_params(module), what=origin.sizes, on_host=num_on_host, **place)
     if lora is not None:
         apply_lora(module, lora, seed=0)
     return _preview(module, config, dtype)

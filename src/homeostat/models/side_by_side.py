@@ -101,7 +101,7 @@ def adapted_maps(maps: Sequence[nn.Linear]) -> AdaptedMaps | None:
     if not adapted or any(type(linear) not in (Linear, LoraLinear) for linear in maps):
         return None
     weight_OK = joined([linear.weight for linear in maps])
-    if weight_OK is None or not all(is_plain_product(linear.product) for linear in adapted):
+    if weight_OK is None or not all(is_plain_product(linear.product) for linear in maps):
         return None
     first, num_inputs = adapted[0], weight_OK.shape[1]
     rank, sizes = first.rank, tuple(linear.weight.shape[0] for linear in maps)

@@ -1,17 +1,19 @@
-"""A frozen linear map with a low-rank update (LoRA), forward and backward with few passes.
+"""A frozen linear map with a low-rank update (LoRA), forward and backward in few calls.
 
-    y = x W^T + b + scale * low B^T,    low = z A^T,    z = x, or what dropout leaves of it
+    y = x W^T + b + low B^T,    low = scale * z A^T,    z = x, or what dropout leaves of it
 
-A rank is small, so that the update costs hardly any arithmetic: its cost are passes over the widest
-of x and y. There are two forms of every product, and the one with less traffic is taken:
+Only A and B have gradients:
 
-    summed   the update is added to the finished product: reads and writes the result once more
-    joined   one product of [x, scale * low] and [W, B]: copies the inputs, and the weight
+    dlow = scale * dy B,    dx = dy W + dlow A,    dA = dlow^T z,    dB = dy^T low
 
-So a wide result (gate and up) is written once, and so is a wide gradient of the input (down). Only
-A and B have gradients. In `invariant` numerics the plain form stands: each product for itself.
+A rank is small, so that the update costs hardly any arithmetic. What it costs are passes over x and
+y, and calls: a GPU computes few rows faster than they are launched. So sums are made in place, by
+the product that makes the second summand, and the scale is part of a product, too. Where a result
+is far wider than the inputs, and large, that pass over it costs more than a copy of the inputs: then
+[x, low] and [W, B] are joined, and one product makes the sum. In `invariant` numerics each product
+stands for itself.
 
-Suffixes: `_M` rows, `_K` inputs, `_O` outputs, `_R` rank, `_J` inputs or outputs and the rank.
+Suffixes: `_M` rows, `_K` inputs, `_O` outputs, `_R` rank, `_J` inputs or outputs, and the rank.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from torch.nn import functional
 from homeostat.ops.held import HeldWeight, held_linear
 from homeostat.ops.linear import Numerics, linear
 
-# Joined dimensions are multiples of this: a library's products need aligned rows to be fast.
+# Bytes of a result from which on a pass over it takes a GPU longer than launching the copies.
+_LARGE = 1 << 28
+# Joined rows are multiples of this: a library's products need aligned ones to be fast.
 _ALIGNED = 8
 
 
@@ -50,14 +54,11 @@ def adapted_linear(
         out = product(x, weight_OK, bias_O, numerics=numerics)
         how = {"scale": scale, "numerics": numerics, "dropped": dropped}
         return added_update(out, x, a_RK, b_OR, **how)
-    x_MK = x.reshape(-1, x.shape[-1])
-    dropped_MK = None if dropped is None else dropped.reshape(x_MK.shape)
-    tensors = (x_MK, dropped_MK, weight_OK, bias_O, a_RK, b_OR)
-    if torch.is_grad_enabled():
-        out_MO = _AdaptedLinear.apply(*tensors, scale)
-    else:
-        out_MO = _forward(*tensors, scale)[0]
-    return out_MO.view(*x.shape[:-1], weight_OK.shape[0])
+    if x.ndim == 2:
+        return _adapted(x, dropped, weight_OK, bias_O, a_RK, b_OR, scale)
+    dropped_MK = None if dropped is None else dropped.flatten(0, -2)
+    out_MO = _adapted(x.flatten(0, -2), dropped_MK, weight_OK, bias_O, a_RK, b_OR, scale)
+    return out_MO.view(*x.shape[:-1], -1)
 
 
 def added_update(
@@ -78,8 +79,10 @@ def added_update(
     return flat.view(out.shape)
 
 
-def _whole(weight: Tensor | HeldWeight) -> Tensor:
-    return weight.tensor() if isinstance(weight, HeldWeight) else weight
+def _adapted(x_MK: Tensor, dropped_MK: Tensor | None, *rest: Any) -> Tensor:
+    if torch.is_grad_enabled():
+        return _AdaptedLinear.apply(x_MK, dropped_MK, *rest)
+    return _forward(x_MK, dropped_MK, *rest)[0]
 
 
 def _forward(
@@ -92,42 +95,40 @@ def _forward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Return y and low."""
-    weight_OK = _whole(weight)
-    low_MR = (x_MK if dropped_MK is None else dropped_MK) @ a_RK.t()
-    if is_joined(len(x_MK), inner=weight_OK.shape[1], outer=weight_OK.shape[0]):
-        x_MJ, weight_OJ = _side_by_side(x_MK, low_MR, scale), _side_by_side(weight_OK, b_OR)
+    weight_OK = weight.tensor() if isinstance(weight, HeldWeight) else weight
+    low_MR = _scaled(x_MK if dropped_MK is None else dropped_MK, a_RK.t(), scale)
+    if _is_wide(x_MK, *reversed(weight_OK.shape), rank=len(a_RK)):
+        x_MJ, weight_OJ = torch.cat([x_MK, low_MR], 1), torch.cat([weight_OK, b_OR], 1)
         return functional.linear(x_MJ, weight_OJ, bias_O), low_MR
     out_MO = functional.linear(x_MK, weight_OK, bias_O)
-    return out_MO.addmm_(low_MR, b_OR.t(), alpha=scale), low_MR
+    return out_MO.addmm_(low_MR, b_OR.t()), low_MR
 
 
-def input_gradient(
-    grad_MO: Tensor, low_grad_MR: Tensor, weight_OK: Tensor, a_RK: Tensor, scale: float
-) -> Tensor:
-    """Return g W + scale * (g B) A, [M, K]."""
-    if is_joined(len(grad_MO), inner=weight_OK.shape[0], outer=weight_OK.shape[1]):
-        grad_MJ = _side_by_side(grad_MO, low_grad_MR, scale)
-        missing = grad_MJ.shape[1] - weight_OK.shape[0] - len(a_RK)
-        weight_JK = torch.cat([weight_OK, functional.pad(a_RK, (0, 0, 0, missing))])
-        return grad_MJ @ weight_JK
-    return (grad_MO @ weight_OK).addmm_(low_grad_MR, a_RK, alpha=scale)
+def _gradients(
+    grad_MO: Tensor, weight_OK: Tensor, a_RK: Tensor, b_OR: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return dx, [M, K], and dlow, [M, R]."""
+    num_outputs, num_inputs = weight_OK.shape
+    if _is_wide(grad_MO, num_inputs, num_outputs, rank=len(a_RK)):
+        # A wide gradient is read once for both.
+        both_MJ = grad_MO @ torch.cat([weight_OK, b_OR * scale], 1)
+        dx_MK, dlow_MR = both_MJ[:, :num_inputs], both_MJ[:, num_inputs:]
+        return dx_MK.addmm_(dlow_MR, a_RK), dlow_MR
+    dlow_MR = _scaled(grad_MO, b_OR, scale)
+    if _is_wide(grad_MO, num_outputs, num_inputs, rank=len(a_RK)):
+        return torch.cat([grad_MO, dlow_MR], 1) @ torch.cat([weight_OK, a_RK]), dlow_MR
+    return (grad_MO @ weight_OK).addmm_(dlow_MR, a_RK), dlow_MR
 
 
-def is_joined(num_rows: int, *, inner: int, outer: int) -> bool:
-    """Return whether copying inputs and weight takes less traffic than a pass over the result."""
-    return (num_rows + outer) * inner < num_rows * outer
+def _is_wide(like: Tensor, narrow: int, wide: int, *, rank: int) -> bool:
+    """Return whether rows of the wide side are worth the copies that save a pass over them."""
+    is_aligned = (narrow + rank) % _ALIGNED == 0
+    return wide > 2 * narrow and is_aligned and len(like) * wide * like.itemsize >= _LARGE
 
 
-def _side_by_side(left_MK: Tensor, right_MR: Tensor, scale: float = 1.0) -> Tensor:
-    """Return [left, scale * right], with columns of zeros up to an aligned width."""
-    num_rows, width = left_MK.shape
-    rank = right_MR.shape[1]
-    padding = -(width + rank) % _ALIGNED
-    joined = left_MK.new_empty(num_rows, width + rank + padding)
-    joined[:, :width] = left_MK
-    torch.mul(right_MR, scale, out=joined[:, width : width + rank])
-    joined[:, width + rank :] = 0
-    return joined
+def _scaled(left: Tensor, right: Tensor, scale: float) -> Tensor:
+    """Return scale * left @ right in one call. A factor of 0 makes the summand irrelevant."""
+    return torch.addmm(right[0], left, right, beta=0, alpha=scale)
 
 
 class _AdaptedLinear(torch.autograd.Function):
@@ -154,17 +155,17 @@ class _AdaptedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         inputs_MK, weight_OK, a_RK, b_OR, low_MR = ctx.saved_tensors
-        weight_OK = weight_OK if ctx.held is None else ctx.held.tensor()
-        (grad_MO,), scale = grads, ctx.scale
         needs_x, needs_dropped, needs_weight, needs_bias, needs_a, needs_b, _ = ctx.needs_input_grad
         assert not any((needs_weight, needs_bias)), "an adapter's base is frozen"
-        low_grad_MR = grad_MO @ b_OR
-        dx_MK = ddropped_MK = None
-        if ctx.has_dropout:
+        (grad_MO,), dx_MK, ddropped_MK = grads, None, None
+        if needs_x and ctx.held is not None:
+            weight_OK = ctx.held.tensor()
+        if needs_x and not ctx.has_dropout:
+            dx_MK, dlow_MR = _gradients(grad_MO, weight_OK, a_RK, b_OR, ctx.scale)
+        else:
+            dlow_MR = _scaled(grad_MO, b_OR, ctx.scale)
             dx_MK = grad_MO @ weight_OK if needs_x else None
-            ddropped_MK = (low_grad_MR @ a_RK).mul_(scale) if needs_dropped else None
-        elif needs_x:
-            dx_MK = input_gradient(grad_MO, low_grad_MR, weight_OK, a_RK, scale)
-        da_RK = (low_grad_MR.t() @ inputs_MK).mul_(scale) if needs_a else None
-        db_OR = (grad_MO.t() @ low_MR).mul_(scale) if needs_b else None
+            ddropped_MK = dlow_MR @ a_RK if needs_dropped else None
+        da_RK = dlow_MR.t() @ inputs_MK if needs_a else None
+        db_OR = grad_MO.t() @ low_MR if needs_b else None
         return dx_MK, ddropped_MK, None, None, da_RK, db_OR, None

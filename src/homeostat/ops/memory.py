@@ -15,3 +15,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and says_out_of_memory(str(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of the error's text; its class if it has none, as a MemoryError."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -8,7 +8,7 @@ how a tensor is cut into pieces, on the device or on an interruption.
     bits = hash32(index ^ key)          lowbias32 of Ellis, with the key's upper half between rounds
     round(x) = (bits of x + 16 random bits) with the lower 16 bits cleared
 
-The sign is a bit of its own, so both signs are rounded alike. Infinities and NaN stay as they are.
+The sign is a separate bit, so both signs are rounded alike. Infinities and NaN stay as they are.
 """
 
 from __future__ import annotations

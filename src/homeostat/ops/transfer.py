@@ -46,7 +46,7 @@ class SideStream:
             tensor.record_stream(self._stream)
 
     def wait(self, event: Any) -> None:
-        """Let the computation wait for an event of this stream; the host goes on."""
+        """Let the computation wait for an event of this stream; the host does not wait."""
         if self._stream is not None and event is not None:
             torch.cuda.current_stream(self._stream.device).wait_event(event)
 

@@ -81,9 +81,10 @@ def scales_of(
     amax: Tensor, *, dtype: torch.dtype, power_of_two: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the scales of blocks by their largest numbers, and what blocks are multiplied by."""
-    limit = largest_of(dtype)
     largest = amax.clamp_min(SMALLEST)
-    scales, inverses = largest / limit, limit / largest
+    # A tensor: a GPU divides by a Python number by multiplying with its rounded inverse.
+    limit = torch.full_like(largest, largest_of(dtype))
+    scales, inverses = torch.div(largest, limit), torch.div(limit, largest)
     if power_of_two:
         bits = (scales.view(torch.int32) + _MANTISSA) & _EXPONENT
         scales, inverses = bits.view(torch.float32), (_INVERSE - bits).view(torch.float32)

@@ -33,24 +33,31 @@ from homeostat.precision.recipe import E4M3, Fp8Recipe
 
 
 class StackCopies:
-    """The FP8 copies of one stack of matrices, made anew after it has changed."""
+    """The FP8 copies of one stack of matrices, at fixed addresses, made anew after it changed."""
 
     def __init__(self, recipe: Fp8Recipe) -> None:
         self._recipe = recipe
         self._made: dict[bool, Operand] = {}
+        self._fresh: set[bool] = set()
         self._lock = threading.Lock()
 
     def changed(self) -> None:
         """Note that the matrices are others now."""
-        self._made.clear()
+        self._fresh.clear()
 
     @torch.no_grad()
     def copy(self, stack_EOC: Tensor, *, turned: bool) -> Operand:
         """Return [E, O, C], or the transposed matrices [E, C, O], with the last axis summed."""
         with self._lock:
-            if turned not in self._made:
+            if turned not in self._fresh:
                 make = _on_gpu if stack_EOC.is_cuda else _emulated
-                self._made[turned] = make(stack_EOC.detach(), self._recipe, turned=turned)
+                found = make(stack_EOC.detach(), self._recipe, turned=turned)
+                # A captured graph knows the memory of the first copy.
+                kept = self._made.setdefault(turned, found)
+                if kept is not found:
+                    for old, new in zip(kept.tensors(), found.tensors(), strict=True):
+                        old.copy_(new)
+                self._fresh.add(turned)
             return self._made[turned]
 
 

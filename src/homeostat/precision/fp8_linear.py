@@ -48,6 +48,10 @@ class WeightCopies:
         """Note that the weight is another one now."""
         self._is_fresh = [False, False]
 
+    def place(self, rows: Operand) -> None:
+        """Write the copy by rows to this memory from now on."""
+        self._made[0], self._is_fresh[0] = rows, False
+
     def by_rows(self, weight_OK: Tensor) -> Operand:
         """Return the copy [O, K], for the output."""
         return self._copy(weight_OK, 0)
@@ -142,7 +146,9 @@ class Fp8Product:
         """Return y = x @ W.T."""
         sizes = num_rows, len(weight_OK)
         copies = self.weights.by_rows(weight_OK)
-        return self.arithmetic.product(rows, copies, self.recipe, sizes=sizes, fast=True)
+        # Fast sums lose bits; only with scales of rows are they faster on Hopper.
+        is_fast = self.recipe.scaling == "rowwise"
+        return self.arithmetic.product(rows, copies, self.recipe, sizes=sizes, fast=is_fast)
 
     def gradients(
         self,

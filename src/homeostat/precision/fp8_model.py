@@ -21,6 +21,7 @@ from homeostat.precision.fp8 import largest_of
 from homeostat.precision.fp8_experts import Fp8Experts
 from homeostat.precision.fp8_linear import Fp8Product, SharedInputs, Watch, WeightCopies
 from homeostat.precision.history import AmaxHistory
+from homeostat.precision.invariant import invariant_arithmetic_of, require_invariant
 from homeostat.precision.layers import Choice, ModelLayer, choose, layers_of, replace_module
 from homeostat.precision.operands import Arithmetic, arithmetic_of
 from homeostat.precision.recipe import E4M3, E5M2, Fp8Recipe
@@ -141,7 +142,12 @@ def rewrite_fp8(
     """
     recipe, choices = Fp8Recipe.of(config), fp8_choices(model, config)
     require_fp8(choices, recipe, device=device)
-    arithmetic, shared = arithmetic or arithmetic_of(device), SharedInputs()
+    shared = SharedInputs()
+    if getattr(model, "numerics", "fast") == "invariant":
+        require_invariant(recipe, setting=SETTING)
+        _require_no_experts(choices)
+        arithmetic = arithmetic or invariant_arithmetic_of(device)
+    arithmetic = arithmetic or arithmetic_of(device)
     rewritten = [
         _rewritten(model, choice.layer, recipe, arithmetic, shared, device)
         for choice in choices
@@ -158,7 +164,15 @@ def fp8_choices(model: nn.Module, config: Fp8Config) -> list[Choice]:
 
 def require_fp8(choices: Sequence[Choice], recipe: Fp8Recipe, *, device: torch.device) -> None:
     """Raise ModelError that names every layer that cannot be computed in FP8, and the device."""
-    reasons = [*device_obstacles(recipe, device=device), *layer_obstacles(choices, recipe)]
+    reasons = device_obstacles(recipe, device=device)
+    if reasons:
+        raise ModelError(f"{SETTING}: " + " ".join(reasons + layer_obstacles(choices, recipe)))
+    require_layers(choices, recipe)
+
+
+def require_layers(choices: Sequence[Choice], recipe: Fp8Recipe) -> None:
+    """Raise ModelError that names every layer that cannot be computed in FP8 on any device."""
+    reasons = layer_obstacles(choices, recipe)
     if reasons:
         raise ModelError(f"{SETTING}: " + " ".join(reasons))
 
@@ -176,6 +190,17 @@ def layer_obstacles(choices: Sequence[Choice], recipe: Fp8Recipe) -> list[str]:
             f"{SETTING}.format to e4m3 or bf16_gradients."
         )
     return found
+
+
+def _require_no_experts(choices: Sequence[Choice]) -> None:
+    """Raise ModelError for experts in FP8, whose grouped products have no invariant form."""
+    for choice in choices:
+        if choice.layer.kind == "experts" and not choice.why_skipped:
+            raise ModelError(
+                f"model.numerics is invariant, and {choice.layer.name} holds experts, whose FP8 "
+                f"products depend on the batch. Add 'experts' to {SETTING}.skip_layers, or set "
+                "model.numerics=fast."
+            )
 
 
 def fp8_bytes(model: nn.Module, config: Fp8Config, *, device: torch.device) -> int:

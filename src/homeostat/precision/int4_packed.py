@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.ops.linear import Linear, linear
+from homeostat.precision.int4_rewrite import Int4Experts, Int4Linear
 
 
 class PackedMatrix(Protocol):
@@ -54,3 +55,9 @@ def packed_matrix(maps: Sequence[Linear]) -> PackedMatrix | None:
         return None
     matrices = {id(product.matrix): product.matrix for product in products}  # pyright: ignore[reportAttributeAccessIssue]
     return next(iter(matrices.values())) if len(matrices) == 1 else None
+
+
+def is_int4(model: nn.Module) -> bool:
+    """Return whether layers of a model are in INT4, now or after a later step."""
+    kinds = PackedLinear | Int4Linear | Int4Experts
+    return any(isinstance(getattr(m, "product", None), kinds) for m in model.modules())

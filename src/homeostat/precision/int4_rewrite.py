@@ -12,8 +12,9 @@ gradient of the rounded weight goes to the weight unchanged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from homeostat.config.int4 import Int4Config, environment_line
@@ -26,15 +27,18 @@ from homeostat.precision.layers import Choice, ModelLayer, choose, layers_of
 
 _SETTING = "trainer.int4"
 _NAMES_SHOWN = 8
+# Maps of the same inputs.
+_NEIGHBOURS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class RoundedWeights:
-    """The rounded copies of a layer's weights, in the order of its parameters."""
+    """The rounded copies of a layer's weights, in the order of its parameters, in given memory."""
 
-    def __init__(self, layer: ModelLayer, *, group_size: int) -> None:
+    def __init__(self, layer: ModelLayer, room: tuple[Tensor, ...], *, group_size: int) -> None:
         self.group_size = group_size
         self.weights = tuple(layer.weights.values())
-        self.rounded = tuple(fake_quantise(w, group_size=group_size) for w in self.weights)
+        self.rounded = room
+        self.refresh()
 
     def refresh(self) -> None:
         """Round the weights anew, into the same memory."""
@@ -55,6 +59,10 @@ class Int4Linear:
         """Multiply by rounded copies from now on, or by the weight itself."""
         self.copies = copies
         self._now = self.plain if copies is None else self._rounded
+
+    def weight(self, own_OK: Tensor) -> Tensor:
+        """Return the weight that the map multiplies by now, given its own."""
+        return own_OK if self.copies is None else self.copies.rounded[0]
 
     def __call__(self, x: Tensor, weight_OK: Tensor, bias_O: Tensor | None) -> Tensor:
         return self._now(x, weight_OK, bias_O)
@@ -127,7 +135,10 @@ class Int4Rewrite:
             return
         size = self.config.group_size
         layers = self.layers if is_wanted else []
-        self.copies = {layer.name: RoundedWeights(layer, group_size=size) for layer in layers}
+        room = _room(layers)
+        self.copies = {
+            layer.name: RoundedWeights(layer, room[layer.name], group_size=size) for layer in layers
+        }
         for layer, product in zip(self.layers, self._products, strict=True):
             product.switch(self.copies.get(layer.name))
 
@@ -197,8 +208,7 @@ def require_fit(layers: Sequence[ModelLayer], *, group_size: int) -> None:
     odd = {name: sizes for name, sizes in widths.items() if not _all_fit(sizes, group_size)}
     if not odd:
         return
-    every = [size for sizes in widths.values() for size in sizes]
-    able = [size for size in GROUP_SIZES if _all_fit(every, size)]
+    able = fitting_sizes(layers)
     advice = f"Set {_SETTING}.group_size={max(able)}" if able else "No group size fits all layers"
     shown = [f"{name} ({' and '.join(map(str, sizes))})" for name, sizes in odd.items()]
     more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
@@ -208,6 +218,38 @@ def require_fit(layers: Sequence[ModelLayer], *, group_size: int) -> None:
         f"{', '.join(shown[:_NAMES_SHOWN])}{more}. {advice}{which}, or name them in "
         f"{_SETTING}.skip_layers."
     )
+
+
+def fitting_sizes(layers: Sequence[ModelLayer]) -> list[int]:
+    """Return the group sizes that divide the inputs of all layers."""
+    widths = [shape[-1] for layer in layers for shape in layer.shapes.values()]
+    return [size for size in GROUP_SIZES if _all_fit(widths, size)]
+
+
+def _room(layers: Sequence[ModelLayer]) -> dict[str, tuple[Tensor, ...]]:
+    """Allocate the copies of layers, those of the same inputs side by side: one product can cover
+    them then, as it does the weights themselves."""
+    by_name, room = {layer.name: layer for layer in layers}, {}
+    for layer in layers:
+        if layer.name in room:
+            continue
+        parent, _, last = layer.name.rpartition(".")
+        beside = next((names for names in _NEIGHBOURS if names[0] == last), (last,))
+        found = [by_name.get(f"{parent}.{name}") for name in beside]
+        members = [one for one in found if one is not None] if all(found) else [layer]
+        if len(members) == 1:
+            weights = layer.weights.values()
+            room[layer.name] = tuple(torch.empty(w.shape, **_place(w)) for w in weights)
+            continue
+        parts = [one.weights["weight"] for one in members]
+        whole = torch.empty(sum(len(w) for w in parts), parts[0].shape[1], **_place(parts[0]))
+        pieces = whole.split([len(w) for w in parts])
+        room |= {one.name: (piece,) for one, piece in zip(members, pieces, strict=True)}
+    return room
+
+
+def _place(weight: Tensor) -> dict[str, Any]:
+    return {"dtype": weight.dtype, "device": weight.device}
 
 
 def _all_fit(widths: Sequence[int], group_size: int) -> bool:

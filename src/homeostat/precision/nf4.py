@@ -6,7 +6,7 @@ The codes are quantiles of a normal distribution, scaled to [-1, 1]. Two of them
 first in the upper half. A matrix is flattened row by row, so that a block may reach over two rows.
 With double quantisation the blocks' largest magnitudes (`absmax`) are held in 8 bits: less their
 mean, in blocks of 256, by the nearest of 256 codes. Codes, packing and rounding are those of
-bitsandbytes.
+bitsandbytes, bit for bit; of scales, its CPU kernel takes the second nearest code now and then.
 
 Suffixes: `_C` codes of a book, `_B` blocks, `_P` packed bytes, `_N` values, `_O` outputs, `_K`
 inputs.

@@ -10,7 +10,7 @@ have the same bits in both; products agree up to the rounding of their sums.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -97,15 +97,19 @@ class Emulation:
         if amax.record is not None:
             largest = x_RC.detach().abs().amax().float()
             torch.maximum(amax.record, largest, out=amax.record)
-        how = {
-            "block": recipe.weights if is_weight else recipe.rows,
-            "dtype": dtype,
-            "power_of_two": recipe.power_of_two,
-            "amax": amax.expected,
-        }
-        wanted = (x_RC, rows), (x_RC.t(), columns)
-        found = [Operand(dequantise(quantise(x, **how))) if is_on else None for x, is_on in wanted]
-        return found[0], found[1]
+        how = {"dtype": dtype, "power_of_two": recipe.power_of_two, "amax": amax.expected}
+        block = recipe.weights if is_weight else recipe.rows
+        # Blocks of the transpose are blocks of the matrix, turned; squares are their own.
+        turned = block[::-1]
+        is_shared = rows and turned == block
+        by_rows = dequantise(quantise(x_RC, block=block, **how)) if rows else None
+        by_columns = by_rows if is_shared else None
+        if columns and by_columns is None:
+            by_columns = dequantise(quantise(x_RC, block=turned, **how))
+        return (
+            None if by_rows is None else Operand(by_rows),
+            Operand(by_columns.t()) if columns and by_columns is not None else None,
+        )
 
     def product(
         self, a: Operand, b: Operand, recipe: Fp8Recipe, *, sizes: tuple[int, int], fast: bool
@@ -165,7 +169,7 @@ def arithmetic_of(device: torch.device) -> Arithmetic:
     return TensorCores() if device.type == "cuda" else Emulation()
 
 
-def _scope(recipe: Fp8Recipe, *, is_weight: bool) -> str:
+def _scope(recipe: Fp8Recipe, *, is_weight: bool) -> Literal["block", "square", "row", "tensor"]:
     if recipe.scaling == "blockwise":
         return "square" if is_weight else "block"
     return "row" if recipe.scaling == "rowwise" else "tensor"

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from homeostat.config.engine import EngineConfig
+from homeostat.config.fp8 import Fp8Config
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.models.preview import ModelPreview
 from homeostat.rollout.engine import Capabilities, Engine
@@ -27,7 +28,9 @@ class EngineSite:
 
     `threads` is what torch uses in a process, `lanes` the number of such shares of the cores.
     `max_tokens` is the most that a request may have in all. `checkpoint` returns a folder in HF
-    format that holds a model of the policy's shape, and writes it if need be.
+    format that holds a model of the policy's shape, and writes it if need be. `fp8` are the FP8
+    settings of the engine, if it is in FP8; `fp8_checkpoint` is the `quantization_config` of what
+    an engine in another framework is sent then.
     """
 
     engine: EngineConfig
@@ -44,6 +47,8 @@ class EngineSite:
     model_type: str
     checkpoint: Callable[[], Path]
     policy_id: str = POLICY_ID
+    fp8: Fp8Config | None = None
+    fp8_checkpoint: Mapping[str, Any] | None = None
     # The adapter that is sent without the weights under it.
     adapter: LoraConfig | None = None
 
@@ -65,6 +70,9 @@ class Prospect:
     max_tokens: int
     running: int
     longest: int
+    fp8: Fp8Config | None = None
+    # Whether layers are in INT4, now or after a later step.
+    is_int4: bool = False
 
 
 @dataclass(frozen=True, slots=True)

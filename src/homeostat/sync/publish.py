@@ -58,15 +58,21 @@ class WeightSink(Protocol):
 
 class Publisher:
     """Sends the weights of one policy by one transport. Without a `probe` nothing is verified but
-    what arrives."""
+    what arrives. `through` gives a packer that sends them in another form."""
 
     def __init__(
-        self, transport: Transport, *, probe: Probe | None, policy_id: str = POLICY_ID
+        self,
+        transport: Transport,
+        *,
+        probe: Probe | None,
+        policy_id: str = POLICY_ID,
+        through: Callable[[Packer], Packer] | None = None,
     ) -> None:
         self.transport = transport
         self.probe = probe
         self.policy_id = policy_id
-        self._packer = transport.packer()
+        packer = transport.packer()
+        self._packer = packer if through is None else through(packer)
 
     def publish(
         self,

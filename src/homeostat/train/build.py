@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from homeostat.config.cluster import OnHost
 from homeostat.config.critic import CriticConfig
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.parts import TrainerSetup
@@ -20,6 +21,7 @@ from homeostat.errors import ModelError
 from homeostat.models.build import LoadedModel, ModelSheet, load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.expert_offload import require_experts, stream_experts
+from homeostat.models.layer_offload import stream_layers
 from homeostat.precision.bases import base_rewrite
 from homeostat.train.expert_bias import is_expert_bias
 from homeostat.train.local import LocalTrainer
@@ -46,18 +48,21 @@ class LoadModel(Protocol):
 def local_trainer(config: TrainerSetup, runtime: Runtime) -> LocalTrainer:
     load_here = partial(load, config=config, runtime=runtime)
     models = role_models(config, load_here, starting_policy=_frozen_copy)
-    if config.trainer.backend.offload_experts:
-        _stream_experts(models, runtime)
+    _stream(models, config.trainer.backend.on_host, runtime)
     models = rewritten(models, config.trainer, device=runtime.device)
     return LocalTrainer(models, config.trainer, runtime=runtime, seed=config.seed)
 
 
-def _stream_experts(models: Mapping[Role, RoleModel], runtime: Runtime) -> None:
-    require_experts(models[Role.POLICY].loaded.sheet.moe)
+def _stream(models: Mapping[Role, RoleModel], on_host: OnHost | None, runtime: Runtime) -> None:
+    if on_host is None:
+        return
+    if on_host == "experts":
+        require_experts(models[Role.POLICY].loaded.sheet.moe)
+    stream = stream_experts if on_host == "experts" else stream_layers
     # A role may borrow another one's module.
     for module in dict.fromkeys(model.loaded.module for model in models.values()):
         assert isinstance(module, Decoder), "combinations asks for the native decoder"
-        stream_experts(module, device=runtime.device)
+        stream(module, device=runtime.device)
 
 
 def role_models(
@@ -184,7 +189,7 @@ def load(
         seed=config.seed,
         gradient_checkpointing=config.trainer.gradient_checkpointing,
         head=head,
-        offload_experts=config.trainer.backend.offload_experts,
+        on_host=config.trainer.backend.on_host,
         hold=base_rewrite(model),
     )
     if not trained:

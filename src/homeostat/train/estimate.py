@@ -21,8 +21,9 @@ from homeostat.algorithms.value import value_spec
 from homeostat.config.optimizer import AnyOptimizer
 from homeostat.config.parts import TrainerSetup
 from homeostat.config.rollout import AdapterOffReference, InitialReference
-from homeostat.models.expert_offload import NUM_SLOTS
+from homeostat.models.layer_offload import layer_matrices
 from homeostat.models.shape_only import ShapeDecoder, shape_decoder
+from homeostat.models.weight_stream import slot_bytes
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
@@ -151,18 +152,22 @@ def _value_batch(batch: TrainBatch) -> TrainBatch:
 
 def _placed(config: TrainerSetup, shape: ShapeDecoder) -> tuple[list[Tensor], set[Tensor]]:
     """Return the parameters on the device, and those that stay in host memory."""
-    if not config.trainer.backend.offload_experts:
-        return list(shape.parameters()), set()
-    away: set[Tensor] = {p for block in shape.moe_blocks for p in block.experts.parameters()}
+    away = {p for layer in _streamed(config, shape) for p in layer}
     return [p for p in shape.parameters() if p not in away], away
 
 
 def _slot_bytes(config: TrainerSetup, shape: ShapeDecoder) -> int:
-    """Return the bytes of the device's slots for offloaded experts."""
-    if not config.trainer.backend.offload_experts:
-        return 0
-    blocks = shape.moe_blocks[:NUM_SLOTS]
-    return sum(_num_bytes(block.experts.parameters()) for block in blocks)
+    """Return the bytes of the device's slots for weights in host memory."""
+    return slot_bytes(_streamed(config, shape))
+
+
+def _streamed(config: TrainerSetup, shape: ShapeDecoder) -> list[list[Tensor]]:
+    """Return the parameters that are in host memory, by the layers that are streamed."""
+    on_host = config.trainer.backend.on_host
+    if on_host == "layers":
+        return [[found[2] for found in layer_matrices(layer)] for layer in shape.layers]
+    blocks = shape.moe_blocks if on_host == "experts" else []
+    return [list(block.experts.parameters()) for block in blocks]
 
 
 def _num_bytes(parameters: Iterable[Tensor]) -> int:

@@ -24,38 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from homeostat.ops.host_memory import aligned
 from homeostat.ops.transfer import SideStream
 from homeostat.train.optimizers.slots import STEP, Piece, Rule, Slot, part_of_state
 
-HOST = torch.device("cpu")
 NUM_BUFFERS = 3
 BUCKET_BYTES = 256 * 2**20
 # Bytes of state and master for an element of fp32 AdamW: what a bucket's size is counted in.
 _ELEMENT_BYTES = 12
-_ALIGNMENT = 512
-
-
-class HostMemory:
-    """Host memory for many tensors, in pinned blocks: torch rounds each up to a power of two."""
-
-    def __init__(self, *, pinned: bool, block_bytes: int = 2**28) -> None:
-        self._pinned = pinned
-        self._block_bytes = block_bytes
-        self._block = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
-
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Return a copy of the tensor in this memory."""
-        if not self._pinned:
-            return tensor.to(HOST)
-        size = _aligned(tensor.nbytes)
-        if self._used + size > len(self._block):
-            length = max(self._block_bytes, 1 << (size - 1).bit_length())
-            self._block = torch.empty(length, dtype=torch.uint8, pin_memory=True)
-            self._used = 0
-        bytes_here = self._block[self._used : self._used + tensor.nbytes]
-        self._used += size
-        return bytes_here.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 @dataclass(slots=True)
@@ -96,7 +72,7 @@ class _Part:
             found.append(count * 4)
         if self.on_host and not self.slot.is_own:
             found.append(count * self.param.element_size())
-        return [_aligned(size) for size in found]
+        return [aligned(size) for size in found]
 
     def lay_out(self, room: _Room) -> None:
         """Take its places in a buffer, in the order of `sizes`."""
@@ -139,7 +115,7 @@ class _Room:
     def like(self, tensor: Tensor) -> Tensor:
         """Return the next tensor of this shape and dtype."""
         here = self._buffer[self._used : self._used + tensor.nbytes]
-        self._used += _aligned(tensor.nbytes)
+        self._used += aligned(tensor.nbytes)
         return here.view(tensor.dtype).view(tensor.shape)
 
 
@@ -213,7 +189,7 @@ class HostState:
             self._load(number)
 
     def forget(self) -> None:
-        """Load all anew: host memory was written by somebody else."""
+        """Load all again: host memory was written by somebody else."""
         self.settle()
         self._held.clear()
 
@@ -251,7 +227,7 @@ class HostState:
 
 
 def _buckets(parts: Sequence[_Part], limit: int) -> list[list[_Part]]:
-    """Fill buckets in order: a part that is larger than the limit has a bucket of its own."""
+    """Fill buckets in order: a part that is larger than the limit has its own bucket."""
     buckets: list[list[_Part]] = [[]]
     used = 0
     for part in parts:
@@ -267,7 +243,3 @@ def _buckets(parts: Sequence[_Part], limit: int) -> list[list[_Part]]:
 def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     for target, source in pairs:
         target.copy_(source, non_blocking=True)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from homeostat.config.optimizer import AdamConfig
 from homeostat.config.parts import TrainerSetup
 
 Site = dict[str, str | int]
@@ -77,6 +78,12 @@ class CpuAllocations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._made: dict[int, tuple[StorageWeakRef, int, str]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch wraps the method below in a function whose first call imports the
+        # compiler: tens of megabytes, when memory has just run out.
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -167,10 +174,15 @@ def memory_ladder(config: TrainerSetup, *, longest_row: int, largest_batch: int 
         ladder.append("trainer.gradient_checkpointing=selective  (a little slower, same result)")
     if trainer.gradient_checkpointing is not True:
         ladder.append("trainer.gradient_checkpointing=true  (about a third slower, same result)")
+    is_local = trainer.backend.type == "local" and trainer.device != "cpu"
+    if is_local and not trainer.backend.offload_optimizer:
+        ladder.append("trainer.backend.offload_optimizer=true  (on a GPU; slower, same result)")
     if trainer.logits_bytes("cpu") > 16 * 2**20:
         ladder.append("trainer.logits_chunk_bytes=16MiB  (same result)")
     if trainer.precision == "fp32" and trainer.device != "cpu":
         ladder.append("trainer.precision=bf16  (half the weights and activations)")
+    if isinstance(trainer.optimizer, AdamConfig) and trainer.optimizer.moments != "8bit":
+        ladder.append("trainer.optimizer.moments=8bit  (a quarter of the moments' memory)")
     if config.lora is None:
         ladder.append("lora.rank=16  (trains an adapter: no gradients or moments of the base)")
     if trainer.backend.type == "fsdp":

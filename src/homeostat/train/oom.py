@@ -17,7 +17,7 @@ import torch
 from homeostat.config.parts import TrainerSetup
 from homeostat.errors import HomeostatError, OutOfMemoryHaltError
 from homeostat.observe.run_dir import RunDir
-from homeostat.ops.memory import is_out_of_memory
+from homeostat.ops.memory import is_out_of_memory, reason_of
 from homeostat.train.events import EmitEvent
 from homeostat.train.memory import (
     Reserve,
@@ -107,7 +107,7 @@ class MemoryGuard:
             if not is_out_of_memory(error):
                 raise
             self._reserve.release()
-            self._message = str(error).splitlines()[0]
+            self._message = reason_of(error)
             if call_sites is not None:
                 self._write_snapshot(step, call_sites())
         # Only now, with the exception and its frames gone, can their tensors be freed.

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from homeostat.config.optimizer import AnyOptimizer
 from homeostat.errors import CheckpointError
+from homeostat.ops.host_memory import HOST, HostMemory
 from homeostat.ops.stochastic import tensor_key
 from homeostat.train.frozen import checksums
 from homeostat.train.gradients import Gradients, stacked, tensor_norms
-from homeostat.train.host_state import HOST, HostMemory, HostState
+from homeostat.train.host_state import HostState
 from homeostat.train.optimizers.catalogue import rule_of
 from homeostat.train.optimizers.slots import STEP, Rule, Slot
 

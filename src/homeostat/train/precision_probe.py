@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.algorithms.losses import loss_of
-from homeostat.ops.memory import is_out_of_memory
+from homeostat.ops.memory import is_out_of_memory, reason_of
 from homeostat.precision.account import format_of, is_on
 from homeostat.precision.fp8_linear import Watch, Watched
 from homeostat.precision.fp8_model import Fp8Rewrite
@@ -55,7 +55,7 @@ def measure_precision(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return Unmeasured(f"out of memory: {str(error).splitlines()[0]}")
+        return Unmeasured(f"out of memory: {reason_of(error)}")
 
 
 def with_observed(report: UpdateReport, observed: Mapping[str, float] | Unmeasured) -> UpdateReport:

@@ -19,7 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from homeostat.ops.memory import is_out_of_memory
+from homeostat.ops.memory import is_out_of_memory, reason_of
 from homeostat.train.gradients import stacked
 from homeostat.train.optim import MasterOptimizer
 from homeostat.types import UpdateReport
@@ -94,7 +94,7 @@ class UpdateProbe:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            return Unmeasured(f"out of memory: {str(error).splitlines()[0]}")
+            return Unmeasured(f"out of memory: {reason_of(error)}")
 
     def reported(
         self, report: UpdateReport, parts: Sequence[Moved | Unmeasured | None]

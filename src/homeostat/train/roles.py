@@ -104,7 +104,7 @@ class RoleState:
         return ((name, p) for name, p in self.named_parameters() if name not in saved)
 
     def weights_changed(self) -> None:
-        """Let what was derived from the weights be derived anew."""
+        """Let copies that were derived from the weights be made again."""
         for rewrite in self.rewrites:
             rewrite.weights_changed()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from homeostat.errors import HomeostatError, OutOfMemoryHaltError
-from homeostat.ops.memory import is_out_of_memory
+from homeostat.ops.memory import is_out_of_memory, reason_of
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def writing_weights(step: int) -> Iterator[None]:
             raise
         raise OutOfMemoryHaltError(
             f"out of memory while the update of step {step} was being written, so that part of the "
-            f"weights may have it and part not: {str(error).splitlines()[0]}. Checkpoints are "
+            f"weights may have it and part not: {reason_of(error)}. Checkpoints are "
             "untouched. Free some memory (trainer.max_tokens_per_device, say) and give the same "
             "command again: it goes on from the last checkpoint."
         ) from error

@@ -26,7 +26,9 @@ from homeostat.errors import EngineError, HomeostatError
 from homeostat.observe.processor import this_processor
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.remote import RemoteEngine
+from homeostat.rollout.vllm.core import quantised_arguments
 from homeostat.rollout.vllm.options import require_computable
+from homeostat.run.publication.fp8_checkpoint import fp8_checkpoint
 
 NEEDS_VLLM = "needs vLLM: make test-vllm"
 # vLLM has no heads narrower than 32 on a CPU; two of keys and values, so that two ranks have one.
@@ -224,6 +226,21 @@ def a_dead_engine_is_not_started_anew(workshop: VllmWorkshop) -> None:
     assert run.events("engine_restarted") == []
 
 
+def vllm_is_told_of_fp8_weights(workshop: VllmWorkshop) -> None:
+    """What is sent is in tests/unit/test_fp8_engine.py; its products need a GPU."""
+    config = workshop.config(*VLLM, "engine.quantization=fp8", "trainer.fp8={recipe: rowwise}")
+    checkpoint = fp8_checkpoint(config)
+    assert checkpoint is not None
+    assert fp8_checkpoint(workshop.config(*VLLM)) is None
+    told = quantised_arguments(config.engine, checkpoint.settings)
+    assert told["hf_overrides"]["quantization_config"]["format"] == "float-quantized"
+
+
+def vllm_is_told_of_an_fp8_cache(workshop: VllmWorkshop) -> None:
+    config = workshop.config(*VLLM, "engine.kv_cache_dtype=fp8")
+    assert quantised_arguments(config.engine, None) == {"kv_cache_dtype": "fp8"}
+
+
 CASES: dict[str, VllmCase] = {
     "engine.type (vllm)": it_samples_with_vllm,
     "engine.max_concurrency (vllm)": few_run_at_one_time,
@@ -232,6 +249,8 @@ CASES: dict[str, VllmCase] = {
     "engine.dtype (vllm)": half_precision_differs_from_the_trainers,
     "engine.enforce_eager (vllm)": compiled_code_samples_the_same,
     "engine.tensor_parallel_size (vllm)": two_ranks_sample_what_one_does,
+    "engine.quantization (vllm)": vllm_is_told_of_fp8_weights,
+    "engine.kv_cache_dtype (vllm)": vllm_is_told_of_an_fp8_cache,
     "engine.start_timeout_s (vllm)": a_start_has_a_deadline,
     "engine.stall_s (vllm)": an_engine_that_is_silent_is_given_up,
     "engine.sleep (vllm)": the_cache_is_kept,

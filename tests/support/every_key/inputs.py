@@ -56,6 +56,10 @@ def saved_pad_token(run: Run) -> str:
     return json.loads(file.read_text())["pad_token"]
 
 
+def has_lengths(run: Run) -> bool:
+    return any("lora_magnitude_vector" in name for name in run.weights())
+
+
 def adapter_rank(run: Run) -> set[int]:
     return {tensor.shape[0] for name, tensor in run.weights().items() if ".lora_A." in name}
 
@@ -219,6 +223,7 @@ def source_cases(group: str) -> dict[str, Case]:
 
 
 SHORT = ("data.max_length=44",)
+NF4 = (*LORA, "model.quantization=nf4")
 
 CASES: dict[str, Case] = {
     "version": refuses("version=2", "version"),
@@ -250,6 +255,17 @@ CASES: dict[str, Case] = {
         "model.pad_token=<|im_start|>", saved_pad_token,
         was="<|im_end|>", now="<|im_start|>", base=EXPORTED, same="bits",
     ),
+    "model.quantization": all_of(
+        alters("model.quantization=nf4", fact("model_loaded", "bytes"), base=LORA),
+        alters("model.quantization=int8", first_loss, base=LORA),
+        refuses("model.quantization=nf4", "lora", base=TRAINED),
+    ),
+    "model.double_quantization": all_of(
+        alters("model.double_quantization=true", fact("model_loaded", "bytes"), base=NF4),
+        refuses("model.double_quantization=true", "nf4", base=LORA),
+    ),
+    "lora.rslora": alters("lora.rslora=true", base=LORA),
+    "lora.dora": shows("lora.dora=true", has_lengths, was=False, now=True, base=LORA),
     "lora.rank": shows("lora.rank=2", adapter_rank, was={4}, now={2}, base=LORA),
     "lora.alpha": alters("lora.alpha=4.0", base=LORA),
     "lora.dropout": alters("lora.dropout=0.5", base=LORA),

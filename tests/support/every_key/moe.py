@@ -18,7 +18,7 @@ from tests.support.every_key.workshop import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from homeostat.models.expert_offload import ExpertStream
+from homeostat.models.weight_stream import WeightStream
 
 EXPERTS = ("model.path=experts",)
 ROWS = (*EXPERTS, "model.moe={balancing: sequence_aux, aux_loss_coefficient: 0.1}")
@@ -51,15 +51,15 @@ def all_experts_are_one_product(workshop: Workshop) -> None:
 def experts_are_streamed_to_the_same_bits(workshop: Workshop) -> None:
     """Host and device are both the CPU, which `check` would refuse."""
     copied: list[int] = []
-    fill = ExpertStream._fill
+    fill = WeightStream._fill
 
-    def counted(self: ExpertStream, layer: int, slot: int) -> None:
+    def counted(self: WeightStream, layer: int) -> None:
         copied.append(layer)
-        fill(self, layer, slot)
+        fill(self, layer)
 
     change = (*EXPERTS, "trainer.backend.offload_experts=true")
     with (
-        patch.object(ExpertStream, "_fill", counted),
+        patch.object(WeightStream, "_fill", counted),
         patch("homeostat.train.runtime.find_device_conflicts", return_value=[]),
     ):
         streamed = workshop.again(*change)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from safetensors.torch import load_file
+from tests.support.every_key.optimizers import cases_of
 from tests.support.every_key.rl_workshop import SAVED, samples
 from tests.support.every_key.trainer import MORE, PLAIN, WARMED, shares_of_peak
 from tests.support.every_key.workshop import (
@@ -18,6 +17,9 @@ from tests.support.every_key.workshop import (
     shows,
     weight_bytes,
 )
+
+from homeostat.config.optimizer import AnyOptimizer
+from homeostat.config.run import RunConfig
 
 PPO = (*SAVED, "algorithm={type: ppo}", "critic={lr: 0.01}")
 # In the second step the first one's moments count, and the values are no longer 0.
@@ -101,19 +103,21 @@ def schedule_cases() -> dict[str, Case]:
     return cases
 
 
-def of_optimizer(name: str, value: Any) -> Case:
-    return alters(f"critic.optimizer.{name}={value}", critic_bytes, base=TWO_STEPS)
+def optimizer_of(config: RunConfig) -> AnyOptimizer:
+    assert config.critic is not None
+    return config.critic.trained_as(config.trainer).optimizer
 
 
+TYPES: dict[str, Case] = {
+    "adamw": refuses("critic.optimizer.type=sgd", r"optimizer\.type"),
+    "muon": alters("critic.optimizer.type=muon", critic_bytes, base=TWO_STEPS),
+    "adafactor": alters("critic.optimizer.type=adafactor", critic_bytes, base=TWO_STEPS),
+}
 CASES: dict[str, Case] = {
+    **cases_of(optimizer_of, "critic.optimizer", TYPES, *PPO),
     "critic.path": only_the_critic("critic.path=other"),
     "critic.head_init": alters("critic.head_init=random", metric("critic/value_mean"), base=PPO),
     "critic.lr": only_the_critic("critic.lr=0.003"),
-    "critic.optimizer.type (adamw)": refuses("critic.optimizer.type=sgd", r"optimizer\.type"),
-    "critic.optimizer.beta1 (adamw)": of_optimizer("beta1", 0.5),
-    "critic.optimizer.beta2 (adamw)": of_optimizer("beta2", 0.5),
-    "critic.optimizer.eps (adamw)": of_optimizer("eps", 0.1),
-    "critic.optimizer.weight_decay (adamw)": of_optimizer("weight_decay", 0.5),
     "critic.max_grad_norm": alters("critic.max_grad_norm=0.00001", critic_bytes, base=TWO_STEPS),
     "critic.clip": shows(
         "critic.clip=null",

@@ -45,6 +45,7 @@ from homeostat.rollout.native.memory import free_bytes
 
 # Drawn, not greedy, so that what cuts the distribution shows.
 HELD_OUT = ("data.validation_share=0.25", "eval.sampling.temperature=1.0")
+INVARIANT = ("model.numerics=invariant",)
 TWO_STEPS = ("trainer.max_steps=2", "checkpoint.interval_steps=1", "checkpoint.keep_last=1")
 PROFILED = (*SAVED, "observe.profiler={steps: [1]}")
 KL = (*SAVED, "algorithm.kl={coefficient: 1.0}")
@@ -153,6 +154,32 @@ def memory_bounds_what_runs(workshop: Workshop) -> None:
     assert only("engine/max_running", workshop.run()) == 16
     assert_same(workshop.run(), little, "losses")
     refuses("engine.memory_share=1e-12", "Raise engine.memory_share")(workshop)
+
+
+def the_engine_rounds_as_the_trainer_does(workshop: Workshop) -> None:
+    """An engine in FP8 or INT4 alone differs from the trainer; trained alike, the two agree."""
+    gaps = [
+        only("sampling/sampling_logp_difference/max", workshop.run(*changes))
+        for changes in (
+            ("engine.quantization=fp8",),
+            ("engine.quantization=int4",),
+            ("trainer.fp8={recipe: blockwise}",),
+            ("trainer.fp8={recipe: blockwise}", "engine.quantization=fp8"),
+            ("trainer.int4={group_size: 32}",),
+        )
+    ]
+    assert min(gaps[:2]) > 1e-3
+    assert max(gaps[2:]) < 1e-3
+
+
+def a_smaller_cache_is_less_exact(workshop: Workshop) -> None:
+    plain, small = (
+        workshop.run("engine.sleep=false", "engine.decode=plain", *more)
+        for more in ((), ("engine.kv_cache_dtype=fp8",))
+    )
+    assert only("engine/cache_bytes", small) < 0.5 * only("engine/cache_bytes", plain)
+    name = "sampling/sampling_logp_difference/max"
+    assert only(name, small) > 10 * only(name, plain)
 
 
 @contextmanager
@@ -319,6 +346,16 @@ CASES: dict[str, Case] = {
     "engine.prefill_tokens (native)": prompts_are_computed_in_pieces,
     "engine.decode (native)": refuses("engine.decode=graphs", r"engine\.decode .* cannot run"),
     "engine.stall_s (native)": refuses("engine.stall_s=1e-9", r"none of 16 .*engine\.stall_s"),
+    "engine.quantization (native)": all_of(
+        the_engine_rounds_as_the_trainer_does,
+        refuses("engine.quantization=fp8", "promises the same bits", base=INVARIANT),
+        refuses("engine.quantization=int8", r"engine\.quantization"),
+        refuses("engine.quantization=int4", "promises the same bits", base=INVARIANT),
+    ),
+    "engine.kv_cache_dtype (native)": all_of(
+        a_smaller_cache_is_less_exact,
+        refuses("engine.kv_cache_dtype=fp8", "promises the same bits", base=INVARIANT),
+    ),
     "engine.sleep (native)": shows(
         "engine.sleep=false", lambda run: only("engine/cache_bytes", run) > 0, was=False, now=True,
         same="bits",

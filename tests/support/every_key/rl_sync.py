@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from tests.support.every_key.rl_sampling import tokens_per_forward
-from tests.support.every_key.rl_workshop import transports
+from tests.support.every_key.rl_workshop import PRETRAINED, transports
 from tests.support.every_key.workshop import (
     Case,
     Run,
     Workshop,
     all_of,
+    alters,
     assert_same,
     refuses,
     shows,
@@ -110,7 +111,25 @@ NEEDS_A_GPU = warm(
     refuses("sync.transport={type: cuda_ipc, bucket_bytes: 64}", "cuda_ipc", base=OWN)
 )
 
+
+def sent_bytes(run: Run) -> list[int]:
+    return [event["bytes"] for event in run.events("weights_published")]
+
+
+ADAPTED = (*OWN, *PRETRAINED, "lora={rank: 4}")
+
 CASES: dict[str, Case] = {
+    "lora.publish": all_of(
+        warm(alters("lora.publish=adapter", sent_bytes, base=ADAPTED)),
+        refuses("lora.publish=adapter", "nothing is sent", base=ADAPTED[1:]),
+        warm(
+            refuses(
+                "lora.publish=merged", "rounded away",
+                base=(*ADAPTED, "lora.publish=adapter", "model.quantization=nf4"),
+            )
+        ),
+        refuses("model.numerics=invariant", r"lora\.publish", base=ADAPTED),
+    ),
     "engine.own_process (native)": shows(
         "engine.own_process=true", published, was=[], now=[0, 1], same="bits"
     ),

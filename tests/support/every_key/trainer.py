@@ -323,11 +323,6 @@ CASES: dict[str, Case] = {
         shows("trainer.lr=5e-3", lambda run: run.metric("learning_rate")[0], was=1e-2, now=5e-3),
         alters("trainer.lr=5e-3", weight_bytes),
     ),
-    "trainer.optimizer.type (adamw)": refuses("trainer.optimizer.type=sgd", r"optimizer\.type"),
-    "trainer.optimizer.beta1 (adamw)": alters("trainer.optimizer.beta1=0.5"),
-    "trainer.optimizer.beta2 (adamw)": alters("trainer.optimizer.beta2=0.5"),
-    "trainer.optimizer.eps (adamw)": alters("trainer.optimizer.eps=0.1"),
-    "trainer.optimizer.weight_decay (adamw)": alters("trainer.optimizer.weight_decay=0.5"),
     "trainer.max_grad_norm": all_of(
         alters("trainer.max_grad_norm=0.1", weight_bytes),
         alters("trainer.max_grad_norm=null", weight_bytes, base=("trainer.max_grad_norm=0.1",)),

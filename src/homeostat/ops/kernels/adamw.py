@@ -76,9 +76,8 @@ def _encoded(unit, bounds_ptr):
     """Return the number of bounds below each value, by binary search."""
     code = tl.zeros(unit.shape, dtype=tl.int32)
     for place in tl.static_range(8):
-        step: tl.constexpr = 128 >> place
-        bound = tl.load(bounds_ptr + code + (step - 1))
-        code = tl.where(bound < unit, code + step, code)
+        bound = tl.load(bounds_ptr + code + ((128 >> place) - 1))
+        code = tl.where(bound < unit, code + (128 >> place), code)
     return code
 
 

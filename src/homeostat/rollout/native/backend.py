@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from homeostat.config.engine import EngineConfig
+from homeostat.config.fp8 import Fp8Config
 from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import ConfigError, Problem
 from homeostat.models.decoder import Decoder
 from homeostat.observe import format as fmt
 from homeostat.rollout.backend import EngineBackend, EngineSite, Foreseen, Prospect
 from homeostat.rollout.engine import Capabilities, Engine
+from homeostat.rollout.native.cache import token_bytes
 from homeostat.rollout.native.engine import NativeEngine, native_capabilities
 from homeostat.rollout.native.fast import decode_path, obstacle
 from homeostat.rollout.native.memory import free_bytes
@@ -44,6 +47,7 @@ def open_here(
         policy_id=site.policy_id,
         policy_version=version,
         threads=site.lanes * site.threads,
+        fp8=site.fp8,
     )
 
 
@@ -59,6 +63,7 @@ def factory_arguments(site: EngineSite) -> dict[str, Any]:
         "max_tokens": site.max_tokens,
         "chunk_bytes": site.chunk_bytes,
         "policy_id": site.policy_id,
+        "fp8": site.fp8,
     }
 
 
@@ -90,7 +95,9 @@ def preflight(prospect: Prospect) -> Foreseen:
     engine, shape = _own(prospect.engine), prospect.preview.decoder
     assert shape is not None, "combinations asks for the native decoder"
     numerics, device = prospect.model.numerics, prospect.device
-    path = decode_path(shape, engine, numerics=numerics, device=device)
+    how = {"numerics": numerics, "device": device, "is_fp8": prospect.fp8 is not None}
+    how["is_int4"] = prospect.is_int4
+    path = decode_path(shape, engine, **how)
     processes = 1
     if engine.shares_weights:
         processes = _num_processes(
@@ -101,11 +108,23 @@ def preflight(prospect: Prospect) -> Foreseen:
         )
     most = _cache_bytes(prospect)
     text = f", in {processes} processes" if processes > 1 else ""
-    text += f", at most {fmt.byte_size(most)} of cached keys and values, decoded by {_PATHS[path]}"
+    kind = "FP8 " if engine.kv_cache_dtype == "fp8" else ""
+    text += f", at most {fmt.byte_size(most)} of cached {kind}keys and values, decoded by "
+    text += _PATHS[path]
     if path == "compact" and engine.decode == "auto":
-        why = obstacle("compiled", shape, numerics=numerics, device=device)
-        text += f" (not by compiled code: {why})"
+        text += f" (not by compiled code: {obstacle('compiled', shape, engine, **how)})"
+    if prospect.fp8 is not None:
+        text += _fp8_text(prospect.fp8, device)
+    if prospect.is_int4:
+        text += "; INT4 weights, " + ("packed" if device.type == "cuda" else "rounded, not packed")
     return Foreseen(text, {"processes": processes, "cache_bytes_at_most": most, "decode": path})
+
+
+def _fp8_text(fp8: Fp8Config, device: torch.device) -> str:
+    text = f"; {fp8.recipe} FP8"
+    if fp8.start_step > 1:
+        text += f" from policy version {fp8.start_step - 1} on"
+    return text + (", emulated for correctness only" if device.type == "cpu" else "")
 
 
 def _num_processes(
@@ -119,9 +138,10 @@ def _num_processes(
 
 def _cache_bytes(prospect: Prospect) -> int:
     """The most that the cache will take. Raises ConfigError where not even one request fits."""
-    per_token = prospect.preview.cache_bytes_per_token
-    assert per_token is not None, "combinations asks for the native decoder"
-    one = per_token * prospect.longest
+    shape, engine = prospect.preview.decoder, prospect.engine
+    assert shape is not None, "combinations asks for the native decoder"
+    is_fp8 = engine.kv_cache_dtype == "fp8"
+    one = token_bytes(shape, prospect.dtype, is_fp8=is_fp8) * prospect.longest
     budget = int(prospect.engine.memory_share * free_bytes(prospect.device))
     if one > budget:
         raise ConfigError(

@@ -40,7 +40,7 @@ from homeostat.models.side_by_side import joined_adapters
 from homeostat.ops.attention import AttentionContext
 from homeostat.ops.expert_rows import combined
 from homeostat.ops.experts import experts_of
-from homeostat.ops.linear import Linear, is_plain
+from homeostat.ops.linear import Linear, is_plain_product
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.norms import unit_rms
 from homeostat.ops.rope import rope_tables, rotate
@@ -76,7 +76,7 @@ def _is_plain(module: nn.Module) -> bool:
     """Return whether a module computes what its class does: no other product in its place."""
     if isinstance(module, Experts) and module.product is not experts_of:
         return False
-    is_own = is_plain(module) if isinstance(module, Linear) else True
+    is_own = is_plain_product(module.product) if isinstance(module, Linear) else True
     return type(module) in _PLAIN and is_own
 
 

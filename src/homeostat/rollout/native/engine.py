@@ -23,11 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from homeostat.config.fp8 import Fp8Config
 from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.ops.linear import Numerics
+from homeostat.precision.int4_packed import is_int4
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.native.fast import decode_path, make_bursts
+from homeostat.rollout.native.fp8_model import Fp8Model
+from homeostat.rollout.native.int4_model import Int4Model
 from homeostat.rollout.native.room import CacheRoom
 from homeostat.rollout.native.runner import Runner
 from homeostat.rollout.native.sampler import draw
@@ -65,6 +69,7 @@ class NativeEngine(SteppingEngine[Sequence]):
     `max_tokens` is the most that a request may have in all; `decode` turns tokens into the text
     that stop strings are looked for in. `in_rows` is how the cache is laid out (cache.py), where
     it is said. With `bursts` several steps are decoded at a time, on a CPU by so many `threads`.
+    `fp8`: which linear maps are served in FP8, from which version on.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class NativeEngine(SteppingEngine[Sequence]):
         policy_version: int = 0,
         in_rows: bool | None = None,
         threads: int | None = None,
+        fp8: Fp8Config | None = None,
     ) -> None:
         super().__init__(
             native_capabilities(
@@ -93,14 +99,28 @@ class NativeEngine(SteppingEngine[Sequence]):
             policy_id=policy_id,
             policy_version=policy_version,
         )
+        self._fp8: Fp8Model | None = None
+        if fp8 is not None:
+            self._fp8 = Fp8Model(model, fp8, device=device, version=policy_version)
+            model = self._fp8.model
+        self._int4: Int4Model | None = None
+        if config.quantization == "int4":
+            self._int4 = Int4Model(model, packs=device.type == "cuda")
+            model = self._int4.model
         self.model = model
         self.config = config
         self.device = device
         self.chunk_bytes = chunk_bytes
-        path = decode_path(model.config, config, numerics=model.numerics, device=device)
-        self.bursts = make_bursts(
-            model, config, path, device=device, max_tokens=max_tokens, threads=threads
+        path = decode_path(
+            model.config,
+            config,
+            numerics=model.numerics,
+            device=device,
+            is_fp8=fp8 is not None,
+            is_int4=is_int4(model),
         )
+        how = {"device": device, "max_tokens": max_tokens, "is_fp8": fp8 is not None}
+        self.bursts = make_bursts(model, config, path, threads=threads, **how)
         rows_pay = device.type == "cpu" and self.bursts is None
         self.in_rows = rows_pay if in_rows is None else in_rows
         self._serving = Serving(model)
@@ -179,6 +199,10 @@ class NativeEngine(SteppingEngine[Sequence]):
     def _before_commit(self, version: int) -> None:
         self.scheduler.forget_prompts()
         self._rest()
+        if self._fp8 is not None:
+            self._fp8.weights_changed(version)
+        if self._int4 is not None:
+            self._int4.weights_changed()
 
     def _free_memory(self) -> None:
         self._free_cache()

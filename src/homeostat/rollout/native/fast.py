@@ -36,13 +36,20 @@ AUTO = ("graphs", "compiled", "compact")
 
 
 def decode_path(
-    shape: DecoderConfig, config: NativeEngineConfig, *, numerics: Numerics, device: torch.device
+    shape: DecoderConfig,
+    config: NativeEngineConfig,
+    *,
+    numerics: Numerics,
+    device: torch.device,
+    is_fp8: bool = False,
+    is_int4: bool = False,
 ) -> str:
     """Choose plain, compact, compiled, fused or graphs. An impossible choice is refused."""
     if config.decode == "plain":
         return "plain"
     wanted = AUTO if config.decode == "auto" else (config.decode,)
-    obstacles = {path: obstacle(path, shape, numerics=numerics, device=device) for path in wanted}
+    how = {"numerics": numerics, "device": device, "is_fp8": is_fp8, "is_int4": is_int4}
+    obstacles = {path: obstacle(path, shape, config, **how) for path in wanted}
     able = [path for path in wanted if not obstacles[path]]
     if not able and config.decode == "auto":
         return "plain"
@@ -62,8 +69,12 @@ def make_bursts(
     device: torch.device,
     max_tokens: int,
     threads: int | None,
+    is_fp8: bool = False,
 ) -> Bursts | None:
-    """None where decoding goes one step at a time. `threads`: on a CPU; as torch has where None."""
+    """None where decoding goes one step at a time. `threads`: on a CPU; as torch has where None.
+
+    `is_fp8`: layers of the model are in FP8, now or later.
+    """
     if path in ("plain", "compact"):
         return None
     if path == "compiled":
@@ -73,9 +84,15 @@ def make_bursts(
             f"engine.decode is {config.decode}, whose kernels read all experts from the GPU, and "
             "trainer.backend.offload_experts leaves them in host memory. Set engine.decode=plain."
         )
+    if device.type == "cuda" and not all(p.is_cuda for p in model.parameters()):
+        raise EngineError(
+            f"engine.decode is {config.decode}, whose kernels read all weights from the GPU, and "
+            "trainer.backend.offload_params leaves them in host memory. Set engine.decode=plain."
+        )
     # Its kernels need Triton to be imported at all.
     from homeostat.rollout.native.cuda.bursts import CudaBursts
     from homeostat.rollout.native.cuda.forward import DecodeForward
+    from homeostat.rollout.native.cuda.fp8_forward import Fp8Forward
     from homeostat.rollout.native.cuda.int4_forward import Int4Forward
     from homeostat.rollout.native.cuda.int4_weights import int4_products
     from homeostat.rollout.native.cuda.invariant import InvariantForward
@@ -90,11 +107,14 @@ def make_bursts(
         layers=model.config.num_layers,
         device=device,
         moe=model.config.moe,
+        fp8_cache=config.kv_cache_dtype == "fp8",
     )
     forwards = {"fast": DecodeForward, "invariant": InvariantForward}
     kind = forwards[model.numerics]
     if kind is DecodeForward and int4_products(model):
         kind = Int4Forward
+    elif kind is DecodeForward and is_fp8:
+        kind = Fp8Forward
     forward = kind(model, state, block_tokens=BLOCK_TOKENS)
     return CudaBursts(state, Steps(forward, max_rows=max_rows, with_graphs=path == "graphs"))
 
@@ -112,8 +132,23 @@ def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> 
     return None
 
 
-def obstacle(path: str, shape: DecoderConfig, *, numerics: Numerics, device: torch.device) -> str:
+def obstacle(
+    path: str,
+    shape: DecoderConfig,
+    config: NativeEngineConfig,
+    *,
+    numerics: Numerics,
+    device: torch.device,
+    is_fp8: bool = False,
+    is_int4: bool = False,
+) -> str:
     """Say why this decode path cannot be taken; empty where it can."""
+    if path in ("compact", "compiled") and is_int4:
+        return "INT4 weights are multiplied, rounded, by the model's own forward on a CPU"
+    if path in ("compact", "compiled") and is_fp8:
+        return "FP8 is emulated on a CPU, by the model's own forward"
+    if path == "compiled" and config.kv_cache_dtype == "fp8":
+        return "engine.kv_cache_dtype is fp8, which it does not read"
     if path in ("compact", "compiled") and numerics == "invariant":
         return "model.numerics is invariant, which it does not keep"
     if path == "compact":

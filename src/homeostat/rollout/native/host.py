@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from homeostat.config.fp8 import Fp8Config
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.data.tokenizer import load_tokenizer
@@ -49,6 +50,7 @@ def build_engine(
     chunk_bytes: int,
     decode: Callable[[Sequence[int]], str] | None = None,
     policy_id: str = POLICY_ID,
+    fp8: Fp8Config | None = None,
     adapter: LoraConfig | None = None,
 ) -> OwnWeightsEngine:
     """`decode` is the model's own tokenizer's, where none is given."""
@@ -75,6 +77,7 @@ def build_engine(
         decode=_lazily_decoding(model) if decode is None else decode,
         chunk_bytes=chunk_bytes,
         policy_id=policy_id,
+        fp8=fp8,
     )
 
 

@@ -12,7 +12,7 @@ from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
 from homeostat.rollout.native.blocks import BlockPool
-from homeostat.rollout.native.cache import KVCache, token_bytes
+from homeostat.rollout.native.cache import Fp8Cache, KVCache, token_bytes
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.native.sequence import Sequence
 
@@ -68,14 +68,13 @@ class CacheRoom:
     def make(self, longest: int) -> tuple[BlockPool, KVCache]:
         """Make blocks for sequences of up to `longest` tokens; memory is taken as they are used."""
         block_tokens = _rounded(longest) if self.in_rows else BLOCK_TOKENS
-        bytes_each = token_bytes(self.model.config, self.dtype)
-        affordable = self.budget_bytes // (block_tokens * bytes_each)
+        affordable = self.budget_bytes // (block_tokens * self._token_bytes)
         useful = self.config.max_concurrency * -(-self.max_tokens // block_tokens)
         num_blocks = min(affordable, useful) + self.spare_blocks
         pool = BlockPool(num_blocks)
         for _ in range(self.spare_blocks):
             pool.alloc()
-        cache = KVCache(
+        cache = (Fp8Cache if self._is_fp8 else KVCache)(
             self.model.config,
             block_tokens=block_tokens,
             max_blocks=num_blocks,
@@ -84,8 +83,16 @@ class CacheRoom:
         )
         return pool, cache
 
+    @property
+    def _is_fp8(self) -> bool:
+        return self.config.kv_cache_dtype == "fp8"
+
+    @property
+    def _token_bytes(self) -> int:
+        return token_bytes(self.model.config, self.dtype, is_fp8=self._is_fp8)
+
     def _bytes(self, num_tokens: int) -> int:
-        return _rounded(num_tokens) * token_bytes(self.model.config, self.dtype)
+        return _rounded(num_tokens) * self._token_bytes
 
 
 def _rounded(num_tokens: int) -> int:

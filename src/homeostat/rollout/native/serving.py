@@ -9,7 +9,7 @@ import torch
 
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
-from homeostat.ops.memory import is_out_of_memory
+from homeostat.ops.memory import is_out_of_memory, reason_of
 
 
 class Serving:
@@ -32,7 +32,7 @@ class Serving:
                 raise
             raise EngineError(
                 f"out of memory while {num_flying} completions were on their way: "
-                f"{str(error).splitlines()[0]} Lower engine.max_concurrency, engine.memory_share "
+                f"{reason_of(error)} Lower engine.max_concurrency, engine.memory_share "
                 "or engine.prefill_tokens. Nothing saved is lost."
             ) from None
         finally:

@@ -26,6 +26,7 @@ def factory_arguments(site: EngineSite) -> dict[str, Any]:
         "max_tokens": site.max_tokens,
         "tokenizer": site.model,
         "policy_id": site.policy_id,
+        "quantization": site.fp8_checkpoint,
     }
 
 

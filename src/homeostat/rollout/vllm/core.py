@@ -10,13 +10,14 @@ Log-probs are vLLM's `processed_logprobs`: after the temperature, and renormalis
 and top-p keep. Greedy requests have theirs at temperature 1.
 
 Verified on vLLM 0.32's CPU build (model runner V1). Written to vLLM's documentation, and not run
-yet: CUDA, sleep levels, CUDA graphs, tensor parallelism over NCCL, model runner V2.
+yet: CUDA, sleep levels, CUDA graphs, tensor parallelism over NCCL, model runner V2, FP8 weights and
+caches.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,13 @@ class Core:
     """One vLLM engine. `max_tokens` is the most that a request may have in all."""
 
     def __init__(
-        self, folder: Path, config: VllmEngineConfig, *, dtype: str, max_tokens: int
+        self,
+        folder: Path,
+        config: VllmEngineConfig,
+        *,
+        dtype: str,
+        max_tokens: int,
+        quantization: Mapping[str, Any] | None = None,
     ) -> None:
         check_options(config.options)
         engine = require_vllm("vllm.v1.engine.llm_engine")
@@ -64,6 +71,7 @@ class Core:
         self._counts: Any = None
         try:
             arguments = _arguments(folder, config, dtype=dtype, can_sleep=self.can_sleep)
+            arguments |= quantised_arguments(config, quantization)
             if platform.is_cpu():
                 # A prompt in pieces rewinds the generator of its request, which a CPU's cannot.
                 arguments["enable_chunked_prefill"] = False
@@ -232,6 +240,24 @@ def _arguments(
     return arguments
 
 
+def quantised_arguments(
+    config: VllmEngineConfig, quantization: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the arguments of an engine whose weights, or whose cache, are quantised.
+
+    The folder holds weights as the trainer has them: quantised ones are sent before anything is
+    sampled, so that none are loaded.
+    """
+    found: dict[str, Any] = {}
+    if config.kv_cache_dtype != "auto":
+        found["kv_cache_dtype"] = config.kv_cache_dtype
+    if quantization is not None:
+        overrides = {**config.options.get("hf_overrides", {})}
+        found["hf_overrides"] = overrides | {"quantization_config": dict(quantization)}
+        found["load_format"] = "dummy"
+    return found
+
+
 def _settings(arguments: dict[str, Any], max_tokens: int) -> Any:
     """vLLM's own config. A row of `max_tokens` is scored as a prompt, which takes one place more
     than the row; the model may have none, and nothing is ever computed at that place."""
@@ -251,7 +277,8 @@ def _give_cache(settings: Any, config: VllmEngineConfig, *, max_tokens: int) -> 
     model, parallel = settings.model_config, settings.parallel_config
     heads, layers = model.get_num_kv_heads(parallel), model.get_num_layers(parallel)
     block = settings.cache_config.block_size
-    item = torch.empty((), dtype=model.dtype).element_size()
+    is_fp8 = config.kv_cache_dtype == "fp8"
+    item = 1 if is_fp8 else torch.empty((), dtype=model.dtype).element_size()
     block_bytes = 2 * layers * heads * model.get_head_size() * item * block
     useful = (config.max_concurrency * (max_tokens // block + 1) + 1) * block_bytes
     share = int(config.memory_share * free_bytes(torch.device("cpu")))

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -65,7 +65,8 @@ def vllm_capabilities(config: VllmEngineConfig, *, max_tokens: int) -> Capabilit
 
 class VllmEngine(SteppingEngine[Flight]):
     """Samples with vLLM. `folder` is an HF checkpoint; `max_tokens` is the most that a request may
-    have in all; `decode` turns tokens into the text that stop strings are looked for in."""
+    have in all; `decode` turns tokens into the text that stop strings are looked for in.
+    `quantization`: the `quantization_config` of the weights that it will be sent."""
 
     def __init__(
         self,
@@ -77,10 +78,12 @@ class VllmEngine(SteppingEngine[Flight]):
         decode: Callable[[Sequence[int]], str] | None,
         policy_id: str = POLICY_ID,
         policy_version: int = 0,
+        quantization: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config
         dtype = served.dtype if config.dtype == "auto" else config.dtype
-        self.core = Core(folder, config, dtype=dtype, max_tokens=max_tokens)
+        how = {"dtype": dtype, "max_tokens": max_tokens, "quantization": quantization}
+        self.core = Core(folder, config, **how)
         require_served(self.core, served, folder)
         super().__init__(
             vllm_capabilities(config, max_tokens=max_tokens),

@@ -5,8 +5,9 @@ The environment is set here, before anything imports vLLM (environment.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from homeostat.config.model import ModelConfig
 from homeostat.config.vllm import VllmEngineConfig
@@ -29,8 +30,10 @@ def build_engine(
     policy_id: str = POLICY_ID,
     policy_version: int = 0,
     tokenizer: ModelConfig | None = None,
+    quantization: Mapping[str, Any] | None = None,
 ) -> VllmEngine:
-    """`tokenizer` says where the tokenizer is that stop strings need; None where there are none."""
+    """`tokenizer` says where the tokenizer is that stop strings need; None where there are none.
+    `quantization`: the checkpoint's `quantization_config`, if quantised weights will be sent."""
     assert context.size == 1, "one process drives vLLM; the ranks are vLLM's own"
     prepare_environment(config, host=context.host)
     decode = None
@@ -46,4 +49,5 @@ def build_engine(
         decode=decode,
         policy_id=policy_id,
         policy_version=policy_version,
+        quantization=quantization,
     )

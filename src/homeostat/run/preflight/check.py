@@ -168,12 +168,12 @@ class Preflight:
     def _model(self) -> Iterator[Item]:
         device = resolve_device(self.config)
         dtype = resolve_dtype(self.config.trainer, device)
-        offload = self.config.trainer.backend.offload_experts
-        place = {"dtype": dtype, "device": device, "offload_experts": offload}
+        on_host = self.config.trainer.backend.on_host
+        place = {"dtype": dtype, "device": device, "on_host": on_host}
         place |= {"hold": base_rewrite(self.config.model)}
         self.preview = preview_model(self.config.model, self.config.lora, **place)
         decoder = self.preview.decoder
-        if offload:
+        if on_host == "experts":
             require_experts(None if decoder is None else decoder.moe)
         active = decoder.num_active_params if decoder is not None and decoder.moe else None
         facts = {
@@ -194,7 +194,7 @@ class Preflight:
         yield Item("model", "ok", text, facts)
         if decoder is not None and decoder.moe is not None:
             moe = self.config.model.moe
-            yield expert_item(moe, decoder, decoder.moe, are_offloaded=offload)
+            yield expert_item(moe, decoder, decoder.moe, are_offloaded=on_host is not None)
         yield from precision_items(self.config, device)
         longest = self.preview.max_positions
         if longest is not None and self.config.data.max_length > longest:

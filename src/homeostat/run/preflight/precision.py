@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
-from torch import nn
 
 from homeostat.config.fp8 import Fp8Config
 from homeostat.config.int4 import Int4Config, environment_line
 from homeostat.config.run import RunConfig
-from homeostat.models.shape_only import shape_decoder
-from homeostat.models.transformers_model import TransformersModel, meta_transformers
 from homeostat.precision.fp8_model import fp8_choices, require_fp8
 from homeostat.precision.int4_rewrite import int4_choices, int4_line
 from homeostat.precision.layers import Choice
 from homeostat.precision.recipe import Fp8Recipe
 from homeostat.run.preflight.item import Item
+from homeostat.run.publication.fp8_checkpoint import fp8_checkpoint
+from homeostat.train.empty_model import empty_model
 
 _NAMES_SHOWN = 4
 
@@ -26,14 +24,39 @@ def precision_items(config: RunConfig, device: torch.device) -> Iterator[Item]:
     """Yield what is computed in FP8 or INT4, and where; raise ModelError for what cannot be."""
     fp8, int4 = config.trainer.fp8, config.trainer.int4
     if int4 is not None:
-        yield _int4_item(int4, int4_choices(_empty_model(config), int4))
+        yield _int4_item(int4, int4_choices(empty_model(config), int4))
     elif said := environment_line(None):
         yield Item("precision", "ok", said)
-    if fp8 is None:
-        return
-    recipe, choices = Fp8Recipe.of(fp8), fp8_choices(_empty_model(config), fp8)
-    require_fp8(choices, recipe, device=device)
-    yield _fp8_item(fp8, recipe, choices, device)
+    if fp8 is not None:
+        recipe, choices = Fp8Recipe.of(fp8), fp8_choices(empty_model(config), fp8)
+        require_fp8(choices, recipe, device=device)
+        yield _fp8_item(fp8, recipe, choices, device)
+    if config.is_rl and config.engine_fp8 is not None:
+        yield _engine_item(config, config.engine_fp8, device)
+
+
+def _engine_item(config: RunConfig, fp8: Fp8Config, device: torch.device) -> Item:
+    """Say whether engine and trainer compute alike."""
+    checkpoint = fp8_checkpoint(config)
+    if config.engine.needs_native_decoder:
+        choices = fp8_choices(empty_model(config), fp8)
+        require_fp8(choices, Fp8Recipe.of(fp8), device=device)
+    facts = {"engine_recipe": fp8.recipe, "sent_in_fp8": checkpoint is not None}
+    if config.trainer.fp8 is None:
+        text = (
+            "the engine is in FP8 and the trainer is not: their log-probs differ by what FP8 "
+            "rounds away (sampling/*). With trainer.fp8 both round alike"
+        )
+        return Item("precision", "warning", text, facts)
+    text = f"engine and trainer multiply by the same {fp8.recipe} FP8 weights"
+    if checkpoint is not None:
+        text += f"; {config.engine.type} is sent {len(checkpoint.names)} of them with their scales"
+    if config.trainer.fp8.recipe == "tensorwise":
+        text += (
+            ". Activations have a scale for each row when the engine decodes, and one for the "
+            "whole tensor in the trainer"
+        )
+    return Item("precision", "ok", text, facts)
 
 
 def _fp8_item(
@@ -90,12 +113,3 @@ def _skipped_text(skipped: list[Choice]) -> str:
     names = ", ".join(f"{one.layer.name} ({one.why_skipped})" for one in skipped[:_NAMES_SHOWN])
     more = len(skipped) - _NAMES_SHOWN
     return f"; left as they are: {names}" + (f" and {more} others" if more > 0 else "")
-
-
-def _empty_model(config: RunConfig) -> nn.Module:
-    """Return the model on the meta device."""
-    if config.model.implementation == "transformers":
-        return TransformersModel(meta_transformers(Path(config.model.path)))
-    how = {"dtype": torch.float32, "kernel": "sdpa", "gradient_checkpointing": False}
-    has_head = config.head is not None
-    return shape_decoder(config.model, config.lora, has_value_head=has_head, **how)

@@ -134,6 +134,8 @@ def engine_items(
         max_tokens=config.max_request_tokens,
         running=running,
         longest=int(prompts.lengths.max()) + config.rollout.max_new_tokens,
+        fp8=config.engine_fp8,
+        is_int4=config.trainer.int4 is not None or engine.quantization == "int4",
     )
     backend = ENGINES[engine.type]
     foreseen = backend.preflight(prospect)
@@ -240,7 +242,7 @@ def other_run_items(config: RunConfig) -> Iterator[Item]:
                 None,
                 dtype=resolve_dtype(config.trainer, device),
                 device=device,
-                offload_experts=config.trainer.backend.offload_experts,
+                on_host=config.trainer.backend.on_host,
                 hold=base_rewrite(config.model),
             )
         text = f"{preview.family}, {fmt.count(preview.num_params)} parameters"

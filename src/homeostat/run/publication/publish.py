@@ -33,6 +33,7 @@ from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
 from homeostat.rollout.engine import Engine, Quiesce
 from homeostat.rollout.remote import RemoteEngine
+from homeostat.run.publication.fp8_checkpoint import fp8_checkpoint
 from homeostat.run.publication.host_weights import PolicyWeights, host_weights
 from homeostat.run.session.restarts import Restarts, death_in
 from homeostat.run.session.session import Session
@@ -284,7 +285,9 @@ class SentWeights:
             host=self.config.cluster.host,
             num_receivers=self.engine.capabilities.num_receivers,
         )
-        self._publisher = Publisher(transport, probe=self.probe)
+        checkpoint = fp8_checkpoint(self.config)
+        through = None if checkpoint is None else checkpoint.packer
+        self._publisher = Publisher(transport, probe=self.probe, through=through)
         self.engine.connect(transport)
         return self._publisher
 
@@ -352,11 +355,13 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 def probe_of(config: PublicationSettings, trainer: Trainer) -> Probe:
     """Rows that trainer and engine are compared on."""
-    dtype = trainer.runtime.dtype
-    theirs = config.engine.own_dtype
-    if theirs is not None:
-        both = (dtype, getattr(torch, theirs))
-        dtype = max(both, key=lambda one: torch.finfo(one).eps)
+    dtypes = [trainer.runtime.dtype]
+    if config.engine.own_dtype is not None:
+        dtypes.append(getattr(torch, config.engine.own_dtype))
+    if config.engine_fp8 is not None or config.engine.kv_cache_dtype == "fp8":
+        # What one of them rounds up, the other may round down.
+        dtypes.append(torch.float8_e4m3fn)
+    dtype = max(dtypes, key=lambda one: torch.finfo(one).eps)
     return Probe(
         vocabulary=trainer.sheet.vocab_size,
         num_layers=int(trainer.sheet.source_config["num_hidden_layers"]),

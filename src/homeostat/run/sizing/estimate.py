@@ -31,6 +31,7 @@ from homeostat.data.prompts import PromptSet
 from homeostat.errors import ConfigError
 from homeostat.models.preview import ModelPreview
 from homeostat.observe.devices import host_rss
+from homeostat.rollout.native.cache import token_bytes
 from homeostat.rollout.native.fast import decode_path
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.train.estimate import UpdateMemory, estimate_prefill, estimate_update
@@ -152,15 +153,28 @@ def cache_bytes(
     """
     per_token = preview.cache_bytes_per_token
     assert per_token is not None, "combinations asks for the native decoder"
+    assert preview.decoder is not None, "combinations asks for the native decoder"
+    if config.engine.kv_cache_dtype == "fp8":
+        # In FP8 the size does not depend on the dtype that is computed in.
+        per_token = token_bytes(preview.decoder, torch.float32, is_fp8=True)
     running = min(config.engine.max_concurrency, config.requests_per_step)
     wanted = per_token * (longest_prompt + config.rollout.max_new_tokens) * running
     return min(wanted, int(config.engine.memory_share * free_bytes(device)))
 
 
 def copies_bytes(config: RunConfig, runtime: Runtime, preview: ModelPreview) -> int:
-    """Return the size of the weight copies that the engine makes for decoding on a CPU."""
+    """Return the size of the weight copies that the engine makes: in FP8, or on a CPU.
+
+    Those in FP8 are of all linear maps; skipped layers are counted, too.
+    """
     assert preview.decoder is not None, "combinations asks for the native decoder"
     assert config.engine.type == "native", "no other engine shares the trainer's weights"
+    if config.engine_fp8 is not None:
+        num_tables = 1 if preview.decoder.tie_embeddings else 2
+        tables = num_tables * preview.decoder.vocab_size * preview.decoder.hidden_size
+        # An emulation keeps them dequantised.
+        each = 1 if runtime.device.type == "cuda" else 4
+        return each * (preview.num_params - tables)
     place = {"numerics": config.model.numerics, "device": runtime.device}
     way = decode_path(preview.decoder, config.engine, **place)
     # Adapters are copied as they are, beside the weights.
@@ -269,7 +283,9 @@ def _rungs(config: RunConfig) -> Iterator[str]:
     if trainer.gradient_checkpointing is not True:
         yield "trainer.gradient_checkpointing=true"
     if trainer.backend.type == "local" and trainer.device != "cpu":
+        yield "trainer.backend.offload_optimizer=true"
         yield "trainer.backend.offload_experts=true"
+    yield "trainer.optimizer.moments=8bit"
     if trainer.precision == "fp32" and trainer.device != "cpu":
         yield "trainer.precision=bf16"
     if config.lora is None:

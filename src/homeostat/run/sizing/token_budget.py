@@ -75,8 +75,8 @@ def tokens_line(chosen: int | None) -> str:
 def _fits(config: RunConfig, runtime: Runtime, tokens: int) -> bool:
     place = {"dtype": runtime.dtype, "device": runtime.device}
     place |= {"hold": base_rewrite(config.model)}
-    offload = config.trainer.backend.offload_experts
-    preview = preview_model(config.model, config.lora, offload_experts=offload, **place)
+    on_host = config.trainer.backend.on_host
+    preview = preview_model(config.model, config.lora, on_host=on_host, **place)
     plan = plan_memory(
         config,
         runtime,

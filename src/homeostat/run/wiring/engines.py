@@ -14,6 +14,7 @@ from homeostat.rollout.engine import Engine
 from homeostat.rollout.registry import ENGINES
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.server import SERVER
+from homeostat.run.publication.fp8_checkpoint import fp8_checkpoint
 from homeostat.run.session.restarts import Restarts
 from homeostat.run.session.session import Session
 from homeostat.run.wiring.helpers import with_helpers
@@ -58,6 +59,7 @@ def _site(
     config: RunConfig, trainer: Trainer, tokenizer: ChatTokenizer, session: Session
 ) -> EngineSite:
     runtime, sheet = trainer.runtime, trainer.sheet
+    checkpoint = fp8_checkpoint(config)
     return EngineSite(
         engine=config.engine,
         model=config.model,
@@ -72,6 +74,8 @@ def _site(
         num_params=sheet.num_params,
         model_type=str(sheet.source_config["model_type"]),
         checkpoint=partial(_hf_folder, config, trainer, tokenizer, session),
+        fp8=config.engine_fp8,
+        fp8_checkpoint=None if checkpoint is None else checkpoint.settings,
         adapter=config.published_adapter,
     )
 

@@ -26,7 +26,7 @@ from homeostat.errors import (
 )
 from homeostat.models.build import Model
 from homeostat.models.decoder import Decoder
-from homeostat.ops.memory import is_out_of_memory
+from homeostat.ops.memory import is_out_of_memory, reason_of
 from homeostat.train.fsdp.mesh import Ranks, local_part
 from homeostat.train.fsdp.model import computed_dtype, give_back, whole_tensor
 from homeostat.train.optim import MasterOptimizer
@@ -112,7 +112,7 @@ class FsdpShards:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            why = str(error).splitlines()[0]
+            why = reason_of(error)
             raise OutOfMemoryHaltError(f"rank {self.ranks.rank}: out of memory: {why}") from None
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What an optimizer keeps of each trained tensor, and how a rule of updating sees it.
+"""State that an optimizer keeps of each trained tensor, and the protocol of rules that update it.
 
     Slot    a trained tensor: its master, and the state that the rule keeps of it by name
     Piece   elements of a slot that are updated together, on the device that computes
@@ -76,7 +76,7 @@ class Piece:
 
 
 class Rule(Protocol):
-    """How weights are updated. State is updated in place, and so are masters."""
+    """Updates weights and their state, both in place."""
 
     def begin(
         self, name: str, master: Tensor, *, device: torch.device, computes: torch.device

@@ -9,6 +9,9 @@ tile of them while the kernel before this one ends.
 
 Weights of the softmax are powers of 2: what 2 is raised to is a score times log2(e).
 
+A cache in FP8 (cache.py) is read as the numbers that it stands for, and a new key and value are
+used as they are stored.
+
 The cache is known by addresses kept on the device, so that a captured graph outlives it.
 
 Suffixes: `_B` sequences, `_H` heads, `_K` blocks of a sequence, `_d` head dim, `_F` half of it,
@@ -28,6 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from homeostat.ops.kernels.e4m3 import scales_of, to_e4m3
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.shares import is_last
 
@@ -59,9 +63,30 @@ def _turned(at_rows, is_row, norm_ptr, cos, sin, eps, DIM: tl.constexpr, HAS_NOR
 
 
 @triton.jit
+def _numbers(stored, scales_ptr, slots, is_live, ELEMENT: tl.constexpr, FP8: tl.constexpr):
+    """What was stored, as the decoder's own cache gives it: of FP8 numbers times their scales."""
+    if FP8:
+        scales = tl.load(scales_ptr + slots, mask=is_live, other=0.0)
+        stored = (stored.to(tl.float32) * scales[:, None]).to(ELEMENT)
+    return stored
+
+
+@triton.jit
+def _quantised(x, ELEMENT: tl.constexpr):
+    """Cast rows [rows, DIM], each with its own scale.
+
+    Return e4m3 numbers, their scales, and what both stand for.
+    """
+    scales, inverses = scales_of(tl.max(tl.abs(x.to(tl.float32)), 1), False)
+    cast = to_e4m3(x.to(tl.float32) * inverses[:, None])
+    return cast, scales, (cast.to(tl.float32) * scales[:, None]).to(ELEMENT)
+
+
+@triton.jit
 def _cached(
-    keys_ptr, values_ptr, table_ptr, head, start, last, NUM_KV_HEADS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+    keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, head, start, last,
+    NUM_KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+    ELEMENT: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """A tile of keys and values, from `start` on."""
     at_n = start + tl.arange(0, TILE)
@@ -71,7 +96,9 @@ def _cached(
     at = slots[:, None] * DIM + tl.arange(0, DIM)[None, :]
     # Values are loaded first: they are in flight while the keys that arrived are made ready.
     values = tl.load(values_ptr + at, mask=is_live[:, None], other=0.0)
-    return tl.load(keys_ptr + at, mask=is_live[:, None], other=0.0), values
+    keys = tl.load(keys_ptr + at, mask=is_live[:, None], other=0.0)
+    values = _numbers(values, value_scales_ptr, slots, is_live, ELEMENT, FP8)
+    return _numbers(keys, key_scales_ptr, slots, is_live, ELEMENT, FP8), values
 
 
 @triton.jit
@@ -97,15 +124,16 @@ def _with_new(highest, total, summed, q, key, value, scale):
     score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
     top = tl.maximum(highest, score)
     shrink, weight = tl.exp2(highest - top), tl.exp2(score - top)
-    summed = summed * shrink[:, None] + weight[:, None] * value.to(tl.float32)[None, :]
+    summed = summed * shrink[:, None] + weight[:, None] * value.to(tl.float32)
     return top, total * shrink + weight, summed
 
 
 @triton.jit
 def _softmax_over_keys(
-    q, keys, values, keys_ptr, values_ptr, table_ptr, head, first, last, scale,
-    NUM_KV_HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    TILE: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
+    q, keys, values, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, head, first,
+    last, scale, NUM_KV_HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
+    FP8: tl.constexpr,
 ):  # fmt: skip
     """Over cached keys `first` to `last`, of which the first tile may have been read already."""
     highest = tl.full((ROWS,), _LOWEST, tl.float32)
@@ -118,8 +146,8 @@ def _softmax_over_keys(
         first += TILE
     for start in range(first, last, TILE):
         next_keys, next_values = _cached(
-            keys_ptr, values_ptr, table_ptr, head, start, last,
-            NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM,
+            keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, head, start, last,
+            NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM, q.dtype, FP8,
         )  # fmt: skip
         highest, total, summed = _more(
             highest, total, summed, q, next_keys, next_values, start, last, scale, TILE, PRECISION
@@ -173,7 +201,7 @@ def _attend(
     table_stride, scale, eps,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, SHARES: tl.constexpr, HAS_NORM: tl.constexpr,
-    AHEAD: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    AHEAD: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     sequence, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -184,14 +212,19 @@ def _attend(
         return
     # Addresses make no promise of alignment; the allocator does.
     element = q_ptr.dtype.element_ty
-    keys_ptr = tl.multiple_of(tl.load(stores_ptr).to(tl.pointer_type(element)), 16)
-    values_ptr = tl.multiple_of(tl.load(stores_ptr + 1).to(tl.pointer_type(element)), 16)
+    stored: tl.constexpr = tl.float8e4nv if FP8 else element
+    keys_ptr = tl.multiple_of(tl.load(stores_ptr).to(tl.pointer_type(stored)), 16)
+    values_ptr = tl.multiple_of(tl.load(stores_ptr + 1).to(tl.pointer_type(stored)), 16)
+    key_scales_ptr, value_scales_ptr = sums_ptr, sums_ptr
+    if FP8:
+        key_scales_ptr = tl.load(stores_ptr + 2).to(tl.pointer_type(tl.float32))
+        value_scales_ptr = tl.load(stores_ptr + 3).to(tl.pointer_type(tl.float32))
     table_ptr = tables_ptr + sequence * table_stride
     keys, values = keys_ptr, values_ptr
     if AHEAD:
         keys, values = _cached(
-            keys_ptr, values_ptr, table_ptr, head, first, last,
-            NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM,
+            keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, head, first, last,
+            NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM, element, FP8,
         )  # fmt: skip
     block = tl.load(table_ptr + position // BLOCK_TOKENS).to(tl.int64)
     slot = (block * NUM_KV_HEADS + head) * BLOCK_TOKENS + position % BLOCK_TOKENS
@@ -203,16 +236,25 @@ def _attend(
     cos, sin = tl.load(cos_ptr + at_turn), tl.load(sin_ptr + at_turn)
     at_q = q_ptr + sequence * q_stride + (head * GROUP + rows[:, None]) * DIM
     at_k = k_ptr + sequence * k_stride + head * DIM + one[:, None]
-    value = tl.load(v_ptr + sequence * v_stride + head * DIM + at_d)
+    value = tl.load(v_ptr + sequence * v_stride + head * DIM + at_d + one[:, None])
     q = _turned(at_q, is_row, q_norm_ptr, cos, sin, eps, DIM, HAS_NORM)
     key = _turned(at_k, one == 0, k_norm_ptr, cos, sin, eps, DIM, HAS_NORM)
     highest, total, summed = _softmax_over_keys(
-        q, keys, values, keys_ptr, values_ptr, table_ptr, head, first, last, scale,
-        NUM_KV_HEADS, ROWS, DIM, BLOCK_TOKENS, TILE, AHEAD, PRECISION,
+        q, keys, values, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, head,
+        first, last, scale, NUM_KV_HEADS, ROWS, DIM, BLOCK_TOKENS, TILE, AHEAD, PRECISION, FP8,
     )  # fmt: skip
     if share == 0:
-        tl.store(keys_ptr + slot * DIM + at_d[None, :], key)
-        tl.store(values_ptr + slot * DIM + at_d, value)
+        at_new = slot * DIM + at_d[None, :]
+        if FP8:
+            cast, scales, key = _quantised(key, element)
+            tl.store(keys_ptr + at_new, cast)
+            tl.store(key_scales_ptr + slot + one, scales)
+            cast, scales, value = _quantised(value, element)
+            tl.store(values_ptr + at_new, cast)
+            tl.store(value_scales_ptr + slot + one, scales)
+        else:
+            tl.store(keys_ptr + at_new, key)
+            tl.store(values_ptr + at_new, value)
         highest, total, summed = _with_new(highest, total, summed, q, key, value, scale)
     pair = sequence * NUM_KV_HEADS + head
     if SHARES > 1 and num_shares > 1:
@@ -277,8 +319,10 @@ def decode_attention(
     shape: AttentionShape,
     scratch: AttentionScratch,
     scale: float,
+    fp8_cache: bool = False,
 ) -> Tensor:
-    """[B, H * d]. `stores`: int64 [2], the addresses of this layer's keys and values."""
+    """[B, H * d]. `stores`: int64 [2], the addresses of this layer's keys and values; in FP8 [4],
+    with those of their scales."""
     num_rows = q_BX.shape[0]
     out_BX = torch.empty_like(q_BX, memory_format=torch.contiguous_format)
     q_norm, k_norm = norms if norms is not None else (q_BX, q_BX)
@@ -312,6 +356,7 @@ def decode_attention(
         SHARES=scratch.shares,
         HAS_NORM=norms is not None,
         PRECISION="ieee" if q_BX.dtype == torch.float32 else "tf32",
+        FP8=fp8_cache,
         **_fit(shape, scratch.shares),
         **early(q_BX.device),
     )

@@ -33,6 +33,7 @@ from homeostat.ops.kernels.choice import best_of, in_best_groups
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.pairs import pairs_of
 from homeostat.ops.routing import router_logits
+from homeostat.precision.fp8_experts import Fp8Experts
 from homeostat.precision.int4_rewrite import expert_matrices
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.narrow import normed_row, weights_of
@@ -119,6 +120,8 @@ def wide_experts(normed_BD: Tensor, block: MoeBlock, state: Rows) -> Tensor:
         logits_BE, num_rows, *_choice_arguments(block, chosen, state),
         ROWS=rows, **_choice_options(shape), **early(normed_BD.device),
     )  # fmt: skip
+    if isinstance(block.experts.product, Fp8Experts):
+        return block.experts(normed_BD, chosen.ids_BK, chosen.weights_BK)
     gate_up_EJD, down_EDI = expert_matrices(block.experts)
     pairs = pairs_of(chosen.ids_BK, shape.num_experts, like=normed_BD)
     _, out_SD = by_tiles(normed_BD, gate_up_EJD, down_EDI, pairs, shape.top_k)

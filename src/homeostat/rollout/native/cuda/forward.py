@@ -18,16 +18,18 @@ Suffixes: `_B` rows, `_D` model dim, `_V` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
 from homeostat.models.lora import LoraLinear
 from homeostat.models.side_by_side import adapted_maps, joined, neighbours
 from homeostat.ops.linear import Linear, is_plain
+from homeostat.precision.int4_rewrite import Int4Linear
 from homeostat.rollout.native.cuda import narrow, products, rows
 from homeostat.rollout.native.cuda.attention import (
     AttentionScratch,
@@ -67,7 +69,7 @@ class DecodeForward:
             eps=config.rms_norm_eps,
         )
         self._adapters = Adapters(model, max_rows=products.MAX_ROWS)
-        self.can_be_narrow = _is_plain(model)
+        self.can_be_narrow = _is_plain(model) and self._adapters.are_fused
         self.can_be_tiled = self.can_be_narrow and _can_be_tiled(model)
         self._num_gates = max(
             (mlp.gate_proj.out_features for mlp in _dense_blocks(model)), default=0
@@ -98,12 +100,7 @@ class DecodeForward:
         factor = self.model.config.rope.attention_factor
         table_VD = trunk.embed_tokens.weight
         x_BD, *turns = rows.enter(
-            state.tokens_B,
-            state.positions_B,
-            table_VD,
-            self.frequencies_F,
-            factor,
-            flags=self._adapters.flags,
+            state.tokens_B, state.positions_B, table_VD, self.frequencies_F, factor
         )
         x_BD, added_BD = self._layers_for(num_rows)(x_BD, turns, state)
         hidden_BD = rows.add_norm(x_BD, added_BD, trunk.norm.weight, eps=eps)
@@ -161,12 +158,12 @@ class DecodeForward:
         if isinstance(mlp, MoeBlock):
             assert self._experts is not None, "the model has experts"
             normed_BD = narrow_experts(x_BD, norm_D, mlp, state, self._experts, eps=eps)
-            if mlp.shared_experts is not None:
-                gates = maps_of(
-                    normed_BD, (mlp.shared_experts.gate_proj, mlp.shared_experts.up_proj)
-                )
-                weight_DI = mlp.shared_experts.down_proj.weight
-                narrow.added(x_BD, rows.gate(*gates), weight_DI, adapter=adapters[1])
+            shared = mlp.shared_experts
+            if shared is not None and is_plain(shared.down_proj):
+                gates = maps_of(normed_BD, (shared.gate_proj, shared.up_proj))
+                narrow.added(x_BD, rows.gate(*gates), shared.down_proj.weight)
+            elif shared is not None:
+                x_BD += fed_forward(normed_BD, shared, state)
             return
         weights = mlp.gate_proj.weight, mlp.up_proj.weight
         gated_BI = narrow.gated(x_BD, norm_D, *weights, eps=eps, adapter=adapters[0])
@@ -221,7 +218,8 @@ class DecodeForward:
             norms=norms,
             cos_BF=turns[0],
             sin_BF=turns[1],
-            stores=self.state.stores_L2[index],
+            stores=self.state.stores_LA[index],
+            fp8_cache=self.state.fp8_cache,
             tables_BK=state.tables_BK,
             positions_B=state.positions_B,
             shape=self.shape,
@@ -244,23 +242,29 @@ class Adapters:
     """The adapters of a step's products, by layer: of q, k and v, of o, of gate and up, of down."""
 
     def __init__(self, model: Decoder, *, max_rows: int) -> None:
-        found = [[adapted_maps(maps) for maps in neighbours(layer)] for layer in model.layers]
+        found = [[adapted_maps(maps) for maps in _fused_maps(layer)] for layer in model.layers]
         present = [maps for layer in found for maps in layer if maps is not None]
-        width = max((maps.ahead for maps in present), default=0)
-        like = model.output_weight()
-        room = LowRankRoom(len(present), max_rows=max_rows, width=width, like=like)
-        # Flags to be lowered in each step.
-        self.flags = room.flags if present else None
+        self._layers: list[list[LowRank | None]] = [[None] * 4 for _ in found]
+        # A product empties the room of the next one, so that it takes two (low_rank.py).
+        self.are_fused = len(present) != 1
+        if len(present) < 2:
+            return
+        width, device = max(maps.ahead for maps in present), model.output_weight().device
+        room = LowRankRoom(len(present), max_rows=max_rows, width=width, device=device)
         numbers = iter(range(len(present)))
-        self._layers = [
-            [None if maps is None else room.at(next(numbers), maps) for maps in layer]
-            for layer in found
-        ]
+        for layer, groups in zip(self._layers, found, strict=True):
+            for index, maps in enumerate(groups):
+                layer[index] = None if maps is None else room.at(next(numbers), maps)
 
     def of_layer(self, index: int) -> list[LowRank | None]:
         """Return four; None where there is no adapter, or no such map."""
-        layer = self._layers[index]
-        return layer + [None] * (4 - len(layer))
+        return self._layers[index]
+
+
+def _fused_maps(layer: Layer) -> Iterator[tuple[nn.Linear, ...]]:
+    """Yield the maps that are products of the narrow and the tiled layers: not those beside
+    experts."""
+    yield from islice(neighbours(layer), 2 if isinstance(layer.mlp, MoeBlock) else 4)
 
 
 def _draw_cut(hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
@@ -312,8 +316,8 @@ def maps_of(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
 
 
 def _are_joined(maps: Sequence[Linear]) -> bool:
-    """Return whether the maps are plain, or have adapters beside their weights."""
-    if all(map(is_plain, maps)):
+    """Return whether the maps are plain, rounded, or have adapters beside their weights."""
+    if all(is_plain(linear) or isinstance(linear.product, Int4Linear) for linear in maps):
         return True
     kinds = Linear, LoraLinear
     return all(type(linear) in kinds for linear in maps) and adapted_maps(maps) is not None
@@ -321,8 +325,14 @@ def _are_joined(maps: Sequence[Linear]) -> bool:
 
 def _side_by_side(maps: Sequence[Linear]) -> tuple[Tensor | None, Tensor | None]:
     """All weights and all biases, each as one; None where they lie apart."""
-    weight_OD, biases = joined([linear.weight for linear in maps]), [linear.bias for linear in maps]
+    weight_OD, biases = joined(list(map(_weight, maps))), [linear.bias for linear in maps]
     return weight_OD, None if biases[0] is None else joined(biases)
+
+
+def _weight(linear: Linear) -> Tensor:
+    """The weight that a linear map multiplies by: a rounded copy in INT4."""
+    product = linear.product
+    return product.weight(linear.weight) if isinstance(product, Int4Linear) else linear.weight
 
 
 def _dense_blocks(model: Decoder) -> list[MLP]:

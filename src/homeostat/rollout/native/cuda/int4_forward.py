@@ -1,12 +1,16 @@
 """A decoding step by packed INT4 weights, for models that are trained for them or exported in them.
 
+There are three ways through the layers:
+
     narrow   up to `int4_narrow.MAX_ROWS` rows: bound by reading the weights alone
-    tiled    more rows, on tensor cores
+    tiled    up to `int4_products.MAX_ROWS` rows, on tensor cores
+    wide     the decoder's linear modules: rounded copies in training, and weights that are
+             dequantised for the moment in a model that holds packed ones only
 
 Maps that are not in INT4 (trainer.int4.skip_layers) and experts are computed as in forward.py;
 experts by their rounded copies. Before the first INT4 step of a run all layers are.
 
-Suffixes: `_B` rows, `_D` model dim.
+Suffixes: `_B` rows, `_D` model dim, `_X` heads, `_K` inputs.
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ from torch import Tensor
 
 from homeostat.models.decoder import MLP, Attention, Decoder, Layer
 from homeostat.ops.linear import Linear
-from homeostat.rollout.native.cuda import int4_narrow, int4_tiled, products, rows
+from homeostat.rollout.native.cuda import int4_narrow, int4_products, rows
 from homeostat.rollout.native.cuda.forward import DecodeForward, Layers, fed_forward, maps_of
 from homeostat.rollout.native.cuda.int4_weights import Int4Layer, Int4Weights, Maps, SwitchWatch
+from homeostat.rollout.native.cuda.products import Scaled
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
 
 
@@ -31,7 +36,7 @@ class Int4Forward(DecodeForward):
         self._watch = SwitchWatch(model)
         self._weights: Int4Weights | None = None
         self._is_stale = False
-        self._shares = products.Scratch(state.device)
+        self._shares = int4_products.Scratch(state.device)
 
     def refresh(self) -> bool:
         """Pack weights that have changed. Return whether steps must be captured anew: only if the
@@ -51,57 +56,87 @@ class Int4Forward(DecodeForward):
         self._is_stale = True
 
     def _layers_for(self, num_rows: int) -> Layers:
-        return self._wide_layers if self._weights is None else self._int4_layers
+        if self._weights is None or num_rows > int4_products.MAX_ROWS:
+            return self._wide_layers
+        return self._few_layers if num_rows <= int4_narrow.MAX_ROWS else self._int4_layers
+
+    def _few_layers(
+        self, x_BD: Tensor, turns: list[Tensor], state: Rows
+    ) -> tuple[Tensor, Tensor | None]:
+        assert self._weights is not None, "chosen with its weights"
+        parts = zip(self.model.layers, self._weights.layers, strict=True)
+        for index, (layer, packed) in enumerate(parts):
+            qkv = self._few_heads(x_BD, layer, packed.qkv)
+            mixed_BX = self._attend(index, layer, qkv, turns, state)
+            _add_few(x_BD, mixed_BX, layer.self_attn.o_proj, packed.o)
+            self._feed_few(x_BD, layer, packed, state)
+        return x_BD, None
+
+    def _few_heads(self, x_BD: Tensor, layer: Layer, packed: Maps | None) -> Sequence[Tensor]:
+        attention, norm_D, eps = layer.self_attn, layer.input_layernorm.weight, self.shape.eps
+        if packed is None:
+            normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
+            return maps_of(normed_BD, (attention.q_proj, attention.k_proj, attention.v_proj))
+        out_BO = int4_narrow.into_heads(x_BD, norm_D, packed.matrix, packed.bias_O, eps=eps)
+        return out_BO.split(packed.sizes, dim=1)
+
+    def _feed_few(self, x_BD: Tensor, layer: Layer, packed: Int4Layer, state: Rows) -> None:
+        """Add what the block after attention makes of the rows to them."""
+        norm_D, eps, mlp = layer.post_attention_layernorm.weight, self.shape.eps, layer.mlp
+        if isinstance(mlp, MLP) and packed.gate_up is not None:
+            gated_BI = int4_narrow.gated(x_BD, norm_D, packed.gate_up.matrix, eps=eps)
+            _add_few(x_BD, gated_BI, mlp.down_proj, packed.down)
+        else:
+            normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
+            x_BD += fed_forward(normed_BD, mlp, state)
 
     def _int4_layers(
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
     ) -> tuple[Tensor, Tensor | None]:
         assert self._weights is not None, "chosen with its weights"
-        for index, (layer, packed) in enumerate(
-            zip(self.model.layers, self._weights.layers, strict=True)
-        ):
-            norm_D = layer.input_layernorm.weight
-            qkv = self._into_heads(x_BD, norm_D, layer.self_attn, packed.qkv)
+        layers, eps = self.model.layers, self.shape.eps
+        next_norms = [layer.input_layernorm for layer in layers[1:]] + [self.model.model.norm]
+        x = Scaled(rows.add_norm(x_BD, None, layers[0].input_layernorm.weight, eps=eps))
+        parts = zip(layers, self._weights.layers, next_norms, strict=True)
+        for index, (layer, packed, next_norm) in enumerate(parts):
+            attention, mlp = layer.self_attn, layer.mlp
+            qkv = self._into_heads(x, x_BD, layer.input_layernorm.weight, attention, packed.qkv)
             mixed_BX = self._attend(index, layer, qkv, turns, state)
-            self._add(x_BD, mixed_BX, layer.self_attn.o_proj, packed.o)
-            self._feed(x_BD, layer, packed, state)
+            norm_D = layer.post_attention_layernorm.weight
+            x = self._added(x_BD, mixed_BX, attention.o_proj, packed.o, norm_D)
+            if isinstance(mlp, MLP) and packed.gate_up is not None:
+                gated_BI = int4_products.gated(x, packed.gate_up.matrix, self._shares, eps=eps)
+                x = self._added(x_BD, gated_BI, mlp.down_proj, packed.down, next_norm.weight)
+                continue
+            normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
+            added_BD = fed_forward(normed_BD, mlp, state)
+            x = Scaled(rows.add_norm(x_BD, added_BD, next_norm.weight, eps=eps))
         return x_BD, None
 
     def _into_heads(
-        self, x_BD: Tensor, norm_D: Tensor, attention: Attention, packed: Maps | None
+        self, x: Scaled, x_BD: Tensor, norm_D: Tensor, attention: Attention, packed: Maps | None
     ) -> Sequence[Tensor]:
+        eps = self.shape.eps
         if packed is None:
-            normed_BD = rows.add_norm(x_BD, None, norm_D, eps=self.shape.eps)
+            normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
             return maps_of(normed_BD, (attention.q_proj, attention.k_proj, attention.v_proj))
-        if len(x_BD) <= int4_narrow.MAX_ROWS:
-            how = {"eps": self.shape.eps}
-            out_BO = int4_narrow.into_heads(x_BD, norm_D, packed.matrix, packed.bias_O, **how)
-        else:
-            normed_BD = rows.add_norm(x_BD, None, norm_D, eps=self.shape.eps)
-            how = packed.matrix, packed.bias_O, self._shares
-            out_BO = int4_tiled.into_heads(normed_BD, *how)
-        return out_BO.split(packed.sizes, dim=1)
+        how = packed.matrix, packed.bias_O, self._shares
+        return int4_products.into_heads(x, *how, eps=eps).split(packed.sizes, dim=1)
 
-    def _feed(self, x_BD: Tensor, layer: Layer, packed: Int4Layer, state: Rows) -> None:
-        """Add what the block after attention makes of the rows to them."""
-        norm_D, eps, mlp = layer.post_attention_layernorm.weight, self.shape.eps, layer.mlp
-        if not isinstance(mlp, MLP) or packed.gate_up is None:
-            normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
-            x_BD += fed_forward(normed_BD, mlp, state)
-            return
-        matrix = packed.gate_up.matrix
-        if len(x_BD) <= int4_narrow.MAX_ROWS:
-            gated_BI = int4_narrow.gated(x_BD, norm_D, matrix, eps=eps)
-        else:
-            normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
-            gated_BI = int4_tiled.gated(normed_BD, matrix, self._shares)
-        self._add(x_BD, gated_BI, mlp.down_proj, packed.down)
-
-    def _add(self, x_BO: Tensor, inputs_BK: Tensor, linear: Linear, packed: Maps | None) -> None:
-        """Compute x += the linear map of the inputs, in place."""
+    def _added(
+        self, x_BD: Tensor, inputs_BK: Tensor, linear: Linear, packed: Maps | None, norm_D: Tensor
+    ) -> Scaled:
+        """Compute x += the linear map of the inputs; return the input of a product after a norm."""
         if packed is None:
-            x_BO += linear(inputs_BK)
-        elif len(x_BO) <= int4_narrow.MAX_ROWS:
-            int4_narrow.added(x_BO, inputs_BK, packed.matrix, packed.bias_O)
-        else:
-            int4_tiled.added(x_BO, inputs_BK, packed.matrix, packed.bias_O, self._shares)
+            added_BD = linear(inputs_BK)
+            return Scaled(rows.add_norm(x_BD, added_BD, norm_D, eps=self.shape.eps))
+        how = packed.matrix, packed.bias_O, norm_D, self._shares
+        return int4_products.added(x_BD, inputs_BK, *how)
+
+
+def _add_few(x_BD: Tensor, inputs_BK: Tensor, linear: Linear, packed: Maps | None) -> None:
+    """Compute x += the linear map of the inputs, in place."""
+    if packed is None:
+        x_BD += linear(inputs_BK)
+    else:
+        int4_narrow.added(x_BD, inputs_BK, packed.matrix, packed.bias_O)

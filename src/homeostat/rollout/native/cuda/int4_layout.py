@@ -1,12 +1,12 @@
 """INT4 matrices in the layout that the decode kernels read.
 
-A block is 256 neighbouring inputs of an output. Its integers are packed into 32 words: word j has
-those of inputs j, 32 + j, 64 + j ... in its eight nibbles. So one nibble of all words of a block is
-32 neighbouring inputs (a plane), which is what a product takes at a time, and needs no shuffling.
-Inputs are padded with zeros to whole blocks. Scales are stored group by group, because a program
-reads the scales of neighbouring outputs.
+Two neighbouring groups of an output's inputs are a block. They share bytes: the low half of byte j
+holds integer j of the first group, the high half that of the second. So the low halves of a block's
+bytes are one group, in order, and the high halves the other, and a product takes a group at a time
+without shuffling. Inputs are padded with zeros to whole blocks. Scales are stored group by group,
+because a program reads the scales of neighbouring outputs.
 
-Suffixes: `_O` outputs, `_K` inputs, `_W` words, `_G` groups.
+Suffixes: `_O` outputs, `_K` inputs, `_H` bytes, each of two integers, `_G` groups.
 """
 
 from __future__ import annotations
@@ -19,33 +19,29 @@ from torch import Tensor
 from torch.nn import functional
 
 from homeostat.ops import kernels
-from homeostat.precision.int4 import OFFSET, PER_WORD, Quantised, quantise
-
-# Inputs of a plane and of a block.
-PLANE = 32
-BLOCK = PLANE * PER_WORD
+from homeostat.precision.int4 import OFFSET, Quantised, quantise
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Matrix:
-    """A weight [O, K] in INT4: words [O, W] of int32, and scales [G, O] in bf16."""
+    """A weight [O, K] in INT4: bytes [O, H] of two integers each, and scales [G, O] in bf16."""
 
-    words_OW: Tensor
+    bytes_OH: Tensor
     scales_GO: Tensor
     num_inputs: int
     group_size: int
 
     @property
     def num_outputs(self) -> int:
-        return self.words_OW.shape[0]
+        return self.bytes_OH.shape[0]
 
     @property
     def num_blocks(self) -> int:
-        return self.words_OW.shape[1] // PLANE
+        return self.bytes_OH.shape[1] // self.group_size
 
     @property
     def num_bytes(self) -> int:
-        return self.words_OW.nbytes + self.scales_GO.nbytes
+        return self.bytes_OH.nbytes + self.scales_GO.nbytes
 
     @classmethod
     def of(cls, weights: Sequence[Quantised]) -> Int4Matrix:
@@ -54,12 +50,14 @@ class Int4Matrix:
         group_size = num_inputs // weights[0].scales_G.shape[-1]
         values_OK = torch.cat([weight.values_K for weight in weights])
         scales_OG = torch.cat([weight.scales_G for weight in weights])
-        padding = -num_inputs % BLOCK
+        padding = -num_inputs % (2 * group_size)
         values_OK = functional.pad(values_OK, (0, padding))
         scales_OG = functional.pad(scales_OG, (0, padding // group_size))
+        nibbles = (values_OK + OFFSET).to(torch.uint8).unflatten(1, (-1, 2, group_size))
+        bytes_OH = (nibbles[:, :, 0] | (nibbles[:, :, 1] << 4)).flatten(1).contiguous()
         # bf16 holds a scale exactly: it has five significant bits.
         scales_GO = scales_OG.t().to(torch.bfloat16).contiguous()
-        return cls(_words(values_OK), scales_GO, num_inputs, group_size)
+        return cls(bytes_OH, scales_GO, num_inputs, group_size)
 
     @classmethod
     def of_weights(cls, weights: Sequence[Tensor], *, group_size: int) -> Int4Matrix:
@@ -68,25 +66,17 @@ class Int4Matrix:
 
     def copy_(self, other: Int4Matrix) -> None:
         """Take over the numbers of another matrix of the same shape, in place."""
-        self.words_OW.copy_(other.words_OW)
+        self.bytes_OH.copy_(other.bytes_OH)
         self.scales_GO.copy_(other.scales_GO)
 
     def dequantised(self, *, dtype: torch.dtype, rows: slice = slice(None)) -> Tensor:
         """Return the weight [O, K] that it stands for, or some of its rows."""
-        words_OW, scales_GO = self.words_OW[rows], self.scales_GO[:, rows]
-        if kernels.fused(scales_GO) and dtype in (torch.bfloat16, torch.float16, torch.float32):
+        bytes_OH, scales_GO = self.bytes_OH[rows], self.scales_GO[:, rows]
+        if kernels.fused(scales_GO):
             from homeostat.rollout.native.cuda.int4_dense import dense
 
-            return dense(words_OW, scales_GO, self, dtype=dtype)
-        words = words_OW.unflatten(1, (-1, 1, PLANE))
-        shifts = torch.arange(0, 4 * PER_WORD, 4, dtype=torch.int32, device=words.device)
-        values = ((words >> shifts[:, None]) & 15) - OFFSET
-        grouped = values.flatten(1).unflatten(1, (-1, self.group_size))
-        weight = grouped.to(torch.float32) * scales_GO.t().float()[..., None]
-        return weight.flatten(1)[:, : self.num_inputs].to(dtype).contiguous()
-
-
-def _words(values_OK: Tensor) -> Tensor:
-    shifts = torch.arange(0, 4 * PER_WORD, 4, dtype=torch.int32, device=values_OK.device)
-    planes = (values_OK.to(torch.int32) + OFFSET).unflatten(1, (-1, PER_WORD, PLANE))
-    return (planes << shifts[:, None]).sum(2, dtype=torch.int32).flatten(1).contiguous()
+            return dense(bytes_OH, scales_GO, self, dtype=dtype)
+        blocks = bytes_OH.unflatten(1, (-1, 1, self.group_size))
+        halves = torch.cat([blocks & 15, blocks >> 4], dim=2).to(torch.float32) - OFFSET
+        grouped = halves.flatten(1, 2) * scales_GO.t().float()[..., None]
+        return grouped.flatten(1)[:, : self.num_inputs].to(dtype).contiguous()

@@ -1,12 +1,17 @@
-"""Linear maps of very few rows by INT4 weights, bound by reading them: one launch each, with what
-comes before and after them.
+"""Linear maps of very few rows by packed INT4 weights, bound by reading them: one launch each, with
+what comes before and after them.
 
-A program owns some outputs of one row. An integer q becomes the float 24 + q by two operations on
-bits: its nibble is moved to the top of the mantissa of a number between 16 and 32. What that adds
-to a sum is 24 times the sum of the inputs, which is the same for all outputs of a program and is
-taken off at once. A norm's root is a factor of the whole row, so that it is applied to the sums.
+A program holds a row of inputs in registers, normed where a norm comes first, and goes through
+some of the outputs; the weights of the next ones are on their way while it sums. Four bytes are one
+word, whose nibbles belong to inputs four apart: the row is read in that order, once. An integer q
+becomes the float 24 + q by two operations on bits, because its nibble is moved to the top of the
+mantissa of a number between 16 and 32; what that adds to the sums is known from the row.
 
-Suffixes: `_B` blocks of inputs, `_O` outputs, `_K` inputs.
+    into_heads   norm -> q, k and v           three weights, one matrix
+    gated        norm -> silu(gate) * up      two weights, one matrix
+    added        x += out @ weight.T          in place
+
+Suffixes: `_B` blocks of two groups, `_W` words of a block, `_O` outputs, `_K` inputs.
 """
 
 # Triton compiles its kernels from source: pyright misreads their calls.
@@ -14,8 +19,7 @@ Suffixes: `_B` blocks of inputs, `_O` outputs, `_K` inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -25,32 +29,83 @@ from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 
 # Rows up to which reading the weights costs more than multiplying by them one by one.
 MAX_ROWS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class NarrowTile:
-    """Outputs of a program, blocks of inputs that it multiplies at a time, and its warps."""
-
-    outputs: int
-    blocks: int
-    warps: int
+# Outputs that a program sums up at a time, words that a thread holds of each, and warps that keep
+# the device busy.
+OUTPUTS = 4
+_WORDS_PER_THREAD = 4
+_WARPS = 132 * 24
 
 
 @triton.jit
-def plane_of(words, NUMBER: tl.constexpr):
-    """Return 24 + q of the integers in a nibble of each word."""
-    # The nibble's place is the top of the mantissa, from bit 19 on.
+def _plane(words, NUMBER: tl.constexpr):
+    """24 + q of the integers in a nibble of each word."""
     moved = words << (19 - 4 * NUMBER) if NUMBER < 5 else words >> (4 * NUMBER - 19)
     return ((moved & 0x780000) | 0x41800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _words_of(words_ptr, at_O, is_out, start, num_blocks, BLOCKS: tl.constexpr):
-    at_B = start + tl.arange(0, BLOCKS)
-    at = (at_O[:, None].to(tl.int64) * num_blocks + at_B[None, :]) * 32
-    at = at[:, :, None] + tl.arange(0, 32)[None, None, :]
+def _inputs(x_ptr, norm_ptr, at_B, at_W, place, rstd, num_inputs, HAS_NORM: tl.constexpr,
+            GROUP: tl.constexpr):  # fmt: skip
+    """Every fourth input of one group of each block: [B, W]."""
+    at_K = at_B[:, None] * (2 * GROUP) + place + at_W[None, :] * 4
+    is_in = at_K < num_inputs
+    x = tl.load(x_ptr + at_K, mask=is_in, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        norm = tl.load(norm_ptr + at_K, mask=is_in, other=0.0).to(tl.float32)
+        x = (x * rstd * norm).to(x_ptr.dtype.element_ty).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _words(words_ptr, at_O, is_out, at_B, at_W, num_blocks, WORDS: tl.constexpr):
+    at = (at_O[:, None].to(tl.int64) * num_blocks + at_B[None, :])[:, :, None] * WORDS
     is_in = is_out[:, None] & (at_B < num_blocks)[None, :]
-    return tl.load(words_ptr + at, mask=is_in[:, :, None], other=0)
+    return tl.load(words_ptr + at + at_W[None, None, :], mask=is_in[:, :, None], other=0)
+
+
+@triton.jit
+def _scales(scales_ptr, at_O, is_out, at_B, half, num_blocks, num_scales):
+    at = (at_B[None, :] * 2 + half).to(tl.int64) * num_scales + at_O[:, None]
+    is_in = is_out[:, None] & (at_B < num_blocks)[None, :]
+    return tl.load(scales_ptr + at, mask=is_in, other=0.0)
+
+
+@triton.jit
+def _rstd(x_ptr, width, eps, WIDTH: tl.constexpr):
+    at_D = tl.arange(0, WIDTH)
+    x = tl.load(x_ptr + at_D, mask=at_D < width, other=0.0).to(tl.float32)
+    return 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+
+
+@triton.jit
+def _outputs(first, num_outputs, OUTPUTS: tl.constexpr, IS_GATED: tl.constexpr):
+    """Rows of the matrix, and which of them exist: those of the gate, then of up beside them."""
+    at = tl.arange(0, OUTPUTS)
+    if IS_GATED:
+        at_O = first + at % (OUTPUTS // 2)
+        return at_O + (at // (OUTPUTS // 2)) * num_outputs, at_O < num_outputs
+    else:
+        return first + at, first + at < num_outputs
+
+
+@triton.jit
+def _store(total, bias_ptr, out_ptr, first, at_O, is_out, num_outputs, OUTPUTS: tl.constexpr,
+           HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, IS_ADDED: tl.constexpr):  # fmt: skip
+    element = out_ptr.dtype.element_ty
+    if IS_GATED:
+        gate, up = tl.split(tl.trans(tl.reshape(total, (2, OUTPUTS // 2))))
+        gate, up = gate.to(element).to(tl.float32), up.to(element).to(tl.float32)
+        activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
+        at_out = first + tl.arange(0, OUTPUTS // 2)
+        tl.store(out_ptr + at_out, (activated * up).to(element), mask=at_out < num_outputs)
+    else:
+        if HAS_BIAS:
+            total += tl.load(bias_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
+        out = total.to(element)
+        if IS_ADDED:
+            so_far = tl.load(out_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
+            out = (so_far + out.to(tl.float32)).to(element)
+        tl.store(out_ptr + at_O, out, mask=is_out)
 
 
 @triton.jit
@@ -58,74 +113,51 @@ def _narrow(
     x_ptr, norm_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, eps, num_inputs, num_blocks,
     num_scales, num_outputs, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr, IS_ADDED: tl.constexpr, GROUP: tl.constexpr, OUTPUTS: tl.constexpr,
-    BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    BLOCKS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
-    row, at = tl.program_id(1), tl.arange(0, OUTPUTS)
-    if IS_GATED:
-        # Rows of the gate, and then those of up that belong to them.
-        HALF: tl.constexpr = OUTPUTS // 2
-        first = tl.program_id(0) * HALF
-        is_out = first + at % HALF < num_outputs
-        at_O = first + at % HALF + (at // HALF) * num_outputs
-    else:
-        first = tl.program_id(0) * OUTPUTS
-        at_O = first + at
-        is_out = at_O < num_outputs
-    words = _words_of(words_ptr, at_O, is_out, 0, num_blocks, BLOCKS)
+    WORDS: tl.constexpr = GROUP // 4
+    per_step: tl.constexpr = OUTPUTS // 2 if IS_GATED else OUTPUTS
+    at_B, at_W = tl.arange(0, BLOCKS), tl.arange(0, WORDS)
+    first, stride = tl.program_id(0) * per_step, tl.num_programs(0) * per_step
+    at_O, is_out = _outputs(first, num_outputs, OUTPUTS, IS_GATED)
+    words = _words(words_ptr, at_O, is_out, at_B, at_W, num_blocks, WORDS)
+    low = _scales(scales_ptr, at_O, is_out, at_B, 0, num_blocks, num_scales)
+    high = _scales(scales_ptr, at_O, is_out, at_B, 1, num_blocks, num_scales)
     wait_for_last(EARLY)
-    sums = tl.zeros((OUTPUTS, BLOCKS, 32), tl.float32)
-    squares = tl.zeros((BLOCKS, 32), tl.float32)
-    for start in range(0, num_blocks, BLOCKS):
-        at_B = start + tl.arange(0, BLOCKS)
-        for group in tl.static_range(256 // GROUP):
-            at_G = at_B * (256 // GROUP) + group
-            at_scale = at_G[None, :].to(tl.int64) * num_scales + at_O[:, None]
-            is_in = is_out[:, None] & (at_B < num_blocks)[None, :]
-            scales = tl.load(scales_ptr + at_scale, mask=is_in, other=0.0).to(tl.float32)
-            part = tl.zeros((OUTPUTS, BLOCKS, 32), tl.float32)
-            offset = tl.zeros((BLOCKS, 32), tl.float32)
-            for plane in tl.static_range(GROUP // 32):
-                at_K = at_B[:, None] * 256 + (group * GROUP + plane * 32)
-                at_K += tl.arange(0, 32)[None, :]
-                is_input = at_K < num_inputs
-                x = tl.load(x_ptr + row * num_inputs + at_K, mask=is_input, other=0.0)
-                x = x.to(tl.float32)
-                if HAS_NORM:
-                    squares += x * x
-                    x *= tl.load(norm_ptr + at_K, mask=is_input, other=0.0).to(tl.float32)
-                offset += x
-                part += plane_of(words, group * (GROUP // 32) + plane) * x[None, :, :]
-            sums += (part - 24.0 * offset[None, :, :]) * scales[:, :, None]
-        # Beyond the end nothing is read.
-        words = _words_of(words_ptr, at_O, is_out, start + BLOCKS, num_blocks, BLOCKS)
-    total = tl.sum(tl.sum(sums, 2), 1)
-    if HAS_NORM:
-        total *= 1.0 / tl.sqrt(tl.sum(tl.sum(squares, 1), 0) / num_inputs + eps)
-    element = out_ptr.dtype.element_ty
-    out_row = out_ptr + row * num_outputs
-    if IS_GATED:
-        gate, up = tl.split(tl.trans(tl.reshape(total, (2, OUTPUTS // 2))))
-        gate, up = gate.to(element).to(tl.float32), up.to(element).to(tl.float32)
-        activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
-        at_out = first + tl.arange(0, OUTPUTS // 2)
-        tl.store(out_row + at_out, (activated * up).to(element), mask=at_out < num_outputs)
-    else:
-        if HAS_BIAS:
-            total += tl.load(bias_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
-        out = total.to(element)
-        if IS_ADDED:
-            so_far = tl.load(out_row + at_O, mask=is_out, other=0.0).to(tl.float32)
-            out = (so_far + out.to(tl.float32)).to(element)
-        tl.store(out_row + at_O, out, mask=is_out)
-
-
-def tile_for(matrix: Int4Matrix, *, is_gated: bool = False) -> NarrowTile:
-    """Return the tile of a product: more outputs share what is read of a row, where there are
-    enough of them to keep the device busy."""
-    outputs = 8 if is_gated or matrix.num_outputs >= 8192 else 4
-    blocks = 2 if matrix.num_blocks <= 6 else 4
-    return NarrowTile(outputs, blocks, warps=1)
+    x_ptr += tl.program_id(1) * num_inputs
+    out_ptr += tl.program_id(1) * num_outputs
+    rstd = _rstd(x_ptr, num_inputs, eps, WIDTH) if HAS_NORM else 1.0
+    x0 = _inputs(x_ptr, norm_ptr, at_B, at_W, 0, rstd, num_inputs, HAS_NORM, GROUP)
+    x1 = _inputs(x_ptr, norm_ptr, at_B, at_W, 1, rstd, num_inputs, HAS_NORM, GROUP)
+    x2 = _inputs(x_ptr, norm_ptr, at_B, at_W, 2, rstd, num_inputs, HAS_NORM, GROUP)
+    x3 = _inputs(x_ptr, norm_ptr, at_B, at_W, 3, rstd, num_inputs, HAS_NORM, GROUP)
+    y0 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP, rstd, num_inputs, HAS_NORM, GROUP)
+    y1 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 1, rstd, num_inputs, HAS_NORM, GROUP)
+    y2 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 2, rstd, num_inputs, HAS_NORM, GROUP)
+    y3 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 3, rstd, num_inputs, HAS_NORM, GROUP)
+    less_x, less_y = -24.0 * (x0 + x1 + x2 + x3), -24.0 * (y0 + y1 + y2 + y3)
+    for start in range(first, num_outputs, stride):
+        # The next outputs' weights are on their way while these are summed up.
+        next_O, is_next = _outputs(start + stride, num_outputs, OUTPUTS, IS_GATED)
+        next_words = _words(words_ptr, next_O, is_next, at_B, at_W, num_blocks, WORDS)
+        next_low = _scales(scales_ptr, next_O, is_next, at_B, 0, num_blocks, num_scales)
+        next_high = _scales(scales_ptr, next_O, is_next, at_B, 1, num_blocks, num_scales)
+        sums = _plane(words, 0) * x0[None] + less_x[None]
+        sums += _plane(words, 2) * x1[None]
+        sums += _plane(words, 4) * x2[None]
+        sums += _plane(words, 6) * x3[None]
+        more = _plane(words, 1) * y0[None] + less_y[None]
+        more += _plane(words, 3) * y1[None]
+        more += _plane(words, 5) * y2[None]
+        more += _plane(words, 7) * y3[None]
+        scaled = sums * low.to(tl.float32)[:, :, None] + more * high.to(tl.float32)[:, :, None]
+        total = tl.sum(tl.reshape(scaled, (OUTPUTS, BLOCKS * WORDS)), 1)
+        _store(
+            total, bias_ptr, out_ptr, start, at_O, is_out, num_outputs, OUTPUTS, HAS_BIAS,
+            IS_GATED, IS_ADDED,
+        )  # fmt: skip
+        at_O, is_out, words, low, high = next_O, is_next, next_words, next_low, next_high
 
 
 def into_heads(
@@ -133,43 +165,47 @@ def into_heads(
 ) -> Tensor:
     """[B, O]: q, k and v of the normed rows, one after the other."""
     out_BO = x_BD.new_empty(len(x_BD), matrix.num_outputs)
-    _launch(x_BD, matrix, out_BO, tile_for(matrix), norm_D=norm_D, bias_O=bias_O, eps=eps)
+    launch(x_BD, matrix, out_BO, norm_D=norm_D, bias_O=bias_O, eps=eps)
     return out_BO
 
 
 def gated(x_BD: Tensor, norm_D: Tensor, matrix: Int4Matrix, *, eps: float) -> Tensor:
     """[B, I]: silu(gate) * up of the normed rows. The matrix has gate's rows, then up's."""
     out_BI = x_BD.new_empty(len(x_BD), matrix.num_outputs // 2)
-    tile = tile_for(matrix, is_gated=True)
-    _launch(x_BD, matrix, out_BI, tile, norm_D=norm_D, is_gated=True, eps=eps)
+    launch(x_BD, matrix, out_BI, norm_D=norm_D, is_gated=True, eps=eps)
     return out_BI
 
 
-def added(
-    x_BO: Tensor, inputs_BK: Tensor, matrix: Int4Matrix, bias_O: Tensor | None = None
-) -> None:
+def added(x_BO: Tensor, inputs_BK: Tensor, matrix: Int4Matrix, bias_O: Tensor | None) -> None:
     """Compute x += inputs @ weight.T + bias in place."""
-    _launch(inputs_BK, matrix, x_BO, tile_for(matrix), bias_O=bias_O, is_added=True)
+    launch(inputs_BK, matrix, x_BO, bias_O=bias_O, is_added=True)
 
 
-def _launch(
+def launch(
     x_BK: Tensor,
     matrix: Int4Matrix,
     out_BO: Tensor,
-    tile: NarrowTile,
     *,
     norm_D: Tensor | None = None,
     bias_O: Tensor | None = None,
     is_gated: bool = False,
     is_added: bool = False,
     eps: float = 0.0,
+    outputs: int = OUTPUTS,
+    warps: int | None = None,
 ) -> None:
+    """Write the product of each row to `out`, or add it."""
     num_outputs = out_BO.shape[1]
-    per_program = tile.outputs // 2 if is_gated else tile.outputs
-    _narrow[(triton.cdiv(num_outputs, per_program), len(x_BK))](
+    blocks = triton.next_power_of_2(matrix.num_blocks)
+    threads = blocks * matrix.group_size // 4 // _WORDS_PER_THREAD
+    warps = warps or min(max(threads // 32, 1), 8)
+    steps = triton.cdiv(num_outputs, outputs // 2 if is_gated else outputs)
+    # An interpreter computes programs one after the other.
+    most = max(1, _WARPS // warps) if out_BO.is_cuda else 2
+    _narrow[(min(steps, most), len(x_BK))](
         x_BK,
         x_BK if norm_D is None else norm_D,
-        matrix.words_OW,
+        matrix.bytes_OH.view(torch.int32),
         matrix.scales_GO,
         x_BK if bias_O is None else bias_O,
         out_BO,
@@ -183,8 +219,9 @@ def _launch(
         IS_GATED=is_gated,
         IS_ADDED=is_added,
         GROUP=matrix.group_size,
-        OUTPUTS=tile.outputs,
-        BLOCKS=tile.blocks,
-        num_warps=tile.warps,
+        OUTPUTS=outputs,
+        BLOCKS=blocks,
+        WIDTH=triton.next_power_of_2(matrix.num_inputs),
+        num_warps=warps,
         **early(out_BO.device),
     )

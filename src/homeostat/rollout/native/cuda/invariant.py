@@ -35,6 +35,7 @@ from homeostat.rollout.native.cuda.cutting import draw_kept
 from homeostat.rollout.native.cuda.int4_weights import SwitchWatch
 from homeostat.rollout.native.cuda.sampling import draw_from_logits
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
+from homeostat.rollout.native.fp8_weights import Fp8Watch
 
 
 class InvariantForward:
@@ -45,22 +46,25 @@ class InvariantForward:
         self.state = state
         self.block_tokens = block_tokens
         self._watch = SwitchWatch(model)
+        self._fp8 = Fp8Watch(model)
 
     @property
     def vocabulary(self) -> int:
         return self.model.config.vocab_size
 
     def refresh(self) -> bool:
-        """Return whether layers began or ceased to be rounded: then the steps are other ones."""
-        return self._watch.take_switch()
+        """Make FP8 copies of weights anew, which a captured step would not. Return whether layers
+        began or ceased to be rounded: then the steps are other ones."""
+        is_fp8 = self._fp8.refresh()
+        return self._watch.take_switch() or is_fp8
 
     def weights_changed(self) -> None:
-        """Nothing was derived from the weights."""
+        """The products of the model know which of their copies are stale."""
 
     def step(self, num_rows: int, *, is_cut: bool) -> None:
         """Moves the first rows of the state on by one token. `is_cut`: some of them may be cut."""
         state = self.state.rows(num_rows)
-        attention = CachedAttention(state, self.state.stores_L2, self.block_tokens)
+        attention = CachedAttention(state, self.state.stores_LA, self.block_tokens)
         routing = Routing(records=True)
         hidden_BD = self.model.hidden_in(
             state.tokens_B, state.positions_B, attention, routing=routing
@@ -126,7 +130,7 @@ class CachedAttention:
     """One query a row, over its cached blocks and its own key."""
 
     state: Rows
-    stores_L2: Tensor
+    stores_LA: Tensor
     block_tokens: int
 
     def attend(
@@ -137,7 +141,7 @@ class CachedAttention:
         tables_BK = self.state.tables_BK
         options = tile_options(q_BHd, num_kv_heads=num_kv_heads, queries=QUERY_TILE, keys=KEY_TILE)
         _attend[(len(q_BHd), num_kv_heads)](
-            aligned(q_BHd), aligned(k_BHd), aligned(v_BHd), self.stores_L2[layer], tables_BK,
+            aligned(q_BHd), aligned(k_BHd), aligned(v_BHd), self.stores_LA[layer], tables_BK,
             self.state.positions_B, out_BHd, tables_BK.stride(0), scale,
             NUM_KV_HEADS=num_kv_heads, BLOCK_TOKENS=self.block_tokens, **options,
         )  # fmt: skip

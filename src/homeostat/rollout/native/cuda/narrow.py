@@ -27,13 +27,13 @@ from torch import Tensor
 
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.low_rank import (
+    EMPTY,
     NO_ADAPTER,
     LowRank,
-    raise_flag,
     rows_of_b,
-    wait_for_flag,
 )
 
+_EMPTY = tl.constexpr(EMPTY)
 # Rows up to which reading the weights costs more than multiplying by them one by one.
 MAX_ROWS = 4
 # A norm's inputs are held at once.
@@ -62,27 +62,41 @@ def normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def low_row(low_ptr, number, row, LOW_WIDTH: tl.constexpr, RANK: tl.constexpr,
+            PADDED_RANK: tl.constexpr):  # fmt: skip
+    """[rank]: A x of map `number`, as soon as all of it is there."""
+    at_R = tl.arange(0, PADDED_RANK)
+    at = low_ptr + row * LOW_WIDTH + number * RANK + at_R
+    bits = tl.load(at, mask=at_R < RANK, other=0, volatile=True)
+    while tl.min((bits != _EMPTY).to(tl.int32), 0) == 0:
+        bits = tl.load(at, mask=at_R < RANK, other=0, volatile=True)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def low_part(
-    out, b, low_ptr, flag_ptr, place, number, row, scale, AHEAD: tl.constexpr,
+    out, b, low_ptr, place, number, row, scale, element: tl.constexpr, LOW_WIDTH: tl.constexpr,
     RANK: tl.constexpr, PADDED_RANK: tl.constexpr, LOWS: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
     """Return the outputs with the adapter's part of map `number`. Programs of A's outputs
     (`place` < LOWS) leave them instead."""
     if place < LOWS:
-        low = out.to(low_ptr.dtype.element_ty)
-        tl.store(low_ptr + row * AHEAD + place + tl.arange(0, OUTPUTS), low)
-        raise_flag(flag_ptr + row)
+        bits = out.to(element).to(tl.float32).to(tl.int32, bitcast=True)
+        tl.store(low_ptr + row * LOW_WIDTH + place + tl.arange(0, OUTPUTS), bits)
     else:
-        wait_for_flag(flag_ptr + row, LOWS // OUTPUTS)
-        at_R = tl.arange(0, PADDED_RANK)
-        low_R = tl.load(
-            low_ptr + row * AHEAD + number * RANK + at_R,
-            mask=at_R < RANK,
-            other=0.0,
-            cache_modifier=".cg",
-        ).to(tl.float32)
+        low_R = low_row(low_ptr, number, row, LOW_WIDTH, RANK, PADDED_RANK)
         out += scale * tl.sum(b.to(tl.float32) * low_R[None, :], 1)
     return out
+
+
+@triton.jit
+def empty_row(next_ptr, place, row, LOW_WIDTH: tl.constexpr):
+    """Empty a row of the next product's `low`, if this program is A's first."""
+    if LOW_WIDTH > 0:
+        if place == 0:
+            for first in tl.static_range(0, LOW_WIDTH, 64):
+                at = next_ptr + row * LOW_WIDTH + first + tl.arange(0, 64)
+                tl.store(at, tl.full((64,), _EMPTY, tl.int32))
 
 
 @triton.jit
@@ -99,7 +113,7 @@ def _into_heads(
     a_ptr,
     b_ptr,
     low_ptr,
-    flags_ptr,
+    next_ptr,
     eps,
     scale,
     width,
@@ -107,6 +121,7 @@ def _into_heads(
     num_kv,
     HAS_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,
+    LOW_WIDTH: tl.constexpr,
     RANK: tl.constexpr,
     PADDED_RANK: tl.constexpr,
     LOWS: tl.constexpr,
@@ -131,12 +146,13 @@ def _into_heads(
     if RANK > 0:
         b = rows_of_b(b_ptr, at_all, at_all >= 0, RANK, PADDED_RANK)
     wait_for_last(EARLY)
+    empty_row(next_ptr, place, row, LOW_WIDTH)
     x = normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH)
     out = tl.sum(weight.to(tl.float32) * x[None, :], 1)
     if RANK > 0:
         out = low_part(
-            out, b, low_ptr, flags_ptr, place, number, row, scale, AHEAD, RANK, PADDED_RANK, LOWS,
-            OUTPUTS,
+            out, b, low_ptr, place, number, row, scale, out_ptr.dtype.element_ty, LOW_WIDTH, RANK,
+            PADDED_RANK, LOWS, OUTPUTS,
         )  # fmt: skip
     if HAS_BIAS:
         out += tl.load(bias_ptr + at_O, mask=at_all >= 0, other=0.0).to(tl.float32)
@@ -154,12 +170,13 @@ def _gated(
     a_ptr,
     b_ptr,
     low_ptr,
-    flags_ptr,
+    next_ptr,
     eps,
     scale,
     width,
     num_outputs,
     AHEAD: tl.constexpr,
+    LOW_WIDTH: tl.constexpr,
     RANK: tl.constexpr,
     PADDED_RANK: tl.constexpr,
     LOWS: tl.constexpr,
@@ -179,23 +196,19 @@ def _gated(
     gate_weight = weights_of(gate_ptr, at_W, at_O < num_outputs, 0, width, WIDTH)
     up_weight = weights_of(up_ptr, at_O, is_out, 0, width, WIDTH)
     wait_for_last(EARLY)
+    empty_row(next_ptr, place, row, LOW_WIDTH)
     x = normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH)
     element = out_ptr.dtype.element_ty
     gate = tl.sum(gate_weight.to(tl.float32) * x[None, :], 1)
     up = tl.sum(up_weight.to(tl.float32) * x[None, :], 1)
     if RANK > 0:
         gate = low_part(
-            gate, gate_b, low_ptr, flags_ptr, place, 0, row, scale, AHEAD, RANK, PADDED_RANK, LOWS,
-            OUTPUTS,
+            gate, gate_b, low_ptr, place, 0, row, scale, out_ptr.dtype.element_ty, LOW_WIDTH, RANK,
+            PADDED_RANK, LOWS, OUTPUTS,
         )  # fmt: skip
-        at_R = tl.arange(0, PADDED_RANK)
-        up_low_R = tl.load(
-            low_ptr + row * AHEAD + RANK + at_R,
-            mask=at_R < RANK,
-            other=0.0,
-            cache_modifier=".cg",
-        ).to(tl.float32)
-        up += scale * tl.sum(up_b.to(tl.float32) * up_low_R[None, :], 1)
+        if place >= LOWS:
+            up_low_R = low_row(low_ptr, 1, row, LOW_WIDTH, RANK, PADDED_RANK)
+            up += scale * tl.sum(up_b.to(tl.float32) * up_low_R[None, :], 1)
     gate = gate.to(element).to(tl.float32)
     up = up.to(element).to(tl.float32)
     activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
@@ -210,11 +223,12 @@ def _added(
     a_ptr,
     b_ptr,
     low_ptr,
-    flags_ptr,
+    next_ptr,
     scale,
     num_inputs,
     num_outputs,
     AHEAD: tl.constexpr,
+    LOW_WIDTH: tl.constexpr,
     RANK: tl.constexpr,
     PADDED_RANK: tl.constexpr,
     LOWS: tl.constexpr,
@@ -233,6 +247,7 @@ def _added(
     is_read = at_O < num_outputs
     weight = weights_of(weight_ptr, at_W, is_read, 0, num_inputs, INPUTS)
     wait_for_last(EARLY)
+    empty_row(next_ptr, place, row, LOW_WIDTH)
     sums = tl.zeros((OUTPUTS, INPUTS), tl.float32)
     for start in range(0, num_inputs, INPUTS):
         at_K = start + tl.arange(0, INPUTS)
@@ -244,8 +259,8 @@ def _added(
     added = tl.sum(sums, 1)
     if RANK > 0:
         added = low_part(
-            added, b, low_ptr, flags_ptr, place, 0, row, scale, AHEAD, RANK, PADDED_RANK, LOWS,
-            OUTPUTS,
+            added, b, low_ptr, place, 0, row, scale, out_ptr.dtype.element_ty, LOW_WIDTH, RANK,
+            PADDED_RANK, LOWS, OUTPUTS,
         )  # fmt: skip
     added = added.to(element).to(tl.float32)
     at = out_ptr + row * num_outputs + at_O
@@ -273,7 +288,7 @@ def _low(
     maps = adapter.maps
     # A's rows are padded with zeros to more than a multiple of OUTPUTS.
     lows = triton.cdiv(len(maps.sizes) * maps.rank, OUTPUTS) * OUTPUTS
-    tensors = (maps.whole_PK, maps.b_OR, adapter.low_BP, adapter.flags)
+    tensors = (maps.whole_PK, *adapter.tensors())
     return tensors, maps.scale, {**adapter.options(), "LOWS": lows}
 
 

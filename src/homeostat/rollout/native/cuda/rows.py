@@ -18,9 +18,6 @@ from torch import Tensor
 
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 
-# Flags that a program lowers at a time.
-_FLAGS = 256
-
 
 @triton.jit
 def _enter(
@@ -31,11 +28,8 @@ def _enter(
     x_ptr,
     cos_ptr,
     sin_ptr,
-    flags_ptr,
     factor,
     width,
-    num_flags,
-    FLAGS: tl.constexpr,
     HALF: tl.constexpr,
     HALF_PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -46,10 +40,6 @@ def _enter(
     wait_for_last(EARLY)
     let_next_start(EARLY)
     row = tl.program_id(0)
-    if FLAGS > 0:
-        for first in range(row * FLAGS, num_flags, tl.num_programs(0) * FLAGS):
-            at = first + tl.arange(0, FLAGS)
-            tl.store(flags_ptr + at, tl.zeros((FLAGS,), tl.int32), mask=at < num_flags)
     token = tl.load(tokens_ptr + row).to(tl.int64)
     at_D = tl.arange(0, WIDTH)
     is_in = at_D < width
@@ -69,13 +59,8 @@ def enter(
     embedding_VD: Tensor,
     frequencies_F: Tensor,
     factor: float,
-    *,
-    flags: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings [B, D], and the rotations' cos and sin [B, F] in fp32.
-
-    `flags` of the step's products (low_rank.py) are lowered.
-    """
+    """Embeddings [B, D], and the rotations' cos and sin [B, F] in fp32."""
     num_rows, width, half = len(tokens_B), embedding_VD.shape[1], len(frequencies_F)
     x_BD = embedding_VD.new_empty(num_rows, width)
     cos_BF = frequencies_F.new_empty(num_rows, half)
@@ -88,11 +73,8 @@ def enter(
         x_BD,
         cos_BF,
         sin_BF,
-        tokens_B if flags is None else flags,
         factor,
         width,
-        0 if flags is None else flags.numel(),
-        FLAGS=0 if flags is None else _FLAGS,
         HALF=half,
         HALF_PADDED=triton.next_power_of_2(half),
         WIDTH=triton.next_power_of_2(width),

@@ -3,7 +3,8 @@
 Addresses never change, so that graphs can be captured over them. Rows beyond the sequences are
 padding: they do not move, and what they write goes to the cache's spare block.
 
-Suffixes: `_B` rows, `_K` blocks of a sequence, `_S` steps of a burst, `_L` layers; of routes, `_L`
+Suffixes: `_B` rows, `_K` blocks of a sequence, `_S` steps of a burst, `_L` layers, `_A`
+addresses of a layer; of routes, `_L`
 layers with experts and `_K` slots.
 """
 
@@ -45,6 +46,7 @@ class DecodeState:
         layers: int,
         device: torch.device,
         moe: MoeShape | None = None,
+        fp8_cache: bool = False,
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -62,14 +64,16 @@ class DecodeState:
         self.noise_SB = zeros(BURST_STEPS, max_rows, dtype=torch.float64)
         self.drawn_SB = zeros(BURST_STEPS, max_rows, dtype=torch.int32)
         self.logps_SB = zeros(BURST_STEPS, max_rows, dtype=torch.float32)
-        self.stores_L2 = zeros(layers, 2, dtype=torch.int64)
+        # Addresses of keys and values, and in FP8 those of their scales.
+        self.fp8_cache = fp8_cache
+        self.stores_LA = zeros(layers, 4 if fp8_cache else 2, dtype=torch.int64)
         # The experts of each step's tokens, and the weights of their outputs.
         self.routes_SBLK = self.shares_SBLK = None
         if moe is not None:
             size = BURST_STEPS, max_rows, len(moe.layers), moe.top_k
             self.routes_SBLK = zeros(*size, dtype=smallest_dtype(moe.num_experts))
             self.shares_SBLK = zeros(*size, dtype=torch.float32)
-        self._stores: list[tuple[int, int]] = []
+        self._stores: list[tuple[int, ...]] = []
         self.cut: CutRows | None = None
 
     def make_cut(self, vocabulary: int) -> None:
@@ -111,7 +115,7 @@ class DecodeState:
         stores = cache.addresses()
         if stores != self._stores:
             self._stores = stores
-            self._send(self.stores_L2, np.array(stores, dtype=np.int64))
+            self._send(self.stores_LA, np.array(stores, dtype=np.int64))
 
     def clear(self) -> None:
         """Nothing but padding."""

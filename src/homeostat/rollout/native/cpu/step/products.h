@@ -127,24 +127,55 @@ static void put_row(const Product *p, int64_t panel, int64_t row, vec left, vec 
   if (room > LANES) put(to + LANES, right, room - LANES, p->is_added);
 }
 
-/* Add B low of some rows to a panel's sums. Of each half of a panel, only the columns of maps that
-   it has outputs of are read. */
+/* The columns of low that some outputs read: of the maps that they are of. */
+static void columns_of(const Adapter *a, int64_t first, int64_t *from, int64_t *to) {
+  int64_t last = first + LANES - 1;
+  *from = (first >= a->second) + (first >= a->third);
+  *to = (last >= a->second) + (last >= a->third);
+  if (*to >= a->maps) *to = a->maps - 1;
+  *from *= a->rank, *to = (*to + 1) * a->rank;
+}
+
+/* Both halves of a panel read as many columns, each its own. */
+INLINE void add_columns(int count, const float *left_low, const float *right_low, int64_t width,
+                        const float *left_b, const float *right_b, int64_t columns,
+                        vec found[ROWS][2]) {
+  vec sums[ROWS][2];
+  for (int r = 0; r < count; r++) sums[r][0] = found[r][0], sums[r][1] = found[r][1];
+  for (int64_t k = 0; k < columns; k++) {
+    vec left = load(left_b + k * PANEL), right = load(right_b + k * PANEL);
+#pragma GCC unroll 8
+    for (int r = 0; r < count; r++) {
+      sums[r][0] += all(left_low[r * width + k]) * left;
+      sums[r][1] += all(right_low[r * width + k]) * right;
+    }
+  }
+  for (int r = 0; r < count; r++) found[r][0] = sums[r][0], found[r][1] = sums[r][1];
+}
+
+/* Add B low of some rows to a panel's sums. */
 static void add_low(const Product *p, int64_t panel, int64_t row, int count, vec sums[ROWS][2]) {
   const Adapter *a = &p->adapter;
-  int64_t width = a->maps * a->rank;
+  int64_t width = a->maps * a->rank, from[2] = {0, a->rank}, to[2] = {a->rank, 2 * a->rank};
   const float *b = a->b + panel * width * PANEL, *low = a->low + row * width;
-  for (int half = 0; half < 2; half++) {
-    int64_t first = panel * PANEL + half * LANES, last = first + LANES - 1;
-    int64_t from = (first >= a->second) + (first >= a->third);
-    int64_t to = (last >= a->second) + (last >= a->third);
-    if (p->is_gated) from = to = half;
-    if (from >= a->maps) continue;
-    if (to >= a->maps) to = a->maps - 1;
-    for (int64_t k = from * a->rank; k < (to + 1) * a->rank; k++) {
+  if (!p->is_gated)
+    for (int half = 0; half < 2; half++)
+      columns_of(a, panel * PANEL + half * LANES, from + half, to + half);
+  int64_t columns = to[0] - from[0];
+  if (columns == to[1] - from[1]) {
+    const float *left_b = b + from[0] * PANEL, *right_b = b + from[1] * PANEL + LANES;
+    const float *left = low + from[0], *right = low + from[1];
+    if (count == ROWS) add_columns(ROWS, left, right, width, left_b, right_b, columns, sums);
+    else if (count == 1) add_columns(1, left, right, width, left_b, right_b, columns, sums);
+    else add_columns(count, left, right, width, left_b, right_b, columns, sums);
+    return;
+  }
+  /* A map ends within one half. */
+  for (int half = 0; half < 2; half++)
+    for (int64_t k = from[half]; k < to[half]; k++) {
       vec weights = load(b + k * PANEL + half * LANES);
       for (int r = 0; r < count; r++) sums[r][half] += all(low[r * width + k]) * weights;
     }
-  }
 }
 
 /* Panels that make up a task: a long stretch of weights where few rows wait for memory; of many

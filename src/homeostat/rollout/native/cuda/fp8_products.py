@@ -1,0 +1,310 @@
+"""Linear maps of a batch's rows in e4m3: both sides are cast, and tensor cores multiply them.
+
+Tiles are those of products.py. Products are summed over a block of inputs by the tensor cores, and
+over blocks in fp32, times the scales of both sides: Hopper's sums of e4m3 products have too few
+digits for more.
+
+    product   rows @ weight.T + bias
+    gated     silu(gate) * up, cast again for the product after it where a tile holds whole blocks
+
+Suffixes: `_B` rows, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs, `_G` blocks of inputs.
+"""
+
+# Triton compiles its kernels from source: pyright misreads their calls.
+# pyright: reportCallIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from homeostat.ops.kernels.e4m3 import BLOCK, scales_of, to_e4m3
+from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
+from homeostat.rollout.native.cuda.fp8_rows import Fp8Rows, empty_rows
+from homeostat.rollout.native.cuda.products import Scratch
+from homeostat.rollout.native.cuda.shares import sum_of_shares
+from homeostat.rollout.native.fp8_weights import Fp8Weight
+
+# Tiles that are enough to keep the device busy; programs, where tiles are shared out.
+_BUSY, _SHARED = 48, 128
+_MAX_TILE_ROWS = 128
+# Shared memory of a program for tiles in flight.
+_STAGE_BYTES = 180_000
+_ELEMENTS = {
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float32: tl.float32,
+}
+
+
+@triton.jit
+def _scaled(sums, w_scales_ptr, x_scales_ptr, at_O, at_B, is_output, is_row):
+    """Products [outputs, rows], times the scales of both sides."""
+    w_scales = tl.load(w_scales_ptr + at_O, mask=is_output, other=0.0)
+    x_scales = tl.load(x_scales_ptr + at_B, mask=is_row, other=0.0)
+    return sums * w_scales[:, None] * x_scales[None, :]
+
+
+@triton.jit
+def _scales(
+    x_scales_ptr, w_scales_ptr, block, num_blocks, num_rows, at_B, is_row
+):  # fmt: skip
+    """The scales of a block: of the rows times that of the square that a tile's outputs are in.
+
+    Beyond the last block those of the last one: what they scale is zero.
+    """
+    block = tl.minimum(block, num_blocks - 1)
+    x_scales = tl.load(x_scales_ptr + block * num_rows + at_B, mask=is_row, other=0.0)
+    return x_scales * tl.load(w_scales_ptr + block)
+
+
+@triton.jit
+def _block_product(x_desc, weight_desc, row, output, block):
+    weight, x = weight_desc.load([output, block * BLOCK]), x_desc.load([row, block * BLOCK])
+    return tl.dot(weight, tl.trans(x), out_dtype=tl.float32)
+
+
+@triton.jit
+def _product(
+    x_desc, weight_desc, x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, sums_ptr, arrived_ptr,
+    pitch, num_rows, num_inputs, num_outputs, HAS_BIAS: tl.constexpr, BLOCKWISE: tl.constexpr,
+    SHARES: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    row, output, share = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS, tl.program_id(2)
+    at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
+    is_row, is_output = at_B < num_rows, at_O < num_outputs
+    num_blocks = tl.cdiv(num_inputs, BLOCK)
+    # In fours: the scales of the next four are in flight while these are multiplied.
+    per_share = tl.cdiv(tl.cdiv(num_blocks, 4), SHARES) * 4
+    first = share * per_share
+    last = tl.minimum(first + per_share, num_blocks)
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)
+    wait_for_last(EARLY)
+    let_next_start(EARLY)
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    if BLOCKWISE:
+        w_scales_ptr += output // BLOCK * pitch
+        s0 = _scales(x_scales_ptr, w_scales_ptr, first, num_blocks, num_rows, at_B, is_row)
+        s1 = _scales(x_scales_ptr, w_scales_ptr, first + 1, num_blocks, num_rows, at_B, is_row)
+        s2 = _scales(x_scales_ptr, w_scales_ptr, first + 2, num_blocks, num_rows, at_B, is_row)
+        s3 = _scales(x_scales_ptr, w_scales_ptr, first + 3, num_blocks, num_rows, at_B, is_row)
+        for block in range(first, last, 4):
+            t0 = _scales(x_scales_ptr, w_scales_ptr, block + 4, num_blocks, num_rows, at_B, is_row)
+            t1 = _scales(x_scales_ptr, w_scales_ptr, block + 5, num_blocks, num_rows, at_B, is_row)
+            t2 = _scales(x_scales_ptr, w_scales_ptr, block + 6, num_blocks, num_rows, at_B, is_row)
+            t3 = _scales(x_scales_ptr, w_scales_ptr, block + 7, num_blocks, num_rows, at_B, is_row)
+            # Beyond the last input a descriptor reads zeros.
+            sums += _block_product(x_desc, weight_desc, row, output, block) * s0[None, :]
+            sums += _block_product(x_desc, weight_desc, row, output, block + 1) * s1[None, :]
+            sums += _block_product(x_desc, weight_desc, row, output, block + 2) * s2[None, :]
+            sums += _block_product(x_desc, weight_desc, row, output, block + 3) * s3[None, :]
+            s0, s1, s2, s3 = t0, t1, t2, t3
+    else:
+        for block in range(first, last):
+            sums += _block_product(x_desc, weight_desc, row, output, block)
+    is_whole = True
+    if SHARES > 1:
+        is_whole, sums = sum_of_shares(sums, sums_ptr, arrived_ptr, share, OUTPUTS, ROWS, SHARES)
+    if is_whole:
+        if not BLOCKWISE:
+            sums = _scaled(sums, w_scales_ptr, x_scales_ptr, at_O, at_B, is_output, is_row)
+        if HAS_BIAS:
+            sums += bias[:, None]
+        at = out_ptr + at_B[:, None] * num_outputs + at_O[None, :]
+        out = tl.trans(sums).to(out_ptr.dtype.element_ty)
+        tl.store(at, out, mask=is_row[:, None] & is_output[None, :])
+
+
+@triton.jit
+def _gated(
+    x_desc, weight_desc, x_scales_ptr, w_scales_ptr, out_ptr, out_scales_ptr, pitch, num_rows,
+    num_inputs, num_outputs, ELEMENT: tl.constexpr, IS_CAST: tl.constexpr, BLOCKWISE: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
+    at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
+    is_row, is_output = at_B < num_rows, at_O < num_outputs
+    wait_for_last(EARLY)
+    gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    up = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    num_blocks = tl.cdiv(num_inputs, BLOCK)
+    if BLOCKWISE:
+        at_gate = w_scales_ptr + output // BLOCK * pitch
+        at_up = w_scales_ptr + (num_outputs + output) // BLOCK * pitch
+        gate_scale, up_scale = tl.load(at_gate), tl.load(at_up)
+        x_scales = tl.load(x_scales_ptr + at_B, mask=is_row, other=0.0)
+    for block in range(0, num_blocks):
+        if BLOCKWISE:
+            # The next scales are in flight while these blocks are multiplied.
+            after = tl.minimum(block + 1, num_blocks - 1)
+            next_gate_scale, next_up_scale = tl.load(at_gate + after), tl.load(at_up + after)
+            at_next = x_scales_ptr + after * num_rows + at_B
+            next_x_scales = tl.load(at_next, mask=is_row, other=0.0)
+        x = x_desc.load([row, block * BLOCK])
+        gate_weight = weight_desc.load([output, block * BLOCK])
+        up_weight = weight_desc.load([num_outputs + output, block * BLOCK])
+        gate_found = tl.dot(gate_weight, tl.trans(x), out_dtype=tl.float32)
+        up_found = tl.dot(up_weight, tl.trans(x), out_dtype=tl.float32)
+        if BLOCKWISE:
+            gate_found = gate_found * (x_scales * gate_scale)[None, :]
+            up_found = up_found * (x_scales * up_scale)[None, :]
+            gate_scale, up_scale, x_scales = next_gate_scale, next_up_scale, next_x_scales
+        gate += gate_found
+        up += up_found
+    let_next_start(EARLY)
+    if not BLOCKWISE:
+        gate = _scaled(gate, w_scales_ptr, x_scales_ptr, at_O, at_B, is_output, is_row)
+        up_scales_ptr = w_scales_ptr + num_outputs
+        up = _scaled(up, up_scales_ptr, x_scales_ptr, at_O, at_B, is_output, is_row)
+    # Rounded where the modules round.
+    gate, up = gate.to(ELEMENT).to(tl.float32), up.to(ELEMENT).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(ELEMENT).to(tl.float32)
+    out = (activated * up).to(ELEMENT)
+    is_in = is_row[:, None] & is_output[None, :]
+    at = out_ptr + at_B[:, None] * num_outputs + at_O[None, :]
+    if IS_CAST:
+        # A tile's outputs are one block of the next product's inputs.
+        found = tl.where(is_output[:, None], out.to(tl.float32), 0.0)
+        scales, inverses = scales_of(tl.max(tl.abs(found), 0), POWER_OF_TWO)
+        cast = to_e4m3(found * inverses[None, :])
+        tl.store(out_scales_ptr + tl.program_id(1) * num_rows + at_B, scales, mask=is_row)
+        tl.store(at, tl.trans(cast), mask=is_in)
+    else:
+        tl.store(at, tl.trans(out), mask=is_in)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The tiling of a product of e4m3 numbers: one block of inputs at a time."""
+
+    rows: int
+    outputs: int = 64
+    shares: int = 1
+    sides: int = 1
+    warps: int = 4
+    # Blocks of inputs of an iteration.
+    blocks: int = 1
+
+    @property
+    def stages(self) -> int:
+        one = BLOCK.value * (self.sides * self.outputs + self.rows) * self.blocks
+        return max(min(_STAGE_BYTES // one, 6), 2)
+
+    def grid(self, num_rows: int, num_outputs: int) -> tuple[int, int, int]:
+        return triton.cdiv(num_rows, self.rows), triton.cdiv(num_outputs, self.outputs), self.shares
+
+    def descriptors(self, x: Fp8Rows, weight: Fp8Weight) -> tuple[TensorDescriptor, ...]:
+        return (
+            TensorDescriptor.from_tensor(x.values_BK, [self.rows, BLOCK.value]),
+            TensorDescriptor.from_tensor(weight.values_OK, [self.outputs, BLOCK.value]),
+        )
+
+    def options(self, weight: Fp8Weight) -> dict[str, Any]:
+        return {
+            "OUTPUTS": self.outputs,
+            "ROWS": self.rows,
+            "BLOCKWISE": weight.scaling.is_blockwise,
+            "num_stages": self.stages,
+            "num_warps": self.warps,
+            **early(weight.values_OK.device),
+        }
+
+
+def tiles_for(num_rows: int, weight: Fp8Weight) -> Tiles:
+    """As many rows as leave enough tiles to keep the device busy; of long sums, shares."""
+    num_outputs, num_inputs = weight.values_OK.shape
+    rows, tall = _tile_rows(num_rows), triton.cdiv(num_outputs, 64)
+    while rows > 16 and tall * triton.cdiv(num_rows, rows) < _BUSY:
+        rows //= 2
+    tiles = tall * triton.cdiv(num_rows, rows)
+    shares = min(max(_SHARED // tiles, 1), triton.cdiv(num_inputs, 4 * BLOCK.value), 4)
+    return Tiles(rows, shares=shares, blocks=4 if weight.scaling.is_blockwise else 1)
+
+
+def tiles_for_gated(num_rows: int) -> Tiles:
+    """Tiles are many: they hold as many rows as there are."""
+    rows = _tile_rows(num_rows)
+    return Tiles(rows, outputs=BLOCK.value, sides=2, warps=8 if rows > 32 else 4)
+
+
+def _tile_rows(num_rows: int) -> int:
+    return min(max(triton.next_power_of_2(num_rows), 16), _MAX_TILE_ROWS)
+
+
+def can_multiply(weight: Fp8Weight) -> bool:
+    """Tiles are copied by rows that begin at multiples of 16 bytes."""
+    return weight.values_OK.shape[1] % 16 == 0
+
+
+def product(
+    x: Fp8Rows,
+    weight: Fp8Weight,
+    bias_O: Tensor | None,
+    scratch: Scratch,
+    *,
+    dtype: torch.dtype,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """[B, O]: rows @ weight.T + bias, rounded to `dtype`."""
+    (num_rows, num_inputs), num_outputs = x.values_BK.shape, weight.num_outputs
+    tiles = tiles or tiles_for(num_rows, weight)
+    out_BO = torch.empty(num_rows, num_outputs, dtype=dtype, device=x.values_BK.device)
+    _product[tiles.grid(num_rows, num_outputs)](
+        *tiles.descriptors(x, weight),
+        x.scales_GB,
+        weight.scales,
+        out_BO if bias_O is None else bias_O,
+        out_BO,
+        scratch.sums,
+        scratch.arrived,
+        weight.pitch,
+        num_rows,
+        num_inputs,
+        num_outputs,
+        HAS_BIAS=bias_O is not None,
+        SHARES=tiles.shares,
+        **tiles.options(weight),
+    )
+    return out_BO
+
+
+def gated(
+    x: Fp8Rows, weight: Fp8Weight, *, dtype: torch.dtype, tiles: Tiles | None = None
+) -> Fp8Rows | Tensor:
+    """silu(gate) * up: [B, I], cast already where scales are of blocks. `weight`: gate, then up.
+
+    `dtype`: what the modules would round to.
+    """
+    (num_rows, num_inputs), num_outputs = x.values_BK.shape, weight.num_outputs // 2
+    tiles = tiles or tiles_for_gated(num_rows)
+    device = x.values_BK.device
+    is_cast = weight.scaling.is_blockwise and tiles.outputs == BLOCK.value
+    if is_cast:
+        out = empty_rows(num_rows, num_outputs, weight.scaling, device)
+        places = out.values_BK, out.scales_GB
+    else:
+        out = torch.empty(num_rows, num_outputs, dtype=dtype, device=device)
+        places = out, out
+    _gated[tiles.grid(num_rows, num_outputs)](
+        *tiles.descriptors(x, weight),
+        x.scales_GB,
+        weight.scales,
+        *places,
+        weight.pitch,
+        num_rows,
+        num_inputs,
+        num_outputs,
+        ELEMENT=_ELEMENTS[dtype],
+        IS_CAST=is_cast,
+        POWER_OF_TWO=weight.scaling.has_power_of_two_scales,
+        **tiles.options(weight),
+    )
+    return out

@@ -1,0 +1,342 @@
+"""Linear maps of rows by packed INT4 weights, on tensor cores, one launch each with what comes
+before and after them.
+
+    into_heads   q, k and v              three weights, one matrix
+    gated        silu(gate) * up         two weights, one matrix
+    added        x += inputs @ weight.T  in place, and what the next norm needs
+
+A program owns a tile of outputs and rows and, where such tiles are few, a share of the inputs; the
+last share to arrive sums up all of them. It turns the bytes of a block into integers in bf16, in
+registers, multiplies them with the rows, group by group, and scales the sums of each group: the
+weights are never in memory in any other form. A norm costs no launch, as in products.py.
+
+Suffixes: `_B` rows, `_D` model dim, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs, `_H`
+bytes of two integers each, `_T` tiles of outputs.
+"""
+
+# Triton compiles its kernels from source: pyright misreads their calls.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
+from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
+from homeostat.rollout.native.cuda.products import Scaled
+from homeostat.rollout.native.cuda.shares import is_last
+
+# Four bytes to four bf16: a byte below 16 and the byte 0x43 above it are 128 + its value, and 136
+# is taken off. The high halves of the bytes are moved down first.
+_LOW = tl.constexpr("""{
+.reg .b32 low, less;
+and.b32 low, $2, 0x0f0f0f0f;
+mov.b32 less, 0x43084308;
+prmt.b32 $0, low, 0x43434343, 0x5140;
+prmt.b32 $1, low, 0x43434343, 0x7362;
+sub.bf16x2 $0, $0, less;
+sub.bf16x2 $1, $1, less;
+}""")
+_HIGH = tl.constexpr("""{
+.reg .b32 high, less;
+shr.u32 high, $2, 4;
+and.b32 high, high, 0x0f0f0f0f;
+mov.b32 less, 0x43084308;
+prmt.b32 $0, high, 0x43434343, 0x5140;
+prmt.b32 $1, high, 0x43434343, 0x7362;
+sub.bf16x2 $0, $0, less;
+sub.bf16x2 $1, $1, less;
+}""")
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Outputs and rows of a program, parts of the inputs that are computed in parallel, and how the
+    program is compiled."""
+
+    outputs: int
+    rows: int
+    shares: int
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _integers(pairs, IS_HIGH: tl.constexpr, HAS_ASM: tl.constexpr, dtype: tl.constexpr):
+    """The integers in one half of each byte, in the dtype of the rows."""
+    if HAS_ASM:
+        asm: tl.constexpr = _HIGH if IS_HIGH else _LOW
+        return tl.inline_asm_elementwise(
+            asm, "=r,=r,r", [pairs], dtype=tl.bfloat16, is_pure=True, pack=4
+        )
+    else:
+        nibbles = pairs >> 4 if IS_HIGH else pairs & 15
+        return (nibbles.to(tl.float32) - 8.0).to(dtype)
+
+
+@triton.jit
+def _scales(scales_ptr, at_O, is_out, block, num_blocks, num_scales):
+    """The scales of a block's two groups; those beyond the end are not read."""
+    at = scales_ptr + block * 2 * num_scales + at_O
+    is_there = at_O < tl.where(block < num_blocks, at_O + 1, 0)
+    low = tl.load(at, mask=is_out & is_there, other=0.0)
+    return low, tl.load(at + num_scales, mask=is_out & is_there, other=0.0)
+
+
+@triton.jit
+def _sums_of_block(
+    sums, low, high, x_ptr, bytes_ptr, at_O, at_B, is_out, is_row, block, num_inputs, num_blocks,
+    GROUP: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the products of a block's two groups, whose scales are `low` and `high`."""
+    at_H = tl.arange(0, GROUP)
+    at_byte = (at_O[:, None].to(tl.int64) * num_blocks + block) * GROUP + at_H[None, :]
+    pairs = tl.load(bytes_ptr + at_byte, mask=is_out[:, None], other=0)
+    for half in tl.static_range(2):
+        start = (block * 2 + half) * GROUP
+        at_x = at_B[:, None].to(tl.int64) * num_inputs + (start + at_H)[None, :]
+        is_in = is_row[:, None] & (start + at_H < num_inputs)[None, :]
+        x = tl.load(x_ptr + at_x, mask=is_in, other=0.0)
+        scales = low if half == 0 else high
+        weight = _integers(pairs, half == 1, HAS_ASM, x.dtype)
+        product = tl.dot(weight, tl.trans(x), input_precision=PRECISION)
+        sums += product * scales.to(tl.float32)[:, None]
+    return sums
+
+
+@triton.jit
+def _rstd(squares_ptr, at_B, is_row, width, eps, TILES: tl.constexpr, PADDED_TILES: tl.constexpr):
+    at_T = tl.arange(0, PADDED_TILES)
+    is_in = is_row[:, None] & (at_T < TILES)[None, :]
+    at = squares_ptr + at_B[:, None] * TILES + at_T[None, :]
+    squares = tl.load(at, mask=is_in, other=0.0)
+    return 1.0 / tl.sqrt(tl.sum(squares, 1) / width + eps)
+
+
+@triton.jit
+def _whole(sums, sums_ptr, arrived_ptr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+           SHARES: tl.constexpr):  # fmt: skip
+    """Return whether this program is the last of its tile, and if so the tile's sums."""
+    size: tl.constexpr = OUTPUTS * ROWS
+    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    at = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    at_first = sums_ptr + tile * SHARES * size + at
+    tl.store(at_first + tl.program_id(2) * size, sums)
+    are_all = is_last(arrived_ptr + tile, SHARES)
+    if are_all:
+        sums = tl.load(at_first, cache_modifier=".cg")
+        for other in range(1, SHARES):
+            sums += tl.load(at_first + other * size, cache_modifier=".cg")
+    return are_all, sums
+
+
+@triton.jit
+def _product(
+    x_ptr, bytes_ptr, scales_ptr, bias_ptr, out_ptr, norm_ptr, scaled_ptr, squares_ptr, sums_ptr,
+    arrived_ptr, eps, num_rows, num_inputs, num_blocks, num_scales, num_outputs,
+    HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, IS_ADDED: tl.constexpr, TILES: tl.constexpr,
+    PADDED_TILES: tl.constexpr, GROUP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    SHARES: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    at_B = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at_O = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    is_row, is_out = at_B < num_rows, at_O < num_outputs
+    wait_for_last(EARLY)
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    if IS_GATED:
+        up_sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    per_share = tl.cdiv(num_blocks, SHARES)
+    first = tl.program_id(2) * per_share
+    end = tl.minimum(first + per_share, num_blocks)
+    low, high = _scales(scales_ptr, at_O, is_out, first, num_blocks, num_scales)
+    if IS_GATED:
+        at_up = num_outputs + at_O
+        up_low, up_high = _scales(scales_ptr, at_up, is_out, first, num_blocks, num_scales)
+    for block in range(first, end):
+        # The next block's scales are on their way while this one is multiplied.
+        next_low, next_high = _scales(scales_ptr, at_O, is_out, block + 1, num_blocks, num_scales)
+        sums = _sums_of_block(
+            sums, low, high, x_ptr, bytes_ptr, at_O, at_B, is_out, is_row, block, num_inputs,
+            num_blocks, GROUP, HAS_ASM, PRECISION,
+        )  # fmt: skip
+        low, high = next_low, next_high
+        if IS_GATED:
+            next_low, next_high = _scales(
+                scales_ptr, at_up, is_out, block + 1, num_blocks, num_scales
+            )
+            up_sums = _sums_of_block(
+                up_sums, up_low, up_high, x_ptr, bytes_ptr, at_up, at_B, is_out, is_row, block,
+                num_inputs, num_blocks, GROUP, HAS_ASM, PRECISION,
+            )  # fmt: skip
+            up_low, up_high = next_low, next_high
+    let_next_start(EARLY)
+    is_whole = True
+    if SHARES > 1:
+        is_whole, sums = _whole(sums, sums_ptr, arrived_ptr, OUTPUTS, ROWS, SHARES)
+    if is_whole:
+        if TILES > 0:
+            rstd = _rstd(squares_ptr, at_B, is_row, num_inputs, eps, TILES, PADDED_TILES)[None, :]
+            sums *= rstd
+        at_out = at_B[:, None].to(tl.int64) * num_outputs + at_O[None, :]
+        is_in = is_row[:, None] & is_out[None, :]
+        if IS_GATED:
+            if TILES > 0:
+                up_sums *= rstd
+            _store_gated(sums, up_sums, out_ptr + at_out, is_in, out_ptr.dtype.element_ty)
+        else:
+            if HAS_BIAS:
+                bias = tl.load(bias_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
+                sums += bias[:, None]
+            out = tl.trans(sums).to(out_ptr.dtype.element_ty)
+            if IS_ADDED:
+                norm = tl.load(norm_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
+                at_tile = squares_ptr + at_B * tl.num_programs(1) + tl.program_id(1)
+                out = _added(
+                    out, out_ptr + at_out, scaled_ptr + at_out, at_tile, norm, is_in, is_row
+                )
+            tl.store(out_ptr + at_out, out, mask=is_in)
+
+
+@triton.jit
+def _store_gated(gate, up, at_out, is_in, element: tl.constexpr):
+    gate, up = gate.to(element).to(tl.float32), up.to(element).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
+    tl.store(at_out, tl.trans((activated * up).to(element)), mask=is_in)
+
+
+@triton.jit
+def _added(out, at_out, at_scaled, at_squares, norm, is_in, is_row):
+    """The sum with what is there, after what the next norm needs of it is stored."""
+    so_far = tl.load(at_out, mask=is_in, other=0.0)
+    total = (so_far.to(tl.float32) + out.to(tl.float32)).to(so_far.dtype)
+    whole = total.to(tl.float32)
+    tl.store(at_scaled, (whole * norm[None, :]).to(so_far.dtype), mask=is_in)
+    tl.store(at_squares, tl.sum(tl.where(is_in, whole * whole, 0.0), 1), mask=is_row)
+    return total
+
+
+# Beyond, weights are dequantised for a library's products.
+MAX_ROWS = 64
+# Programs that keep the device busy, and the most parts that the inputs are cut in.
+_BUSY, _MAX_SHARES = 264, 12
+# Most sums that shares may leave behind: tiles x shares x outputs x rows.
+_ROOM = 1 << 20
+
+
+class Scratch:
+    """Room for the sums that shares of the inputs leave, one product after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.empty(_ROOM, device=device, dtype=torch.float32)
+        self.arrived = torch.zeros(_BUSY, device=device, dtype=torch.int32)
+
+
+def tile_for(num_rows: int, num_outputs: int, matrix: Int4Matrix, *, is_gated: bool) -> Tile:
+    """Return the tile of a product: all rows at once, because each tile of rows makes the weights
+    anew, and shares of the inputs where tiles are few."""
+    rows = min(max(triton.next_power_of_2(num_rows), 16), MAX_ROWS)
+    outputs = 64
+    tiles = triton.cdiv(num_outputs, outputs) * triton.cdiv(num_rows, rows)
+    shares = 1
+    if not is_gated and tiles < _BUSY:
+        most = _ROOM // (tiles * outputs * rows)
+        shares = max(1, min(_BUSY // tiles, _MAX_SHARES, matrix.num_blocks, most))
+    return Tile(outputs, rows, shares, warps=4, stages=4 if rows <= 32 else 3)
+
+
+def into_heads(
+    x: Scaled, matrix: Int4Matrix, bias_O: Tensor | None, scratch: Scratch, *, eps: float
+) -> Tensor:
+    """[B, O]: q, k and v of the normed rows, one after the other."""
+    out_BO = x.rows_BD.new_empty(len(x.rows_BD), matrix.num_outputs)
+    launch(x, matrix, out_BO, scratch, bias_O=bias_O, eps=eps)
+    return out_BO
+
+
+def gated(x: Scaled, matrix: Int4Matrix, scratch: Scratch, *, eps: float) -> Tensor:
+    """[B, I]: silu(gate) * up of the normed rows. The matrix has gate's rows, then up's."""
+    out_BI = x.rows_BD.new_empty(len(x.rows_BD), matrix.num_outputs // 2)
+    launch(x, matrix, out_BI, scratch, is_gated=True, eps=eps)
+    return out_BI
+
+
+def added(
+    x_BO: Tensor,
+    inputs_BK: Tensor,
+    matrix: Int4Matrix,
+    bias_O: Tensor | None,
+    norm_O: Tensor,
+    scratch: Scratch,
+) -> Scaled:
+    """Compute x += inputs @ weight.T + bias in place; return the input of a product after the
+    norm."""
+    how = {"bias_O": bias_O, "norm_O": norm_O}
+    return launch(Scaled(inputs_BK), matrix, x_BO, scratch, **how)
+
+
+def launch(
+    x: Scaled,
+    matrix: Int4Matrix,
+    out_BO: Tensor,
+    scratch: Scratch,
+    *,
+    bias_O: Tensor | None = None,
+    norm_O: Tensor | None = None,
+    is_gated: bool = False,
+    eps: float = 0.0,
+    tile: Tile | None = None,
+) -> Scaled:
+    """Write a product to `out`; with `norm_O` add it. Return what the next norm needs then."""
+    num_rows, num_outputs = out_BO.shape
+    tile = tile or tile_for(num_rows, num_outputs, matrix, is_gated=is_gated)
+    grid = triton.cdiv(num_rows, tile.rows), triton.cdiv(num_outputs, tile.outputs), tile.shares
+    squares_BT, scaled_BO = x.squares_BT, out_BO
+    if norm_O is not None:
+        assert squares_BT is None, "what is added has no norm before it"
+        scaled_BO = torch.empty_like(out_BO)
+        squares_BT = torch.empty(num_rows, grid[1], dtype=torch.float32, device=out_BO.device)
+    _product[grid](
+        x.rows_BD,
+        matrix.bytes_OH,
+        matrix.scales_GO,
+        out_BO if bias_O is None else bias_O,
+        out_BO,
+        out_BO if norm_O is None else norm_O,
+        scaled_BO,
+        out_BO if squares_BT is None else squares_BT,
+        scratch.sums,
+        scratch.arrived,
+        eps,
+        num_rows,
+        matrix.num_inputs,
+        matrix.num_blocks,
+        matrix.num_outputs,
+        num_outputs,
+        HAS_BIAS=bias_O is not None,
+        IS_GATED=is_gated,
+        IS_ADDED=norm_O is not None,
+        GROUP=matrix.group_size,
+        **x.options(),
+        **_options(tile, out_BO),
+    )
+    return Scaled(scaled_BO, squares_BT)
+
+
+def _options(tile: Tile, out_BO: Tensor) -> dict[str, Any]:
+    return {
+        "OUTPUTS": tile.outputs,
+        "ROWS": tile.rows,
+        "SHARES": tile.shares,
+        # The assembly is of bf16 on a GPU.
+        "HAS_ASM": out_BO.is_cuda and out_BO.dtype == torch.bfloat16,
+        "PRECISION": "ieee" if out_BO.dtype == torch.float32 else "tf32",
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        **early(out_BO.device),
+    }

@@ -1,0 +1,159 @@
+"""Weights as an FP8 checkpoint has them, quantised while they are packed for another engine.
+
+    (name, bf16) ... -> (name, e4m3), (name of the scales, fp32) ... -> Packer
+
+The numbers are the trainer's own FP8 copies (precision/fp8.py). vLLM reads two layouts of them:
+
+    blockwise             quant_method fp8: `weight_scale_inv` [O / 128, K / 128]
+    rowwise, tensorwise   compressed-tensors by channels: `weight_scale` [O, 1]; a scale of the
+                          tensor is repeated, because vLLM would quantise fused maps anew otherwise
+
+vLLM casts activations by blocks of 128, or by tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from homeostat.config.fp8 import Fp8Config
+from homeostat.config.run import RunConfig
+from homeostat.errors import ModelError
+from homeostat.models.hub_names import hub_tensors
+from homeostat.ops.moe_shape import MoeShape
+from homeostat.precision.fp8 import quantise
+from homeostat.precision.fp8_model import fp8_choices, require_layers
+from homeostat.precision.layers import Choice
+from homeostat.precision.recipe import BLOCK, Fp8Recipe
+from homeostat.sync.bucket import Bucket, Packer
+from homeostat.train.empty_model import empty_model
+
+# Maps that vLLM multiplies by as one.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Checkpoint:
+    """Which weights are quantised, and how. `skipped` are the modules that stay as they are."""
+
+    recipe: Fp8Recipe
+    names: frozenset[str]
+    skipped: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, choices: Sequence[Choice], config: Fp8Config, *, moe: MoeShape | None
+    ) -> Fp8Checkpoint:
+        """Return the checkpoint of a model with these layers; raise ModelError if vLLM could not
+        read it."""
+        recipe = Fp8Recipe.of(config)
+        chosen = {choice.layer.name: choice for choice in choices if not choice.why_skipped}
+        names = frozenset(
+            hub_name
+            for choice in chosen.values()
+            for part, weight in choice.layer.weights.items()
+            for hub_name, _ in hub_tensors(moe, f"{choice.layer.name}.{part}", weight)
+        )
+        for name, choice in chosen.items():
+            _require_readable(name, choice, chosen, recipe)
+        skipped = [choice.layer for choice in choices if choice.why_skipped]
+        kept = tuple(layer.name for layer in skipped if layer.kind != "embedding")
+        return cls(recipe, names, kept)
+
+    def packer(self, packer: Packer) -> Fp8Packer:
+        """Return a packer that quantises weights before it packs them."""
+        return Fp8Packer(packer, self)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return `quantization_config` of the checkpoint's config.json."""
+        if self.recipe.scaling == "blockwise":
+            return {
+                "quant_method": "fp8",
+                "fmt": "e4m3",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [BLOCK, BLOCK],
+                "modules_to_not_convert": list(self.skipped),
+            }
+        numbers = {"num_bits": 8, "type": "float", "symmetric": True}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "quantization_status": "compressed",
+            "ignore": list(self.skipped),
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {**numbers, "strategy": "channel", "dynamic": False},
+                    "input_activations": {**numbers, "strategy": "token", "dynamic": True},
+                }
+            },
+        }
+
+    def tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of the checkpoint, each weight before its scales."""
+        for name, tensor in weights:
+            if name not in self.names:
+                yield name, tensor
+                continue
+            how = {"block": self.recipe.weights, "power_of_two": self.recipe.power_of_two}
+            found = quantise(tensor.detach(), **how)
+            yield name, found.values
+            if self.recipe.scaling == "blockwise":
+                yield f"{name}_scale_inv", found.scales
+            else:
+                yield f"{name}_scale", found.scales.expand(len(tensor), 1).contiguous()
+
+
+@dataclass(slots=True)
+class Fp8Packer:
+    """Packs weights as an FP8 checkpoint has them."""
+
+    packer: Packer
+    checkpoint: Fp8Checkpoint
+
+    @torch.no_grad()
+    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
+        return self.packer.pack(self.checkpoint.tensors(weights))
+
+    def close(self) -> None:
+        self.packer.close()
+
+
+def _require_readable(
+    name: str, choice: Choice, chosen: Mapping[str, Choice], recipe: Fp8Recipe
+) -> None:
+    prefix, _, last = name.rpartition(".")
+    group = next((names for names in _FUSED if last in names), ())
+    missing = [one for one in group if f"{prefix}.{one}" not in chosen]
+    if missing:
+        raise ModelError(
+            f"trainer.fp8.skip_layers covers {prefix}.{missing[0]} and not {name}: vLLM multiplies "
+            f"by {', '.join(group)} as one matrix, which has one precision. Skip all of them, or "
+            "none."
+        )
+    for shape in choice.layer.shapes.values():
+        if group and recipe.scaling == "blockwise" and shape[-2] % BLOCK:
+            raise ModelError(
+                f"{name} is {shape[-2]} x {shape[-1]}: vLLM reads FP8 by blocks only if the sizes "
+                f"of {', '.join(group)} are multiples of {BLOCK}. Set trainer.fp8.recipe=rowwise, "
+                "or engine.type=native."
+            )
+
+
+def fp8_checkpoint(config: RunConfig) -> Fp8Checkpoint | None:
+    """Return how weights are quantised at publication; None if they are sent as they are.
+
+    The native engine is sent the weights themselves, and casts them by the trainer's function.
+    """
+    fp8 = config.engine_fp8
+    if fp8 is None or config.engine.needs_native_decoder:
+        return None
+    model = empty_model(config)
+    choices = fp8_choices(model, fp8)
+    require_layers(choices, Fp8Recipe.of(fp8))
+    return Fp8Checkpoint.of(choices, fp8, moe=getattr(model, "hub_experts", None))
