@@ -3,7 +3,7 @@
 A row: their name, our place, a note. A place is one of
 
     trainer.lr                        a key of a recipe (several: with blanks between them)
-    pending: trainer.fp8.recipe       a key that a later stage brings (health/frameworks/planned.py)
+    pending: sync.overlap             a key that a later stage brings (health/frameworks/planned.py)
     none                              nothing to set here; the note says why
 """
 # ruff: noqa: E501 (a table)

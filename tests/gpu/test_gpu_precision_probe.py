@@ -54,7 +54,8 @@ def test_a_run_on_a_gpu_measures_its_layers(tmp_path: Path, format: str, section
     cosines = [record[f"{format}/grad_cosine"] for record in records]
     assert all(0.5 < value <= 1.0 for value in cosines), cosines
     for record in records:
-        assert record[f"{format}/mlp/saturated_share"] < 0.01
+        # Delayed scales lag behind the first updates of random weights.
+        assert record[f"{format}/mlp/saturated_share"] < 0.05
         assert 0.01 < record[f"{format}/mlp/error"] < 0.15
         assert record[f"{format}/attention/scale_min"] > 0
     assert abs(records[-1]["eval/quantised_gap"]) < 0.2

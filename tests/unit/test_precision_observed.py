@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support import runs, tiny
+from tests.support import runs, tiny, tiny_rl
 
 from homeostat.config import RunConfig
 from homeostat.observe.jsonl import read_metrics
@@ -153,3 +153,13 @@ def test_measuring_changes_no_bit_of_the_run(tmp_path: Path) -> None:
         runs.train(config)
         losses.append(runs.losses(config))
     assert losses[0] == losses[1]
+
+
+def test_rl_scores_samples_with_and_without_quantisation(tmp_path: Path) -> None:
+    config = tiny_rl.config(tmp_path, "trainer.fp8={recipe: rowwise}", "trainer.max_steps=2")
+    runs.train(config)
+    records = read_metrics(config.run_dir / "metrics.jsonl")
+    for record in records:
+        assert record["eval/bf16_shadow_loss"] > 0
+        assert 0 < abs(record["eval/quantised_gap"]) < 0.2
+        assert record["fp8/grad_cosine"] < 1

@@ -96,7 +96,8 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         _refresh_reference(parts)
         seconds = time.perf_counter() - started
         metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds)
-        metrics |= {**compared, **published, **_side_seconds(saver, session)}
+        metrics |= compared | published | _side_seconds(saver, session)
+        metrics |= schedule.sampled(rollouts.groups, step=step)
         is_best = False
         if evaluates:
             eval_metrics, is_best = _evaluated(parts, session)

@@ -53,14 +53,15 @@ METRICS: tuple[MetricInfo, ...] = (
         "eval/bf16_shadow_loss",
         "nats",
         LAST,
-        "Loss on the held-out rows with the quantisation switched off.",
+        "Loss on the held-out rows, in RL on samples of the step, with the quantisation switched "
+        "off.",
         own_step=True,
     ),
     MetricInfo(
         "eval/quantised_gap",
         "nats",
         LAST,
-        "Loss on the held-out rows minus eval/bf16_shadow_loss: what the quantisation costs.",
+        "Loss on the same rows in low precision minus eval/bf16_shadow_loss: what it costs.",
         own_step=True,
     ),
 )

@@ -5,20 +5,27 @@ A remedy may move the first step in low precision, so the settings in force deci
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from homeostat.config.fp8 import Fp8Config
 from homeostat.config.int4 import Int4Config
 from homeostat.config.live import LiveConfig
 from homeostat.config.trainer import TrainerConfig
+from homeostat.run.learning.updates import step_rows
 from homeostat.train.events import EmitEvent
 from homeostat.train.precision_probe import UNQUANTISED
+from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
+from homeostat.types import FloatArray, Role, RolloutGroup, TrainBatch
 
 # Steps after the first one in low precision that are always measured.
 NUM_FIRST = 3
+# Samples of a measured step that are scored with and without quantisation (RL).
+NUM_SAMPLES = 16
 
 
 class PrecisionSchedule:
@@ -26,13 +33,14 @@ class PrecisionSchedule:
 
     def __init__(self, live: LiveConfig, *, trainer: Trainer, emit: EmitEvent) -> None:
         self._live, self._trainer, self.emit = live, trainer, emit
-        self._was_on = False
+        self._was_on = self._measures = False
 
     def begin(self, step: int) -> None:
         """Before a step: switch layers to the precision that it has."""
         config = self._live.now
-        measures = is_measured(config.trainer, step, interval=config.observe.precision_interval)
-        account = self._begin(step, observes=measures)
+        interval = config.observe.precision_interval
+        self._measures = is_measured(config.trainer, step, interval=interval)
+        account = self._begin(step, observes=self._measures)
         if account and not self._was_on:
             self.emit("precision_switched", step, **account)
         self._was_on = bool(account)
@@ -46,6 +54,22 @@ class PrecisionSchedule:
         finally:
             self._begin(step)
 
+    def sampled(self, groups: Sequence[RolloutGroup], *, step: int) -> dict[str, float]:
+        """Score some samples of a measured step with and without quantisation (RL)."""
+        if not self._measures:
+            return {}
+        config = self._live.now
+        rows = [row for row in step_rows(groups, config.for_learning).rows if row.weights_T.any()]
+        chosen = rows[:: max(1, len(rows) // NUM_SAMPLES)][:NUM_SAMPLES]
+        if not chosen:
+            return {}
+        batches = [TrainBatch.of([row]) for row in chosen]
+        heat = config.rollout.temperature
+        found = _loss(score(self._trainer, Role.POLICY, batches, temperature=heat))
+        with self.shadow(step):
+            shadow = _loss(score(self._trainer, Role.POLICY, batches, temperature=heat))
+        return shadow_metrics({"eval/loss": found}, {"eval/loss": shadow})
+
     def _begin(self, step: int, *, observes: bool = False) -> dict[str, Any]:
         trainer = self._live.now.trainer
         counted = step if is_low(trainer, step) else UNQUANTISED
@@ -56,6 +80,10 @@ class PrecisionSchedule:
     def is_on(self, step: int) -> bool:
         """Return whether layers are quantised at a step."""
         return is_low(self._live.now.trainer, step)
+
+
+def _loss(logp: Sequence[FloatArray]) -> float:
+    return -float(np.concatenate(logp).mean(dtype=np.float64))
 
 
 def shadow_metrics(found: Mapping[str, float], shadow: Mapping[str, float]) -> dict[str, float]:
