@@ -14,6 +14,7 @@ from homeostat.config.cluster import AnyCluster
 from homeostat.config.critic import CriticConfig
 from homeostat.config.data import DataConfig
 from homeostat.config.ebft import EbftConfig
+from homeostat.config.fp8 import Fp8Config
 from homeostat.config.health import HealthConfig
 from homeostat.config.kind import RunKind
 from homeostat.config.mesh import Mesh
@@ -92,6 +93,7 @@ class PublicationSettings:
     """The settings of how and how often new weights reach an engine."""
 
     engine: AnyEngine
+    engine_fp8: Fp8Config | None
     sync: SyncConfig
     cluster: AnyCluster
     health: HealthConfig

@@ -305,6 +305,7 @@ class RunConfig(Settings):
         """Return the settings of how new weights reach an engine."""
         return PublicationSettings(
             engine=self.engine,
+            engine_fp8=self.engine_fp8,
             sync=self.sync,
             cluster=self.cluster,
             health=self.health,
