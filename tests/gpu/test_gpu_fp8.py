@@ -12,7 +12,10 @@ from homeostat.precision.fp8_experts import Fp8Experts
 from homeostat.precision.operands import Emulation, TensorCores
 from homeostat.precision.recipe import E4M3, E5M2, Fp8Recipe
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 CUDA = torch.device("cuda")
 SCALINGS = ("blockwise", "rowwise", "tensorwise")
 

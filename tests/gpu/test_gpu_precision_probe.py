@@ -12,7 +12,10 @@ from homeostat.observe.jsonl import read_metrics
 from homeostat.precision.recipe import Fp8Recipe
 from homeostat.precision.statistics import fp8_tally, int4_tally
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 MODEL = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 

@@ -194,7 +194,7 @@ def test_packed_and_unpacked_rows_give_the_same_losses(tmp_path: Path) -> None:
     packed = tiny.config(tmp_path, name="packed")
     runs.train(packed)
     raw = {"max_steps": 6, "batch_rows": 8, "lr": 1e-2, "threads": 1, "packing": False}
-    raw["optimizer"] = {"weight_decay": 0.01}
+    raw["optimizer"] = {"type": "adamw", "weight_decay": 0.01}
     unpacked = tiny.config(tmp_path, name="unpacked")
     unpacked = unpacked.model_copy(
         update={"trainer": type(unpacked.trainer).model_validate_json(json.dumps(raw))}

@@ -6,6 +6,8 @@ such; tests/gpu/test_gpu_fp8.py compares all others, on a GPU.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +17,11 @@ from homeostat.ops.kernels.fp8_grouped import grouped_fp8
 from homeostat.ops.pairs import pairs_of
 from homeostat.precision.fp8 import quantise
 from homeostat.precision.recipe import BLOCK, E4M3, E5M2
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs a CUDA device or Triton's interpreter (tests/unit/test_ops_kernels.py)",
+)
 
 SCOPES = {
     "block": (1, BLOCK),

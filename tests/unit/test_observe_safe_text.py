@@ -44,6 +44,7 @@ ECHOES = {
     "export.py": "safe_text",
     "generate.py": "JSON, or safe_text",
     "inspect.py": "JSON",
+    "layers.py": "JSON; the rest on the console of inspect",
     "main.py": "JSON, or safe_text",
     "rules.py": "rules of ours",
     "scaffold.py": "a checked name, and files of ours",

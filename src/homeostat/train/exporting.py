@@ -24,7 +24,7 @@ def whole_weights(state: RoleState, shards: Shards) -> Iterator[tuple[str, Tenso
     """All weights under canonical HF names, adapters merged in, gathered one at a time.
 
     Weights that are computed with in INT4 are the rounded ones: whoever gets them computes the same
-    model, and packing them anew changes nothing (precision/int4.py).
+    model, and packing them again changes nothing (precision/int4.py).
     """
     int4 = int4_of(state)
     rounded = {} if int4 is None else int4.computed_weights()

@@ -22,6 +22,7 @@ None: no sound quantisation has such a scale.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -55,7 +56,7 @@ def _seen(one: Measured, at: np.ndarray, which: str) -> Iterator[Sighting]:
         ),
         first_step=first,
         last_step=int(one.series.steps[-1]),
-        value=value,
+        value=value if math.isfinite(value) else None,
         limit=0.0,
         subject=one.subject,
     )

@@ -25,6 +25,7 @@ is not laid to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -75,7 +76,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         ),
         first_step=start,
         last_step=int(after.steps[-1]),
-        value=now,
+        value=now if math.isfinite(now) else None,
         limit=limit,
     )
 

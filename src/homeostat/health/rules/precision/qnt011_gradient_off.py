@@ -25,6 +25,7 @@ lower by nature.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -68,7 +69,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             ),
             first_step=first,
             last_step=int(series.steps[-1]),
-            value=value,
+            value=value if math.isfinite(value) else None,
             limit=limit,
             subject=form,
         )

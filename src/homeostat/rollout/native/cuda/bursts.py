@@ -86,7 +86,7 @@ class CudaBursts:
         self._flying.clear()
 
     def rest(self) -> None:
-        """Copies of the weights keep their memory; the next burst derives them anew."""
+        """Copies of the weights keep their memory; the next burst derives them again."""
         self.steps.forward.weights_changed()
 
     @property

@@ -86,7 +86,7 @@ class DecodeForward:
         return self.model.config.vocab_size
 
     def refresh(self) -> bool:
-        """Derive copies of weights that have changed. Return whether steps must be captured anew:
+        """Derive copies of weights that have changed. Return whether steps must be captured again:
         never, because it reads the model's own weights, which are written in place."""
         return False
 

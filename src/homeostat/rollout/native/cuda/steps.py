@@ -36,11 +36,11 @@ class Forward(Protocol):
 
     def refresh(self) -> bool:
         """Derive copies of weights that have changed; return whether steps are to be captured
-        anew, because they would be other ones."""
+        again, because they would be other ones."""
         ...
 
     def weights_changed(self) -> None:
-        """Let the next `refresh` derive copies of the weights anew."""
+        """Let the next `refresh` derive copies of the weights again."""
         ...
 
     def step(self, num_rows: int, *, is_cut: bool) -> None: ...
