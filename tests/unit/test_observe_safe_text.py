@@ -43,6 +43,7 @@ ECHOES = {
     "explain.py": "pages of ours",
     "export.py": "safe_text",
     "generate.py": "JSON, or safe_text",
+    "generation_options.py": "a text of ours",
     "inspect.py": "JSON",
     "layers.py": "JSON; the rest on the console of inspect",
     "main.py": "JSON, or safe_text",

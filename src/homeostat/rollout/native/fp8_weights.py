@@ -73,12 +73,12 @@ class Fp8Maps:
         recipe = products[0].recipe
         self.sizes = [linear.weight.shape[0] for linear in maps]
         num_outputs, num_inputs = sum(self.sizes), maps[0].weight.shape[1]
-        place = {"device": maps[0].weight.device}
-        values_OK = torch.empty(num_outputs, num_inputs, dtype=E4M3, **place)
-        self._by_map = _empty_scales(recipe, self.sizes, num_inputs, **place)
+        device = maps[0].weight.device
+        values_OK = torch.empty(num_outputs, num_inputs, dtype=E4M3, device=device)
+        self._by_map = _empty_scales(recipe, self.sizes, num_inputs, device=device)
         scales = self._by_map
         if recipe.scaling == "tensorwise":
-            scales = torch.empty(num_outputs, **place)
+            scales = torch.empty(num_outputs, device=device)
         self.weight = Fp8Weight(values_OK, scales, Scaling.of(recipe))
         parts = zip(values_OK.split(self.sizes), self._scales_of(recipe), strict=True)
         self._places = [Operand(*part, recipe.scaling == "blockwise") for part in parts]
