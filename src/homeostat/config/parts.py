@@ -92,6 +92,9 @@ class LearningSettings:
 class PublicationSettings:
     """The settings of how and how often new weights reach an engine."""
 
+    model: ModelConfig
+    lora: LoraConfig | None
+    head: HeadInit | None
     engine: AnyEngine
     engine_fp8: Fp8Config | None
     sync: SyncConfig

@@ -304,6 +304,9 @@ class RunConfig(Settings):
     def for_publication(self) -> PublicationSettings:
         """Return the settings of how new weights reach an engine."""
         return PublicationSettings(
+            model=self.model,
+            lora=self.lora,
+            head=self.head,
             engine=self.engine,
             engine_fp8=self.engine_fp8,
             sync=self.sync,

@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from homeostat.config.parts import PublicationSettings
 from homeostat.config.run import RunConfig
 from homeostat.models.shape_only import shape_decoder
 from homeostat.models.transformers_model import TransformersModel, meta_transformers
 
 
-def empty_model(config: RunConfig) -> nn.Module:
+def empty_model(config: RunConfig | PublicationSettings) -> nn.Module:
     """Return the policy on the meta device."""
     if config.model.implementation == "transformers":
         return TransformersModel(meta_transformers(Path(config.model.path)))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.models.side_by_side import joined
+from homeostat.ops.experts import Experts
 from homeostat.ops.linear import Linear
 from homeostat.precision.fp8 import quantise
 from homeostat.precision.fp8_experts import Fp8Experts
@@ -166,9 +167,9 @@ class Fp8Watch:
     def refresh(self) -> bool:
         """Make copies of weights that have changed again; return whether FP8 began or ended."""
         for module in self._modules:
-            if isinstance(module.product, Fp8Product):
+            if isinstance(module, Linear) and isinstance(module.product, Fp8Product):
                 module.product.weights.by_rows(module.weight)
-            elif isinstance(module.product, Fp8Experts):
+            elif isinstance(module, Experts) and isinstance(module.product, Fp8Experts):
                 module.product.gate_up.copy(module.gate_up_proj, turned=False)
                 module.product.down.copy(module.down_proj, turned=False)
         before, self._before = self._before, self._is_fp8

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from homeostat.config.fp8 import Fp8Config
+from homeostat.config.parts import PublicationSettings
 from homeostat.config.run import RunConfig
 from homeostat.errors import ModelError
 from homeostat.models.hub_names import hub_tensors
@@ -145,7 +146,7 @@ def _require_readable(
             )
 
 
-def fp8_checkpoint(config: RunConfig) -> Fp8Checkpoint | None:
+def fp8_checkpoint(config: RunConfig | PublicationSettings) -> Fp8Checkpoint | None:
     """Return how weights are quantised at publication; None if they are sent as they are.
 
     The native engine is sent the weights themselves, and casts them by the trainer's function.
