@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from homeostat.models.moe import Experts
 from homeostat.models.side_by_side import joined
-from homeostat.ops.experts import Experts
 from homeostat.ops.linear import Linear
 from homeostat.precision.fp8 import quantise
 from homeostat.precision.fp8_experts import Fp8Experts
