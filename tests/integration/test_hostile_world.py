@@ -35,20 +35,6 @@ from homeostat.types import LossSpec, Role, StepPlan, TokenRow, TrainBatch
 EVALUATED = {"data": {"validation_share": 0.2}, "eval": {"interval_steps": 1, "at_start": True}}
 
 
-def before(place: str, name: str, action: str, *, only_if: str = "True") -> str:
-    """Python that does something each time before a function of ours is called."""
-    return f"""
-import os, resource, signal
-import {place} as place
-original = place.{name}
-def instead(*args, **kwargs):
-    if {only_if}:
-        {action}
-    return original(*args, **kwargs)
-place.{name} = instead
-"""
-
-
 def sends(name: str, *, times: int = 1) -> str:
     return "; ".join([f"os.kill(os.getpid(), signal.{name})"] * times)
 
@@ -70,7 +56,7 @@ def run_child(tmp_path: Path, prelude: str, **sections: object) -> tuple[int, st
 
 @pytest.mark.slow
 def test_a_run_begun_anew_has_one_record_of_its_start(tmp_path: Path) -> None:
-    kill = before("homeostat.run.publication.saving", "Saver.save", sends("SIGKILL"))
+    kill = runs.before("homeostat.run.publication.saving", "Saver.save", sends("SIGKILL"))
     code, _, config = run_child(tmp_path, kill, **EVALUATED)
     assert code == -signal.SIGKILL
     assert [r["step"] for r in read_metrics(config.run_dir / "metrics.jsonl")] == [0, 1]
@@ -80,7 +66,7 @@ def test_a_run_begun_anew_has_one_record_of_its_start(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_before_the_first_step_a_signal_ends_at_once(tmp_path: Path) -> None:
-    prelude = before("homeostat.train.build", "load_model", sends("SIGTERM"))
+    prelude = runs.before("homeostat.train.build", "load_model", sends("SIGTERM"))
     code, output, config = run_child(tmp_path, prelude)
     assert code == 128 + signal.SIGTERM, output
     assert runs.events(config, "run_stopped")[0]["signal"] == "SIGTERM"
@@ -91,7 +77,7 @@ def test_before_the_first_step_a_signal_ends_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_during_a_save_ends_with_that_save(tmp_path: Path) -> None:
-    prelude = before("homeostat.train.checkpoint", "_write_manifest", sends("SIGTERM"))
+    prelude = runs.before("homeostat.train.checkpoint", "_write_manifest", sends("SIGTERM"))
     code, output, config = run_child(tmp_path, prelude)
     assert code == 128 + signal.SIGTERM, output
     assert "A second signal ends it at once" in output
@@ -104,7 +90,7 @@ def test_a_second_signal_during_a_save_ends_at_once_and_leaves_nothing_behind(
 ) -> None:
     straight = tiny.config(tmp_path, name="straight")
     runs.train(straight)
-    prelude = before(
+    prelude = runs.before(
         "homeostat.train.checkpoint", "_write_manifest", sends("SIGTERM", times=2),
         only_if="args[0].name.endswith('4')",
     )  # fmt: skip
@@ -131,7 +117,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
 def test_a_disk_that_fills_up_costs_nothing_saved(tmp_path: Path) -> None:
     straight = tiny.config(tmp_path, name="straight")
     runs.train(straight)
-    full = before(
+    full = runs.before(
         "homeostat.train.local", "LocalTrainer.apply", FULL_DISK, only_if="kwargs['step'] == 3"
     )
     code, output, config = run_child(tmp_path, full, observe={"report": True, "console": "plain"})
@@ -158,7 +144,7 @@ def test_a_disk_that_fills_up_costs_nothing_saved(tmp_path: Path) -> None:
     ],
 )
 def test_a_full_disk_at_the_start_is_told(tmp_path: Path, place: str, name: str, told: str) -> None:
-    code, output, config = run_child(tmp_path, before(place, name, FULL_DISK))
+    code, output, config = run_child(tmp_path, runs.before(place, name, FULL_DISK))
     assert code == 1, output
     assert told in output
     assert runs.train(config).step == 6
@@ -170,7 +156,7 @@ def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path, where: str) -> 
     action = "r, w = os.pipe(); os.close(r); os.dup2(w, 1)"
     if where != "pipe":
         action = f"os.dup2(os.open({where!r}, os.O_WRONLY), 1)"
-    prelude = before("homeostat.run.row_loop", "set_up", action)
+    prelude = runs.before("homeostat.run.row_loop", "set_up", action)
     code, output, config = run_child(tmp_path, prelude, observe={"console": "plain"})
     assert code == 0, output
     assert runs.events(config, "run_finished")
@@ -304,7 +290,7 @@ def test_best_is_set_right_when_a_run_goes_on(tmp_path: Path) -> None:
     runs.train(tiny.config(tmp_path, "trainer.max_steps=5", "trainer.lr=0.0", **sections))
     assert store.best_step() == 4
     back = tiny.config(tmp_path, "checkpoint.load_step=3", "trainer.max_steps=4", **sections)
-    killed = before("homeostat.train.step", "GuardedStep.run", sends("SIGKILL"))
+    killed = runs.before("homeostat.train.step", "GuardedStep.run", sends("SIGKILL"))
     raw = json.loads(back.model_dump_json(exclude_unset=True))
     process = runs.start(raw, tmp_path, prelude=killed)
     output, _ = process.communicate(timeout=120)

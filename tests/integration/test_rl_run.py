@@ -86,34 +86,24 @@ def test_a_run_leaves_its_rollouts_behind(tmp_path: Path) -> None:
     assert values(config, "eval/reward")[-1] == pytest.approx(values(config, "eval/pass@1")[-1])
 
 
-CRASHES = {
-    "between updates": (
-        "from homeostat.train.local import LocalTrainer as Part\nname, count = 'apply', 4"
-    ),
-    "while sampling": (
-        "from homeostat.rollout.native.engine import NativeEngine as Part\nname, count = '_step', 9"
-    ),
-    "while scoring": (
-        "from homeostat.rewards.pool import RewardPool as Part\nname, count = 'submit', 10"
-    ),
-    "while the journal is written": (
-        "from homeostat.rollout.journal import Journal as Part\nname, count = 'append', 15"
-    ),
-    "before the journal's barrier": (
-        "from homeostat.rollout.journal import Journal as Part\nname, count = 'barrier', 4"
-    ),
+# Where a run is interrupted: before which call, counted from 1, of which function.
+MOMENTS = {
+    "between updates": ("homeostat.train.local", "LocalTrainer.apply", 4),
+    "while sampling": ("homeostat.rollout.native.engine", "NativeEngine._step", 9),
+    "while scoring": ("homeostat.rewards.pool", "RewardPool.submit", 10),
+    "while the journal is written": ("homeostat.rollout.journal", "Journal.append", 15),
+    "before the journal's barrier": ("homeostat.rollout.journal", "Journal.barrier", 4),
+    "before the fourth round": ("homeostat.rollout.collect", "Collector.collect", 4),
 }
-PRELUDE = """
-import os
-plain = getattr(Part, name)
-left = [count]
-def dying(*arguments, **named):
-    left[0] -= 1
-    if left[0] == 0:
-        os._exit(9)
-    return plain(*arguments, **named)
-setattr(Part, name, dying)
-"""
+
+
+def at(moment: str, action: str) -> str:
+    """Python that does something at a moment of a run."""
+    place, name, count = MOMENTS[moment]
+    return runs.before(place, name, action, only_if=f"call == {count}")
+
+
+DIES = "os._exit(9)"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +120,7 @@ def test_a_crash_costs_nothing_and_changes_nothing(tmp_path: Path, moment: str) 
     raw = tiny_rl.recipe(tmp_path)
     whole = tiny_rl.config(tmp_path, "name=whole")
     runs.train(whole)
-    process = runs.start(raw, tmp_path, prelude=CRASHES[moment] + PRELUDE)
+    process = runs.start(raw, tmp_path, prelude=at(moment, DIES))
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 9, output
     config = tiny_rl.config(tmp_path)
@@ -146,8 +136,8 @@ def test_sigterm_finishes_the_step_and_the_run_goes_on(tmp_path: Path) -> None:
     whole, config = tiny_rl.config(tmp_path, "name=whole"), tiny_rl.config(tmp_path)
     runs.train(whole)
     # In the midst of the fourth update, which belongs to step 2 or 3.
-    asked_to_stop = PRELUDE.replace("os._exit(9)", "os.kill(os.getpid(), 15)")
-    process = runs.start(raw, tmp_path, prelude=CRASHES["between updates"] + asked_to_stop)
+    asked_to_stop = at("between updates", "os.kill(os.getpid(), signal.SIGTERM)")
+    process = runs.start(raw, tmp_path, prelude=asked_to_stop)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, output
     done = [record["step"] for record in records(config)]
@@ -161,8 +151,7 @@ def test_sigterm_finishes_the_step_and_the_run_goes_on(tmp_path: Path) -> None:
 def test_rollouts_of_other_settings_are_not_replayed(tmp_path: Path) -> None:
     """What was sampled after the checkpoint is of weights that no longer come to be."""
     raw = tiny_rl.recipe(tmp_path)
-    crash = "from homeostat.rollout.collect import Collector as Part\nname, count = 'collect', 4"
-    process = runs.start(raw, tmp_path, prelude=crash + PRELUDE)
+    process = runs.start(raw, tmp_path, prelude=at("before the fourth round", DIES))
     process.communicate(timeout=120)
     assert process.returncode == 9
     same, other = tiny_rl.config(tmp_path), tiny_rl.config(tmp_path, "trainer.lr=0.001")

@@ -84,3 +84,23 @@ def start(
         text=True,
         env=env,
     )
+
+
+def before(place: str, name: str, action: str, *, only_if: str = "True") -> str:
+    """Python, for a prelude, that does something each time before a function of ours is called.
+
+    Several may follow one another. `only_if` may use the call's `args` and `kwargs`, and `call`,
+    its number from 1.
+    """
+    return f"""
+import itertools, os, resource, signal
+import {place} as place
+def _wrapped(original, calls):
+    def instead(*args, **kwargs):
+        call = next(calls)
+        if {only_if}:
+            {action}
+        return original(*args, **kwargs)
+    return instead
+place.{name} = _wrapped(place.{name}, itertools.count(1))
+"""

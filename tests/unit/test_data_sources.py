@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homeostat.data.inputs import require_source
 from homeostat.data.sources import BadRowError, open_rows, source_files
 from homeostat.errors import DataError
 
@@ -140,6 +141,12 @@ def test_an_unusable_file_is_refused_by_name(tmp_path, name, content, message):
 def test_a_path_that_is_no_file_is_refused(path):
     with pytest.raises(DataError):
         open_rows(path, columns=["text"])
+
+
+@pytest.mark.parametrize("path", ["nowhere.jsonl", "nul\0.jsonl", "/dev/null", __file__])
+def test_a_path_that_leads_to_no_rows_is_refused_with_its_setting(path):
+    with pytest.raises(DataError, match=r"^data\.train: "):
+        require_source(path, setting="data.train")
 
 
 def test_an_unknown_folder_is_refused_with_its_files(tmp_path):

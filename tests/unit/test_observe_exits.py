@@ -12,7 +12,7 @@ from homeostat.observe.exits import (
     is_death_of_memory,
     num_kernel_kills,
 )
-from homeostat.ops.memory import is_out_of_memory
+from homeostat.ops.memory import is_out_of_memory, reason_of
 
 BAD_ALLOC = "terminate called after throwing an instance of 'std::bad_alloc'"
 
@@ -87,3 +87,8 @@ def test_kills_are_counted_for_the_container_before_the_machine(tmp_path: Path) 
     events = tmp_path / "sys/fs/cgroup/memory.events"
     events.write_text("low 0\nmax 3\noom 2\noom_kill 2\noom_group_kill 0\n")
     assert num_kernel_kills(tmp_path) == 2
+
+
+def test_an_error_without_text_is_told_by_its_class() -> None:
+    assert reason_of(MemoryError()) == "MemoryError"
+    assert reason_of(RuntimeError("no room\nfor 3 bytes")) == "no room"

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 
 from homeostat.config.curriculum import CurriculumConfig
-from homeostat.config.data import DataConfig, RlSource
+from homeostat.config.data import DataConfig, RlSource, Source
 from homeostat.config.parts import InputSettings
 from homeostat.config.rollout import RolloutConfig
 from homeostat.data.curriculum import CurriculumDraws
@@ -22,10 +22,11 @@ from homeostat.data.mixing import EpochOrder, Mixture, orders_of
 from homeostat.data.prepare import Progress, prepare_rows, split_rows
 from homeostat.data.prompts import PromptDraws, PromptSampler, PromptSet, prepare_prompts
 from homeostat.data.references import References
+from homeostat.data.sources import kind_of
 from homeostat.data.store import RowStore
 from homeostat.data.strided import prepare_texts
 from homeostat.data.tokenizer import ChatTokenizer
-from homeostat.errors import ConfigError, ModelError, Problem
+from homeostat.errors import ConfigError, DataError, ModelError, Problem
 from homeostat.types import IntArray
 
 Rows = TypeVar("Rows", RowStore, PromptSet)
@@ -75,7 +76,7 @@ def prepare_row_part(
 ) -> RowStore:
     """Tokenise one part of the rows that a run trains on, or take them from the cache."""
     return prepare_rows(
-        _sources(data, part),
+        _existing_sources(data, part),
         tokenizer,
         data,
         cache_dir=cache_dir,
@@ -88,7 +89,7 @@ def prepare_prompt_part(
     config: InputSettings, tokenizer: ChatTokenizer, part: Part, *, progress: Progress | None = None
 ) -> PromptSet:
     """Tokenise one part of an RL run's prompts, or of the texts that it continues."""
-    sources, energy = _sources(config.data, part), config.energy
+    sources, energy = _existing_sources(config.data, part), config.energy
     if energy is not None and energy.is_strided:
         return prepare_texts(sources, tokenizer, config.data, ebft=energy, progress=progress)
     references = None
@@ -148,6 +149,14 @@ def open_draws(
     )
 
 
+def require_source(path: str, *, setting: str) -> None:
+    """Require that the path leads to a file or folder of a known kind; else name the setting."""
+    try:
+        kind_of(path)
+    except DataError as error:
+        raise DataError(f"{setting}: {error}") from None
+
+
 def require_turn_end(
     config: InputSettings, tokenizer: ChatTokenizer, prompts: PromptSet, part: Part
 ) -> None:
@@ -182,6 +191,15 @@ def require_stop_ids(rollout: RolloutConfig, *, vocab_size: int) -> None:
 
 def _sources(data: DataConfig, part: Part) -> tuple:
     return data.train if part == "train" else data.validation
+
+
+def _existing_sources(data: DataConfig, part: Part) -> tuple:
+    """Return the sources of a part of the data. Raises DataError if a path leads to no rows."""
+    sources = _sources(data, part)
+    for source in sources:
+        if isinstance(source, Source):
+            require_source(source.path, setting=f"data.{part}")
+    return sources
 
 
 def _all_ids(rows: RowStore | PromptSet) -> IntArray:

@@ -87,22 +87,19 @@ class RowSource(Protocol):
 
 def open_rows(path: str, *, columns: Sequence[str] | None) -> RowSource:
     """Open a source; only `columns` of Parquet and Arrow are read and must exist (None: all)."""
-    kind = _file_kind(path)
+    kind = kind_of(path)
     if kind == "folder":
         return _SavedDataset(path, columns)
-    suffix = Path(path).suffix.lower()
-    if suffix == ".json" and _holds_list(path):
-        return _JsonList(path)
-    if suffix in (".jsonl", ".json", ".ndjson"):
-        return _JsonLines(path)
-    if suffix == ".parquet":
+    if kind == ".parquet":
         return _Parquet(path, columns)
-    raise DataError(f"{path}: the kind {suffix or '(none)'} is not known. Give {KNOWN_KINDS}.")
+    if kind == ".json" and _holds_list(path):
+        return _JsonList(path)
+    return _JsonLines(path)
 
 
 def source_files(path: str) -> list[Path]:
     """Return every file whose change would change the rows."""
-    if _file_kind(path) != "folder":
+    if kind_of(path) != "folder":
         return [Path(path)]
     folder = Path(path)
     state = _read_state(folder)
@@ -110,7 +107,8 @@ def source_files(path: str) -> list[Path]:
     return [folder / "state.json", *names]
 
 
-def _file_kind(path: str) -> str:
+def kind_of(path: str) -> str:
+    """Return "folder", or the suffix of a plain file whose rows can be read."""
     try:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError) as error:
@@ -120,7 +118,10 @@ def _file_kind(path: str) -> str:
         return "folder"
     if not stat.S_ISREG(mode):
         raise DataError(f"{path}: neither a plain file nor a folder. Give {KNOWN_KINDS}.")
-    return "file"
+    suffix = Path(path).suffix.lower()
+    if suffix not in (".jsonl", ".json", ".ndjson", ".parquet"):
+        raise DataError(f"{path}: the kind {suffix or '(none)'} is not known. Give {KNOWN_KINDS}.")
+    return suffix
 
 
 @contextmanager
