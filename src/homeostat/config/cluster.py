@@ -57,6 +57,14 @@ class TorchrunCluster(Settings):
     timeout_s: float = key(
         1800.0, gt=0, resume="free", help="Seconds that any single call to a rank may take."
     )
+    max_restarts: int = key(
+        3,
+        ge=0,
+        le=1000,
+        resume="free",
+        help="How many times in a row the trainer's ranks are restarted from the last checkpoint "
+        "after a rank died, hung or lost the others. A new checkpoint starts the count again.",
+    )
 
     @property
     def host(self) -> str:

@@ -220,6 +220,13 @@ _LIST: tuple[EventInfo, ...] = (
         "warn",
     ),
     EventInfo(
+        "trainer_restarted",
+        "A rank of the trainer died, hung or lost the others. All ranks were started again from "
+        "the last checkpoint; what had been sampled is replayed from the journal.",
+        ("error", "restarts", "from_step"),
+        "warn",
+    ),
+    EventInfo(
         "helper_lost",
         "A helper process of the engine died. Its requests are restarted in the trainer's "
         "process, which samples alone from here on.",

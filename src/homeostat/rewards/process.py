@@ -26,7 +26,7 @@ from typing import Any
 from homeostat.observe.exits import describe_signal
 from homeostat.rewards.calls import Call
 from homeostat.rewards.frames import FrameReader, send_frame
-from homeostat.rewards.reaping import MARKER, end_marked
+from homeostat.rewards.reaping import MARKER, end_marked, has_stopped_child
 
 # Loading may import torch and download a judge; an idle worker accepts a request at once.
 LOAD_SECONDS = 300.0
@@ -120,6 +120,11 @@ class WorkerProcess:
         code = self._process.returncode
         # Negative: the guardian itself was killed. 128 + 9: it reports that the worker was.
         return code is not None and (code < 0 or code == 128 + signal.SIGKILL)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether the worker was stopped by a signal, so that its call cannot go on."""
+        return self._process.returncode is None and has_stopped_child(self._process.pid)
 
     def last_words(self) -> str:
         """Describe how it ended."""

@@ -5,8 +5,9 @@
 The ranks hold the model; here are only the calls, their deadlines, and the proof that all ranks
 did the same. Every rank gets every call that has a collective in it, with one call for a whole
 list of micro-batches (several, where recorded routes that are sent with them are large). A rank
-that fails leaves the others waiting for it, so the group is ended then: what was saved stays, and
-the same command resumes from there.
+that fails leaves the others waiting for it, so the group is ended then. Where the ranks are at
+fault, and not what they were asked to do (one died, hung, or lost the others), a TrainerLostError
+says so, with a report on a hang: `homeostat.api.train` then goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from homeostat.algorithms.losses import require_columns
 from homeostat.config.cluster import TorchrunCluster
 from homeostat.config.parts import ExportSettings, TrainerSetup
 from homeostat.data.dealing import deal, in_order, one_per_group
-from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMemoryError
+from homeostat.errors import (
+    HomeostatError,
+    LostRanksError,
+    OutOfMemoryHaltError,
+    TrainerLostError,
+    WorkerDiedError,
+    WorkerHungError,
+    WorkerOutOfMemoryError,
+)
 from homeostat.models.build import ModelSheet
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.memory import ladder_text
@@ -65,7 +74,12 @@ def start_sharded(config: TrainerSetup, runtime: Runtime, *, log_file: Path) -> 
         start_timeout_s=cluster.start_timeout_s,
         close_timeout_s=CLOSE_SECONDS,
     )
-    group = open_group(cluster, spec)
+    try:
+        group = open_group(cluster, spec)
+    except WorkerOutOfMemoryError:
+        raise
+    except (WorkerDiedError, WorkerHungError, LostRanksError) as error:
+        raise TrainerLostError(f"the trainer's ranks did not start: {error}") from None
     return ShardedTrainer(group, config, runtime=runtime, timeout_s=cluster.timeout_s)
 
 
@@ -208,6 +222,17 @@ class ShardedTrainer:
     ) -> list[Any]:
         try:
             return gather(pending, timeout_s=self.timeout_s)
+        except WorkerHungError as error:
+            report = self.group.report_hang()
+            self.group.abandon()
+            hint = "Where a call may take longer, raise cluster.timeout_s."
+            raise TrainerLostError("\n".join(filter(None, (str(error), report, hint)))) from None
+        except WorkerOutOfMemoryError:
+            # New ranks would run out of it again.
+            raise
+        except (WorkerDiedError, LostRanksError) as error:
+            self.group.abandon()
+            raise TrainerLostError(str(error)) from None
         except HomeostatError:
             _, waiting = wait([one.future for one in pending], timeout=grace_s)
             if waiting:

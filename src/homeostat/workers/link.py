@@ -5,7 +5,7 @@
 
 `ask` never waits for a worker that is busy, and answers are read whatever is being sent, so that
 full channels in both directions cannot block each other. Only its guardian reports how a rank
-ended, and only once.
+ended, and only once; before that it reports on what the rank is doing, when asked.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from homeostat.errors import WorkerError
 from homeostat.workers.channel import Channel, ChannelClosedError
+from homeostat.workers.child import REPORT
 from homeostat.workers.group import Pending
 from homeostat.workers.hosting import Failure
 from homeostat.workers.log import WorkerLog
+from homeostat.workers.reports import WorkerReport
 from homeostat.workers.wire import pack, unpack
 
 
@@ -48,6 +50,7 @@ class RankLink:
         self._worker = worker
         self._guardian = guardian
         self.kill = kill
+        self._reports: SimpleQueue[WorkerReport] = SimpleQueue()
         self._outbox: SimpleQueue[tuple[bytes, bytes] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[int, Pending[Any]] = {}
@@ -98,6 +101,18 @@ class RankLink:
         with contextlib.suppress(ChannelClosedError):
             self._guardian.send(pack(number))
 
+    def ask_for_report(self) -> None:
+        """Ask the guardian what the worker is doing; `report` returns the answer."""
+        with contextlib.suppress(ChannelClosedError):
+            self._guardian.send(pack(REPORT))
+
+    def report(self, *, timeout_s: float) -> WorkerReport | None:
+        """Return the guardian's answer; None if it is dead, stuck or stopped."""
+        try:
+            return self._reports.get(timeout=timeout_s)
+        except Empty:
+            return None
+
     def hang_up(self) -> None:
         self._outbox.put(None)
 
@@ -133,7 +148,9 @@ class RankLink:
 
     def _watch(self, on_end: Callable[[RankLink], None]) -> None:
         try:
-            self.exit_code = unpack(self._guardian.receive())
+            while isinstance(message := unpack(self._guardian.receive()), WorkerReport):
+                self._reports.put(message)
+            self.exit_code = message
         except ChannelClosedError:
             self.kill()
         self.ended.set()

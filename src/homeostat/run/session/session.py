@@ -147,6 +147,21 @@ class Session:
             self.checkpoints.set_aside_after(0)
         self.resume = ResumePoint(self.checkpoints.at_step(back.step) if back.step else None, ())
 
+    def last_saved(self) -> ResumePoint:
+        """Return where the run would resume now: its last checkpoint, or where it began."""
+        if self._recorder is None:
+            # Nothing was trained: the run begins where it was to begin.
+            return self.resume
+        return ResumePoint(self.checkpoints.newest_valid(), ())
+
+    def resume_from(self, point: ResumePoint) -> None:
+        """Resume within this call, as a second call would."""
+        # Between two set-ups no step is in progress: a signal ends the run at once.
+        self.stop.end_at_once()
+        self.close()
+        self._recorder = self._watch = self._carried = None
+        self.resume = point
+
     def event(self, kind: str, step: int, **fields: Any) -> None:
         """Record an event. This works before `begin` too."""
         if self._recorder is not None:

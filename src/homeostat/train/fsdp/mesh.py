@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from homeostat.config.mesh import Mesh
 from homeostat.train.shards import Rows
+from homeostat.workers.activity import ActivityRecord
 from homeostat.workers.context import WorkerContext
 
 T = TypeVar("T")
@@ -30,12 +31,13 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """This rank among the others. `device_mesh` is what tensors are split over. `opened`: the
-    process group is ours to end."""
+    process group is ours to end. `record` has the last collective that this rank began."""
 
     rank: int
     mesh: Mesh
     device_mesh: DeviceMesh
     opened: bool
+    record: ActivityRecord
 
     @property
     def is_first(self) -> bool:
@@ -58,13 +60,15 @@ class Ranks:
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order."""
         found: list = [None] * self.mesh.world_size
-        dist.all_gather_object(found, value)
+        with self.record.collective.lasting("gather of values"):
+            dist.all_gather_object(found, value)
         return found
 
     def of_first(self, value: T) -> T:
         """The first rank's value."""
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        with self.record.collective.lasting("broadcast of a value"):
+            dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def split(self, num_rows: int) -> tuple[int, int]:
@@ -96,14 +100,17 @@ def join(
     opened = not dist.is_initialized()
     if opened:
         # Control messages go over gloo, so they never synchronise with the GPU.
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=rendezvous,
-            rank=context.rank,
-            world_size=context.size,
-            timeout=timedelta(seconds=timeout_s),
-        )
-    return Ranks(context.rank, mesh, parameter_mesh(mesh, device), opened)
+        with context.record.collective.lasting(f"meeting of {context.size} ranks"):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                init_method=rendezvous,
+                rank=context.rank,
+                world_size=context.size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+    with context.record.collective.lasting("making the mesh"):
+        device_mesh = parameter_mesh(mesh, device)
+    return Ranks(context.rank, mesh, device_mesh, opened, context.record)
 
 
 def parameter_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:

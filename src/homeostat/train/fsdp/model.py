@@ -52,6 +52,7 @@ from homeostat.models.lora import apply_lora, draw_adapters
 from homeostat.models.memory import require_memory
 from homeostat.models.weights import Part
 from homeostat.train.fsdp.mesh import Ranks, local_part
+from homeostat.train.fsdp.recorded import record_collectives
 from homeostat.train.runtime import Runtime
 
 
@@ -121,10 +122,13 @@ def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, dtype: torch.d
             fully_shard(gathered, reshard_after_forward=backend.reshard_after_forward, **as_held)
         fully_shard(layer, reshard_after_forward=backend.reshard_after_forward, **how)
     fully_shard(module, reshard_after_forward=False, **how)
-    for part in sharded_modules(module):
+    for name, part in module.named_modules():
+        if not isinstance(part, FSDPModule):
+            continue
         # The loss is normalised over the whole update: gradients of ranks are summed, not averaged.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
+        record_collectives(part, name=name or "the rest", entry=ranks.record.collective)
     register_fsdp_forward_method(module, "hidden")
 
 
