@@ -68,6 +68,8 @@ class WorkerProcess:
     """One worker. It cannot be used after `end`."""
 
     def __init__(self, setup: Setup) -> None:
+        # When the call that it is busy with began.
+        self.asked_at = 0.0
         self.deadline = time.monotonic() + setup.load_limit_s
         self.is_loaded = False
         self._has_ended = False
@@ -92,7 +94,8 @@ class WorkerProcess:
             send_frame(self.channel, pickle.dumps((list(labels), list(calls))))
         except OSError as error:
             raise WorkerGoneError(self.last_words()) from error
-        self.deadline = time.monotonic() + timeout_s
+        self.asked_at = time.monotonic()
+        self.deadline = self.asked_at + timeout_s
 
     def hear(self) -> list[dict[str, Any]]:
         """Return the messages that have arrived. Call it when the channel is readable."""
@@ -110,6 +113,11 @@ class WorkerProcess:
         if not data:
             raise WorkerGoneError(self.last_words())
         return messages
+
+    @property
+    def pid(self) -> int:
+        """Return the id of the process that was started, which is the worker's guardian."""
+        return self._process.pid
 
     @property
     def was_killed(self) -> bool:

@@ -30,6 +30,7 @@ from homeostat.config.model_rewards import ClassifierReward, JudgeReward
 from homeostat.config.rewards import AnyReward
 from homeostat.errors import MissingDependencyError, RewardError
 from homeostat.observe.redact import mask_text
+from homeostat.observe.timeline import OnSpan
 from homeostat.rewards.answers import (
     BadAnswerError,
     CallAnswer,
@@ -57,9 +58,16 @@ class RewardWorkers:
     """`crew.num_workers` processes that compute `crew.rewards`. One thread at a time."""
 
     def __init__(
-        self, crew: Crew, *, log_file: Path | None, cache: Path | None = None, noun: str = "reward"
+        self,
+        crew: Crew,
+        *,
+        log_file: Path | None,
+        cache: Path | None = None,
+        noun: str = "reward",
+        on_span: OnSpan | None = None,
     ) -> None:
-        """`noun` is what messages call the functions."""
+        """`noun` is what messages call the functions. `on_span` is told of each call."""
+        self._on_span = on_span
         self.crew = crew
         self.noun = noun
         rewards = [_described(reward, cache) for reward in crew.rewards]
@@ -183,6 +191,10 @@ class RewardWorkers:
         worker.deadline = time.monotonic() + self.crew.limit_s(request.num_samples)
         self._failed_starts = 0
         label = request.take_label()
+        if self._on_span is not None:
+            row = f"{self.noun} worker {worker.pid}"
+            self._on_span(row, label, began=worker.asked_at, ended=time.monotonic())
+        worker.asked_at = time.monotonic()
         self._streaks[label] = 0
         for job, part in zip(request.jobs, share_out(answer, request.jobs), strict=True):
             self._note(job, label, part)

@@ -243,6 +243,7 @@ class RemoteEngine:
         """One poll of the worker, or the rest of one that was late."""
         if self._late is None:
             self._late = self._call("exchange", self._taken(), timeout_s)
+            self._late.label = "sample"
             patience_s = max(timeout_s + GRACE_SECONDS, self.timeout_s)
             self._late_limit = time.monotonic() + patience_s
         pending, self._late = self._late, None
@@ -276,6 +277,7 @@ class RemoteEngine:
         if self._queue:
             self._learned(self._settled("submit", self._call("submit", self._taken()), deadline))
         pending = self._call("verb", verb, args, kwargs)
+        pending.label = verb
         return self._learned(self._settled(verb, pending, deadline)).value
 
     def _settled(self, verb: str, pending: Pending[Reply], deadline: _Deadline) -> Reply:

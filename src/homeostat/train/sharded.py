@@ -32,6 +32,7 @@ from homeostat.errors import (
     WorkerOutOfMemoryError,
 )
 from homeostat.models.build import ModelSheet
+from homeostat.observe.timeline import OnSpan
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.memory import ladder_text
 from homeostat.train.replay import portions
@@ -59,7 +60,9 @@ GRACE_SECONDS = 3.0
 CLOSE_SECONDS = 10.0
 
 
-def start_sharded(config: TrainerSetup, runtime: Runtime, *, log_file: Path) -> ShardedTrainer:
+def start_sharded(
+    config: TrainerSetup, runtime: Runtime, *, log_file: Path, on_span: OnSpan | None = None
+) -> ShardedTrainer:
     """Start the ranks and have each build its share of the model."""
     cluster = config.cluster
     assert isinstance(cluster, TorchrunCluster), "combinations asks for it"
@@ -71,6 +74,7 @@ def start_sharded(config: TrainerSetup, runtime: Runtime, *, log_file: Path) -> 
         log_file=log_file,
         size=config.mesh.world_size,
         env={"OMP_NUM_THREADS": str(runtime.threads)},
+        on_span=on_span,
         start_timeout_s=cluster.start_timeout_s,
         close_timeout_s=CLOSE_SECONDS,
     )

@@ -14,6 +14,7 @@ was raised; anything else as a WorkerError with the traceback of the worker.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, Generic, Protocol, TypeVar
@@ -33,6 +34,9 @@ class Pending(Generic[T]):
         self.group = group
         self.rank = rank
         self.method = method
+        # What the call is shown as in a timeline, and when it was made.
+        self.label = method
+        self.asked_at = time.monotonic()
         self.last_words = last_words
         # How long the last wait that was in vain took.
         self.overdue_s: float | None = None

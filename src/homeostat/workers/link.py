@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from homeostat.errors import WorkerError
+from homeostat.observe.timeline import OnSpan
 from homeostat.workers.channel import Channel, ChannelClosedError
 from homeostat.workers.child import REPORT
 from homeostat.workers.group import Pending
@@ -56,6 +58,8 @@ class RankLink:
         self._pending: dict[int, Pending[Any]] = {}
         self._num_calls = 0
         self._refusal: WorkerError | None = None
+        self._last_answer_at = 0.0
+        self.on_span: OnSpan | None = None
 
     def start(self, *, on_end: Callable[[RankLink], None], hold_back: Callable[[], None]) -> None:
         """Start the threads. `hold_back` runs before a failure is reported: see ProcessGroup."""
@@ -140,11 +144,20 @@ class RankLink:
             pending = self._pending.pop(call_id, None)
         if pending is None:
             return
+        self._note_span(pending)
         if is_good:
             pending.settle_packed(body)
         else:
             failure: Failure = unpack(body)
             pending.fail(failure.error(f"{pending.group} rank {self.rank}: {pending.method!r}"))
+
+    def _note_span(self, pending: Pending[Any]) -> None:
+        """A worker begins a call when it has answered the one before."""
+        began, ended = max(pending.asked_at, self._last_answer_at), time.monotonic()
+        self._last_answer_at = ended
+        if self.on_span is not None:
+            row = f"{pending.group} {self.rank}"
+            self.on_span(row, pending.label.strip("()"), began=began, ended=ended)
 
     def _watch(self, on_end: Callable[[RankLink], None]) -> None:
         try:

@@ -57,6 +57,8 @@ def open_processes(cluster: AnyCluster, spec: GroupSpec, *, launch: Launch) -> P
         links, launchers = _launch(spec, launch, host=cluster.host, log=worker_log)
         group = ProcessGroup(links, launchers, log=worker_log, close_timeout_s=spec.close_timeout_s)
         undo.callback(group.abandon)
+        for link in links:
+            link.on_span = spec.on_span
         started = [link.ask(START, body) for link, body in zip(links, bodies, strict=True)]
         try:
             gather(started, timeout_s=max(0.0, end - time.monotonic()))

@@ -27,6 +27,7 @@ from homeostat.observe.recorder import Recorder
 from homeostat.observe.report import write_report
 from homeostat.observe.run_dir import RunDir
 from homeostat.observe.sinks import build_sinks
+from homeostat.observe.timeline import Timeline
 from homeostat.observe.transcript import RunLabel
 from homeostat.run.healing.healer import Healing, RollBackError
 from homeostat.run.healing.watch import Watch, sound_state
@@ -59,6 +60,7 @@ class Session:
         self.console = console
         self.stop = stop
         self.checkpoints = CheckpointStore(run_dir.checkpoints)
+        self.timeline = Timeline(run_dir.trace if config.observe.timeline else None)
         self.healing = Healing()
         self._recorder: Recorder | None = None
         self._watch: Watch | None = None
@@ -228,6 +230,7 @@ def open_session(
                 _record_end(session)
             finally:
                 session.close()
+                session.timeline.close()
                 if config.observe.report:
                     _report(run_dir)
 

@@ -90,6 +90,7 @@ def _start(
         kind="engine",
         name=name,
         log_file=session.run_dir.path / f"{name}.log",
+        on_span=session.timeline.add,
         start_timeout_s=config.engine.start_timeout_s,
     )
     return RemoteEngine(
