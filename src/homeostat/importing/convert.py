@@ -6,6 +6,7 @@ import re
 from functools import cache
 from pathlib import Path, PurePath
 
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import known_keys
 from homeostat.health.frameworks import ALL, Framework
@@ -16,15 +17,15 @@ from homeostat.importing.defaults import defaults_of, replaced_by
 from homeostat.importing.draft import Draft
 from homeostat.importing.entries import ForeignFile, Given, Imported, Status
 from homeostat.importing.fitting import fit
+from homeostat.importing.outcome import Converted, plain
 from homeostat.importing.recognise import fold
 from homeostat.importing.sizes import set_sizes
 from homeostat.importing.sources import set_rewards, set_sources
-from homeostat.importing.values import CONVERTERS, Converted, plain
+from homeostat.importing.values import CONVERTERS
 
 # Keys of the tables that a recipe has under another name.
 _PLACES = {"engine.name": "engine.type", "rollout.max_prompt_tokens": "data.max_length"}
 _SECTIONS_OF_RL = ("rollout.", "engine.", "sync.", "rewards.", "critic.", "debug.")
-_SWITCHES = ("trainer.backend.offload_params", "trainer.backend.offload_optimizer")
 # Why settings that only other frameworks need have no key here.
 _WHY_FOREIGN = {
     "cluster.port": "processes on one machine find each other",
@@ -159,8 +160,11 @@ def _convert_one(draft: Draft, given: Given) -> None:
 
 def _fitting_keys(draft: Draft, keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return our keys for a name, first those that belong to the chosen kind of training."""
-    mine = "algorithm." if is_rl(draft) else "preference."
-    return tuple(sorted(keys, key=lambda key: not key.startswith(mine)))
+    if is_rl(draft):
+        return tuple(sorted(keys, key=lambda key: not key.startswith("algorithm.")))
+    # Where nothing is sampled, a pass over the samples of a step is one over the data.
+    keys = tuple("trainer.epochs" if key == "trainer.epochs_per_step" else key for key in keys)
+    return tuple(sorted(keys, key=lambda key: key.startswith(("algorithm.kl", *_SECTIONS_OF_RL))))
 
 
 def _switched(draft: Draft, given: Given) -> bool:
@@ -215,8 +219,6 @@ def _apply(draft: Draft, given: Given, key: str) -> None:
 
 def _is_of_other_engine(draft: Draft, place: str) -> bool:
     """Return whether a key belongs to vLLM, and the recipe samples with the native engine."""
-    from homeostat.config.native import NativeEngineConfig
-
     is_native = draft.get("engine.type", "native") == "native" and place != "engine.type"
     section, _, name = place.partition(".")
     return section == "engine" and is_native and name not in NativeEngineConfig.model_fields

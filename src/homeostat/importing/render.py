@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
 from homeostat.config.yaml_file import parse_yaml
-from homeostat.errors import ConfigError
+from homeostat.errors import REMOVED, ConfigError
 from homeostat.health.frameworks import ALL
-from homeostat.importing.entries import Entry, Imported, Status
+from homeostat.importing.entries import Entry, Given, Imported, Status
+from homeostat.importing.recognise import fold
+from homeostat.observe.redact import mask_text
 
 # The order in which a reader expects the sections.
 _ORDER = ("name", "runs_dir", "seed", "model", "lora", "data", "algorithm", "preference", "rewards")
 _ORDER += ("rollout", "engine", "trainer", "cluster", "eval", "checkpoint", "observe")
 _LISTED = 70
+_SECRET = re.compile(r"token$|secret|password|api_key|wandb[._]key$|passphrase")
 
 
 def render_recipe(imported: Imported, *, source: str) -> str:
@@ -80,7 +84,7 @@ def _one_line(text: str) -> str:
 
 def render_listing(imported: Imported) -> str:
     """Return the list of settings for people, grouped by what became of them."""
-    lines: list[str] = []
+    lines = [f"{ALL[imported.framework].title}: {len(imported.entries)} settings", ""]
     for status in Status:
         entries = [one for one in imported.entries if one.status is status]
         if entries:
@@ -93,12 +97,22 @@ def render_listing(imported: Imported) -> str:
 
 
 def _listed(entry: Entry) -> str:
-    shown = f"{entry.given.name} = {_short(entry.given.value)}"
+    shown = f"{entry.given.name} = {_short(_shared(entry.given))}"
     if entry.key and entry.value is not None:
         shown += f"  ->  {entry.key} = {_short(entry.value)}"
     elif entry.key:
         shown += f"  ->  {entry.key}"
     return f"  {shown}  ({entry.why})" if entry.why else f"  {shown}"
+
+
+def _shared(given: Given) -> Any:
+    """Return a value without secrets: frameworks take keys of services as arguments.
+
+    A column is called a key, too (`--input-key`), so that the name alone decides little.
+    """
+    if _SECRET.search(fold(given.name)) and isinstance(given.value, str):
+        return REMOVED
+    return mask_text(given.value) if isinstance(given.value, str) else given.value
 
 
 def _short(value: Any) -> str:
@@ -115,7 +129,7 @@ def as_json(imported: Imported) -> dict[str, Any]:
         "settings": [
             {
                 "name": one.given.name,
-                "value": one.given.value,
+                "value": _shared(one.given),
                 "status": one.status.value,
                 "key": one.key,
                 "our_value": one.value,

@@ -131,17 +131,17 @@ def _num_arguments(words: Sequence[str]) -> int:
 
 def _without_launcher(words: list[str]) -> tuple[list[str], list[str]]:
     """Split a command into the launcher with its options, and the arguments of what it starts."""
-    end = len(words) - words[::-1].index("--") if "--" in words else 0
+    start = end = len(words) - words[::-1].index("--") if "--" in words else 0
     for index in range(end, len(words)):
         word = words[index]
         is_module = word == "-m" and index + 1 < len(words)
         if word.endswith(".py") or is_module or word.startswith("openrlhf.cli."):
-            end = index + (2 if is_module else 1)
+            start, end = index, index + (2 if is_module else 1)
             break
         if index > end and words[index - 1] == "trl" and word in _TRL_VERBS:
-            end = index + 1
+            start, end = index, index + 1
             break
-    return words[:end], words[end:]
+    return words[:start], words[end:]
 
 
 def _trainer(words: Sequence[str]) -> str:

@@ -6,58 +6,24 @@ why the key stays as it is.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from homeostat.importing.algorithms import is_rl
 from homeostat.importing.draft import Draft
 from homeostat.importing.entries import Given, Status
+from homeostat.importing.outcome import (
+    Converted,
+    Converter,
+    Left,
+    Outcome,
+    interval,
+    plain,
+    positive,
+)
 from homeostat.importing.sources import is_hub_name
-
-
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """Our value, further keys that it needs, and in which respect it is only alike."""
-
-    value: Any
-    how: str = ""
-    more: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A setting that sets nothing, and why."""
-
-    why: str
-    status: Status = Status.NOT_NEEDED
-
-
-Outcome = Converted | Left
-Converter = Callable[[Given, Draft], Outcome]
+from homeostat.importing.training_values import TRAINING
 
 _ATTENTION = {"sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
-_PRECISIONS = {
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "fp32": "fp32",
-    "float32": "fp32",
-    "auto": "auto",
-}
-_SCHEDULES = {
-    "linear": "linear",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-    "wsd": "wsd",
-    "warmup_stable_decay": "wsd",
-}
-
-
-def plain(given: Given, _: Draft) -> Outcome:
-    """Take the value as it is; 3.0 is 3."""
-    value = given.value
-    return Converted(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _attention(given: Given, _: Draft) -> Outcome:
@@ -67,82 +33,10 @@ def _attention(given: Given, _: Draft) -> Outcome:
     return Left("auto takes the fastest kernel that there is, FlashAttention's for one")
 
 
-def _precision(given: Given, _: Draft) -> Outcome:
-    name = str(given.value).lower()
-    if name in _PRECISIONS:
-        return Converted(_PRECISIONS[name])
-    if name in ("fp16", "float16", "half"):
-        return Converted("bf16", how="fp16 is not here: bf16 has its size and needs no loss scale")
-    return Left(f"no precision here is {given.value!r}", Status.UNKNOWN)
-
-
-def _optimizer(given: Given, _: Draft) -> Outcome:
-    name = str(given.value).lower()
-    more: dict[str, Any] = {}
-    if "8bit" in name:
-        more["trainer.optimizer.moments"] = "8bit"
-    if "muon" in name:
-        return Converted("muon", more=more)
-    if name.startswith("adafactor"):
-        return Converted("adafactor")
-    if name.startswith(("adamw", "adam", "paged_adamw")) and "mini" not in name:
-        how = "moments are not paged to the host" if name.startswith("paged") else ""
-        return Converted("adamw", how=how, more=more)
-    return Converted("adamw", how=f"{given.value} is not here", more=more)
-
-
-def _schedule(given: Given, draft: Draft) -> Outcome:
-    name = str(given.value).lower().removeprefix("schedulertype.")
-    if name in _SCHEDULES:
-        return Converted(_SCHEDULES[name])
-    if name.startswith("cosine"):
-        # Elsewhere the cosine ends at 0 unless a setting says otherwise.
-        ends = {} if draft.has(_MIN_LR) else {_MIN_LR: 0.0}
-        how = "" if name in ("cosine", "cosine_with_min_lr") else "one cosine, without restarts"
-        if name == "cosine_with_min_lr" and not draft.has(_MIN_LR):
-            return Converted("cosine", how="it ends at a tenth of the peak")
-        return Converted("cosine", how=how, more=ends)
-    if name == "polynomial":
-        return Converted("linear", how="a polynomial of degree 1")
-    return Converted("cosine", how=f"{given.value} is not here")
-
-
-_MIN_LR = "trainer.schedule.min_lr_share"
-
-
-def _min_lr(given: Given, draft: Draft) -> Outcome:
-    if str(draft.value("trainer.schedule.type", "cosine")).lower().startswith("constant"):
-        return Left("a constant learning rate has no end")
-    return plain(given, draft)
-
-
-def _epochs(given: Given, draft: Draft) -> Outcome:
-    steps = draft.value("trainer.max_steps")
-    if isinstance(steps, int) and steps > 0:
-        return Left("the number of steps is given, and decides")
-    if not isinstance(given.value, int | float):
-        return Left("it is no number", Status.UNKNOWN)
-    whole = max(1, math.ceil(given.value))
-    how = "" if whole == given.value else "whole passes over the data: trainer.max_steps cuts one"
-    return Converted(whole, how=how)
-
-
-def _positive(given: Given, draft: Draft) -> Outcome:
-    if given.value is False or (isinstance(given.value, int | float) and given.value <= 0):
-        return Left("0 or less means: not at all, which is the default here")
-    return plain(given, draft)
-
-
-def _interval(given: Given, draft: Draft) -> Outcome:
-    if isinstance(given.value, float) and 0 < given.value < 1:
-        return Left("a share of the run: set a number of steps", Status.UNKNOWN)
-    return _positive(given, draft)
-
-
 def _eval_interval(given: Given, draft: Draft) -> Outcome:
     if not _has_held_out(draft):
         return Left("there are no held-out rows to evaluate on")
-    return _interval(given, draft)
+    return interval(given, draft)
 
 
 def _of_eval(given: Given, draft: Draft) -> Outcome:
@@ -156,35 +50,9 @@ def _has_held_out(draft: Draft) -> bool:
     return bool(draft.get("data.validation")) or (isinstance(share, float) and 0 < share <= 0.5)
 
 
-def _warmup_steps(given: Given, draft: Draft) -> Outcome:
-    if isinstance(given.value, float) and 0 < given.value < 1:
-        return Converted(None, more={"trainer.schedule.warmup_share": given.value})
-    if isinstance(given.value, int | float) and given.value < 0:
-        return Left("a negative number means: none is given")
-    return plain(given, draft)
-
-
-def _warmup_share(given: Given, draft: Draft) -> Outcome:
-    steps = draft.value("trainer.schedule.warmup_steps")
-    if isinstance(steps, int) and steps > 0:
-        return Left("the warm-up in steps is given, and decides")
-    return plain(given, draft)
-
-
-def _checkpointing(given: Given, _: Draft) -> Outcome:
-    if str(given.value).lower() in ("false", "none"):
-        return Left("off is the default here")
-    return Converted("selective" if given.value == "selective" else True)
-
-
-def _packing(given: Given, _: Draft) -> Outcome:
-    if given.value is False:
-        return Left("rows in a micro-batch never see each other, so packing changes no result")
-    return Converted(True)
-
-
 def _max_length(given: Given, draft: Draft) -> Outcome:
-    if is_rl(draft) and draft.has("rollout.max_prompt_tokens"):
+    prompts = draft.value("rollout.max_prompt_tokens")
+    if is_rl(draft) and prompts is not None and prompts != given.value:
         return Left("the largest prompt is given, and completions have a limit of their own")
     return plain(given, draft)
 
@@ -364,7 +232,7 @@ def _seconds_of_minutes(given: Given, draft: Draft) -> Outcome:
 def _beta(given: Given, draft: Draft) -> Outcome:
     if is_rl(draft) or draft.get("algorithm.type") in ("sft", "reward_model"):
         return Left("there are no preferences")
-    return _positive(given, draft)
+    return positive(given, draft)
 
 
 def _reward_normalise(given: Given, _: Draft) -> Outcome:
@@ -375,10 +243,6 @@ def _router_replay(given: Given, _: Draft) -> Outcome:
     if given.value in (False, "disabled"):
         return Left("off is the default here")
     return Converted("ids")
-
-
-def _chunked(given: Given, _: Draft) -> Outcome:
-    return Left("logits are always computed in chunks")
 
 
 def _reference(given: Given, draft: Draft) -> Outcome:
@@ -396,26 +260,27 @@ def _refresh(given: Given, draft: Draft) -> Outcome:
 
 
 CONVERTERS: dict[str, Converter] = {
+    **TRAINING,
     "reference.path": _reference,
     "reference.refresh_steps": _refresh,
     "model.path": _path,
     "model.attention": _attention,
     "model.chat_template": _chat_template,
     "model.quantization": _quantization,
-    "model.double_quantization": _positive,
+    "model.double_quantization": positive,
     "model.moe.router_replay": _router_replay,
-    "model.moe.aux_loss_coefficient": _positive,
-    "model.moe.z_loss_coefficient": _positive,
+    "model.moe.aux_loss_coefficient": positive,
+    "model.moe.z_loss_coefficient": positive,
     "lora.targets": _targets,
     "lora.dropout": _lora_dropout,
-    "lora.rslora": _positive,
-    "lora.dora": _positive,
+    "lora.rslora": positive,
+    "lora.dora": positive,
     "data.max_length": _max_length,
     "data.num_processes": _num_processes,
     "data.validation_share": _validation_share,
     "data.overlong": _overlong_rows,
     "rollout.max_prompt_tokens": _max_prompt,
-    "rollout.top_k": _positive,
+    "rollout.top_k": positive,
     "rollout.stop_token_ids": lambda given, _: Converted(
         given.value if isinstance(given.value, list) else [given.value]
     ),
@@ -431,33 +296,20 @@ CONVERTERS: dict[str, Converter] = {
     "algorithm.correction.weight.type": _weight_type,
     "algorithm.dynamic_sampling": _dynamic_sampling,
     "algorithm.clip_high": _clip_pair,
-    "algorithm.sft_weight": _positive,
+    "algorithm.sft_weight": positive,
     "preference.beta": _beta,
-    "trainer.precision": _precision,
-    "trainer.optimizer.type": _optimizer,
-    "trainer.schedule.type": _schedule,
-    "trainer.schedule.min_lr_share": _min_lr,
-    "trainer.schedule.warmup_steps": _warmup_steps,
-    "trainer.schedule.warmup_share": _warmup_share,
-    "trainer.epochs": _epochs,
-    "trainer.max_steps": _positive,
-    "trainer.max_grad_norm": _positive,
-    "trainer.gradient_checkpointing": _checkpointing,
-    "trainer.packing": _packing,
-    "trainer.logits_chunk_bytes": _chunked,
-    "trainer.empty_cache_interval": _positive,
     "eval.interval_steps": _eval_interval,
     "eval.at_start": _of_eval,
-    "checkpoint.interval_steps": _interval,
-    "checkpoint.keep_last": _positive,
+    "checkpoint.interval_steps": interval,
+    "checkpoint.keep_last": positive,
     "checkpoint.resume": _resume,
-    "observe.log_interval": _interval,
+    "observe.log_interval": interval,
     "observe.sinks": _sinks,
     "observe.completions.max_per_step": lambda *_: Left("completions are kept in the run folder"),
     "engine.name": _engine,
     "rewards.normalise": _reward_normalise,
-    "critic.warmup_steps": _positive,
-    "critic.clip": _positive,
+    "critic.warmup_steps": positive,
+    "critic.clip": positive,
     "sync.transport.bucket_bytes": _bytes_of_megabytes,
     "cluster.timeout_s": _seconds_of_minutes,
 }

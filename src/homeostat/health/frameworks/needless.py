@@ -61,6 +61,8 @@ NEEDLESS: dict[str, tuple[str, ...]] = {
         "tokenized_path",
         "balance_data",
         "data.return_raw_chat",
+        "data.apply_chat_template",
+        "apply_chat_template",
         "data.filter_overlong_prompts_workers",
     ),
     "a run folder is never overwritten; the same command resumes it": (
