@@ -341,3 +341,13 @@ def test_an_adapter_given_as_a_model_points_at_lora_path(tmp_path: Path) -> None
         load_recipe(recipe_with(tmp_path, "", model=str(folder)))
     (folder / "config.json").write_text("{}", encoding="utf-8")
     assert load_recipe(recipe_with(tmp_path, "", model=str(folder))).name == "x"
+
+
+def test_words_of_a_tokenizer_are_shown_and_counts_per_epoch_name_their_key(tmp_path: Path) -> None:
+    more = "evals_per_epoch: 4\nspecial_tokens:\n  pad_token: <pad>\n"
+    file = tmp_path / "a.yaml"
+    file.write_text(AXOLOTL + more)
+    listed = CliRunner().invoke(app, ["import", str(file), "-o", str(tmp_path / "r.yaml")]).output
+    assert "pad_token = <pad>  ->  model.pad_token" in listed
+    assert "evals_per_epoch = 4  ->  eval.interval_steps" in listed
+    assert "hf_not_to_be_shown" not in listed

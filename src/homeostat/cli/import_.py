@@ -48,6 +48,7 @@ Out = Annotated[
     Path | None,
     typer.Option(
         "--out",
+        "-o",
         metavar="RECIPE",
         help="New file for the recipe. Default: it is printed.",
         show_default=False,

@@ -27,6 +27,10 @@ from homeostat.importing.values import CONVERTERS
 _PLACES = {"engine.name": "engine.type", "rollout.max_prompt_tokens": "data.max_length"}
 _SECTIONS_OF_RL = ("rollout.", "engine.", "sync.", "rewards.", "critic.", "debug.")
 # Why settings that only other frameworks need have no key here.
+_PER_EPOCH = {
+    "evals_per_epoch": "eval.interval_steps",
+    "saves_per_epoch": "checkpoint.interval_steps",
+}
 _WHY_FOREIGN = {
     "cluster.port": "processes on one machine find each other",
     "data.template": "the tokenizer's chat template is used; model.chat_template names another",
@@ -145,7 +149,7 @@ def _convert_one(draft: Draft, given: Given) -> None:
         if key in PLANNED:
             _enter_planned(draft, given, key)
             return
-    if _switched(draft, given):
+    if _switched(draft, given) or _per_epoch(draft, given):
         return
     why = why_needless(fold(given.name))
     for key in keys:
@@ -165,6 +169,16 @@ def _fitting_keys(draft: Draft, keys: tuple[str, ...]) -> tuple[str, ...]:
     # Where nothing is sampled, a pass over the samples of a step is one over the data.
     keys = tuple("trainer.epochs" if key == "trainer.epochs_per_step" else key for key in keys)
     return tuple(sorted(keys, key=lambda key: key.startswith(("algorithm.kl", *_SECTIONS_OF_RL))))
+
+
+def _per_epoch(draft: Draft, given: Given) -> bool:
+    """Enter a number of events in an epoch: how many steps that has is known with the data."""
+    key = _PER_EPOCH.get(fold(given.name))
+    if key is None:
+        return False
+    why = f"set it to the steps of an epoch / {given.value}; `homeostat check` counts the steps"
+    draft.leave(given, Status.APPROXIMATED, why, key=key)
+    return True
 
 
 def _switched(draft: Draft, given: Given) -> bool:

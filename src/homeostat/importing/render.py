@@ -20,7 +20,10 @@ from homeostat.observe.redact import mask_text
 _ORDER = ("name", "runs_dir", "seed", "model", "lora", "data", "algorithm", "preference", "rewards")
 _ORDER += ("rollout", "engine", "trainer", "cluster", "eval", "checkpoint", "observe")
 _LISTED = 70
-_SECRET = re.compile(r"token$|secret|password|api_key|wandb[._]key$|passphrase")
+# Names such as pad_token and eos_token are words of a tokenizer.
+_SECRET = re.compile(
+    r"(?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)token$|secret|password|api_key|wandb[._]key$|passphrase"
+)
 
 
 def render_recipe(imported: Imported, *, source: str) -> str:
