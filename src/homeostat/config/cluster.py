@@ -86,15 +86,17 @@ class Backend(Settings):
         resume="free",
         help="Keep the optimizer's state and master weights in pinned host memory, and stream them "
         "through the GPU when weights are updated: the result has the same bits. With AdamW and "
-        "bf16 weights a parameter takes 6 bytes of GPU memory in place of 18. One GPU only "
-        "(type: local).",
+        "bf16 weights a parameter takes 6 bytes of GPU memory in place of 18. Ranks (type: fsdp) "
+        "keep their share of the state there; their fp32 masters are the weights that they hold, "
+        "and stay on the GPU without offload_params.",
     )
     offload_params: bool = key(
         False,
         resume="warn",
         help="Keep the matrices of all layers in pinned host memory, with their gradients, and "
         "stream them to the GPU layer by layer, for training, scoring and prompts. Needs "
-        "offload_optimizer. The least GPU memory, and slow. One GPU only (type: local).",
+        "offload_optimizer. The least GPU memory, and slow. Ranks (type: fsdp) keep their share of "
+        "all weights there, frozen ones included, and gather a layer on the GPU to compute it.",
     )
 
     @property
@@ -141,16 +143,27 @@ class FsdpBackend(Backend):
         help="Free gathered weights after the forward pass and gather them again for the "
         "backward pass: less memory, more communication.",
     )
+    expert_parallel_size: int = key(
+        1,
+        ge=1,
+        resume="free",
+        help="Ranks that share the experts of each layer: every rank has num_experts / this many, "
+        "and tokens go to the ranks of their experts and back. It must divide the ranks of a "
+        "replica (shard x cp), which it reuses, and the model's number of experts. 1: every rank "
+        "gathers all experts of a layer to compute it.",
+    )
 
     def mesh(self, num_ranks: int) -> Mesh:
         """Arrange the ranks. Raises ConfigError if they cannot form the replicas."""
-        return Mesh.spread(num_ranks, replicate=self.replicas or 1)
+        ep = self.expert_parallel_size
+        return Mesh.spread(num_ranks, replicate=self.replicas or 1, ep=ep)
 
     def describe(self, mesh: Mesh) -> str:
         """Return a short description of the sharding for people."""
         size = mesh.world_size
         replicas = f", {self.replicas} replicas" if self.replicas is not None else ""
-        return f"{size} rank{'s' * (size > 1)} (fsdp, {self.shard} shard{replicas})"
+        experts = f", experts over {mesh.ep}" if mesh.ep > 1 else ""
+        return f"{size} rank{'s' * (size > 1)} (fsdp, {self.shard} shard{replicas}{experts})"
 
 
 AnyBackend = Annotated[LocalBackend | FsdpBackend, Field(discriminator="type")]

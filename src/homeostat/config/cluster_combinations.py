@@ -48,7 +48,7 @@ def _shard(backend: FsdpBackend, num_ranks: int) -> Iterator[Problem]:
             "a full shard is split over all ranks: it has no replicas.",
             "Remove it, or set trainer.backend.shard=hybrid.",
         )
-    if backend.shard == "hybrid" and replicas is not None:
+    if replicas is None or backend.shard == "hybrid":
         try:
             backend.mesh(num_ranks)
         except ConfigError as error:
