@@ -110,6 +110,16 @@ class LocalBackend(Backend):
 
     type: Literal["local"] = "local"
 
+    @property
+    def ranks_per_micro_batch(self) -> int:
+        """Return the number of ranks that share a micro-batch, which is 1."""
+        return 1
+
+    @property
+    def context_parallel_size(self) -> int:
+        """Return the number of ranks that form a ring, which is 1."""
+        return 1
+
     def mesh(self, num_ranks: int) -> Mesh:
         """Return the mesh of a single rank."""
         return Mesh()
@@ -142,15 +152,47 @@ class FsdpBackend(Backend):
         "backward pass: less memory, more communication.",
     )
 
+    context_parallel_size: int = key(
+        1,
+        ge=1,
+        le=1024,
+        resume="free",
+        help="Number of ranks that split the rows of a micro-batch and pass keys and values around "
+        "a ring. Rows may be so many times as long for the same memory. Works for any number of "
+        "heads and over several machines; prompts are not shared (trainer.share_prompts).",
+    )
+    sequence_parallel_size: int = key(
+        1,
+        ge=1,
+        le=256,
+        resume="free",
+        help="Number of ranks that split the rows of a micro-batch and exchange tokens for heads "
+        "around attention (Ulysses). It must divide the model's query heads, and these ranks must "
+        "be on one machine.",
+    )
+
+    @property
+    def ranks_per_micro_batch(self) -> int:
+        """Return the number of ranks that share a micro-batch."""
+        return self.context_parallel_size * self.sequence_parallel_size
+
     def mesh(self, num_ranks: int) -> Mesh:
         """Arrange the ranks. Raises ConfigError if they cannot form the replicas."""
-        return Mesh.spread(num_ranks, replicate=self.replicas or 1)
+        return Mesh.spread(
+            num_ranks,
+            replicate=self.replicas or 1,
+            cp=self.context_parallel_size,
+            sp=self.sequence_parallel_size,
+        )
 
     def describe(self, mesh: Mesh) -> str:
         """Return a short description of the sharding for people."""
         size = mesh.world_size
-        replicas = f", {self.replicas} replicas" if self.replicas is not None else ""
-        return f"{size} rank{'s' * (size > 1)} (fsdp, {self.shard} shard{replicas})"
+        parts = [f"fsdp, {self.shard} shard"]
+        parts += [f"{self.replicas} replicas"] if self.replicas is not None else []
+        parts += [f"context parallel {mesh.cp}, prompts not shared"] if mesh.cp > 1 else []
+        parts += [f"sequence parallel {mesh.sp}"] if mesh.sp > 1 else []
+        return f"{size} rank{'s' * (size > 1)} ({', '.join(parts)})"
 
 
 AnyBackend = Annotated[LocalBackend | FsdpBackend, Field(discriminator="type")]

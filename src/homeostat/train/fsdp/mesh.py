@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from homeostat.config.mesh import Mesh
+from homeostat.train.sequence.links import SequenceLinks
 from homeostat.train.shards import Rows
 from homeostat.workers.context import WorkerContext
 
@@ -30,12 +31,14 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """This rank among the others. `device_mesh` is what tensors are split over. `opened`: the
-    process group is ours to end."""
+    process group is ours to end. `links` lead to the ranks that share this one's micro-batches;
+    None if it has them alone."""
 
     rank: int
     mesh: Mesh
     device_mesh: DeviceMesh
     opened: bool
+    links: SequenceLinks | None = None
 
     @property
     def is_first(self) -> bool:
@@ -54,6 +57,11 @@ class Ranks:
     def saves(self) -> bool:
         """Return whether this rank saves its shard. All replicas hold the same; the first saves."""
         return self.mesh.coordinates(self.rank).replicate == 0
+
+    @property
+    def is_in_first_group(self) -> bool:
+        """Return whether this rank shares its micro-batches with the first one, or is it."""
+        return self.mesh.data_group(self.rank) == 0
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order."""
@@ -103,7 +111,8 @@ def join(
             world_size=context.size,
             timeout=timedelta(seconds=timeout_s),
         )
-    return Ranks(context.rank, mesh, parameter_mesh(mesh, device), opened)
+    links = SequenceLinks.of(mesh, rank=context.rank, device=device)
+    return Ranks(context.rank, mesh, parameter_mesh(mesh, device), opened, links)
 
 
 def parameter_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:

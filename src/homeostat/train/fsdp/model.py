@@ -125,7 +125,8 @@ def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, dtype: torch.d
         # The loss is normalised over the whole update: gradients of ranks are summed, not averaged.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-    register_fsdp_forward_method(module, "hidden")
+    for method in ("hidden", "hidden_part"):
+        register_fsdp_forward_method(module, method)
 
 
 def own_part(ranks: Ranks, dtype: torch.dtype) -> Part:
