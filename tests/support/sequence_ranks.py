@@ -137,8 +137,9 @@ def check_policy_loss(place: Place) -> None:
 def check_sequence_ratios(place: Place) -> None:
     """GSPO needs whole rows, which no rank has alone."""
     for cp, sp in EVERY_KIND[place.size]:
-        config = rl_config(place, cp, sp, type="gspo")
-        made = policy_spec(config.algorithm, denominator=8.0, temperature=1.0, kl_coefficient=None)
+        config = rl_config(place, cp, sp, type="gspo", kl={"coefficient": 0.1})
+        how = {"denominator": 8.0, "temperature": 1.0, "kl_coefficient": 0.1}
+        made = policy_spec(config.algorithm, **how)
         assert_parity(place, config, rows=policy_rows, spec=lambda _, made=made: made, steps=1)
 
 
@@ -156,14 +157,7 @@ def check_experts(place: Place) -> None:
             rows = with_routes(policy, random_rows(), "routed_experts", "routed_weights", shift=1)
             for some in (random_rows(), rows):
                 batches = batches_of(some)
-                loads = [
-                    in_order(
-                        ranks.ranks.gather(ranks.forward(POLICY, mine, Outputs(load=True))),
-                        config.mesh,
-                        count=len(batches),
-                    )
-                    for mine in [dealt(place, config, batches)]
-                ][0]
+                loads = computed(place, config, ranks, POLICY, batches, Outputs(load=True))
                 wanted = whole.forward(POLICY, batches, Outputs(load=True))
                 for one, other in zip(loads, wanted, strict=True):
                     np.testing.assert_array_equal(one.load_LE, other.load_LE)

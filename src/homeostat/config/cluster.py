@@ -34,6 +34,11 @@ class InProcessCluster(Settings):
         return 1
 
     @property
+    def ranks_per_host(self) -> int:
+        """Return the number of trainer ranks on each machine, which is 1."""
+        return 1
+
+    @property
     def host(self) -> str:
         """Return the address on which groups of workers meet and bind what they serve."""
         return LOOPBACK
@@ -57,6 +62,11 @@ class TorchrunCluster(Settings):
     timeout_s: float = key(
         1800.0, gt=0, resume="free", help="Seconds that any single call to a rank may take."
     )
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Return the number of trainer ranks on each machine: all of them are on this one."""
+        return self.processes
 
     @property
     def host(self) -> str:

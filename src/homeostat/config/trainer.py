@@ -324,6 +324,12 @@ class TrainerConfig(Settings):
         return self.max_tokens_per_device or DEFAULT_TOKENS
 
     @property
+    def budget_text(self) -> str:
+        """Return the token budget of a micro-batch for a message, with the ranks that share it."""
+        each, ranks = self.tokens_per_device, self.backend.ranks_per_micro_batch
+        return f"{each} tokens" if ranks == 1 else f"{each} tokens on each of {ranks} ranks"
+
+    @property
     def shares_prompts(self) -> bool:
         """Return whether a prompt of several rows is computed once: not in a ring, which has whole
         rows."""

@@ -53,6 +53,7 @@ from homeostat.models.memory import require_memory
 from homeostat.models.weights import Part
 from homeostat.train.fsdp.mesh import Ranks, local_part
 from homeostat.train.runtime import Runtime
+from homeostat.train.sequence.heads import require_heads
 
 
 def load_sharded(
@@ -77,6 +78,7 @@ def load_sharded(
     place = {"dtype": runtime.dtype, "device": runtime.device}
     require_memory(shape.num_params // ranks.num_shards, **place, what=origin.sizes)
     require_moe_settings(model.moe, shape.moe)
+    require_heads(shape, ranks.mesh.sp)
     flags = decoder_flags(model, shape, gradient_checkpointing, **place)
     with torch.device("meta"):
         module = new_decoder(shape, flags, has_value_head=head is not None).to(runtime.dtype)

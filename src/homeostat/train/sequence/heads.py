@@ -25,8 +25,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from homeostat.errors import ModelError
+from homeostat.models.families import DecoderConfig
 from homeostat.ops.attention import AttentionContext
 from homeostat.train.sequence.links import Link
+
+
+def require_heads(config: DecoderConfig, size: int) -> None:
+    """Raise ModelError if so many ranks cannot divide the query heads of a model."""
+    heads = config.num_heads
+    if heads % size:
+        fitting = [str(one) for one in range(1, heads + 1) if heads % one == 0]
+        raise ModelError(
+            f"trainer.backend.sequence_parallel_size is {size}, and the model has {heads} query "
+            f"heads ({heads} = {heads // size} x {size} + {heads % size}): each rank computes "
+            f"equally many of them. It may be {', '.join(fitting)}; "
+            "trainer.backend.context_parallel_size does not depend on heads."
+        )
 
 
 def repeats(num_kv_heads: int, size: int) -> int:
