@@ -34,6 +34,11 @@ class InProcessCluster(Settings):
         return 1
 
     @property
+    def ranks_per_host(self) -> int:
+        """Return the number of trainer ranks on each machine, which is 1."""
+        return 1
+
+    @property
     def host(self) -> str:
         """Return the address on which groups of workers meet and bind what they serve."""
         return LOOPBACK
@@ -57,6 +62,11 @@ class TorchrunCluster(Settings):
     timeout_s: float = key(
         1800.0, gt=0, resume="free", help="Seconds that any single call to a rank may take."
     )
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Return the number of trainer ranks on each machine: all of them are on this one."""
+        return self.processes
 
     @property
     def host(self) -> str:
@@ -112,6 +122,16 @@ class LocalBackend(Backend):
 
     type: Literal["local"] = "local"
 
+    @property
+    def ranks_per_micro_batch(self) -> int:
+        """Return the number of ranks that share a micro-batch, which is 1."""
+        return 1
+
+    @property
+    def context_parallel_size(self) -> int:
+        """Return the number of ranks that form a ring, which is 1."""
+        return 1
+
     def mesh(self, num_ranks: int) -> Mesh:
         """Return the mesh of a single rank."""
         return Mesh()
@@ -152,18 +172,49 @@ class FsdpBackend(Backend):
         "replica (shard x cp), which it reuses, and the model's number of experts. 1: every rank "
         "gathers all experts of a layer to compute it.",
     )
+    context_parallel_size: int = key(
+        1,
+        ge=1,
+        le=1024,
+        resume="free",
+        help="Number of ranks that split the rows of a micro-batch and pass keys and values around "
+        "a ring. Rows may be so many times as long for the same memory. Works for any number of "
+        "heads and over several machines; prompts are not shared (trainer.share_prompts).",
+    )
+    sequence_parallel_size: int = key(
+        1,
+        ge=1,
+        le=256,
+        resume="free",
+        help="Number of ranks that split the rows of a micro-batch and exchange tokens for heads "
+        "around attention (Ulysses). It must divide the model's query heads, and these ranks must "
+        "be on one machine.",
+    )
+
+    @property
+    def ranks_per_micro_batch(self) -> int:
+        """Return the number of ranks that share a micro-batch."""
+        return self.context_parallel_size * self.sequence_parallel_size
 
     def mesh(self, num_ranks: int) -> Mesh:
         """Arrange the ranks. Raises ConfigError if they cannot form the replicas."""
-        ep = self.expert_parallel_size
-        return Mesh.spread(num_ranks, replicate=self.replicas or 1, ep=ep)
+        return Mesh.spread(
+            num_ranks,
+            replicate=self.replicas or 1,
+            cp=self.context_parallel_size,
+            sp=self.sequence_parallel_size,
+            ep=self.expert_parallel_size,
+        )
 
     def describe(self, mesh: Mesh) -> str:
         """Return a short description of the sharding for people."""
         size = mesh.world_size
-        replicas = f", {self.replicas} replicas" if self.replicas is not None else ""
-        experts = f", experts over {mesh.ep}" if mesh.ep > 1 else ""
-        return f"{size} rank{'s' * (size > 1)} (fsdp, {self.shard} shard{replicas}{experts})"
+        parts = [f"fsdp, {self.shard} shard"]
+        parts += [f"{self.replicas} replicas"] if self.replicas is not None else []
+        parts += [f"context parallel {mesh.cp}, prompts not shared"] if mesh.cp > 1 else []
+        parts += [f"sequence parallel {mesh.sp}"] if mesh.sp > 1 else []
+        parts += [f"experts over {mesh.ep}"] if mesh.ep > 1 else []
+        return f"{size} rank{'s' * (size > 1)} ({', '.join(parts)})"
 
 
 AnyBackend = Annotated[LocalBackend | FsdpBackend, Field(discriminator="type")]
