@@ -121,6 +121,11 @@ class VllmEngineConfig(EngineConfig):
     score_temperatures: ClassVar[Literal["any", "one"]] = "one"
 
     @property
+    def num_devices(self) -> int:
+        """Return the number of devices over which one engine is split."""
+        return self.tensor_parallel_size
+
+    @property
     def own_dtype(self) -> str | None:
         """Return the dtype that the recipe sets for vLLM alone."""
         return None if self.dtype == "auto" else self.dtype
