@@ -1,7 +1,8 @@
 """Settings of the processes of a run, and of how the trainer is distributed over them.
 
 A cluster answers two questions of whoever opens a group of workers (workers/opening.py): what
-launches workers of this kind, and on which address of this host they meet.
+launches workers of this kind, and on which address of this host they meet. Ranks on several
+machines are those of ray_cluster.py.
 """
 
 from __future__ import annotations
@@ -12,13 +13,9 @@ from pydantic import Field
 
 from homeostat.config.base import Settings, key
 from homeostat.config.mesh import Mesh
+from homeostat.config.ranks import LOOPBACK, Launcher, RanksCluster, WorkerKind
+from homeostat.config.ray_cluster import RayCluster
 
-# Only processes of this host reach it.
-LOOPBACK = "127.0.0.1"
-
-# Ranks of the trainer; engines, and helpers of an engine, in separate processes.
-WorkerKind = Literal["trainer", "engine"]
-Launcher = Literal["in_process", "spawn", "torchrun"]
 # Weights that are in host memory and streamed to the GPU: experts, or the matrices of all layers.
 OnHost = Literal["experts", "layers"]
 
@@ -39,6 +36,11 @@ class InProcessCluster(Settings):
         return 1
 
     @property
+    def env(self) -> dict[str, str]:
+        """Return the variables of separate processes beyond those of this one: none."""
+        return {}
+
+    @property
     def host(self) -> str:
         """Return the address on which groups of workers meet and bind what they serve."""
         return LOOPBACK
@@ -48,20 +50,10 @@ class InProcessCluster(Settings):
         return "in_process" if kind == "trainer" else "spawn"
 
 
-class TorchrunCluster(Settings):
+class TorchrunCluster(RanksCluster):
     """Run trainer ranks on this machine, started by torchrun and driven by one controller."""
 
     type: Literal["torchrun"]
-    processes: int = key(2, ge=1, le=1024, resume="free", help="Number of trainer ranks.")
-    start_timeout_s: float = key(
-        300.0,
-        gt=0,
-        resume="free",
-        help="Seconds within which all ranks must have built their model.",
-    )
-    timeout_s: float = key(
-        1800.0, gt=0, resume="free", help="Seconds that any single call to a rank may take."
-    )
 
     @property
     def ranks_per_host(self) -> int:
@@ -78,7 +70,7 @@ class TorchrunCluster(Settings):
         return "torchrun" if kind == "trainer" else "spawn"
 
 
-AnyCluster = Annotated[InProcessCluster | TorchrunCluster, Field(discriminator="type")]
+AnyCluster = Annotated[InProcessCluster | TorchrunCluster | RayCluster, Field(discriminator="type")]
 
 
 class Backend(Settings):

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from homeostat.config.mesh import Mesh
+from homeostat.config.ranks import CollectiveBackend
 from homeostat.train.sequence.links import SequenceLinks
 from homeostat.train.shards import Rows
 from homeostat.workers.context import WorkerContext
@@ -125,6 +126,7 @@ def join(
     *,
     device: torch.device,
     timeout_s: float,
+    backend: CollectiveBackend = "auto",
     rendezvous: str = "env://",
 ) -> Ranks:
     """Meet the other ranks. A process group that stands already is used."""
@@ -132,8 +134,9 @@ def join(
     opened = not dist.is_initialized()
     if opened:
         # Control messages go over gloo, so they never synchronise with the GPU.
+        is_nccl = backend == "nccl" or (backend == "auto" and device.type == "cuda")
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if is_nccl else "gloo",
             init_method=rendezvous,
             rank=context.rank,
             world_size=context.size,
