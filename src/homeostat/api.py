@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from homeostat.config.kind import RunKind
+from homeostat.config.ranks import RanksCluster
 from homeostat.config.run import RunConfig
 from homeostat.errors import TrainerLostError
 from homeostat.run.healing.healer import RollBackError
 from homeostat.run.healing.watch import require_known_rules
 from homeostat.run.preference import train_preferences
+from homeostat.run.ray.cluster import ray_opened
 from homeostat.run.reward_model import train_reward_model
 from homeostat.run.rl import train_rl
 from homeostat.run.session.restarts import TrainerRestarts
@@ -38,9 +40,12 @@ def train(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunRe
     """
     require_known_rules(config.health)
     loop = LOOPS[config.kind]
-    restarts = TrainerRestarts(getattr(config.cluster, "max_restarts", 0), session)
+    cluster = config.cluster
+    most = cluster.max_restarts if isinstance(cluster, RanksCluster) else 0
+    restarts = TrainerRestarts(most, session)
     emit = partial(session.event, step=session.start_step)
-    with own_compile_cache(resolve_device(config), emit=emit):
+    device = resolve_device(config)
+    with own_compile_cache(device, emit=emit), ray_opened(config, device=device.type):
         while True:
             try:
                 return loop(config, session, hooks)

@@ -8,7 +8,7 @@
     expert_load.jsonl          load of every expert, of models with experts (observe/expert_load.py)
     journal/                   scored rollouts before they are trained on (rollout/journal.py)
     completions/               sampled completions for people to read (observe/completions.py)
-    trace/                     timeline of all processes for Perfetto (observe/timeline.py), profiles
+    trace/                     timeline of all processes for Perfetto (observe/timeline.py)
     hangs/                     stacks of worker processes that hung (workers/hang.py)
     checkpoints/ offending_rows/ sinks/
     console.log traceback.txt report.html

@@ -99,6 +99,11 @@ class RemoteEngine:
         return self.life.version
 
     @property
+    def name(self) -> str:
+        """The name of its process, by which logs and errors tell engines apart."""
+        return self._group.name
+
+    @property
     def received_checksum(self) -> str | None:
         return self._known.received_checksum
 
@@ -161,6 +166,11 @@ class RemoteEngine:
         self.life.require_commit(version, policy_id)
         self._update("commit", version, policy_id=policy_id)
         self.life.commit(version)
+
+    def cancel_update(self) -> None:
+        self._update("cancel_update")
+        if self.life.is_updating:
+            self.life.break_off()
 
     def sleep(self) -> None:
         self._lasting("sleep")

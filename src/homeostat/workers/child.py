@@ -30,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from types import FrameType
+from typing import BinaryIO
 
 from homeostat.workers.activity import ActivityRecord
 from homeostat.workers.channel import Channel, ChannelClosedError, dial
@@ -54,8 +55,10 @@ TIDY_SECONDS = 1.0
 class Ticket:
     """The facts that a launched process gets from the environment. Only torchrun knows the rank.
 
-    `address` and `key` are those of the listener at which the process checks in; `host` is where
-    the group's own collectives meet.
+    `address` and `key` are those of the listener at which the process checks in; `host` is the
+    address of this machine at which others reach it. With `sends_log` the log file is on the
+    controller's machine, and the worker's lines are sent there. `local_rank` is the rank where all
+    are on one machine.
     """
 
     address: str
@@ -65,6 +68,8 @@ class Ticket:
     host: str
     log_file: str
     rank: int | None = None
+    local_rank: int | None = None
+    sends_log: bool = False
 
     def environment(self) -> dict[str, str]:
         return {TICKET: json.dumps(asdict(self))}
@@ -109,8 +114,11 @@ def _serve(ticket: Ticket, *, rank: int, record: ActivityRecord, stacks: StackFi
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, file=stacks.fileno(), all_threads=True)
     record.say_that_it_prints_stacks()
-    # One machine: the local rank is the rank.
-    host = Host(WorkerContext(rank, ticket.size, rank, ticket.group_name, ticket.host, record))
+    local_rank = rank if ticket.local_rank is None else ticket.local_rank
+    context = WorkerContext(
+        rank, ticket.size, local_rank, ticket.group_name, ticket.host, record=record
+    )
+    host = Host(context)
     with contextlib.closing(ticket.check_in(WORKER, rank=rank)) as channel:
         method = ""
         # A closed channel is the controller's end, which the guardian sees too.
@@ -144,10 +152,12 @@ def _guard(
     `look` makes the report that the controller may ask for.
     """
     prefix = f"[{ticket.group_name} {rank}] ".encode()
-    pump = threading.Thread(target=_pump, args=(output, ticket.log_file, prefix), daemon=True)
-    pump.start()
     with contextlib.closing(ticket.check_in(GUARDIAN, rank=rank)) as channel:
+        # The log's lines, reports and the exit code are sent by three threads.
         sending = threading.Lock()
+        log = _SentLog(channel, sending) if ticket.sends_log else _log_file(ticket.log_file)
+        pump = threading.Thread(target=_pump, args=(output, log, prefix), daemon=True)
+        pump.start()
         obey = threading.Thread(target=_obey, args=(channel, worker, look, sending), daemon=True)
         obey.start()
         code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
@@ -173,10 +183,30 @@ def _end_the_rest(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _pump(output: int, log_file: str, prefix: bytes) -> None:
-    with open(output, "rb") as lines, open(log_file, "ab", buffering=0) as log:
+def _log_file(path: str) -> BinaryIO:
+    return open(path, "ab", buffering=0)
+
+
+class _SentLog:
+    """Sends what is written to the controller, which has the log file."""
+
+    def __init__(self, channel: Channel, sending: threading.Lock) -> None:
+        self._channel = channel
+        self._sending = sending
+
+    def write(self, line: bytes) -> None:
+        with self._sending:
+            self._channel.send(pack(line))
+
+    def close(self) -> None:
+        pass
+
+
+def _pump(output: int, log: BinaryIO | _SentLog, prefix: bytes) -> None:
+    with open(output, "rb") as lines, contextlib.closing(log):
         for line in iter(partial(lines.readline, MAX_LINE_BYTES), b""):
-            # A full disk must not stop the reading: the worker would hang in its next print.
+            # A full disk, or a controller that is gone, must not stop the reading: the worker would
+            # hang in its next print.
             with contextlib.suppress(OSError):
                 log.write(prefix + line.rstrip(b"\r\n") + b"\n")
 

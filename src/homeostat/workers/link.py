@@ -161,9 +161,13 @@ class RankLink:
 
     def _watch(self, on_end: Callable[[RankLink], None]) -> None:
         try:
-            while isinstance(message := unpack(self._guardian.receive()), WorkerReport):
-                self._reports.put(message)
-            self.exit_code = message
+            # A guardian on another machine sends the lines of the log, too.
+            while not isinstance(said := unpack(self._guardian.receive()), int):
+                if isinstance(said, bytes):
+                    self.log.append(said)
+                else:
+                    self._reports.put(said)
+            self.exit_code = said
         except ChannelClosedError:
             self.kill()
         self.ended.set()
