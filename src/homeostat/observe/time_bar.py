@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as shares and as a bar of text.
+"""Compute where the time of a step goes, as shares and as a bar of text.
 
     time/* and sync/* of a step -> parts -> a bar in the panel, letters in a plain line
 

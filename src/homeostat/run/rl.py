@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from homeostat.config.run import RunConfig
 from homeostat.rollout.collect import StepRollouts
@@ -83,11 +85,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         compared |= verifier.verify(rollouts.groups, step=step, version=version)
         hooks.before_update(step, parts, rollouts)
         parts.feed.make_room()
-        with (
-            healer.rescuing(),
-            parts.profiler.around(step, emit=recorder.event),
-            session.timeline.phase("train", step=step),
-        ):
+        with healer.rescuing(), _traced(parts, session, step):
             rollouts.groups, energies = learner.energies(step, rollouts.groups)
             epoch = int(collector.prompt_sampler.epoch)
             learned = learner.learn(step, rollouts.groups, epoch=epoch, energies=energies)
@@ -111,12 +109,21 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         hooks.after_step(step, parts)
 
         at_end = at_end or state.stopped_early
-        with session.timeline.phase("checkpoint", step=step):
-            saved, last = saver.after_step(parts.sections, at_end=at_end, is_best=is_best)
+        saved, last = saver.after_step(parts.sections, at_end=at_end, is_best=is_best)
         if saved and not config.rollout.keep_journal:
             _prune_journal(parts, session)
         if last:
             break
+
+
+@contextmanager
+def _traced(parts: RlParts, session: Session, step: int) -> Iterator[None]:
+    """Show the updates of a step in the timeline, and profile them if that was asked for."""
+    with (
+        session.timeline.phase("train", step=step),
+        parts.profiler.around(step, emit=session.recorder.event),
+    ):
+        yield
 
 
 def _evaluates(parts: RlParts, step: int) -> bool:

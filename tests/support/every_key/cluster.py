@@ -24,6 +24,7 @@ from homeostat.train import sharded
 ALONE = ("cluster={type: torchrun, processes: 1}", "trainer.backend={type: fsdp}")
 TWO_RANKS = (*ALONE, "cluster.processes=2")
 HYBRID = "trainer.backend={type: fsdp, shard: hybrid, replicas: 2}"
+NO_PATIENCE = "cluster={type: torchrun, processes: 1, timeout_s: 0.005, max_restarts: 0}"
 PROBE = "tests.support.every_key.rank_probe:make_trainer"
 
 
@@ -66,7 +67,7 @@ def sharded_run_is_the_local_one(workshop: Workshop) -> None:
 def a_rank_that_is_late_is_named_and_none_is_left(workshop: Workshop) -> None:
     """No update is that fast; a busy machine may not even let the ranks meet in that time."""
     before = ranks.descendants(os.getpid())
-    refuses("cluster.timeout_s=0.005", r"within 0\.005 s|timed out after 5ms", base=ALONE)(workshop)
+    refuses(NO_PATIENCE, r"within 0\.005 s|timed out after 5ms", base=ALONE)(workshop)
     assert ranks.all_gone(ranks.descendants(os.getpid()) - before, timeout_s=0.0)
 
 
@@ -83,6 +84,9 @@ CASES: dict[str, Case] = {
     ),
     "cluster.start_timeout_s (torchrun)": refuses(
         "cluster.start_timeout_s=0.05", r"within 0\.05 s", base=ALONE
+    ),
+    "cluster.max_restarts (torchrun)": refuses(
+        NO_PATIENCE, "restarted 0 times in a row", base=ALONE
     ),
     "cluster.timeout_s (torchrun)": a_rank_that_is_late_is_named_and_none_is_left,
     "trainer.backend.type (local)": names_the_default("trainer.backend={type: local}"),
