@@ -64,14 +64,19 @@ class Mesh:
         """Arrange so many ranks; what the other dimensions leave over are shards."""
         num_shards, rest = divmod(world_size, replicate * cp * sp)
         if rest or not num_shards:
-            groups = f" of whole groups of {cp * sp} ranks (cp x sp)" if cp * sp > 1 else ""
+            sizes = {"replicas": replicate, **_named(cp, sp)}
+            used = {name: size for name, size in sizes.items() if size > 1}
+            place = next((name for name in reversed(used) if world_size % used[name]), [*used][-1])
+            product = " x ".join(f"{name} {size}" for name, size in used.items())
+            product += f" = {replicate * cp * sp}" if len(used) > 1 else ""
             raise ConfigError(
                 [
                     Problem(
-                        "trainer.backend.replicas",
-                        f"{world_size} ranks (cluster.processes) cannot form {replicate} equal "
-                        f"replicas{groups}.",
-                        "Set it to a divisor of cluster.processes.",
+                        f"trainer.backend.{place}",
+                        f"{world_size} ranks (cluster.processes) cannot form equal groups: they "
+                        f"are no multiple of {product}.",
+                        "Set it to a divisor of cluster.processes, or cluster.processes to a "
+                        f"multiple of {replicate * cp * sp}.",
                     )
                 ]
             )
@@ -133,6 +138,10 @@ class Mesh:
             fixed = tuple(index for name, index in named if name not in varying)
             grouped.setdefault(fixed, []).append(rank)
         return [tuple(ranks) for ranks in grouped.values()]
+
+
+def _named(cp: int, sp: int) -> dict[str, int]:
+    return {"context_parallel_size": cp, "sequence_parallel_size": sp}
 
 
 def _uneven_experts(shard: int, cp: int, ep: int) -> Problem:

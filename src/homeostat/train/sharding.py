@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from homeostat.models.build import Model
 from homeostat.train.optim import MasterOptimizer
+from homeostat.train.sequence.links import SequenceLinks
 from homeostat.train.shards import Rows, write_whole
 from homeostat.train.update import UpdateShare
 
@@ -35,6 +36,16 @@ class Shards(Protocol):
     @property
     def is_first(self) -> bool:
         """True if this rank computes and writes what only one of them should."""
+        ...
+
+    @property
+    def is_in_first_group(self) -> bool:
+        """True if this rank works on the first rank's micro-batches: with it, or as it."""
+        ...
+
+    @property
+    def links(self) -> SequenceLinks | None:
+        """The ranks that share this one's micro-batches; None if it has them alone."""
         ...
 
     @property
@@ -112,6 +123,8 @@ class Whole:
 
     is_alone = True
     is_first = True
+    is_in_first_group = True
+    links = None
     saves = True
 
     def owned(self, parameter: nn.Parameter) -> Tensor:

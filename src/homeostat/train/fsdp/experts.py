@@ -75,9 +75,16 @@ class ParallelExperts(Experts):
             # ranks with the same experts wait.
             rows_RD, ids_R = rows_RD.new_zeros(1, rows_RD.shape[1]) + rows_RD.sum(0), own_ge[:1]
         weights_R1 = torch.ones(len(rows_RD), 1, device=rows_RD.device)
-        how = {"numerics": self.numerics, "kernel": self.kernel}
-        matrices = self.gate_up_proj, self.down_proj
-        return self.product(rows_RD, ids_R[:, None], weights_R1, *matrices, **how)[:num_rows]
+        out_RD = self.product(
+            rows_RD,
+            ids_R[:, None],
+            weights_R1,
+            self.gate_up_proj,
+            self.down_proj,
+            numerics=self.numerics,
+            kernel=self.kernel,
+        )
+        return out_RD[:num_rows]
 
 
 def _share(stacked: nn.Parameter, size: int) -> nn.Parameter:

@@ -23,6 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from homeostat.config.mesh import Mesh
+from homeostat.config.ranks import CollectiveBackend
+from homeostat.train.sequence.links import SequenceLinks
 from homeostat.train.shards import Rows
 from homeostat.workers.context import WorkerContext
 
@@ -34,13 +36,15 @@ _EXPERT_SHARD, _EXPERT = "expert_shard", "expert"
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """This rank among the others. `device_mesh` is what tensors are split over; `expert_mesh` what
-    experts are, where several ranks share them. `opened`: the process group is ours to end."""
+    experts are, where several ranks share them. `opened`: the process group is ours to end. `links`
+    lead to the ranks that share this one's micro-batches; None if it has them alone."""
 
     rank: int
     mesh: Mesh
     device_mesh: DeviceMesh
     opened: bool
     expert_mesh: DeviceMesh | None = None
+    links: SequenceLinks | None = None
 
     @property
     def is_first(self) -> bool:
@@ -59,6 +63,11 @@ class Ranks:
     def saves(self) -> bool:
         """Return whether this rank saves its shard. All replicas hold the same; the first saves."""
         return self.mesh.coordinates(self.rank).replicate == 0
+
+    @property
+    def is_in_first_group(self) -> bool:
+        """Return whether this rank shares its micro-batches with the first one, or is it."""
+        return self.mesh.data_group(self.rank) == 0
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order."""
@@ -117,6 +126,7 @@ def join(
     *,
     device: torch.device,
     timeout_s: float,
+    backend: CollectiveBackend = "auto",
     rendezvous: str = "env://",
 ) -> Ranks:
     """Meet the other ranks. A process group that stands already is used."""
@@ -124,15 +134,22 @@ def join(
     opened = not dist.is_initialized()
     if opened:
         # Control messages go over gloo, so they never synchronise with the GPU.
+        is_nccl = backend == "nccl" or (backend == "auto" and device.type == "cuda")
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if is_nccl else "gloo",
             init_method=rendezvous,
             rank=context.rank,
             world_size=context.size,
             timeout=timedelta(seconds=timeout_s),
         )
-    split_over = parameter_mesh(mesh, device), opened, expert_mesh(mesh, device)
-    return Ranks(context.rank, mesh, *split_over)
+    return Ranks(
+        context.rank,
+        mesh,
+        parameter_mesh(mesh, device),
+        opened,
+        expert_mesh=expert_mesh(mesh, device),
+        links=SequenceLinks.of(mesh, rank=context.rank, device=device),
+    )
 
 
 def parameter_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:

@@ -63,6 +63,7 @@ from homeostat.ops.host_memory import HOST
 from homeostat.train.fsdp.experts import divide_experts
 from homeostat.train.fsdp.mesh import Ranks, is_of_experts, local_part
 from homeostat.train.runtime import Runtime
+from homeostat.train.sequence.heads import require_heads
 
 
 def load_sharded(
@@ -89,6 +90,7 @@ def load_sharded(
     require_memory(num_params, dtype=dtype, device=held_on, what=origin.sizes)
     require_moe_settings(model.moe, shape.moe)
     require_even_experts(shape.moe, ep=ranks.mesh.ep)
+    require_heads(shape, ranks.mesh.sp)
     flags = decoder_flags(model, shape, gradient_checkpointing, dtype=dtype, device=runtime.device)
     with torch.device("meta"):
         module = new_decoder(shape, flags, has_value_head=head is not None).to(runtime.dtype)
@@ -145,7 +147,8 @@ def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, runtime: Runti
         # The loss is normalised over the whole update: gradients of ranks are summed, not averaged.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-    register_fsdp_forward_method(module, "hidden")
+    for method in ("hidden", "hidden_part"):
+        register_fsdp_forward_method(module, method)
 
 
 @dataclass(frozen=True, slots=True)

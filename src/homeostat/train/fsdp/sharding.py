@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from homeostat.data.dealing import one_per_group
 from homeostat.errors import (
     CheckpointWriteError,
     HomeostatError,
@@ -30,6 +31,7 @@ from homeostat.ops.memory import is_out_of_memory, reason_of
 from homeostat.train.fsdp.mesh import Ranks, local_part
 from homeostat.train.fsdp.model import computed_dtype, give_back, whole_tensor
 from homeostat.train.optim import MasterOptimizer
+from homeostat.train.sequence.links import SequenceLinks
 from homeostat.train.shards import Rows, write_shard
 from homeostat.train.update import UpdateShare, merge
 
@@ -50,6 +52,14 @@ class FsdpShards:
     @property
     def is_first(self) -> bool:
         return self.ranks.is_first
+
+    @property
+    def is_in_first_group(self) -> bool:
+        return self.ranks.is_in_first_group
+
+    @property
+    def links(self) -> SequenceLinks | None:
+        return self.ranks.links
 
     @property
     def saves(self) -> bool:
@@ -96,7 +106,9 @@ class FsdpShards:
         norms = _same_in_all_replicas(
             [share.grad_norm for share in shares], num_shards=self.ranks.num_shards
         )
-        return merge(shares, grad_norm=math.sqrt(math.fsum(norm * norm for norm in norms)))
+        # The ranks of a data group have computed the same rows, and each knows all of them.
+        counted = one_per_group(shares, self.ranks.mesh)
+        return merge(counted, grad_norm=math.sqrt(math.fsum(norm * norm for norm in norms)))
 
     def write(self, folder: Path, stem: str, group: Mapping[str, Rows]) -> None:
         which = {"rank": self.ranks.shard, "size": self.ranks.num_shards}
