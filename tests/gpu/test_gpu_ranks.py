@@ -52,7 +52,7 @@ def test_two_ranks_that_share_experts_compute_what_a_local_trainer_does(
             stdout=PIPE,
             stderr=STDOUT,
             text=True,
-        )  # fmt: skip
+        )
         for rank in range(2)
     ]
     logs = [process.communicate(timeout=120)[0] for process in ranks]
