@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench import meta_init
 import numpy as np
 import pytest
 import torch
+from bench import meta_init
 from safetensors.torch import load_file
 from tests.support import tiny, tiny_rl
 from tests.support.tiny_moe import with_routes
