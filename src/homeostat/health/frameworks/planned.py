@@ -10,7 +10,6 @@ PLANNED: dict[str, str] = {
     "trainer.backend.tensor_parallel_size": "Devices that share each layer of the trained model.",
     "trainer.backend.context_parallel_size": "Devices that share each long sequence in training.",
     "trainer.backend.pipeline_parallel_size": "Stages that the trained model's layers are cut in.",
-    "trainer.backend.expert_parallel_size": "Devices that share the experts of a layer.",
     "engine.prefix_caching": "Keep the cache of prompts that requests share.",
     "engine.expert_parallel_size": "Devices that share the experts in the engine.",
     "engine.data_parallel_size": "Replicas of the engine.",
