@@ -54,7 +54,7 @@ def busiest_tokens(workload: Workload, layout: Layout) -> float:
     if groups == 1:
         return float(workload.tokens)
     even = workload.tokens / groups
-    longest = max(workload.drawn) + workload.prompt_tokens
+    longest = workload.longest_drawn
     rows_each = workload.rows / groups / workload.updates
     # Rows are dealt longest first: what is left over is about half a mean row.
     leftover = 0.5 * workload.tokens / workload.rows if rows_each > 1 else 0.0
