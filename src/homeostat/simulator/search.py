@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from homeostat.errors import ConfigError, PlanError
+from homeostat.errors import ConfigError, DoesNotFitError, PlanError
 from homeostat.simulator.layout import Layout
 from homeostat.simulator.loop import StepSeconds, simulate
 from homeostat.simulator.machine import Machine
@@ -89,7 +89,7 @@ class Candidate:
 
 
 def best_candidate(job: Job, gpus: int, *, max_staleness: int = 0) -> Candidate:
-    """Return the fastest split that fits. Raises PlanError, with the sums, if none does."""
+    """Return the fastest split that fits. Raises DoesNotFitError, with the sums, if none does."""
     best: Candidate | None = None
     for layout in layouts(job, gpus, max_staleness=max_staleness):
         if best is not None and _seconds(job, layout) >= best.step.step_s:
@@ -98,7 +98,7 @@ def best_candidate(job: Job, gpus: int, *, max_staleness: int = 0) -> Candidate:
         if best is None or step.step_s < best.step.step_s:
             best = Candidate(layout, job.memory(layout), step)
     if best is None:
-        raise PlanError(why_not(job, gpus))
+        raise DoesNotFitError(why_not(job, gpus))
     return replace(best, step=job.simulate(best.layout))
 
 
@@ -186,10 +186,12 @@ def _is_whole(job: Job, layout: Layout) -> bool:
 
 
 def fits_training(job: Job, layout: Layout) -> bool:
-    """Return whether a trainer rank fits in its GPU while it trains."""
+    """Return whether a trainer rank fits in its GPU, and what it offloads in 80 % of its host."""
     size = job.machine.dtype_bytes
-    held = trainer_memory(job.shape, job.workload, layout, dtype_bytes=size).training
-    return held + RESERVED_BYTES <= job.machine.memory_bytes
+    held = trainer_memory(job.shape, job.workload, layout, dtype_bytes=size)
+    on_node = held.host * min(layout.trainer_gpus, job.machine.node_gpus)
+    fits_device = held.training + RESERVED_BYTES <= job.machine.memory_bytes
+    return fits_device and on_node <= 0.8 * job.machine.host_bytes
 
 
 def fits(job: Job, layout: Layout) -> bool:
