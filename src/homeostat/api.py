@@ -9,6 +9,7 @@ from homeostat.config.run import RunConfig
 from homeostat.run.healing.healer import RollBackError
 from homeostat.run.healing.watch import require_known_rules
 from homeostat.run.preference import train_preferences
+from homeostat.run.ray.cluster import ray_opened
 from homeostat.run.reward_model import train_reward_model
 from homeostat.run.rl import train_rl
 from homeostat.run.session.result import RunResult
@@ -36,7 +37,8 @@ def train(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunRe
     require_known_rules(config.health)
     loop = LOOPS[config.kind]
     emit = partial(session.event, step=session.start_step)
-    with own_compile_cache(resolve_device(config), emit=emit):
+    device = resolve_device(config)
+    with own_compile_cache(device, emit=emit), ray_opened(config, device=device.type):
         while True:
             try:
                 return loop(config, session, hooks)

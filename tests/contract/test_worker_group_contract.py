@@ -13,26 +13,26 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from tests.support.forks import real_workers
 
-from homeostat.config.cluster import (
-    LOOPBACK,
-    AnyCluster,
-    InProcessCluster,
-    TorchrunCluster,
-    WorkerKind,
-)
+from homeostat.config.cluster import AnyCluster, InProcessCluster, TorchrunCluster
+from homeostat.config.ranks import LOOPBACK, Launcher, WorkerKind
+from homeostat.config.ray_cluster import RayCluster
 from homeostat.errors import ConfigError, EngineError, WorkerError, WorkerOutOfMemoryError
+from homeostat.run.ray.cluster import RayLauncher
+from homeostat.run.ray.vendor import connected
 from homeostat.types import Completion, Segment, StopReason
 from homeostat.workers.group import WorkerGroup, gather
 from homeostat.workers.in_process import InProcessGroup
-from homeostat.workers.opening import LAUNCHERS, open_group
+from homeostat.workers.opening import LAUNCHERS, launcher_opened, open_group
 from homeostat.workers.processes import ProcessGroup
 from homeostat.workers.spec import GroupSpec
 
@@ -44,12 +44,18 @@ MAKE_NONE = f"{OBJECTS}:make_none"
 SOON_S = 20.0
 
 # name -> launcher, size
-SHAPES = {"spawn_1": ("spawn", 1), "spawn_3": ("spawn", 3), "torchrun_2": ("torchrun", 2)}
+SHAPES = {
+    "spawn_1": ("spawn", 1),
+    "spawn_3": ("spawn", 3),
+    "torchrun_2": ("torchrun", 2),
+    "ray_2": ("ray", 2),
+}
 # launcher -> a cluster that has it, and for workers of which kind
 CLUSTERS: dict[str, tuple[AnyCluster, WorkerKind]] = {
     "in_process": (InProcessCluster(), "trainer"),
     "spawn": (InProcessCluster(), "engine"),
     "torchrun": (TorchrunCluster(type="torchrun"), "trainer"),
+    "ray": (RayCluster(type="ray", cpus_per_worker=0.1), "trainer"),
 }
 Start = Callable[..., ProcessGroup]
 
@@ -66,7 +72,10 @@ def open_here(factory: str, **kwargs: Any) -> WorkerGroup:
 
 
 def test_every_launcher_is_held_to_the_contract() -> None:
-    assert set(CLUSTERS) == set(LAUNCHERS) == {"in_process", *(by for by, _ in SHAPES.values())}
+    assert set(CLUSTERS) == set(get_args(Launcher))
+    assert set(CLUSTERS) == {"in_process", *(by for by, _ in SHAPES.values())}
+    # Ray's is an entry only while it is connected.
+    assert set(LAUNCHERS) - {"ray"} == set(CLUSTERS) - {"ray"}
 
 
 def processes_of(log_file: Path) -> set[int]:
@@ -93,6 +102,24 @@ def eventually(is_so: Callable[[], bool]) -> bool:
     return is_so()
 
 
+@cache
+def opened_ray() -> ExitStack:
+    """A Ray of this machine that workers are placed by, until the tests of this file end."""
+    stack = ExitStack()
+    cluster, _ = CLUSTERS["ray"]
+    assert isinstance(cluster, RayCluster)
+    ray = stack.enter_context(connected(cluster))
+    stack.enter_context(launcher_opened("ray", RayLauncher(ray).open_group))
+    return stack
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_ends_with_these_tests() -> Iterator[None]:
+    yield
+    if opened_ray.cache_info().currsize:
+        opened_ray().close()
+
+
 @contextlib.contextmanager
 def starter(log_file: Path) -> Iterator[Start]:
     """Starts groups. At the end they are closed, and nothing may be left over of them."""
@@ -100,6 +127,9 @@ def starter(log_file: Path) -> Iterator[Start]:
 
     def start(shape: str, factory: str = MAKE, kwargs: Any = (), **changes: Any) -> ProcessGroup:
         launcher, size = SHAPES.get(shape, ("spawn", 2))
+        if changes.get("launcher", launcher) == "ray":
+            pytest.importorskip("ray")
+            opened_ray()
         settings = {"launcher": launcher, "size": size, "log_file": log_file}
         settings |= {"start_timeout_s": 60.0, "close_timeout_s": SOON_S, **changes}
         group = open_with(factory=factory, kwargs=dict(kwargs), **settings)
@@ -134,14 +164,24 @@ def start(log_file: Path) -> Iterator[Start]:
 
 # torchrun takes seconds to start. What any launcher must hold is tried with it in `group`; the
 # tests that start a group of their own do so with it at night.
-AT_NIGHT = {"torchrun": pytest.mark.slow, "torchrun_2": pytest.mark.slow}
+AT_NIGHT = dict.fromkeys(("torchrun", "torchrun_2"), pytest.mark.slow)
+
+
+# Ray takes seconds to start, too: its tests are with those of ranks.
+WITH_RANKS = dict.fromkeys(("ray", "ray_2"), pytest.mark.ranks)
 
 
 def at_night(name: str) -> Any:
     return pytest.param(name, marks=AT_NIGHT.get(name, ()))
 
 
-@pytest.fixture(params=[at_night(name) for name in SHAPES])
+def by_ranks(name: str) -> Any:
+    return pytest.param(name, marks=WITH_RANKS.get(name, ()))
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=(AT_NIGHT | WITH_RANKS).get(name, ())) for name in SHAPES]
+)
 def shape(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -151,7 +191,7 @@ def group_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("group") / "workers.log"
 
 
-@pytest.fixture(scope="module", params=["in_process", *SHAPES])
+@pytest.fixture(scope="module", params=["in_process", *map(by_ranks, SHAPES)])
 def group(request: pytest.FixtureRequest, group_log: Path) -> Iterator[WorkerGroup]:
     """One for all tests that leave it usable."""
     if request.param == "in_process":
@@ -181,7 +221,8 @@ def test_a_factory_is_told_its_place_and_its_arguments(group: WorkerGroup) -> No
     assert [about["local_rank"] for about in abouts] == list(range(group.size))
     for about in abouts:
         assert (about["size"], about["group_name"]) == (group.size, "trainer")
-        assert about["host"] == LOOPBACK
+        # Ray knows its nodes by an address that others reach.
+        assert about["host"] == LOOPBACK or "ray" in LAUNCHERS
         assert about["kwargs"] == {"width": 3}
 
 
@@ -380,7 +421,7 @@ def test_a_killed_rank_ends_the_group_with_a_report(
     assert eventually(lambda: not shared.exists())
 
 
-@pytest.mark.parametrize("launcher", ["spawn", at_night("torchrun")])
+@pytest.mark.parametrize("launcher", ["spawn", at_night("torchrun"), by_ranks("ray")])
 def test_a_collective_works_and_its_broken_half_is_not_the_report(
     launcher: str, start: Start, log_file: Path
 ) -> None:
@@ -554,7 +595,7 @@ def broken_python(tmp_path: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
 
 
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun", by_ranks("ray")])
 def test_a_process_that_ends_before_it_speaks_is_told_with_its_output(
     start: Start, tmp_path: Path, log_file: Path, launcher: str
 ) -> None:

@@ -43,7 +43,7 @@ def _fork(ticket: Ticket, *, env: Mapping[str, str], folder: Path) -> list[Any]:
     world = launchers._rendezvous(ticket)
     return [
         launchers._start(
-            launchers._CHILD,
+            launchers.CHILD,
             replace(ticket, rank=rank),
             env={"RANK": str(rank), "LOCAL_RANK": str(rank), **world, **env},
         )

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from homeostat.algorithms.losses import require_columns
-from homeostat.config.cluster import TorchrunCluster
 from homeostat.config.parts import ExportSettings, TrainerSetup
+from homeostat.config.ranks import RanksCluster
 from homeostat.data.dealing import deal, in_order, one_per_group
 from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMemoryError
 from homeostat.models.build import ModelSheet, read_shape
@@ -54,21 +55,28 @@ CLOSE_SECONDS = 10.0
 def start_sharded(config: TrainerSetup, runtime: Runtime, *, log_file: Path) -> ShardedTrainer:
     """Start the ranks and have each build its share of the model."""
     cluster = config.cluster
-    assert isinstance(cluster, TorchrunCluster), "combinations asks for it"
+    assert isinstance(cluster, RanksCluster), "combinations asks for it"
     require_heads(read_shape(config.model), config.mesh.sp)
     spec = GroupSpec(
         factory=FACTORY,
-        kwargs={"config": config, "threads": runtime.threads},
+        kwargs={"config": _on(config, runtime), "threads": runtime.threads},
         kind="trainer",
         name="trainer",
         log_file=log_file,
         size=config.mesh.world_size,
+        num_gpus=1 if runtime.device.type == "cuda" else 0,
         env={"OMP_NUM_THREADS": str(runtime.threads)},
         start_timeout_s=cluster.start_timeout_s,
         close_timeout_s=CLOSE_SECONDS,
     )
     group = open_group(cluster, spec)
     return ShardedTrainer(group, config, runtime=runtime, timeout_s=cluster.timeout_s)
+
+
+def _on(config: TrainerSetup, runtime: Runtime) -> TrainerSetup:
+    """Name the controller's choice of a device, so that no rank chooses another one."""
+    trainer = config.trainer.model_copy(update={"device": runtime.device.type})
+    return replace(config, trainer=trainer)
 
 
 class ShardedTrainer:

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from homeostat.models.build import Model
@@ -70,8 +69,8 @@ class Shards(Protocol):
         """All of a parameter in the compute dtype (all)."""
         ...
 
-    def rows(self, tensor: Tensor, shape: torch.Size) -> Rows:
-        """This rank's part of a tensor of that shape, with its place in the whole."""
+    def rows(self, tensor: Tensor, parameter: Tensor) -> Rows:
+        """This rank's part of a parameter, or of its moments, with its place in the whole."""
         ...
 
     def masters(self, optimizer: MasterOptimizer) -> Mapping[str, Tensor]:
@@ -140,8 +139,8 @@ class Whole:
     def whole(self, parameter: Tensor) -> Tensor:
         return parameter.detach()
 
-    def rows(self, tensor: Tensor, shape: torch.Size) -> Rows:
-        return Rows(tensor, 0, tuple(shape))
+    def rows(self, tensor: Tensor, parameter: Tensor) -> Rows:
+        return Rows(tensor, 0, tuple(parameter.shape))
 
     def masters(self, optimizer: MasterOptimizer) -> Mapping[str, Tensor]:
         return {}

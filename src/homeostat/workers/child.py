@@ -27,6 +27,7 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from types import FrameType
+from typing import BinaryIO
 
 from homeostat.workers.channel import Channel, ChannelClosedError, dial
 from homeostat.workers.context import WorkerContext
@@ -45,8 +46,10 @@ TIDY_SECONDS = 1.0
 class Ticket:
     """The facts that a launched process gets from the environment. Only torchrun knows the rank.
 
-    `address` and `key` are those of the listener at which the process checks in; `host` is where
-    the group's own collectives meet.
+    `address` and `key` are those of the listener at which the process checks in; `host` is the
+    address of this machine at which others reach it. With `sends_log` the log file is on the
+    controller's machine, and the worker's lines are sent there. `local_rank` is the rank where all
+    are on one machine.
     """
 
     address: str
@@ -56,6 +59,8 @@ class Ticket:
     host: str
     log_file: str
     rank: int | None = None
+    local_rank: int | None = None
+    sends_log: bool = False
 
     def environment(self) -> dict[str, str]:
         return {TICKET: json.dumps(asdict(self))}
@@ -93,8 +98,8 @@ def _leave_to_the_controller(number: int, frame: FrameType | None) -> None:
 
 def _serve(ticket: Ticket, *, rank: int) -> None:
     faulthandler.enable()
-    # One machine: the local rank is the rank.
-    host = Host(WorkerContext(rank, ticket.size, rank, ticket.group_name, ticket.host))
+    local_rank = rank if ticket.local_rank is None else ticket.local_rank
+    host = Host(WorkerContext(rank, ticket.size, local_rank, ticket.group_name, ticket.host))
     with contextlib.closing(ticket.check_in(WORKER, rank=rank)) as channel:
         method = ""
         # A closed channel is the controller's end, which the guardian sees too.
@@ -123,13 +128,16 @@ def _guard(worker: int, ticket: Ticket, *, rank: int, output: int) -> int:
     """Watch the worker until it ends. Returns the exit code that a shell would give it."""
     signal.signal(signal.SIGTERM, lambda number, frame: _signal(worker, number))
     prefix = f"[{ticket.group_name} {rank}] ".encode()
-    pump = threading.Thread(target=_pump, args=(output, ticket.log_file, prefix), daemon=True)
-    pump.start()
     with contextlib.closing(ticket.check_in(GUARDIAN, rank=rank)) as channel:
+        # The log's lines and the exit code are sent by two threads.
+        sending = threading.Lock()
+        log = _SentLog(channel, sending) if ticket.sends_log else _log_file(ticket.log_file)
+        pump = threading.Thread(target=_pump, args=(output, log, prefix), daemon=True)
+        pump.start()
         threading.Thread(target=_obey, args=(channel, worker), daemon=True).start()
         code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
         pump.join(DRAIN_SECONDS)
-        with contextlib.suppress(ChannelClosedError):
+        with contextlib.suppress(ChannelClosedError), sending:
             channel.send(pack(code))
         _end_the_rest(worker)
     return code if code >= 0 else 128 - code
@@ -150,10 +158,30 @@ def _end_the_rest(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _pump(output: int, log_file: str, prefix: bytes) -> None:
-    with open(output, "rb") as lines, open(log_file, "ab", buffering=0) as log:
+def _log_file(path: str) -> BinaryIO:
+    return open(path, "ab", buffering=0)
+
+
+class _SentLog:
+    """Sends what is written to the controller, which has the log file."""
+
+    def __init__(self, channel: Channel, sending: threading.Lock) -> None:
+        self._channel = channel
+        self._sending = sending
+
+    def write(self, line: bytes) -> None:
+        with self._sending:
+            self._channel.send(pack(line))
+
+    def close(self) -> None:
+        pass
+
+
+def _pump(output: int, log: BinaryIO | _SentLog, prefix: bytes) -> None:
+    with open(output, "rb") as lines, contextlib.closing(log):
         for line in iter(partial(lines.readline, MAX_LINE_BYTES), b""):
-            # A full disk must not stop the reading: the worker would hang in its next print.
+            # A full disk, or a controller that is gone, must not stop the reading: the worker would
+            # hang in its next print.
             with contextlib.suppress(OSError):
                 log.write(prefix + line.rstrip(b"\r\n") + b"\n")
 

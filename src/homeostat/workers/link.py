@@ -133,7 +133,10 @@ class RankLink:
 
     def _watch(self, on_end: Callable[[RankLink], None]) -> None:
         try:
-            self.exit_code = unpack(self._guardian.receive())
+            # A guardian on another machine sends the lines of the log, too.
+            while isinstance(said := unpack(self._guardian.receive()), bytes):
+                self.log.append(said)
+            self.exit_code = said
         except ChannelClosedError:
             self.kill()
         self.ended.set()

@@ -15,7 +15,8 @@ class GroupSpec:
     """The workers of a group: what each of them builds, and how long that may take.
 
     Every rank calls `factory` (see context.py) with `kwargs` and, on top, its entry of `per_rank`.
-    `env` is added to the environment of their processes, whose output goes to `log_file`.
+    `env` is added to the environment of their processes, whose output goes to `log_file`. Each of
+    them uses `num_gpus` GPUs, which a launcher that places workers reserves.
     """
 
     factory: str
@@ -24,6 +25,7 @@ class GroupSpec:
     name: str
     log_file: Path
     size: int = 1
+    num_gpus: int = 0
     per_rank: Sequence[Mapping[str, Any]] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 300.0

@@ -75,10 +75,10 @@ class FsdpShards:
         return local_part(parameter).to(computed_dtype(parameter, self.dtype))
 
     def whole(self, parameter: Tensor) -> Tensor:
-        return whole_tensor(parameter, dtype=self.dtype)
+        return whole_tensor(parameter, ranks=self.ranks, dtype=self.dtype)
 
-    def rows(self, tensor: Tensor, shape: torch.Size) -> Rows:
-        return self.ranks.rows(tensor, shape)
+    def rows(self, tensor: Tensor, parameter: Tensor) -> Rows:
+        return self.ranks.rows(tensor, parameter)
 
     def masters(self, optimizer: MasterOptimizer) -> Mapping[str, Tensor]:
         if self.dtype == torch.float32:
