@@ -496,7 +496,7 @@ def _place(place: str) -> str:
 def _verb(function: Callable[..., Any]) -> str:
     """One verb, from its signature: what a parameter is, its Annotated type says."""
     hints = get_type_hints(function, include_extras=True)
-    rows, usage = [], ["homeostat", function.__name__]
+    rows, usage = [], ["homeostat", function.__name__.rstrip("_")]
     for name, parameter in inspect.signature(function).parameters.items():
         kind, info = get_args(hints[name])
         if isinstance(info, ArgumentInfo):

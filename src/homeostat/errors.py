@@ -70,6 +70,10 @@ class ModelError(HomeostatError, ValueError):
     """A model folder cannot be used, or lacks something that the settings need."""
 
 
+class PlanError(HomeostatError, ValueError):
+    """A plan for so many GPUs cannot be made of these inputs."""
+
+
 class EngineError(HomeostatError, RuntimeError):
     """The engine cannot serve a request, or stopped answering."""
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe
-from homeostat.config import load_config
+from homeostat.importing.hints import load_recipe
 from homeostat.observe.redact import Scrubber
 from homeostat.observe.terminal import SafeConsole
 
@@ -27,7 +27,7 @@ def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Fo
     Reports all problems at once, and leaves no files behind. Exit code 0: a run can start; 1: the
     disk is too small; 2: the recipe or its files have errors.
     """
-    config = load_config(recipe, overrides)
+    config = load_recipe(recipe, overrides)
     from homeostat.run.preflight.check import Preflight
     from homeostat.run.session.waiting import progress_of
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe
-from homeostat.config import load_config
 from homeostat.errors import ModelError
+from homeostat.importing.hints import load_recipe
 from homeostat.observe.terminal import SafeConsole
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def estimate(
     it does not fit, the settings that would help are listed, the least disruptive first. Exit code
     0: it fits; 1: it does not; 2: the recipe or its files have errors.
     """
-    config = load_config(recipe, overrides)
+    config = load_recipe(recipe, overrides)
     from homeostat.run.preflight.check import Preflight
     from homeostat.run.session.waiting import progress_of
     from homeostat.run.sizing.estimate import ladder

@@ -162,6 +162,7 @@ class EvalSamplingConfig(Settings):
     )
     solved_by: str | None = key(
         None,
+        share=True,
         resume="warn",
         help="Name of the reward that decides whether a sample is solved. Default: the built-in "
         "rewards that compare with an expected answer; otherwise the only function, or the only "

@@ -46,6 +46,11 @@ class RayCluster(RanksCluster):
     )
 
     @property
+    def ranks_per_host(self) -> int:
+        """Return the number of trainer ranks on each machine."""
+        return max(1, self.processes // self.nodes)
+
+    @property
     def host(self) -> str:
         """Return the address of the controller's own helpers. Workers are told their node's."""
         return LOOPBACK

@@ -39,7 +39,7 @@ FIXED = {
     "stream_interval": "every token must know the version of its weights",
     "runner": "the engine samples text",
     "convert": "the engine samples text",
-    "data_parallel_size": "one engine holds one copy of the model",
+    "data_parallel_size": "set engine.data_parallel_size: each engine holds one copy of the model",
     "pipeline_parallel_size": "the engine runs on one machine",
     "nnodes": "the engine runs on one machine",
     "distributed_executor_backend": "the engine's processes must end with it",

@@ -90,6 +90,11 @@ class RemoteEngine:
         return self.life.version
 
     @property
+    def name(self) -> str:
+        """The name of its process, by which logs and errors tell engines apart."""
+        return self._group.name
+
+    @property
     def received_checksum(self) -> str | None:
         return self._known.received_checksum
 
@@ -152,6 +157,11 @@ class RemoteEngine:
         self.life.require_commit(version, policy_id)
         self._update("commit", version, policy_id=policy_id)
         self.life.commit(version)
+
+    def cancel_update(self) -> None:
+        self._update("cancel_update")
+        if self.life.is_updating:
+            self.life.break_off()
 
     def sleep(self) -> None:
         self._lasting("sleep")
@@ -266,8 +276,9 @@ class RemoteEngine:
         reply = self._awaited(pending, deadline.seconds)
         if reply is None:
             raise EngineError(
-                f"the {self.capabilities.name} engine's process did not answer {verb!r} within "
-                f"{deadline.seconds:g} s ({deadline.setting}). {self._group.health() or ''}"
+                f"the {self.capabilities.name} engine's process {self.name!r} did not answer "
+                f"{verb!r} within {deadline.seconds:g} s ({deadline.setting}). "
+                f"{self._group.health() or ''}"
             )
         return reply
 

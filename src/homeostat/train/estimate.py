@@ -34,6 +34,7 @@ from homeostat.train.forward import Forward
 from homeostat.train.optim_memory import optimizer_bytes
 from homeostat.train.precision import copy_bytes
 from homeostat.train.runtime import Runtime
+from homeostat.train.sequence.memory import exchanged_bytes, share_of
 from homeostat.types import LossSpec, TrainBatch
 
 
@@ -82,7 +83,11 @@ class _Trained:
 def estimate_update(
     config: TrainerSetup, runtime: Runtime, batch: TrainBatch, loss: LossSpec
 ) -> UpdateMemory:
-    """For an update by `loss` whose largest micro-batch is `batch`, on one of the ranks."""
+    """For an update by `loss` whose largest micro-batch is `batch`, on one of the ranks.
+
+    Ranks that share a micro-batch have a part of it each.
+    """
+    batch = share_of(batch, config.trainer.backend.ranks_per_micro_batch)
     how = {
         "dtype": runtime.dtype,
         "kernel": _kernel(config, runtime),
@@ -108,7 +113,13 @@ def estimate_update(
         gradients=policy.gradients // shards,
         reference=_reference_bytes(config, here, slots=slots) // shards,
         critic=0 if critic is None else critic.held // shards,
-        work=max(policy.work, 0 if critic is None else critic.work),
+        work=max(policy.work, 0 if critic is None else critic.work)
+        + exchanged_bytes(
+            shape.config,
+            config.mesh,
+            num_tokens=batch.num_tokens,
+            item_bytes=runtime.dtype.itemsize,
+        ),
         lanes=runtime.lanes * policy.num_trained * 4 if runtime.lanes > 1 else 0,
         host=policy.host
         + (0 if critic is None else critic.host)

@@ -321,13 +321,12 @@ class RankTrainer:
         return self.roles[role]
 
     def _rows_of(self, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Rows]:
-        return {name: self.shards.rows(self.shards.computed(p), p.shape) for name, p in named}
+        return {name: self.shards.rows(self.shards.computed(p), p) for name, p in named}
 
     def _bias_rows(self, training: Training) -> dict[str, Rows]:
         """Rows of the expert biases that are moved: fp32, whatever is computed in."""
         return {
-            name: self.shards.rows(self.shards.part(p), p.shape)
-            for name, p in training.biases.items()
+            name: self.shards.rows(self.shards.part(p), p) for name, p in training.biases.items()
         }
 
     def _optimizer_rows(self, training: Training) -> dict[str, Rows]:
@@ -338,8 +337,10 @@ class RankTrainer:
             # blocks and factors are whole.
             name = key.partition(".")[2]
             is_part = tensor.ndim > 0 and tensor.shape == training.optimizer.params[name].shape
-            shape = training.params[name].shape if is_part else tensor.shape
-            found[key] = self.shards.rows(tensor, shape)
+            if is_part:
+                found[key] = self.shards.rows(tensor, training.params[name])
+            else:
+                found[key] = Rows(tensor, 0, tuple(tensor.shape))
         return found
 
     @cached_property

@@ -90,7 +90,7 @@ CASES: dict[str, Case] = {
     "trainer.backend.shard (fsdp)": shows(HYBRID, shards, was=of(2), now=of(1), base=TWO_RANKS),
     "trainer.backend.replicas (fsdp)": all_of(
         refuses("trainer.backend.replicas=2", "it has no replicas", base=TWO_RANKS),
-        refuses("trainer.backend.replicas=3", "cannot form 3 equal", base=(*TWO_RANKS, HYBRID)),
+        refuses("trainer.backend.replicas=3", "multiple of replicas 3", base=(*TWO_RANKS, HYBRID)),
     ),
     "trainer.backend.reshard_after_forward (fsdp)": layers_are_gathered_again_for_the_backward_pass,
 }  # fmt: skip

@@ -23,9 +23,14 @@ class Restarts:
         self.session = session
         self.count_so_far = 0
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether none is left."""
+        return self.count_so_far == self.most
+
     def count(self, death: EngineDiedError, *, step: int) -> None:
         """Record one more restart. Raises EngineError if none is left."""
-        if self.count_so_far == self.most:
+        if self.is_exhausted:
             raise EngineError(
                 f"{death}\nThe engine was started anew {self.most} times before "
                 "(engine.max_restarts). Nothing saved is lost: run the same command to resume."

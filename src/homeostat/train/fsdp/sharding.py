@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from homeostat.data.dealing import one_per_group
 from homeostat.errors import (
     CheckpointWriteError,
     HomeostatError,
@@ -30,6 +31,7 @@ from homeostat.ops.memory import is_out_of_memory, reason_of
 from homeostat.train.fsdp.mesh import Ranks, local_part
 from homeostat.train.fsdp.model import computed_dtype, give_back, whole_tensor
 from homeostat.train.optim import MasterOptimizer
+from homeostat.train.sequence.links import SequenceLinks
 from homeostat.train.shards import Rows, write_shard
 from homeostat.train.update import UpdateShare, merge
 
@@ -52,6 +54,14 @@ class FsdpShards:
         return self.ranks.is_first
 
     @property
+    def is_in_first_group(self) -> bool:
+        return self.ranks.is_in_first_group
+
+    @property
+    def links(self) -> SequenceLinks | None:
+        return self.ranks.links
+
+    @property
     def saves(self) -> bool:
         return self.ranks.saves
 
@@ -65,10 +75,10 @@ class FsdpShards:
         return local_part(parameter).to(computed_dtype(parameter, self.dtype))
 
     def whole(self, parameter: Tensor) -> Tensor:
-        return whole_tensor(parameter, dtype=self.dtype)
+        return whole_tensor(parameter, ranks=self.ranks, dtype=self.dtype)
 
-    def rows(self, tensor: Tensor, shape: torch.Size) -> Rows:
-        return self.ranks.rows(tensor, shape)
+    def rows(self, tensor: Tensor, parameter: Tensor) -> Rows:
+        return self.ranks.rows(tensor, parameter)
 
     def masters(self, optimizer: MasterOptimizer) -> Mapping[str, Tensor]:
         if self.dtype == torch.float32:
@@ -96,7 +106,9 @@ class FsdpShards:
         norms = _same_in_all_replicas(
             [share.grad_norm for share in shares], num_shards=self.ranks.num_shards
         )
-        return merge(shares, grad_norm=math.sqrt(math.fsum(norm * norm for norm in norms)))
+        # The ranks of a data group have computed the same rows, and each knows all of them.
+        counted = one_per_group(shares, self.ranks.mesh)
+        return merge(counted, grad_norm=math.sqrt(math.fsum(norm * norm for norm in norms)))
 
     def write(self, folder: Path, stem: str, group: Mapping[str, Rows]) -> None:
         which = {"rank": self.ranks.shard, "size": self.ranks.num_shards}
