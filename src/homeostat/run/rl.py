@@ -76,14 +76,18 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         healer.treat(step)
         schedule.begin(step)
         hooks.before_step(step, parts)
-        with healer.rescuing():
+        with healer.rescuing(), session.timeline.phase("generate and reward", step=step):
             rollouts = collector.collect(step, tell=recorder.status)
         compared = replay_metrics(parts, rollouts)
         version = config.policy_version(state.step)
         compared |= verifier.verify(rollouts.groups, step=step, version=version)
         hooks.before_update(step, parts, rollouts)
         parts.feed.make_room()
-        with healer.rescuing(), parts.profiler.around(step, emit=recorder.event):
+        with (
+            healer.rescuing(),
+            parts.profiler.around(step, emit=recorder.event),
+            session.timeline.phase("train", step=step),
+        ):
             rollouts.groups, energies = learner.energies(step, rollouts.groups)
             epoch = int(collector.prompt_sampler.epoch)
             learned = learner.learn(step, rollouts.groups, epoch=epoch, energies=energies)
@@ -91,7 +95,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         state.step = step
         at_end, evaluates = step == parts.total_steps, _evaluates(parts, step)
         # An evaluation is of the weights of its step, whatever the engine samples with otherwise.
-        with healer.rescuing():
+        with healer.rescuing(), session.timeline.phase("publish", step=step):
             published = parts.feed.publish(config.policy_version(step), must=evaluates)
         _refresh_reference(parts)
         seconds = time.perf_counter() - started
@@ -107,7 +111,8 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         hooks.after_step(step, parts)
 
         at_end = at_end or state.stopped_early
-        saved, last = saver.after_step(parts.sections, at_end=at_end, is_best=is_best)
+        with session.timeline.phase("checkpoint", step=step):
+            saved, last = saver.after_step(parts.sections, at_end=at_end, is_best=is_best)
         if saved and not config.rollout.keep_journal:
             _prune_journal(parts, session)
         if last:
@@ -175,7 +180,8 @@ def _refresh_reference(parts: RlParts) -> None:
 
 def _evaluated(parts: RlParts, session: Session) -> tuple[dict[str, float], bool]:
     """The metrics of the held-out prompts, and whether they never earned more."""
-    metrics = evaluate_prompts(parts)
+    with session.timeline.phase("evaluate", step=parts.state.step):
+        metrics = evaluate_prompts(parts)
     if not metrics:
         return {}, False
     state, rules = parts.state, parts.config.eval

@@ -313,6 +313,7 @@ def _rewards(config: RewardsConfig, session: Session, problems: ProblemLog) -> R
         on_problem=problems.take,
         log_file=session.run_dir.path / "rewards.log",
         cache=session.run_dir.path / "judge",
+        on_span=session.timeline.add,
     )
 
 
