@@ -11,6 +11,7 @@ from homeostat.run.healing.watch import require_known_rules
 from homeostat.run.preference import train_preferences
 from homeostat.run.reward_model import train_reward_model
 from homeostat.run.rl import train_rl
+from homeostat.run.rl_async import train_rl_async
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import Session
 from homeostat.run.sft import train_sft
@@ -34,7 +35,8 @@ def train(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunRe
     checkpoint that the run was rolled back to.
     """
     require_known_rules(config.health)
-    loop = LOOPS[config.kind]
+    is_async = config.is_rl and config.rollout.max_staleness is not None
+    loop = train_rl_async if is_async else LOOPS[config.kind]
     emit = partial(session.event, step=session.start_step)
     with own_compile_cache(resolve_device(config), emit=emit):
         while True:
