@@ -121,9 +121,6 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         engine, feed = stack.enter_context(
             _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
         )
-        require_replay(
-            config.model.moe, trainer.sheet.moe, None if engine is None else engine.capabilities
-        )
         if engine is not None:
             # Without an engine nothing new is to be scored: the journal holds the values.
             stack.enter_context(rewards)
@@ -236,6 +233,8 @@ def _engine_and_feed(
             restarts=restarts,
         )
         stack.callback(feed.close)
+        can = engine.capabilities if engine is not None else None
+        require_replay(config.model.moe, trainer.sheet.moe, can)
         yield engine, feed
 
 
