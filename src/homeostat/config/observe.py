@@ -170,9 +170,9 @@ class EvalSamplingConfig(Settings):
     blocking: bool = key(
         True,
         resume="warn",
-        help="Wait for an evaluation before the next step. false, with rollout.max_staleness of 1 or "
-        "more: held-out prompts are answered while the trainer continues; the metrics are in the "
-        "record of the next step, and eval/policy_version says which weights they are of.",
+        help="Wait for an evaluation before the next step. false, with rollout.max_staleness of 1 "
+        "or more: held-out prompts are answered while the trainer continues; their metrics are in "
+        "the record of the next step, and eval/policy_version says which weights they are of.",
     )
     min_coverage: float = key(
         1.0,
