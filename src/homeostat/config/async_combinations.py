@@ -80,7 +80,20 @@ def _ahead(config: RunConfig) -> Iterator[Problem]:
             "Remove it or the filters (rollout.filters, algorithm.dynamic_sampling), or set "
             "rollout.max_staleness=0.",
         )
-    if not config.eval.sampling.blocking and config.eval.keep_best:
+    if not config.eval.sampling.blocking:
+        yield from _beside_training(config)
+
+
+def _beside_training(config: RunConfig) -> Iterator[Problem]:
+    """Find what evaluations that do not block cannot serve."""
+    if config.eval.interval_steps == 1:
+        yield Problem(
+            "eval.interval_steps",
+            "an evaluation that does not block is in the record of the next step, which would have "
+            "its own.",
+            "Set it to 2 or more, or eval.sampling.blocking=true.",
+        )
+    if config.eval.keep_best:
         yield Problem(
             "eval.keep_best",
             "an evaluation that does not block is known a step after the weights that it judges, "

@@ -8,9 +8,11 @@ from tests.support.every_key.workshop import Case, Run, Workshop, all_of, refuse
 
 STEPS = "trainer.max_steps=3"
 AHEAD = (*OWN, STEPS, "rollout.max_staleness=1")
+EVALUATED = ("trainer.max_steps=4", "eval={interval_steps: 2, keep_best: false}")
 # Completions that take longer than an update: long ones, one at a time.
 LONG = (
     "rollout.max_new_tokens=100", "trainer.max_tokens_per_device=512", "engine.max_concurrency=1",
+    "engine.decode=plain",
 )  # fmt: skip
 
 
@@ -42,9 +44,8 @@ CASES: dict[str, Case] = {
     "rollout.partial": warm(unfinished_completions_continue),
     "eval.sampling.blocking": warm(
         shows(
-            "eval.sampling.blocking=false", evaluated_versions, was={1: 1, 2: 2, 3: 3},
-            now={2: 1, 3: 3},
-            base=(*AHEAD, *HELD_OUT, "eval.interval_steps=1", "eval.keep_best=false"), same="bits",
+            "eval.sampling.blocking=false", evaluated_versions, was={2: 2, 4: 4}, now={3: 2, 4: 4},
+            base=(*AHEAD, *EVALUATED, *HELD_OUT), same="bits",
         )
     ),
 }  # fmt: skip
