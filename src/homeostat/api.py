@@ -14,6 +14,7 @@ from homeostat.run.preference import train_preferences
 from homeostat.run.ray.cluster import ray_opened
 from homeostat.run.reward_model import train_reward_model
 from homeostat.run.rl import train_rl
+from homeostat.run.rl_async import train_rl_async
 from homeostat.run.session.restarts import TrainerRestarts
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import Session
@@ -39,7 +40,8 @@ def train(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunRe
     if ranks of the trainer are lost.
     """
     require_known_rules(config.health)
-    loop = LOOPS[config.kind]
+    is_async = config.is_rl and config.rollout.max_staleness is not None
+    loop = train_rl_async if is_async else LOOPS[config.kind]
     cluster = config.cluster
     most = cluster.max_restarts if isinstance(cluster, RanksCluster) else 0
     restarts = TrainerRestarts(most, session)

@@ -74,6 +74,10 @@ class PlanError(HomeostatError, ValueError):
     """A plan for so many GPUs cannot be made of these inputs."""
 
 
+class DoesNotFitError(PlanError):
+    """No split of the GPUs has enough memory."""
+
+
 class EngineError(HomeostatError, RuntimeError):
     """The engine cannot serve a request, or stopped answering."""
 

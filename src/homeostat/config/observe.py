@@ -174,6 +174,13 @@ class EvalSamplingConfig(Settings):
         "rewards that compare with an expected answer; otherwise the only function, or the only "
         "reward. If several could decide, pass@k is reported for each (eval/pass@k/<name>).",
     )
+    blocking: bool = key(
+        True,
+        resume="warn",
+        help="Wait for an evaluation before the next step. false, with rollout.max_staleness of 1 "
+        "or more: held-out prompts are answered while the trainer continues; their metrics are in "
+        "the record of the next step, and eval/policy_version says which weights they are of.",
+    )
     min_coverage: float = key(
         1.0,
         ge=0,

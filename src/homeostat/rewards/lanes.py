@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -37,6 +38,8 @@ class Lane:
         self._thread: Future[None] | None = None
         # Requests that are held back until somebody waits for a result.
         self._held: list[Request] = []
+        # Groups may be submitted by one thread and waited for by another.
+        self._lock = threading.Lock()
         # Requests that the thread has not taken yet. A byte sent into the bell wakes it.
         self._submitted: deque[list[Request]] = deque()
         self._bell: socket.socket | None = None
@@ -71,16 +74,18 @@ class Lane:
         """Have a request computed; a crew that gathers rounds waits for `release`."""
         assert self._thread is not None, "a RewardPool has workers inside its with statement only"
         if self._holds_back:
-            self._held.append(request)
+            with self._lock:
+                self._held.append(request)
         else:
             self._submitted.append([request])
             self._ring()
 
     def release(self) -> None:
         """Hand over all that was held back, at one moment."""
-        if self._held:
-            self._submitted.append(self._held)
-            self._held = []
+        with self._lock:
+            held, self._held = self._held, []
+        if held:
+            self._submitted.append(held)
             self._ring()
 
     def _end_thread(self) -> None:

@@ -56,13 +56,15 @@ log = logging.getLogger(__name__)
 class Started:
     """Workers that have checked in. `launchers` are watched; `release` gives back what they used.
 
-    `describe_end` says of the launcher at an index how it ended, given its exit code.
+    `describe_end` says of the launcher at an index how it ended, given its exit code. `machines`
+    are those of the ranks, where a launcher chose them.
     """
 
     links: Sequence[RankLink]
     launchers: Sequence[Process]
     release: Callable[[], None]
     describe_end: Callable[[int, int], str]
+    machines: Sequence[str] = ()
 
 
 def open_processes(cluster: AnyCluster, spec: GroupSpec, *, launch: Launch) -> ProcessGroup:
@@ -242,7 +244,9 @@ class ProcessGroup:
     def _report_of(self, link: RankLink) -> WorkerDiedError:
         """Describe how a rank ended, in the class of error that says why."""
         words = link.log.last_words(link.rank)
-        text = f"{self.name} rank {link.rank} {describe_exit(link.exit_code)}.{words}"
+        machines = self._started.machines
+        where = f" It ran on {machines[link.rank]}." if machines else ""
+        text = f"{self.name} rank {link.rank} {describe_exit(link.exit_code)}.{where}{words}"
         kills = num_kernel_kills() - self._kernel_kills_before
         if is_death_of_memory(link.exit_code, words, kernel_kills=kills):
             return WorkerOutOfMemoryError(text)
