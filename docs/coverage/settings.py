@@ -118,7 +118,7 @@ AXOLOTL: tuple[Row, ...] = (
     ("CPU offload of parameters and optimizer", "trainer.backend.offload_params trainer.backend.offload_optimizer", "Two keys of the backend, on one GPU and over ranks (FSDP); no file of another tool is needed."),
     ("fsdp_version", "trainer.backend.type", "Always FSDP2."),
     ("unwrap_model", "none", "FSDP2 keeps the model as it is: there is nothing to unwrap."),
-    ("async_prefetch", "pending: rollout.max_staleness", "Asynchronous sampling is a later stage; see CFG011."),
+    ("async_prefetch", "rollout.max_staleness", "1 samples a step ahead. The thread that samples calls the engine alone, never the trainer, so it cannot deadlock with FSDP (tested over ranks); CFG011 warns of it in axolotl."),
     ("profiler_steps", "observe.profiler.steps", "Traces for TensorBoard and Chrome."),
     ("torch.cuda.memory._record_memory_history", "observe.profiler.memory", "On by default in profiled steps; the snapshot opens in PyTorch's viewer."),
     ("torch.autograd.set_detect_anomaly", "none", "Always done: a step that is not finite is looked into once, and the event names module and direction."),

@@ -62,6 +62,7 @@ from homeostat.models.moe import require_even_experts
 from homeostat.ops.host_memory import HOST
 from homeostat.train.fsdp.experts import divide_experts
 from homeostat.train.fsdp.mesh import Ranks, is_of_experts, local_part
+from homeostat.train.fsdp.recorded import record_collectives
 from homeostat.train.runtime import Runtime
 from homeostat.train.sequence.heads import require_heads
 
@@ -143,10 +144,13 @@ def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, runtime: Runti
             fully_shard(layer.mlp.experts, **{**per_layer, "mesh": ranks.expert_shards})
         fully_shard(layer, **per_layer)
     fully_shard(module, reshard_after_forward=False, **how)
-    for part in sharded_modules(module):
+    for name, part in module.named_modules():
+        if not isinstance(part, FSDPModule):
+            continue
         # The loss is normalised over the whole update: gradients of ranks are summed, not averaged.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
+        record_collectives(part, name=name or "the rest", entry=ranks.record.collective)
     for method in ("hidden", "hidden_part"):
         register_fsdp_forward_method(module, method)
 
