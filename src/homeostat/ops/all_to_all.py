@@ -31,7 +31,7 @@ def not_noted(name: str, *, num_bytes: int = 0) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Ranks that exchange rows; `note` is told of every exchange, under `name`."""
+    """Ranks that exchange rows; `note` records every exchange under `name`."""
 
     group: dist.ProcessGroup
     name: str = "all-to-all"

@@ -60,7 +60,7 @@ def layers_are_gathered_again_for_the_backward_pass(workshop: Workshop) -> None:
 
 
 def told(run: Run, what: str) -> list[str]:
-    """What the probe of rank 0 says in each update."""
+    """Return what the probe of rank 0 prints in each update."""
     log = (run.dir / "workers.log").read_text()
     return re.findall(rf"\[trainer 0\] {what}: (\w+)", log)
 

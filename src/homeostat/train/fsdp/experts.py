@@ -30,7 +30,7 @@ from homeostat.ops.expert_rows import combined
 def divide_experts(decoder: Decoder, group: dist.ProcessGroup, *, note: Note = not_noted) -> None:
     """Leave this rank its share of the experts of a decoder that is on the meta device.
 
-    `note` is told of every exchange of tokens.
+    `note` records every exchange of tokens.
     """
     for block in decoder.moe_blocks:
         named = RankGroup(group, f"all-to-all of tokens, block {block.number} of experts", note)
