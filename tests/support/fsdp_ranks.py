@@ -321,7 +321,8 @@ def check_divided_experts(place: Place) -> None:
     for model in ("qwen3_moe", "dots1"):
         recompute = {"gradient_checkpointing": model == "dots1"}
         assert_parity(place, place.config(model, backend=backend, trainer=recompute))
-    for precision, rel in (("fp32", 1e-6), ("bf16", 1e-5)):
+    # In bf16 a product over the tokens of two micro-batches is rounded once, and not twice.
+    for precision, rel in (("fp32", 1e-6), ("bf16", 1e-3)):
         how = {"trainer": {"precision": precision, "max_grad_norm": 0.05}}
         config = place.config("dots1", backend=backend, **how)
         assert_parity(place, config, rel=rel, steps=1)
