@@ -106,6 +106,18 @@ class WorkerOutOfMemoryError(WorkerDiedError, MemoryError):
     """A worker process was ended because memory ran out, before it could raise anything."""
 
 
+class WorkerHungError(WorkerError):
+    """A worker process did not answer a call within its deadline."""
+
+
+class LostRanksError(WorkerError):
+    """A collective failed on a rank although no rank is known to have died: a lost connection."""
+
+
+class TrainerLostError(WorkerError):
+    """Ranks of the trainer died, hung or lost each other. New ranks can go on from a checkpoint."""
+
+
 class SyncError(HomeostatError, RuntimeError):
     """New weights did not reach the engine, or the engine does not serve them."""
 
