@@ -95,15 +95,15 @@ class EngineConfig(Settings):
         return False
 
     @property
+    def num_devices(self) -> int:
+        """Return the number of devices over which one engine is split."""
+        return 1
+
+    @property
     def num_helpers(self) -> int:
         """Number of further processes that the recipe asks for, beside an engine that shares the
         trainer's weights."""
         return 0
-
-    @property
-    def num_devices(self) -> int:
-        """Number of devices that one engine spans."""
-        return 1
 
     @property
     def own_dtype(self) -> str | None:

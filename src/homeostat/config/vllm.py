@@ -122,6 +122,7 @@ class VllmEngineConfig(EngineConfig):
 
     @property
     def num_devices(self) -> int:
+        """Return the number of devices over which one engine is split."""
         return self.tensor_parallel_size
 
     @property
