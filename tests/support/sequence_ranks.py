@@ -291,7 +291,7 @@ def check_invariant_numerics_keep_their_bits(place: Place) -> None:
 
 
 def check_going_on_over_another_mesh(place: Place) -> None:
-    """What a local trainer saved goes on over every mesh, and what each saves does alone."""
+    """Every mesh resumes what a local trainer saved, which resumes what each of them saves."""
     losses = json.loads((place.folder / "losses_of_local.json").read_text())
     for cp, sp in SPLITS[place.size]:
         config = place.config("narrow", backend=backend(cp, sp), trainer={"max_grad_norm": 1.0})

@@ -23,12 +23,12 @@ from homeostat.config.parts import ExportSettings, TrainerSetup
 from homeostat.config.ranks import RanksCluster
 from homeostat.data.dealing import deal, in_order, one_per_group
 from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMemoryError
-from homeostat.models.build import ModelSheet, read_shape
+from homeostat.models.build import ModelSheet
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.memory import ladder_text
 from homeostat.train.replay import portions
 from homeostat.train.runtime import Runtime
-from homeostat.train.sequence.heads import require_heads
+from homeostat.train.sequence.heads import require_heads_of
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Measured
 from homeostat.types import (
@@ -56,7 +56,7 @@ def start_sharded(config: TrainerSetup, runtime: Runtime, *, log_file: Path) -> 
     """Start the ranks and have each build its share of the model."""
     cluster = config.cluster
     assert isinstance(cluster, RanksCluster), "combinations asks for it"
-    require_heads(read_shape(config.model), config.mesh.sp)
+    require_heads_of(config.model, config.mesh.sp)
     spec = GroupSpec(
         factory=FACTORY,
         kwargs={"config": _on(config, runtime), "threads": runtime.threads},

@@ -24,7 +24,7 @@ from homeostat.config.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """A tensor on its way around the ring. `sent` is kept until it has left."""
+    """A tensor that is being sent around the ring. `sent` is kept until it has left."""
 
     received: Tensor
     sent: Tensor
