@@ -28,6 +28,7 @@ from tests.support.every_key import (
     preference,
     reward_model,
     rl_algorithm,
+    rl_async,
     rl_correction,
     rl_critic,
     rl_ebft,
@@ -54,6 +55,7 @@ SFT_PARTS = (
 )
 RL_PARTS = (
     rl_algorithm,
+    rl_async,
     rl_correction,
     rl_critic,
     rl_ebft,

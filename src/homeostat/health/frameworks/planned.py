@@ -7,7 +7,6 @@ FOREIGN   settings that only other frameworks need. No recipe of ours will accep
 from __future__ import annotations
 
 PLANNED: dict[str, str] = {
-    "trainer.backend.expert_parallel_size": "Devices that share the experts of a layer.",
     "engine.prefix_caching": "Keep the cache of prompts that requests share.",
     "engine.expert_parallel_size": "Devices that share the experts in the engine.",
     "engine.data_parallel_size": "Replicas of the engine.",
@@ -18,9 +17,7 @@ PLANNED: dict[str, str] = {
     "engine.speculative.draft_ema": "Share of the old draft that an update keeps.",
     "engine.speculative.reset_interval": "Steps after which the draft starts anew.",
     "rollout.repetition_penalty": "Makes tokens that were said less likely.",
-    "rollout.max_staleness": "Steps by which samples may be behind the trainer.",
     "sync.overlap": "Send weights while the engine goes on sampling.",
-    "rollout.partial": "Go on with unfinished completions in the next step.",
     "rollout.max_turns": "Turns of a conversation with tools.",
     "agents.update_strategy": "Which agents are updated in a step.",
     "agents.update_interval": "Steps between updates of an agent.",

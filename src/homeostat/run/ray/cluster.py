@@ -104,6 +104,7 @@ class RayLauncher:
             processes,
             release=partial(_give_back, self._ray, release),
             describe_end=lambda index, code: processes[index].describe_end(),
+            machines=[seat.place.address for seat in seats],
         )
 
     def _seats(
