@@ -95,6 +95,20 @@ def sharded_run_is_the_local_one(workshop: Workshop) -> None:
     assert_same(one, two, "losses")
 
 
+def shares_rows(key: str) -> Case:
+    """Two ranks make one data group: one micro-batch at a time, and the losses of one device."""
+
+    def case(workshop: Workshop) -> None:
+        one = workshop.run()
+        apart, shared = workshop.run(*TWO_RANKS), workshop.run(*TWO_RANKS, f"{key}=2")
+        batches = metric("data/micro_batches")
+        assert (batches(apart), batches(shared)) == ([2] * 3, [1] * 3)
+        assert_same(one, shared, "losses")
+        refuses(f"{key}=3", "no multiple of", base=TWO_RANKS)(workshop)
+
+    return case
+
+
 def a_rank_that_is_late_is_named_and_none_is_left(workshop: Workshop) -> None:
     """No update is that fast; a busy machine may not even let the ranks meet in that time."""
     before = ranks.descendants(os.getpid())
@@ -123,6 +137,22 @@ CASES: dict[str, Case] = {
     "trainer.backend.replicas (fsdp)": all_of(
         refuses("trainer.backend.replicas=2", "it has no replicas", base=TWO_RANKS),
         refuses("trainer.backend.replicas=3", "multiple of replicas 3", base=(*TWO_RANKS, HYBRID)),
+    ),
+    "trainer.backend.context_parallel_size (fsdp)": all_of(
+        shares_rows("trainer.backend.context_parallel_size"),
+        refuses(
+            "trainer.share_prompts=true",
+            "a ring has whole rows",
+            base=(*TWO_RANKS, "trainer.backend.context_parallel_size=2"),
+        ),
+    ),
+    "trainer.backend.sequence_parallel_size (fsdp)": all_of(
+        shares_rows("trainer.backend.sequence_parallel_size"),
+        refuses(
+            "cluster.processes=3",
+            r"4 query heads \(4 = 1 x 3 \+ 1\)",
+            base=(*TWO_RANKS, "trainer.backend.sequence_parallel_size=3"),
+        ),
     ),
     "trainer.backend.offload_optimizer (fsdp)": ranks_keep_weights_and_state_in_host_memory,
     "trainer.backend.offload_params (fsdp)": refuses(
