@@ -24,6 +24,7 @@ from homeostat.train import sharded
 ALONE = ("cluster={type: torchrun, processes: 1}", "trainer.backend={type: fsdp}")
 TWO_RANKS = (*ALONE, "cluster.processes=2")
 HYBRID = "trainer.backend={type: fsdp, shard: hybrid, replicas: 2}"
+NO_PATIENCE = "cluster={type: torchrun, processes: 1, timeout_s: 0.005, max_restarts: 0}"
 OFFLOADED = "trainer.backend={type: fsdp, offload_optimizer: true, offload_params: true}"
 DIVIDED = "trainer.backend.expert_parallel_size=2"
 PROBE = "tests.support.every_key.rank_probe:make_trainer"
@@ -112,7 +113,7 @@ def shares_rows(key: str) -> Case:
 def a_rank_that_is_late_is_named_and_none_is_left(workshop: Workshop) -> None:
     """No update is that fast; a busy machine may not even let the ranks meet in that time."""
     before = ranks.descendants(os.getpid())
-    refuses("cluster.timeout_s=0.005", r"within 0\.005 s|timed out after 5ms", base=ALONE)(workshop)
+    refuses(NO_PATIENCE, r"within 0\.005 s|timed out after 5ms", base=ALONE)(workshop)
     assert ranks.all_gone(ranks.descendants(os.getpid()) - before, timeout_s=0.0)
 
 
@@ -129,6 +130,9 @@ CASES: dict[str, Case] = {
     ),
     "cluster.start_timeout_s (torchrun)": refuses(
         "cluster.start_timeout_s=0.05", r"within 0\.05 s", base=ALONE
+    ),
+    "cluster.max_restarts (torchrun)": refuses(
+        NO_PATIENCE, "restarted 0 times in a row", base=ALONE
     ),
     "cluster.timeout_s (torchrun)": a_rank_that_is_late_is_named_and_none_is_left,
     "trainer.backend.type (local)": names_the_default("trainer.backend={type: local}"),
