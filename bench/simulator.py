@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -51,12 +52,21 @@ STAGES = {
     "train": "time/train",
     "publish": "sync/seconds",
 }
+# The clock of the run stands while its process waits for a core, so the reward's does, too.
 REWARD = """
+import pathlib
 import time
 
-def waiting(completions, seconds=0.0, **columns):
-    time.sleep(seconds)
+def waiting(completions, seconds=0.0, process=0, **columns):
+    end = now(process) + seconds
+    while (left := end - now(process)) > 0:
+        time.sleep(min(left, 0.005))
     return [float(sum(map(ord, text)) % 7) for text in completions]
+
+def now(process):
+    file = pathlib.Path(f"/proc/{process}/schedstat")
+    waited = int(file.read_text().split()[1]) / 1e9 if file.exists() else 0.0
+    return time.perf_counter() - waited
 """
 SIZES = {
     "narrow": Shape(4, 128, 4, 2, 32, 384, vocab=512),
@@ -111,7 +121,7 @@ def recipe(case: Case, name: str, place: Path, *, steps: int, device: str) -> di
     """The configuration as a recipe of `homeostat train`."""
     folder = place / case.shape
     prompts = {"type": "prompts", "path": str(folder / "prompts.jsonl"), "chat": False}
-    options = {"seconds": case.reward_s}
+    options = {"seconds": case.reward_s, "process": os.getpid()}
     reward = {"type": "function", "path": f"{place / 'reward.py'}:waiting", "options": options}
     vocab = SIZES[case.shape].vocab
     stops = range(END_ID + 1, END_ID + 1 + (vocab // case.ends if case.ends else 0))

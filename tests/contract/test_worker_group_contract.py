@@ -269,12 +269,17 @@ def test_arrays_tensors_and_dataclasses_travel(group: WorkerGroup) -> None:
     assert kwargs["flag"]
 
 
-def test_ctrl_c_is_left_to_the_controller(processes: WorkerGroup) -> None:
+def test_signals_to_a_whole_job_are_left_to_the_controller(processes: WorkerGroup) -> None:
+    """Ctrl-C, and what a scheduler sends to every process: launcher, guardians and workers."""
     abouts = gather(processes.call_all("about"), timeout_s=SOON_S)
     calls = processes.call_all("sleep", 0.3)
     for about in abouts:
-        os.kill(about["pid"], signal.SIGINT)
-        os.kill(about["guardian"], signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(about["pid"], number)
+            os.kill(about["guardian"], number)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            for launcher in processes._launchers:
+                os.kill(launcher.pid, number)
         assert os.getsid(about["pid"]) != os.getsid(0)
     assert gather(calls, timeout_s=SOON_S) == [0.3] * processes.size
     assert pids(processes) == [about["pid"] for about in abouts]
@@ -362,6 +367,35 @@ def test_a_wait_in_vain_names_whom_it_waited_for(start: Start) -> None:
     assert after.result(timeout_s=SOON_S) == (("after",), {})
     assert gather(calls, timeout_s=SOON_S) == [None] * 3
     assert group.health() is None
+
+
+def test_a_hang_is_reported_with_the_call_and_stack_of_each_rank(
+    start: Start, log_file: Path
+) -> None:
+    group = start("spawn_3")
+    gather(group.call_all("echo"), timeout_s=SOON_S)
+    calls = group.call_all("sleep_but", 0, 600.0)
+    calls[0].result(timeout_s=SOON_S)
+    stopped = group.call(0, "about").result(timeout_s=SOON_S)["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    summary = group.report_hang()
+    lines = summary.splitlines()
+    assert lines[0] == "rank 0 lags: its process is stopped by a signal."
+    assert "rank 1: waiting" in lines[2]
+    # The start, the echo, and this.
+    assert "call 3 'sleep_but', begun" in lines[2]
+    assert "no last collective yet" in lines[2]
+    assert "in sleep_but" in lines[2]
+    report = log_file.parent / "hangs" / "trainer_1.txt"
+    assert lines[-1] == f"The stacks of all threads are in {report}."
+    stacks = report.read_text().split("== trainer rank ")
+    assert stacks[1] == "0\nno stack\n\n"
+    assert "sleep_but" in stacks[2]
+    assert "sleep_but" in stacks[3]
+    group.report_hang()
+    assert (log_file.parent / "hangs" / "trainer_2.txt").is_file()
+    group.abandon()
+    assert eventually(lambda: not is_alive(stopped))
 
 
 def test_asking_a_busy_worker_does_not_wait(start: Start) -> None:
@@ -562,7 +596,9 @@ def test_a_start_that_hangs_has_a_deadline(start: Start, log_file: Path) -> None
     assert re.search(
         r"trainer: no answer from rank 0, 1 to '\(start\)' within 2", str(caught.value)
     )
-    assert str(caught.value).endswith("\nabout to fail")
+    assert "\nabout to fail\n" in str(caught.value)
+    # Where it hangs, rank by rank.
+    assert re.search(r"rank 1: .*call 1 '\(start\)', begun", str(caught.value))
     assert not processes_of(log_file)
 
 
@@ -701,17 +737,11 @@ def test_a_close_that_fails_is_warned_of(
     assert "cannot be closed" in caplog.text
 
 
-@pytest.mark.parametrize("is_stubborn", [False, True])
-def test_close_ends_what_does_not_listen(
-    start: Start, log_file: Path, tmp_path: Path, is_stubborn: bool
-) -> None:
+def test_close_ends_what_does_not_listen(start: Start, log_file: Path, tmp_path: Path) -> None:
     group = start("two", MAKE_CLOSING, {"folder": tmp_path}, close_timeout_s=1.5)
-    if is_stubborn:
-        group.call(1, "ignore_sigterm").result(timeout_s=SOON_S)
     stuck = group.call(1, "sleep", 600.0)
     group.close()
     assert not processes_of(log_file)
     assert marks(tmp_path) == {"closed_0": "x"}
-    # SIGKILL is for those who ignore SIGTERM.
-    with pytest.raises(WorkerError, match="SIGKILL" if is_stubborn else "SIGTERM"):
+    with pytest.raises(WorkerError, match="SIGKILL"):
         stuck.result(timeout_s=0)

@@ -29,6 +29,7 @@ from tests.support.every_key import (
     preference,
     reward_model,
     rl_algorithm,
+    rl_async,
     rl_correction,
     rl_critic,
     rl_ebft,
@@ -55,6 +56,7 @@ SFT_PARTS = (
 )
 RL_PARTS = (
     rl_algorithm,
+    rl_async,
     rl_correction,
     rl_critic,
     rl_ebft,

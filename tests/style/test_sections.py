@@ -19,6 +19,7 @@ WHOLE = {
     "run/reward_model.py": "a loop sets up all parts of a run",
     "run/row_loop.py": "a loop sets up all parts of a run, and hands each its settings",
     "run/rl.py": "a loop sets up all parts of a run, and hands each its settings",
+    "run/rl_async.py": "a loop sets up all parts of a run, and hands each its settings",
     "run/wiring/": "builds the parts of a run, and hands each its settings",
     "run/preflight/": "judges the whole recipe before a run",
     "run/session/": "keeps the recipe in the run folder, and compares it when the run is resumed",

@@ -24,6 +24,8 @@ from homeostat.config.load import build_config
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.fsdp.make import make_trainer
+from homeostat.train.fsdp.trainer import FsdpTrainer
+from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role, TokenRow, TrainBatch
 from homeostat.workers.context import WorkerContext
@@ -37,7 +39,7 @@ def recipe(folder: Path, size: int, *, cp: int, sp: int, precision: str) -> dict
         "name": "run",
         "model": {"path": str(folder / "model"), "init": "random"},
         "data": {"train": [{"type": "messages", "path": "rows.jsonl"}]},
-        "trainer": {"backend": backend, "precision": precision, "device": "cuda", "max_steps": 1},
+        "trainer": {"backend": backend, "precision": precision, "max_steps": 1},
         "cluster": {"type": "torchrun", "processes": size, "timeout_s": 60},
     }
 
@@ -50,16 +52,17 @@ def rows() -> list[TokenRow]:
     ]
 
 
-def gradients(trainer: Any) -> dict[str, torch.Tensor]:
-    params = trainer.roles[Role.POLICY].training.params
-    trainer.hand_over(Role.POLICY)
-    owned = trainer.roles[Role.POLICY].training.optimizer.params
-    if isinstance(params[next(iter(params))].grad, torch.distributed.tensor.DTensor):
-        return {name: param.grad.full_tensor().float() for name, param in params.items()}
-    return {
-        name: (param.grad if param.grad is not None else owned[name].grad).float()
-        for name, param in params.items()
-    }
+def gradients(trainer: FsdpTrainer | LocalTrainer) -> dict[str, torch.Tensor]:
+    training = trainer.roles[Role.POLICY].training
+    assert training is not None
+    if isinstance(trainer, LocalTrainer):
+        return training.optimizer.gradients.present()
+    return {name: param.grad.full_tensor() for name, param in training.params.items()}
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def main(rank: int, size: int, folder: Path, cp: int, sp: int, precision: str) -> None:
@@ -73,17 +76,16 @@ def main(rank: int, size: int, folder: Path, cp: int, sp: int, precision: str) -
         ranks = make_trainer(context, config=config.for_trainer, threads=1)
         runtime = resolve_runtime(config, kept=PLAIN)
     ranks.accumulate(Role.POLICY, [batch], spec, step=1)
-    torch.cuda.synchronize()
+    _synchronize()
     started = time.perf_counter()
     ranks.discard(Role.POLICY)
     ranks.accumulate(Role.POLICY, [batch], spec, step=1)
-    torch.cuda.synchronize()
+    _synchronize()
     seconds = time.perf_counter() - started
     found, share = gradients(ranks), ranks.pending(Role.POLICY)
     whole = local_trainer(config.for_trainer, runtime)
     whole.accumulate(Role.POLICY, [batch], spec, step=1)
-    expected, alone = whole.pending(Role.POLICY), whole
-    wanted = gradients(alone)
+    wanted, expected = gradients(whole), whole.pending(Role.POLICY)
     errors = [float((found[n] - g).norm() / (g.norm() + 1e-12)) for n, g in wanted.items()]
     if rank == 0:
         result = {

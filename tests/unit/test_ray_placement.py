@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ def test_problems_are_told_node_by_node(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.touch()
     config = build(f"model.path={tmp_path}/model", f"data.train=[{{type: prompts, path: {data}}}]")
-    (model,) = needed_paths(config)
+    here, model = needed_paths(config)
+    assert here == os.getcwd()
 
     def found(**changes: Any) -> list[tuple[str, bool]]:
         judged = judge(config, NODES[1], ours=SAME, theirs=replace(SAME, **changes))

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from homeostat.config.combinations import find_conflicts
 from homeostat.config.defaults import with_defaults
 from homeostat.config.int4 import FLAG_VARIABLE, int4_of_environment
-from homeostat.config.presets import PRESETS
+from homeostat.config.presets import PRESETS, preset_of
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import known_keys, settings_at
 from homeostat.config.shareable import is_private
@@ -149,7 +149,7 @@ def _merge_presets(raw: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     merged = raw
     for name in reversed(names) if isinstance(names, list) else []:
         if isinstance(name, str) and name in PRESETS:
-            merged = fill(merged, PRESETS[name])
+            merged = fill(merged, preset_of(name, raw))
         else:
             hint = _did_you_mean(str(name), list(PRESETS)) or f"Known: {', '.join(PRESETS)}."
             problems.append(Problem("preset", f"no preset is named {name!r}.", hint))

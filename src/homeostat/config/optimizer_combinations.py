@@ -51,11 +51,11 @@ def _weights_on_host(config: RunConfig) -> Iterator[Problem]:
     is_shared = config.is_rl and engine.shares_weights
     if is_shared and isinstance(engine, NativeEngineConfig) and engine.decode != "plain":
         yield Problem(
-            "engine.decode",
-            f"{engine.decode} decodes in kernels that read all weights from the GPU, and "
-            f"{WEIGHTS} leaves them in host memory.",
-            "Set it to plain (every decoding step then streams all weights, which is slow), "
-            f"engine.type=vllm on another GPU, or remove {WEIGHTS}.",
+            WEIGHTS,
+            f"engine.decode={engine.decode} decodes in kernels that read all weights from the GPU, "
+            "and this leaves them in host memory.",
+            "Set engine.decode=plain (every decoding step then streams all weights, which is "
+            "slow), engine.type=vllm on another GPU, or remove it.",
         )
 
 

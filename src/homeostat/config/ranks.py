@@ -48,6 +48,14 @@ class RanksCluster(Settings):
         resume="free",
         help="Seconds that any single call to a rank, and any collective, may take.",
     )
+    max_restarts: int = key(
+        3,
+        ge=0,
+        le=1000,
+        resume="free",
+        help="How many times in a row the trainer's ranks are restarted from the last checkpoint "
+        "after a rank died, hung or lost the others. A new checkpoint starts the count again.",
+    )
     backend: CollectiveBackend = key(
         "auto",
         resume="free",

@@ -10,6 +10,7 @@ from homeostat.config.algorithm import (
     ReinforcePpConfig,
     SapoConfig,
 )
+from homeostat.config.async_combinations import find_async_conflicts
 from homeostat.config.correction_combinations import find_correction_conflicts
 from homeostat.config.critic_combinations import find_critic_conflicts
 from homeostat.config.curriculum_combinations import find_filter_conflicts
@@ -49,6 +50,7 @@ def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
     yield from find_filter_conflicts(config)
     yield from find_correction_conflicts(config.algorithm)
     yield from find_critic_conflicts(config)
+    yield from find_async_conflicts(config)
 
 
 def _not_rl(config: RunConfig) -> Iterator[Problem]:

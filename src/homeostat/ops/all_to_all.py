@@ -3,7 +3,8 @@
     sent[r] rows go to rank r of the group; received[r] rows come from rank r, in rank order
 
 Every rank of the group must take part, also one that sends and receives nothing: the others wait
-for it, in the forward pass and again in the backward pass. Works with gloo on a CPU and with NCCL.
+for it, in the forward pass and again in the backward pass. Works with gloo on a CPU and with NCCL;
+if ranks on GPUs talk by gloo, which has no all-to-all there, rows go through host memory.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ def exchange(
     return _Exchange.apply(rows, sent, received, group)
 
 
+def exchange_counts(counts: Tensor, *, group: dist.ProcessGroup) -> Tensor:
+    """Send row r of `counts` to rank r of a group; return the rows that came. No gradient."""
+    each = [1] * len(counts)
+    return _moved(counts, each, each, group)
+
+
 class _Exchange(torch.autograd.Function):
     """The gradient of a row goes back to the rank that sent the row."""
 
@@ -40,6 +47,8 @@ class _Exchange(torch.autograd.Function):
 
 
 def _moved(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    found = rows.new_empty((sum(received), *rows.shape[1:]))
-    dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
-    return found
+    is_staged = rows.is_cuda and dist.get_backend(group) == "gloo"
+    here = (rows.cpu() if is_staged else rows).contiguous()
+    found = here.new_empty((sum(received), *rows.shape[1:]))
+    dist.all_to_all_single(found, here, received, sent, group=group)
+    return found.to(rows.device)

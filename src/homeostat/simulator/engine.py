@@ -44,13 +44,14 @@ class EngineModel:
             "decode_token": batch * steps,
         }
 
-    def step_seconds(self, batch: int, cached: float, steps: float = 1.0) -> float:
-        """Return the seconds of that work, with the sums over the engine's GPUs."""
-        sums = 0.0
+    def step_cost(self, batch: int) -> tuple[float, float]:
+        """Return the seconds of a step without a cache, and of one cached token."""
+        rates, sums = self.rates, 0.0
         if self.tensor_parallel > 1:
             sent = 2.0 * batch * self.shape.hidden * self.dtype_bytes / self.link_bytes_per_s
-            sums = 2 * self.shape.layers * (self.collective_s + sent) * steps
-        return self.rates.seconds(self.step_work(batch, cached, steps)) + sums
+            sums = 2 * self.shape.layers * (self.collective_s + sent)
+        empty = rates.seconds(self.step_work(batch, 0.0, 1.0))
+        return empty + sums, rates.seconds(self.step_work(batch, 1.0, 1.0)) - empty
 
     def prefill_work(self, prompts: int, tokens: int, requests: int) -> Work:
         """Return the work of so many prompts, shared by so many requests."""
@@ -71,7 +72,10 @@ class Engine:
     busy_s: float = 0.0
     _running: list[tuple[float, int, float]] = field(default_factory=list)
     _waiting: deque[tuple[int, int, int, bool]] = field(default_factory=deque)
-    work: dict[str, float] = field(default_factory=dict)
+    # What a step costs by the size of its batch; engines of one model share it.
+    costs: dict[int, tuple[float, float]] = field(default_factory=dict)
+    # Work by the names of rates, if it is wanted: to fit them.
+    work: dict[str, float] | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -96,7 +100,7 @@ class Engine:
         if not self._running:
             return None
         steps = self._running[0][0] - self.steps
-        return self.now + self.model.step_seconds(len(self._running), self.cached, steps)
+        return self.now + self._seconds(steps)
 
     def advance(self) -> list[int]:
         """Decode until the next request ends, and return those that end together."""
@@ -118,24 +122,34 @@ class Engine:
         left = time - self.now
         if left <= 0:
             return
-        one = self.model.step_seconds(len(self._running), self.cached, 1.0)
-        steps = min(left / one, self._running[0][0] - self.steps)
+        steps = min(left / self._seconds(1.0), self._running[0][0] - self.steps)
         # Contexts grow meanwhile: one correction is enough for the few steps between two events.
-        guess = self.model.step_seconds(len(self._running), self.cached, max(steps, 1e-9))
+        guess = self._seconds(max(steps, 1e-9))
         self._decode(steps * min(1.0, left / guess))
         self.now = time
 
+    def _seconds(self, steps: float) -> float:
+        """Return the seconds of so many steps with the requests that run now."""
+        batch = len(self._running)
+        cost = self.costs.get(batch)
+        if cost is None:
+            cost = self.costs[batch] = self.model.step_cost(batch)
+        tokens = steps * self.cached + batch * steps * (steps - 1) / 2
+        return cost[0] * steps + cost[1] * tokens
+
     def _decode(self, steps: float) -> None:
         batch = len(self._running)
-        work = self.model.step_work(batch, self.cached, steps)
-        seconds = self.model.step_seconds(batch, self.cached, steps)
-        self.work = added(self.work, work)
+        seconds = self._seconds(steps)
+        if self.work is not None:
+            self.work = added(self.work, self.model.step_work(batch, self.cached, steps))
         self.now += seconds
         self.busy_s += seconds
         self.steps += steps
         self.cached += batch * steps
 
     def _admit(self) -> None:
+        if not self._waiting:
+            return
         prompts = tokens = requests = 0
         while self._waiting and len(self._running) < self.model.max_batch:
             request, prompt, new, computes = self._waiting[0]
@@ -151,6 +165,7 @@ class Engine:
         if requests:
             work = self.model.prefill_work(prompts, tokens, requests)
             seconds = self.model.rates.seconds(work)
-            self.work = added(self.work, work)
+            if self.work is not None:
+                self.work = added(self.work, work)
             self.now += seconds
             self.busy_s += seconds

@@ -58,6 +58,8 @@ def stage_work(case: Measured, machine: Machine) -> dict[str, dict[str, float]]:
     layout = Layout(trainer_gpus=1, engine_gpus=1)
     shape, workload = case.shape, case.workload
     run = start(shape, workload, layout, machine, max_concurrency=case.max_concurrency)
+    for engine in run.engines:
+        engine.work = {}
     run.admit(0, 0.0)
     run.run(batch=0)
     score, train = step_work(shape, workload, layout)
@@ -65,7 +67,7 @@ def stage_work(case: Measured, machine: Machine) -> dict[str, dict[str, float]]:
     sent = published_bytes(shape, workload, dtype_bytes=machine.dtype_bytes)
     publish = {"publication": 1.0, "publish_byte": sent} if case.sends_weights else {}
     return {
-        "generate": added(*(engine.work for engine in run.engines)),
+        "generate": added(*(engine.work or {} for engine in run.engines)),
         "reward": waves,
         "score": score if workload.scored else {},
         "train": train,

@@ -23,9 +23,6 @@ from homeostat.simulator.shape import ModelShape
 from homeostat.simulator.training import TrainSeconds, train_seconds
 from homeostat.simulator.workload import Workload
 
-# Steps that are simulated, and those at the start that are not counted.
-_STEPS, _WARM_UP = 8, 3
-
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
@@ -68,7 +65,8 @@ class Simulation:
 
     workload: Workload
     engines: list[Engine]
-    reward_s: list[float]
+    # Of one call: the mean group's.
+    reward_s: float
     batches: dict[int, _Batch] = field(default_factory=dict)
     workers: list[float] = field(default_factory=list)
     reward_busy: float = 0.0
@@ -78,7 +76,7 @@ class Simulation:
         rows, samples = self.workload.rows, self.workload.samples
         self.batches[batch] = _Batch({}, admitted=time, open_groups=self.workload.prompts)
         chunk = max(1, min(samples, rows // len(self.engines)))
-        drawn = self.workload.drawn
+        drawn = self.workload.drawn(batch)
         loads = [(engine.load, index) for index, engine in enumerate(self.engines)]
         heapq.heapify(loads)
         for group in range(self.workload.prompts):
@@ -127,9 +125,9 @@ class Simulation:
         if batch.left[group]:
             return
         start = max(time, heapq.heappop(self.workers))
-        done = start + self.reward_s[group]
+        done = start + self.reward_s
         heapq.heappush(self.workers, done)
-        self.reward_busy += self.reward_s[group]
+        self.reward_busy += self.reward_s
         batch.ready = max(batch.ready, done)
         batch.open_groups -= 1
 
@@ -167,15 +165,11 @@ def start(
 ) -> Simulation:
     """Return a run in which nothing has happened yet."""
     model = engine_model(shape, workload, layout, machine, max_concurrency=max_concurrency)
-    rates, drawn = machine.rates, workload.drawn
-    groups = [
-        drawn[first : first + workload.samples]
-        for first in range(0, workload.rows, workload.samples)
-    ]
-    each = [
-        workload.reward_s + rates.reward_call + rates.answer_token * sum(group) for group in groups
-    ]
-    engines = [Engine(model) for _ in range(layout.data_parallel_size)]
+    rates = machine.rates
+    group_tokens = workload.trained_tokens / workload.prompts
+    each = workload.reward_s + rates.reward_call + rates.answer_token * group_tokens
+    costs: dict[int, tuple[float, float]] = {}
+    engines = [Engine(model, costs=costs) for _ in range(layout.data_parallel_size)]
     return Simulation(workload, engines, each, workers=[0.0] * workload.reward_workers)
 
 
@@ -187,11 +181,12 @@ def simulate(
     *,
     max_concurrency: int = 256,
     sends_weights: bool = False,
-    steps: int = _STEPS,
+    counted: int = 4,
 ) -> StepSeconds:
     """Simulate some steps, and return a steady one.
 
     `sends_weights`: to an engine in its own process, where they would be shared otherwise.
+    `counted`: steps whose mean is returned; they differ in which completions are long.
     """
     run = start(shape, workload, layout, machine, max_concurrency=max_concurrency)
     learned = train_seconds(shape, workload, layout, machine)
@@ -201,11 +196,14 @@ def simulate(
         run.admit(batch, 0.0)
     ends: list[float] = []
     free = busy_at = rewarded_at = 0.0
-    for step in range(steps):
+    warm_up = 1 + 2 * layout.max_staleness
+    if not layout.max_staleness and not workload.lengths.is_ragged:
+        counted = 1
+    for step in range(warm_up + counted):
         run.run(batch=step)
         trained = max(free, run.batches[step].ready) + learned.score_s + learned.train_s + other
         run.run(until=trained)
-        if step == _WARM_UP - 1:
+        if step == warm_up - 1:
             busy_at = sum(engine.busy_s for engine in run.engines)
             rewarded_at = run.reward_busy
         free = trained + published
@@ -213,7 +211,9 @@ def simulate(
             engine.pause(free)
         run.admit(step + 1 + layout.max_staleness, free)
         ends.append(free)
-    return _steady(run, learned, ends, (busy_at, rewarded_at), published=published, other=other)
+    warm = (busy_at, rewarded_at)
+    how = {"warm_up": warm_up, "published": published, "other": other}
+    return _steady(run, learned, ends, warm, **how)
 
 
 def _steady(
@@ -222,11 +222,12 @@ def _steady(
     ends: list[float],
     warm: tuple[float, float],
     *,
+    warm_up: int,
     published: float,
     other: float,
 ) -> StepSeconds:
-    counted = range(_WARM_UP, len(ends))
-    elapsed = ends[-1] - ends[_WARM_UP - 1]
+    counted = range(warm_up, len(ends))
+    elapsed = ends[-1] - ends[warm_up - 1]
     step_s = elapsed / len(counted)
     batches = [run.batches[step] for step in counted]
     busy = sum(engine.busy_s for engine in run.engines) - warm[0]

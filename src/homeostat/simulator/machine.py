@@ -17,7 +17,14 @@ from homeostat.errors import PlanError
 from homeostat.simulator.rates import RATE_NAMES, Rates
 
 FOLDER = Path(__file__).parent / "machines"
-_SIZES = ("memory_bytes", "node_gpus", "link_bytes_per_s", "network_bytes_per_s", "collective_s")
+_SIZES = (
+    "memory_bytes",
+    "host_bytes",
+    "node_gpus",
+    "link_bytes_per_s",
+    "network_bytes_per_s",
+    "collective_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,8 @@ class Machine:
 
     name: str
     memory_bytes: float
+    # Host memory of a whole node.
+    host_bytes: float
     node_gpus: int
     # Of one GPU in one direction: to GPUs of its node, and to other nodes.
     link_bytes_per_s: float

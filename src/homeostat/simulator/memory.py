@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homeostat.simulator.layout import Layout
 from homeostat.simulator.machine import Machine
@@ -30,18 +30,18 @@ class GpuMemory:
     # The least cache with which an engine serves one completion of full length on each place.
     cache: float = 0.0
     host: float = 0.0
-    sleeps: bool = True
+    # Whether trainer and engine are on the same GPU, where they take turns.
+    colocated: bool = True
 
     @property
     def training(self) -> float:
-        """Bytes while training."""
-        held = self.weights + self.gradients + self.optimizer + self.reference + self.work
-        return held + (0.0 if self.sleeps else self.engine_weights + self.cache)
+        """Bytes of a trainer's GPU while it trains; its engine sleeps."""
+        return self.weights + self.gradients + self.optimizer + self.reference + self.work
 
     @property
     def sampling(self) -> float:
-        """Bytes while sampling; gradients and the work of training are not there."""
-        held = self.weights + self.optimizer + self.reference
+        """Bytes of an engine's GPU; no gradients or activations are there."""
+        held = self.weights + self.optimizer + self.reference if self.colocated else 0.0
         return held + self.engine_weights + self.cache
 
     @property
@@ -111,13 +111,35 @@ def cache_bytes_per_token(shape: ModelShape, layout: Layout, *, dtype_bytes: int
     return shape.kv_elements * dtype_bytes / layout.tensor_parallel_size / kv_share
 
 
+def layout_memory(
+    shape: ModelShape,
+    workload: Workload,
+    layout: Layout,
+    machine: Machine,
+    *,
+    max_concurrency: int = 256,
+) -> GpuMemory:
+    """Return the bytes of a trainer's and of an engine's GPU, which may be the same.
+
+    The cache is as large as the completions of a step need, or as there is room.
+    """
+    size = machine.dtype_bytes
+    trainer = trainer_memory(shape, workload, layout, dtype_bytes=size)
+    running = min(max_concurrency, -(-workload.rows // layout.data_parallel_size))
+    tokens = min(running * workload.longest, cache_room(shape, workload, layout, machine))
+    cache = tokens * cache_bytes_per_token(shape, layout, dtype_bytes=size)
+    shares = shared_weights(layout)
+    weights = 0.0 if shares else engine_weight_bytes(shape, layout, dtype_bytes=size)
+    return replace(trainer, engine_weights=weights, cache=cache, colocated=layout.colocated)
+
+
 def cache_room(shape: ModelShape, workload: Workload, layout: Layout, machine: Machine) -> float:
     """Return the tokens that an engine can cache: what is left of its GPUs, at most 90 %."""
     held = engine_weight_bytes(shape, layout, dtype_bytes=machine.dtype_bytes)
     if layout.colocated:
         trainer = trainer_memory(shape, workload, layout, dtype_bytes=machine.dtype_bytes)
         held += trainer.weights + trainer.optimizer + trainer.reference
-        if layout.data_parallel_size == layout.engine_gpus == 1:
+        if shared_weights(layout):
             held -= trainer.weights
     room = 0.9 * machine.memory_bytes - RESERVED_BYTES - held
     per_token = cache_bytes_per_token(shape, layout, dtype_bytes=machine.dtype_bytes)

@@ -9,7 +9,7 @@ experts and the exchanges of Ulysses are waited for; the ring of context paralle
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homeostat.simulator.layout import Layout
 from homeostat.simulator.machine import Machine
@@ -54,7 +54,7 @@ def busiest_tokens(workload: Workload, layout: Layout) -> float:
     if groups == 1:
         return float(workload.tokens)
     even = workload.tokens / groups
-    longest = max(workload.drawn) + workload.prompt_tokens
+    longest = workload.longest_drawn
     rows_each = workload.rows / groups / workload.updates
     # Rows are dealt longest first: what is left over is about half a mean row.
     leftover = 0.5 * workload.tokens / workload.rows if rows_each > 1 else 0.0
@@ -105,6 +105,9 @@ def train_seconds(
     shape: ModelShape, workload: Workload, layout: Layout, machine: Machine
 ) -> TrainSeconds:
     """Return the seconds of scoring and training of one step."""
+    if layout.context_parallel_size > 1:
+        # A ring computes a prompt with each of its completions.
+        workload = replace(workload, shares_prompts=False)
     compute = machine.rates.seconds(train_work(shape, workload, layout))
     score = machine.rates.seconds(score_work(shape, workload, layout))
     if layout.trainer_gpus == 1:

@@ -21,25 +21,33 @@ class Lengths:
     maximum: int
     spread: float = 0.0
     given: tuple[int, ...] = ()
+    # Lengths are rounded to this part of the maximum: completions that end together are one event.
+    resolution: int = 256
 
-    def draw(self, count: int) -> tuple[int, ...]:
-        """Return `count` lengths: evenly spaced quantiles, in a fixed shuffled order."""
-        return _draw(self, count)
+    @property
+    def is_ragged(self) -> bool:
+        """Return whether completions differ in length."""
+        return bool(self.given) or (self.spread > 0 and self.mean < self.maximum)
+
+    def draw(self, count: int, *, step: int = 0) -> tuple[int, ...]:
+        """Return `count` lengths: evenly spaced quantiles, in an order that the step decides."""
+        quantiles = _quantiles(self, count)
+        return tuple(quantiles[index] for index in shuffled(count, step))
 
 
 @lru_cache(maxsize=64)
-def _draw(lengths: Lengths, count: int) -> tuple[int, ...]:
+def _quantiles(lengths: Lengths, count: int) -> tuple[int, ...]:
     if lengths.given:
         last = len(lengths.given) - 1
-        wanted = [round(last * (i + 0.5) / count) for i in range(count)]
-        return tuple(lengths.given[wanted[index]] for index in shuffled(count))
-    if lengths.spread == 0 or lengths.mean >= lengths.maximum:
+        return tuple(lengths.given[round(last * (i + 0.5) / count)] for i in range(count))
+    if not lengths.is_ragged:
         return (max(1, min(round(lengths.mean), lengths.maximum)),) * count
-    median = _median_for(lengths)
-    normal = NormalDist(0.0, lengths.spread)
-    quantiles = [normal.inv_cdf((index + 0.5) / count) for index in range(count)]
-    found = [_cut(median * math.exp(z), lengths.maximum) for z in quantiles]
-    return tuple(found[index] for index in shuffled(count))
+    median, normal = _median_for(lengths), NormalDist(0.0, lengths.spread)
+    quantum = max(1, lengths.maximum // lengths.resolution)
+    found = [median * math.exp(normal.inv_cdf((i + 0.5) / count)) for i in range(count)]
+    return tuple(
+        max(quantum, min(round(value / quantum) * quantum, lengths.maximum)) for value in found
+    )
 
 
 def _median_for(lengths: Lengths) -> float:
@@ -53,15 +61,11 @@ def _median_for(lengths: Lengths) -> float:
     return math.sqrt(low * high)
 
 
-def _cut(value: float, maximum: int) -> int:
-    return max(1, min(round(value), maximum))
-
-
 @lru_cache(maxsize=64)
-def shuffled(count: int) -> tuple[int, ...]:
+def shuffled(count: int, step: int) -> tuple[int, ...]:
     """Return the numbers below `count` in an order that is random and always the same."""
     order = list(range(count))
-    random.Random(count).shuffle(order)
+    random.Random(f"{count}/{step}").shuffle(order)
     return tuple(order)
 
 
@@ -96,10 +100,9 @@ class Workload:
         """Number of completions of a step."""
         return self.prompts * self.samples
 
-    @property
-    def drawn(self) -> tuple[int, ...]:
-        """Lengths of all completions of a step, group by group."""
-        return self.lengths.draw(self.rows)
+    def drawn(self, step: int = 0) -> tuple[int, ...]:
+        """Return the lengths of all completions of a step, group by group."""
+        return self.lengths.draw(self.rows, step=step)
 
     @property
     def longest(self) -> int:
@@ -109,7 +112,7 @@ class Workload:
     @property
     def trained_tokens(self) -> int:
         """Tokens of all completions of a step."""
-        return sum(self.drawn)
+        return _sums(self)[0]
 
     @property
     def tokens(self) -> int:
@@ -121,6 +124,18 @@ class Workload:
     def pairs(self) -> float:
         """Pairs of tokens that attend to each other in one pass over the rows."""
         prompt = self.prompt_tokens
-        own = sum(length * (prompt + (length + 1) / 2) for length in self.drawn)
         prompts = self.prompts if self.shares_prompts else self.rows
-        return own + prompts * prompt * (prompt + 1) / 2
+        return _sums(self)[1] + prompts * prompt * (prompt + 1) / 2
+
+    @property
+    def longest_drawn(self) -> int:
+        """Tokens of the longest row of a step."""
+        return self.prompt_tokens + _sums(self)[2]
+
+
+@lru_cache(maxsize=64)
+def _sums(workload: Workload) -> tuple[int, float, int]:
+    """Return tokens, pairs of tokens, and the longest, of all completions of a step."""
+    drawn, prompt = workload.drawn(), workload.prompt_tokens
+    pairs = sum(length * (prompt + (length + 1) / 2) for length in drawn)
+    return sum(drawn), pairs, max(drawn)

@@ -175,8 +175,7 @@ def memory_ladder(config: TrainerSetup, *, longest_row: int, largest_batch: int 
         ladder.append("trainer.gradient_checkpointing=selective  (a little slower, same result)")
     if trainer.gradient_checkpointing is not True:
         ladder.append("trainer.gradient_checkpointing=true  (about a third slower, same result)")
-    is_local = trainer.backend.type == "local" and trainer.device != "cpu"
-    if is_local and not trainer.backend.offload_optimizer:
+    if trainer.device != "cpu" and not trainer.backend.offload_optimizer:
         ladder.append("trainer.backend.offload_optimizer=true  (on a GPU; slower, same result)")
     if trainer.logits_bytes("cpu") > 16 * 2**20:
         ladder.append("trainer.logits_chunk_bytes=16MiB  (same result)")
@@ -186,6 +185,10 @@ def memory_ladder(config: TrainerSetup, *, longest_row: int, largest_batch: int 
         ladder.append("trainer.optimizer.moments=8bit  (a quarter of the moments' memory)")
     if config.lora is None:
         ladder.append("lora.rank=16  (trains an adapter: no gradients or moments of the base)")
+    if trainer.backend.type == "fsdp" and trainer.device != "cpu":
+        away = "offload_optimizer=true and offload_params=true"
+        if not trainer.backend.offload_params:
+            ladder.append(f"trainer.backend: {away}  (on GPUs; the slowest, same result)")
     if trainer.backend.type == "fsdp":
         ladder.append("more cluster.processes  (a smaller share of the model on each)")
         ladder.append(

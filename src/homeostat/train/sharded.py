@@ -5,8 +5,9 @@
 The ranks hold the model; here are only the calls, their deadlines, and the proof that all ranks
 did the same. Every rank gets every call that has a collective in it, with one call for a whole
 list of micro-batches (several, where recorded routes that are sent with them are large). A rank
-that fails leaves the others waiting for it, so the group is ended then: what was saved stays, and
-the same command resumes from there.
+that fails leaves the others waiting for it, so the group is ended then. Where the ranks are at
+fault, and not what they were asked to do (one died, hung, or lost the others), a TrainerLostError
+says so, with a report on a hang: `homeostat.api.train` then goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -22,8 +23,17 @@ from homeostat.algorithms.losses import require_columns
 from homeostat.config.parts import ExportSettings, TrainerSetup
 from homeostat.config.ranks import RanksCluster
 from homeostat.data.dealing import deal, in_order, one_per_group
-from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMemoryError
+from homeostat.errors import (
+    HomeostatError,
+    LostRanksError,
+    OutOfMemoryHaltError,
+    TrainerLostError,
+    WorkerDiedError,
+    WorkerHungError,
+    WorkerOutOfMemoryError,
+)
 from homeostat.models.build import ModelSheet, read_shape
+from homeostat.observe.timeline import OnSpan
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.memory import ladder_text
 from homeostat.train.replay import portions
@@ -52,7 +62,9 @@ GRACE_SECONDS = 3.0
 CLOSE_SECONDS = 10.0
 
 
-def start_sharded(config: TrainerSetup, runtime: Runtime, *, log_file: Path) -> ShardedTrainer:
+def start_sharded(
+    config: TrainerSetup, runtime: Runtime, *, log_file: Path, on_span: OnSpan | None = None
+) -> ShardedTrainer:
     """Start the ranks and have each build its share of the model."""
     cluster = config.cluster
     assert isinstance(cluster, RanksCluster), "combinations asks for it"
@@ -66,10 +78,16 @@ def start_sharded(config: TrainerSetup, runtime: Runtime, *, log_file: Path) -> 
         size=config.mesh.world_size,
         num_gpus=1 if runtime.device.type == "cuda" else 0,
         env={"OMP_NUM_THREADS": str(runtime.threads)},
+        on_span=on_span,
         start_timeout_s=cluster.start_timeout_s,
         close_timeout_s=CLOSE_SECONDS,
     )
-    group = open_group(cluster, spec)
+    try:
+        group = open_group(cluster, spec)
+    except WorkerOutOfMemoryError:
+        raise
+    except (WorkerDiedError, WorkerHungError, LostRanksError) as error:
+        raise TrainerLostError(f"the trainer's ranks did not start: {error}") from None
     return ShardedTrainer(group, config, runtime=runtime, timeout_s=cluster.timeout_s)
 
 
@@ -218,6 +236,17 @@ class ShardedTrainer:
     ) -> list[Any]:
         try:
             return gather(pending, timeout_s=self.timeout_s)
+        except WorkerHungError as error:
+            report = self.group.report_hang()
+            self.group.abandon()
+            hint = "Where a call may take longer, raise cluster.timeout_s."
+            raise TrainerLostError("\n".join(filter(None, (str(error), report, hint)))) from None
+        except WorkerOutOfMemoryError:
+            # New ranks would run out of it again.
+            raise
+        except (WorkerDiedError, LostRanksError) as error:
+            self.group.abandon()
+            raise TrainerLostError(str(error)) from None
         except HomeostatError:
             _, waiting = wait([one.future for one in pending], timeout=grace_s)
             if waiting:

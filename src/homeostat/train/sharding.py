@@ -105,7 +105,7 @@ class Shards(Protocol):
         """Write this rank's part of a group of tensors."""
         ...
 
-    def naming_memory(self) -> AbstractContextManager[None]:
+    def naming_faults(self) -> AbstractContextManager[None]:
         """Turn running out of memory into what the controller can tell."""
         ...
 
@@ -166,7 +166,7 @@ class Whole:
     def write(self, folder: Path, stem: str, group: Mapping[str, Rows]) -> None:
         write_whole(folder, stem, {name: rows.tensor for name, rows in group.items()})
 
-    def naming_memory(self) -> AbstractContextManager[None]:
+    def naming_faults(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def naming_disk(self) -> AbstractContextManager[None]:

@@ -25,10 +25,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from homeostat.config.cluster import AnyCluster
-from homeostat.errors import WorkerDiedError, WorkerError, WorkerOutOfMemoryError
+from homeostat.errors import (
+    WorkerDiedError,
+    WorkerError,
+    WorkerHungError,
+    WorkerOutOfMemoryError,
+)
 from homeostat.observe.exits import describe_exit, is_death_of_memory, num_kernel_kills
 from homeostat.workers.child import Ticket
 from homeostat.workers.group import Pending, describe_overdue, gather
+from homeostat.workers.hang import report_hang
 from homeostat.workers.hosting import CLOSE, START
 from homeostat.workers.launchers import END_SECONDS, Launch, Process, end_launchers
 from homeostat.workers.link import RankLink
@@ -37,8 +43,9 @@ from homeostat.workers.reception import Reception, kill_groups, listener_in
 from homeostat.workers.spec import GroupSpec
 from homeostat.workers.wire import pack
 
-TERM_SECONDS = 2.0
 KILL_SECONDS = 5.0
+# How long a guardian may take to report on its worker.
+REPORT_SECONDS = 8.0
 # How long the news of an exception waits for the news that another rank died.
 HOLD_BACK_SECONDS = 0.5
 
@@ -75,8 +82,13 @@ def open_started(spec: GroupSpec, begin: Callable[[WorkerLog], Started]) -> Proc
         started = begin(worker_log)
         group = ProcessGroup(started, log=worker_log, close_timeout_s=spec.close_timeout_s)
         undo.callback(group.abandon)
+        for link in started.links:
+            link.on_span = spec.on_span
         asked = [link.ask(START, body) for link, body in zip(started.links, bodies, strict=True)]
-        gather(asked, timeout_s=max(0.0, end - time.monotonic()))
+        try:
+            gather(asked, timeout_s=max(0.0, end - time.monotonic()))
+        except WorkerHungError as error:
+            raise WorkerHungError(f"{error}\n{group.report_hang()}") from None
         undo.pop_all()
     return group
 
@@ -156,8 +168,18 @@ class ProcessGroup:
         late = [one for link in self._links for one in link.overdue()]
         return str(self._report) if self._report else describe_overdue(late) or None
 
+    def report_hang(self) -> str:
+        for link in self._links:
+            link.ask_for_report()
+        end = time.monotonic() + REPORT_SECONDS
+        reports = {
+            link.rank: link.report(timeout_s=max(0.0, end - time.monotonic()))
+            for link in self._links
+        }
+        return report_hang(self.name, reports, folder=self._links[0].log.file.parent)
+
     def close(self) -> None:
-        """Ask, with `close_timeout_s`; then SIGTERM; then SIGKILL."""
+        """Ask, with `close_timeout_s`; then SIGKILL: workers leave SIGTERM to their controller."""
         with self._lock:
             first, self._is_closed = not self._is_closed, True
         if not first:
@@ -243,11 +265,10 @@ class ProcessGroup:
     def _end(self) -> None:
         """End all ranks. Callers come one at a time: the second finds it done."""
         with self._ending:
-            for seconds, number in ((TERM_SECONDS, signal.SIGTERM), (KILL_SECONDS, signal.SIGKILL)):
-                for link in self._links:
-                    if not link.ended.is_set():
-                        link.signal(number)
-                self._wait_for_ends(seconds)
+            for link in self._links:
+                if not link.ended.is_set():
+                    link.signal(signal.SIGKILL)
+            self._wait_for_ends(KILL_SECONDS)
             for link in self._links:
                 if not link.ended.is_set():
                     link.kill()

@@ -81,6 +81,19 @@ METRICS: tuple[MetricInfo, ...] = (
     ),
     MetricInfo("time/train", "s", MEAN, "Time spent on the updates of a step."),
     MetricInfo(
+        "time/wait_groups",
+        "s",
+        MEAN,
+        "Time that the trainer waited for the groups of a step to be sampled and scored "
+        "(rollout.max_staleness).",
+    ),
+    MetricInfo(
+        "time/engine_idle",
+        "s",
+        MEAN,
+        "Time of a step in which the engine sampled nothing (rollout.max_staleness).",
+    ),
+    MetricInfo(
         "sync/seconds", "s", MEAN, "Duration of a publication of the weights to the engine."
     ),
     MetricInfo("sync/bytes", "bytes", LAST, "Size of the published weights."),

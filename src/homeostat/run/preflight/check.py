@@ -32,6 +32,7 @@ from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import HomeostatError, MissingDependencyError
 from homeostat.models.expert_offload import require_experts
+from homeostat.models.moe import require_even_experts
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.precision.bases import base_rewrite
@@ -182,8 +183,10 @@ class Preflight:
         place |= {"hold": base_rewrite(self.config.model)}
         self.preview = preview_model(self.config.model, self.config.lora, **place)
         decoder = self.preview.decoder
+        moe = None if decoder is None else decoder.moe
         if on_host == "experts":
-            require_experts(None if decoder is None else decoder.moe)
+            require_experts(moe)
+        require_even_experts(moe, ep=self.config.mesh.ep)
         if decoder is not None:
             require_heads(decoder, self.config.mesh.sp)
         active = decoder.num_active_params if decoder is not None and decoder.moe else None
@@ -206,8 +209,8 @@ class Preflight:
             text += f", {fmt.byte_size(facts['bytes_per_rank'])} on each rank"
         yield Item("model", "ok", text, facts)
         if decoder is not None and decoder.moe is not None:
-            moe = self.config.model.moe
-            yield expert_item(moe, decoder, decoder.moe, are_offloaded=on_host is not None)
+            place = {"are_offloaded": on_host is not None, "ep": self.config.mesh.ep}
+            yield expert_item(self.config.model.moe, decoder, decoder.moe, **place)
         yield from precision_items(self.config, device)
         longest = self.preview.max_positions
         if longest is not None and self.config.data.max_length > longest:

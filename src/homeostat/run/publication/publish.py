@@ -223,11 +223,14 @@ class SentWeights:
 
     @property
     def _may_fall_behind(self) -> bool:
-        return self.config.steps_between_publications > 1
+        # While the engine samples, the trainer's weights change: a process that replaces a dead one
+        # needs those that were published.
+        return self.config.samples_ahead or self.config.steps_between_publications > 1
 
     def _last_published(self) -> WeightSource:
-        if not self.is_behind:
-            return PolicyWeights(self.trainer)
+        return self._kept() if self.is_behind else PolicyWeights(self.trainer)
+
+    def _kept(self) -> WeightSource:
         assert self._copy is not None, "an engine that falls behind has its weights kept"
         return StoredWeights(self._copy)
 
@@ -257,7 +260,9 @@ class SentWeights:
         if self._is_sending:
             raise error
         version = self.rl_state.published_version
-        self._restarted(error, lambda: self._send_until_served(self._last_published, version))
+        # The trainer may be in the middle of an update, and another thread's to use.
+        source = self._kept if self.config.samples_ahead else self._last_published
+        self._restarted(error, lambda: self._send_until_served(source, version))
 
     def _restarted(self, error: EngineDiedError, send: Callable[[], Manifest]) -> Manifest:
         """Start processes until one lives to have the weights, or no restart is left."""

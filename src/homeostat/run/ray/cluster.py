@@ -177,7 +177,7 @@ class RayLauncher:
                 local_rank=_local_rank(seats, rank),
                 sends_log=True,
             )
-            asked.append(seat.actor.launch.remote(ticket, variables[rank], path))
+            asked.append(seat.actor.launch.remote(ticket, variables[rank], path, os.getcwd()))
         self._answers(spec, asked, deadline=deadline)
         return [
             ActorProcess(seat.actor, seat.place, rank=rank, log=log)

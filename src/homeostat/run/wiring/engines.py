@@ -194,6 +194,7 @@ def _start(
         log_file=session.run_dir.path / f"{name}.log",
         env=env,
         num_gpus=config.engine.num_devices if site.device.type == "cuda" else 0,
+        on_span=session.timeline.add,
         start_timeout_s=config.engine.start_timeout_s,
     )
     return RemoteEngine(

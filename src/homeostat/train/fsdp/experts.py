@@ -23,7 +23,7 @@ from torch import distributed as dist
 
 from homeostat.models.decoder import Decoder
 from homeostat.models.moe import Experts
-from homeostat.ops.all_to_all import exchange
+from homeostat.ops.all_to_all import exchange, exchange_counts
 from homeostat.ops.expert_rows import combined
 
 
@@ -61,9 +61,7 @@ class ParallelExperts(Experts):
         """Return [g, e] twice: pairs for each rank's experts, and those that each rank has for this
         one's."""
         sent_ge = torch.bincount(ids_S, minlength=self.num_experts).view(self.size, -1)
-        received_ge = torch.empty_like(sent_ge)
-        dist.all_to_all_single(received_ge, sent_ge, group=self.group)
-        return sent_ge, received_ge
+        return sent_ge, exchange_counts(sent_ge, group=self.group)
 
     def _own(self, rows_RD: Tensor, counts_ge: Tensor) -> Tensor:
         """Return what this rank's experts make of the rows that came, rank by rank."""
@@ -75,9 +73,16 @@ class ParallelExperts(Experts):
             # ranks with the same experts wait.
             rows_RD, ids_R = rows_RD.new_zeros(1, rows_RD.shape[1]) + rows_RD.sum(0), own_ge[:1]
         weights_R1 = torch.ones(len(rows_RD), 1, device=rows_RD.device)
-        how = {"numerics": self.numerics, "kernel": self.kernel}
-        matrices = self.gate_up_proj, self.down_proj
-        return self.product(rows_RD, ids_R[:, None], weights_R1, *matrices, **how)[:num_rows]
+        out_RD = self.product(
+            rows_RD,
+            ids_R[:, None],
+            weights_R1,
+            self.gate_up_proj,
+            self.down_proj,
+            numerics=self.numerics,
+            kernel=self.kernel,
+        )
+        return out_RD[:num_rows]
 
 
 def _share(stacked: nn.Parameter, size: int) -> nn.Parameter:

@@ -26,6 +26,7 @@ from homeostat.config.mesh import Mesh
 from homeostat.config.ranks import CollectiveBackend
 from homeostat.train.sequence.links import SequenceLinks
 from homeostat.train.shards import Rows
+from homeostat.workers.activity import ActivityRecord
 from homeostat.workers.context import WorkerContext
 
 T = TypeVar("T")
@@ -37,12 +38,14 @@ _EXPERT_SHARD, _EXPERT = "expert_shard", "expert"
 class Ranks:
     """This rank among the others. `device_mesh` is what tensors are split over; `expert_mesh` what
     experts are, where several ranks share them. `opened`: the process group is ours to end. `links`
-    lead to the ranks that share this one's micro-batches; None if it has them alone."""
+    lead to the ranks that share this one's micro-batches; None if it has them alone. `record` has
+    the last collective that this rank began."""
 
     rank: int
     mesh: Mesh
     device_mesh: DeviceMesh
     opened: bool
+    record: ActivityRecord
     expert_mesh: DeviceMesh | None = None
     links: SequenceLinks | None = None
 
@@ -72,13 +75,15 @@ class Ranks:
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order."""
         found: list = [None] * self.mesh.world_size
-        dist.all_gather_object(found, value)
+        with self.record.collective.lasting("gather of values"):
+            dist.all_gather_object(found, value)
         return found
 
     def of_first(self, value: T) -> T:
         """The first rank's value."""
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        with self.record.collective.lasting("broadcast of a value"):
+            dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def shape(self, parameter: Tensor) -> torch.Size:
@@ -135,21 +140,24 @@ def join(
     if opened:
         # Control messages go over gloo, so they never synchronise with the GPU.
         is_nccl = backend == "nccl" or (backend == "auto" and device.type == "cuda")
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if is_nccl else "gloo",
-            init_method=rendezvous,
-            rank=context.rank,
-            world_size=context.size,
-            timeout=timedelta(seconds=timeout_s),
+        with context.record.collective.lasting(f"meeting of {context.size} ranks"):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if is_nccl else "gloo",
+                init_method=rendezvous,
+                rank=context.rank,
+                world_size=context.size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+    with context.record.collective.lasting("making the meshes"):
+        return Ranks(
+            context.rank,
+            mesh,
+            parameter_mesh(mesh, device),
+            opened,
+            context.record,
+            expert_mesh=expert_mesh(mesh, device),
+            links=SequenceLinks.of(mesh, rank=context.rank, device=device),
         )
-    return Ranks(
-        context.rank,
-        mesh,
-        parameter_mesh(mesh, device),
-        opened,
-        expert_mesh=expert_mesh(mesh, device),
-        links=SequenceLinks.of(mesh, rank=context.rank, device=device),
-    )
 
 
 def parameter_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:

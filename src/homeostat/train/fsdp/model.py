@@ -41,7 +41,6 @@ from torch.distributed.tensor import DTensor
 from homeostat.config.cluster import FsdpBackend
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.trainer import Checkpointing
-from homeostat.errors import ModelError
 from homeostat.models.adapter_files import load_adapter
 from homeostat.models.build import (
     LoadedModel,
@@ -59,10 +58,11 @@ from homeostat.models.decoder import Decoder, MoeBlock
 from homeostat.models.families import decoder_config
 from homeostat.models.lora import apply_lora, draw_adapters
 from homeostat.models.memory import require_memory
+from homeostat.models.moe import require_even_experts
 from homeostat.ops.host_memory import HOST
-from homeostat.ops.moe_shape import MoeShape
 from homeostat.train.fsdp.experts import divide_experts
 from homeostat.train.fsdp.mesh import Ranks, is_of_experts, local_part
+from homeostat.train.fsdp.recorded import record_collectives
 from homeostat.train.runtime import Runtime
 from homeostat.train.sequence.heads import require_heads
 
@@ -144,10 +144,13 @@ def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, runtime: Runti
             fully_shard(layer.mlp.experts, **{**per_layer, "mesh": ranks.expert_shards})
         fully_shard(layer, **per_layer)
     fully_shard(module, reshard_after_forward=False, **how)
-    for part in sharded_modules(module):
+    for name, part in module.named_modules():
+        if not isinstance(part, FSDPModule):
+            continue
         # The loss is normalised over the whole update: gradients of ranks are summed, not averaged.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
+        record_collectives(part, name=name or "the rest", entry=ranks.record.collective)
     for method in ("hidden", "hidden_part"):
         register_fsdp_forward_method(module, method)
 
@@ -167,22 +170,6 @@ class OwnPart:
         start, stop = self.ranks.split(parameter)
         value = tensor[start:stop].to(computed_dtype(parameter, self.dtype))
         return local_part(parameter), value
-
-
-def require_even_experts(shape: MoeShape | None, *, ep: int) -> None:
-    """Raise ModelError if `ep` ranks cannot have the same number of a model's experts each."""
-    key = "trainer.backend.expert_parallel_size"
-    if ep > 1 and shape is None:
-        raise ModelError(
-            f"{key} is {ep}, and the model of model.path has no experts, so it would have no "
-            "effect. Remove it."
-        )
-    if shape is not None and shape.num_experts % ep:
-        raise ModelError(
-            f"{key} is {ep}, and the model has {shape.num_experts} experts: {shape.num_experts} % "
-            f"{ep} = {shape.num_experts % ep}, so ranks cannot have equal shares. Set it to a "
-            f"divisor of {shape.num_experts}."
-        )
 
 
 def computed_dtype(parameter: Tensor, dtype: torch.dtype) -> torch.dtype:
