@@ -19,6 +19,7 @@ from tests.support.every_key.workshop import (
     shows,
 )
 
+from homeostat.errors import ConfigError
 from homeostat.train import sharded
 
 ALONE = ("cluster={type: torchrun, processes: 1}", "trainer.backend={type: fsdp}")
@@ -28,6 +29,7 @@ NO_PATIENCE = "cluster={type: torchrun, processes: 1, timeout_s: 0.005, max_rest
 OFFLOADED = "trainer.backend={type: fsdp, offload_optimizer: true, offload_params: true}"
 DIVIDED = "trainer.backend.expert_parallel_size=2"
 PROBE = "tests.support.every_key.rank_probe:make_trainer"
+WORD_PROBE = "tests.support.every_key.rank_probe:make_telling_trainer"
 
 
 def shards(run: Run) -> list[str]:
@@ -117,6 +119,18 @@ def a_rank_that_is_late_is_named_and_none_is_left(workshop: Workshop) -> None:
     assert ranks.all_gone(ranks.descendants(os.getpid()) - before, timeout_s=0.0)
 
 
+def variables_reach_the_ranks(base: tuple[str, ...]) -> Case:
+    def case(workshop: Workshop) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sharded, "FACTORY", WORD_PROBE)
+            run = workshop.again(*base, "trainer.max_steps=1", "cluster.env={SOME_WORD: hello}")
+        assert "[trainer 0] SOME_WORD is hello" in (run.dir / "workers.log").read_text()
+        with pytest.raises(ConfigError, match="MASTER_ADDR is set by whoever launches"):
+            workshop.again(*base, "cluster.env={MASTER_ADDR: here}")
+
+    return case
+
+
 CASES: dict[str, Case] = {
     "cluster.type (in_process)": all_of(
         names_the_default("cluster={type: in_process}"),
@@ -135,6 +149,8 @@ CASES: dict[str, Case] = {
         NO_PATIENCE, "restarted 0 times in a row", base=ALONE
     ),
     "cluster.timeout_s (torchrun)": a_rank_that_is_late_is_named_and_none_is_left,
+    "cluster.backend (torchrun)": refuses("cluster.backend=nccl", "NCCL connects GPUs", base=ALONE),
+    "cluster.env (torchrun)": variables_reach_the_ranks(ALONE),
     "trainer.backend.type (local)": names_the_default("trainer.backend={type: local}"),
     "trainer.backend.type (fsdp)": sharded_run_is_the_local_one,
     "trainer.backend.shard (fsdp)": shows(HYBRID, shards, was=of(2), now=of(1), base=TWO_RANKS),
