@@ -176,7 +176,7 @@ def router(model: Model, *, num_engines: int, **changes: Any) -> Engine:
     return Router([native(model, **changes) for _ in range(num_engines)], on_loss=_no_loss)
 
 
-def _no_loss(error: EngineDiedError) -> None:
+def _no_loss(engine: Engine, error: EngineDiedError) -> None:
     raise error
 
 

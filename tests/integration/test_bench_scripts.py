@@ -70,3 +70,31 @@ def test_grpo_step_s_recipe_is_one_that_train_accepts(tmp_path: Path) -> None:
     config = build_config(recipe, [], file=None)
     assert config.rollout.samples_per_step == 256
     assert config.rollout.max_new_tokens == 512
+
+
+def test_optimizers_measures_memory_and_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import common
+    import estimate
+    import optimizers
+
+    small = estimate.SHAPES["31M"] | {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 256,
+    }
+    monkeypatch.setitem(estimate.SHAPES, "31M", small)
+    monkeypatch.setattr(common, "RESULTS_DIR", tmp_path)
+    line = ["optimizers.py", "--device", "cpu", "--inline", "--tokens", "64", "--only", "8bit"]
+    monkeypatch.setattr("sys.argv", line)
+    optimizers.main()
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert json.loads((tmp_path / "optimizers_cpu.json").read_text()) == shown
+    assert [row["setting"] for row in shown["rows"]] == [
+        name for name in optimizers.SETTINGS if "8bit" in name
+    ]
+    assert all(0 < row["step_ms"] < row["update_ms"] for row in shown["rows"])

@@ -12,6 +12,8 @@ WHOLE = {
     "api.py": "chooses the loop that runs the recipe",
     "generation/choice.py": "reads the recipe that a run saved in its folder",
     "cli/": "a verb of the command line reads a recipe",
+    "importing/convert.py": "lists the keys that a recipe has",
+    "importing/hints.py": "loads a recipe, and lists the keys that it has",
     "run/sft.py": "a loop sets up all parts of a run",
     "run/preference.py": "a loop sets up all parts of a run",
     "run/reward_model.py": "a loop sets up all parts of a run",

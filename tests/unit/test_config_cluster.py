@@ -16,6 +16,7 @@ from homeostat.errors import ConfigError
 
 TWO_RANKS = ("cluster={type: torchrun, processes: 2}", "trainer.backend={type: fsdp}")
 FOUR_RANKS = ("cluster={type: torchrun, processes: 4}", "trainer.backend={type: fsdp}")
+HYBRID = "trainer.backend={type: fsdp, shard: hybrid, replicas: 2}"
 GRPO = (
     "algorithm={type: grpo}",
     "data.train=[{type: prompts, path: p.jsonl}]",
@@ -57,6 +58,21 @@ def build(*overrides: str) -> RunConfig:
             "in_process",
         ),
         ((*TWO_RANKS, *GRPO), "engine.type", "engine.own_process=true"),
+        (
+            (*FOUR_RANKS, "trainer.backend.expert_parallel_size=3"),
+            "trainer.backend.expert_parallel_size",
+            "divisor of 4",
+        ),
+        (
+            (*FOUR_RANKS, HYBRID, "trainer.backend.expert_parallel_size=4"),
+            "trainer.backend.expert_parallel_size",
+            "divisor of 2",
+        ),
+        (
+            (*TWO_RANKS, "trainer.backend.offload_params=true"),
+            "trainer.backend.offload_params",
+            "offload_optimizer=true",
+        ),
     ],
 )
 def test_what_cannot_work_over_ranks_is_refused_with_the_way_out(
@@ -78,6 +94,28 @@ def test_what_works_over_ranks_is_accepted() -> None:
     assert build(*TWO_RANKS, "trainer.on_oom=halt").ranks_line == "2 ranks (fsdp, full shard)"
     build(*TWO_RANKS, *GRPO, "engine.own_process=true")
     build(*TWO_RANKS, "trainer.precision=fp32", "model.numerics=invariant")
+
+
+def test_ranks_that_share_experts_are_counted_before_the_start() -> None:
+    shared = build(*FOUR_RANKS, "trainer.backend.expert_parallel_size=2")
+    assert shared.mesh == Mesh(shard=4, ep=2)
+    assert shared.mesh.num_expert_shards == 2
+    assert shared.mesh.world_size == 4
+    assert shared.ranks_line == "4 ranks (fsdp, full shard, experts over 2)"
+    with pytest.raises(ConfigError, match=r"shard 4 x cp 1 = 4, and 4 % 3 = 1"):
+        build(*FOUR_RANKS, "trainer.backend.expert_parallel_size=3")
+
+
+def test_low_memory_offloads_what_a_gpu_or_ranks_hold() -> None:
+    assert not build("preset=low_memory").trainer.backend.offload_optimizer
+    for where in (("trainer.device=cuda",), TWO_RANKS):
+        backend = build("preset=low_memory", *where).trainer.backend
+        assert (backend.offload_params, backend.offload_optimizer) == (True, True)
+    # It gives way to what it cannot work with.
+    shared = build("preset=low_memory", "trainer.device=cuda", *GRPO).trainer.backend
+    assert (shared.offload_params, shared.offload_optimizer) == (False, True)
+    kept = build("preset=low_memory", *TWO_RANKS, "trainer.backend.offload_optimizer=false")
+    assert (kept.trainer.backend.offload_params, kept.trainer.backend.type) == (False, "fsdp")
 
 
 def test_a_run_may_go_on_over_other_ranks() -> None:

@@ -148,3 +148,10 @@ def test_the_verb_prints_a_table_and_json(tmp_path: Path) -> None:
     assert "0 of 1 layers quantised" in shown.output
     shown = CliRunner().invoke(app, ["inspect", "--layers", str(folder), "--format", "json"])
     assert json.loads(shown.stdout)["layers"][0]["shape"] == [8, 4]
+
+
+def test_names_are_shown_whole_in_a_narrow_terminal(tmp_path: Path) -> None:
+    name = "model.language_model.layers.10.block_sparse_moe.shared_expert.down_proj"
+    folder = checkpoint(tmp_path, {f"{name}.weight": torch.zeros(8, 4)})
+    shown = CliRunner().invoke(app, ["inspect", "--layers", str(folder)], env={"COLUMNS": "80"})
+    assert name in shown.output

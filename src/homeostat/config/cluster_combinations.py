@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from homeostat.config.cluster import FsdpBackend, InProcessCluster
 from homeostat.config.run import RunConfig
+from homeostat.config.sequence_combinations import find_sequence_conflicts
 from homeostat.errors import ConfigError, Problem
 
 
@@ -29,6 +30,7 @@ def find_cluster_conflicts(config: RunConfig) -> Iterator[Problem]:
         )
         return
     yield from _shard(backend, config.cluster.processes)
+    yield from find_sequence_conflicts(config, backend)
     yield from _model(config)
     yield from _one_process_only(config)
 
@@ -48,7 +50,7 @@ def _shard(backend: FsdpBackend, num_ranks: int) -> Iterator[Problem]:
             "a full shard is split over all ranks: it has no replicas.",
             "Remove it, or set trainer.backend.shard=hybrid.",
         )
-    if backend.shard == "hybrid" and replicas is not None:
+    if (backend.shard == "hybrid") == (replicas is not None):
         try:
             backend.mesh(num_ranks)
         except ConfigError as error:

@@ -96,6 +96,12 @@ class ObserveConfig(Settings):
         (), resume="free", help="Destinations of metrics in addition to metrics.jsonl."
     )
     profiler: ProfilerConfig | None = key(None, resume="free", help="Profile some steps.")
+    timeline: bool = key(
+        True,
+        resume="free",
+        help="Write what each process does when to trace/timeline.json, which Perfetto "
+        "(ui.perfetto.dev) opens with a row per process; at most two files of 16 MiB.",
+    )
     row_losses: bool = key(
         True,
         resume="free",
@@ -162,6 +168,7 @@ class EvalSamplingConfig(Settings):
     )
     solved_by: str | None = key(
         None,
+        share=True,
         resume="warn",
         help="Name of the reward that decides whether a sample is solved. Default: the built-in "
         "rewards that compare with an expected answer; otherwise the only function, or the only "

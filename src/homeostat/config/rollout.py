@@ -107,6 +107,7 @@ class RolloutConfig(Settings):
     )
     solved_by: str | None = key(
         None,
+        share=True,
         help="Name of the reward that decides whether a sample is solved, for rollout.curriculum "
         "and the filter all_failed. Default: as for eval.sampling.solved_by.",
     )

@@ -302,7 +302,7 @@ class Decoder(nn.Module):
             tokens_N, positions_N = tokens_N[order_N], positions_N[order_N]
             dropout_keys_N = None if dropout_keys_N is None else dropout_keys_N[order_N]
         with self.dropout_keys.use(dropout_keys_N):
-            attention = self._packed_attention(layout)
+            attention = self.packed_attention(layout)
             hidden_ND = self.hidden_in(
                 tokens_N, positions_N, attention, states=states, routing=chosen
             )
@@ -323,7 +323,7 @@ class Decoder(nn.Module):
         routing: Routing,
         states: HiddenStates | None,
     ) -> Tensor:
-        attention = sharing.attention(layout, kernel=self.kernel, packed=self._packed_attention)
+        attention = sharing.attention(layout, kernel=self.kernel, packed=self.packed_attention)
         chosen_U = sharing.unique_U
         inner = routing.at(chosen_U)
         inner.load = _load_at(routing, chosen_U, sharing.place_N)
@@ -332,6 +332,23 @@ class Decoder(nn.Module):
         )
         routing.take_record(inner, sharing.place_N)
         return hidden_UD if isinstance(sharing, Branches) else sharing.spread(hidden_UD)
+
+    def hidden_part(
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        attention: AttentionContext,
+        *,
+        dropout_keys_N: Tensor | None = None,
+        states: HiddenStates | None = None,
+        routing: Routing | None = None,
+    ) -> Tensor:
+        """Return [N, D] after the final norm of some tokens of a batch.
+
+        The others are on other ranks: `attention` reaches them.
+        """
+        with self.dropout_keys.use(dropout_keys_N):
+            return self.hidden_in(tokens_N, positions_N, attention, states=states, routing=routing)
 
     def hidden_in(
         self,
@@ -383,9 +400,12 @@ class Decoder(nn.Module):
 
         return forward, again()
 
-    def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
+    def packed_attention(
+        self, layout: PackedLayout, *, num_kv_heads: int | None = None
+    ) -> AttentionContext:
+        """Return the attention of whole documents; `num_kv_heads` if some heads are elsewhere."""
         if self.numerics == "invariant":
-            heads = self.config.num_kv_heads
+            heads = num_kv_heads or self.config.num_kv_heads
             return TiledAttention.of(layout, num_kv_heads=heads, kernel=self.kernel)
         return PackedAttention(layout, self.kernel)
 

@@ -220,6 +220,26 @@ _LIST: tuple[EventInfo, ...] = (
         "warn",
     ),
     EventInfo(
+        "trainer_restarted",
+        "A rank of the trainer died, hung or lost the others. All ranks were started again from "
+        "the last checkpoint; what had been sampled is replayed from the journal.",
+        ("error", "restarts", "from_step"),
+        "warn",
+    ),
+    EventInfo(
+        "engine_lost",
+        "One of several engines died. The others go on with its requests, and a new one is "
+        "started in its place while restarts are left.",
+        ("error", "left"),
+        "warn",
+    ),
+    EventInfo(
+        "engine_joined",
+        "A new engine was started in place of one that died. It has the current weights and "
+        "samples beside the others.",
+        ("name", "version"),
+    ),
+    EventInfo(
         "helper_lost",
         "A helper process of the engine died. Its requests are restarted in the trainer's "
         "process, which samples alone from here on.",

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from homeostat.observe.timeline import OnSpan
 from homeostat.rewards.crews import Crew
 from homeostat.rewards.requests import Request
 from homeostat.rewards.workers import RewardWorkers
@@ -19,10 +20,20 @@ from homeostat.rewards.workers import RewardWorkers
 class Lane:
     """Hands requests to the workers of a crew, in a thread. To be used in a with statement."""
 
-    def __init__(self, crew: Crew, *, log_file: Path | None, cache: Path | None, noun: str) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        *,
+        log_file: Path | None,
+        cache: Path | None,
+        noun: str,
+        on_span: OnSpan | None = None,
+    ) -> None:
         self.labels = [reward.label for reward in crew.rewards]
         self._holds_back = crew.gathers == "round"
-        self.workers = RewardWorkers(crew, log_file=log_file, cache=cache, noun=noun)
+        self.workers = RewardWorkers(
+            crew, log_file=log_file, cache=cache, noun=noun, on_span=on_span
+        )
         self._opened = ExitStack()
         self._thread: Future[None] | None = None
         # Requests that are held back until somebody waits for a result.

@@ -208,6 +208,11 @@ class Engine(Protocol):
         """Sample with the new weights, which are in place, from now on."""
         ...
 
+    def cancel_update(self) -> None:
+        """Give up an update that was begun: nothing is sampled until another one is whole. Without
+        one, nothing happens."""
+        ...
+
     def sleep(self) -> None:
         """Free what sampling needs and training does not. Idempotent."""
         ...

@@ -76,6 +76,9 @@ class MirrorEngine:
     def commit(self, version: int, *, policy_id: str = POLICY_ID) -> None:
         self.send_weights(self.remote, version, self._how)
 
+    def cancel_update(self) -> None:
+        """Its own copy of the weights is untouched until the commit."""
+
     def sleep(self) -> None:
         self.remote.sleep()
 

@@ -16,7 +16,6 @@ import logging
 import time
 
 from homeostat.config.run import RunConfig
-from homeostat.run.evaluation.rl_eval import evaluate_prompts
 from homeostat.run.evaluation.rl_measure import rl_metrics
 from homeostat.run.learning.learn import Learned
 from homeostat.run.publication.saving import Saver
@@ -55,7 +54,7 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
         started = time.perf_counter()
         now.begin(step)
         hooks.before_step(step, parts)
-        with now.healer.rescuing():
+        with now.stage("generate and reward", step):
             rollouts = parts.collector.collect(step, tell=recorder.status)
         compared = now.compare(step, rollouts)
         hooks.before_update(step, parts, rollouts)
@@ -65,7 +64,7 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
         state.step = step
         evaluates = now.evaluates(step)
         # An evaluation is of the weights of its step, whatever the engine samples with otherwise.
-        with now.healer.rescuing():
+        with now.stage("publish", step):
             published = feed.publish(config.policy_version(step), must=evaluates)
         now.refresh_reference()
         seconds = time.perf_counter() - started
@@ -74,7 +73,7 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
         metrics |= now.schedule.sampled(rollouts.groups, step=step)
         is_best = False
         if evaluates:
-            eval_metrics, is_best = now.judged(evaluate_prompts(parts))
+            eval_metrics, is_best = now.evaluated()
             metrics |= eval_metrics
         now.keep(rollouts, learned)
         recorder.log(step, metrics)

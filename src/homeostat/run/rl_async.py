@@ -22,7 +22,7 @@ import logging
 import time
 
 from homeostat.config.run import RunConfig
-from homeostat.run.evaluation.rl_eval import Evaluation, evaluate_prompts
+from homeostat.run.evaluation.rl_eval import Evaluation
 from homeostat.run.evaluation.rl_measure import async_metrics, rl_metrics
 from homeostat.run.publication.saving import Saver
 from homeostat.run.rl_step import RlStep, open_step
@@ -60,7 +60,7 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
         with ahead.background.exclusively():
             now.begin(step)
         hooks.before_step(step, parts)
-        with now.healer.rescuing():
+        with now.stage("generate and reward", step):
             _admit(now, step)
             filled = ahead.fill()
             rollouts = ahead.collect(step, tell=recorder.status)
@@ -73,7 +73,7 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
         learned = now.learn(step, rollouts)
         hooks.after_update(step, parts)
         state.step = step
-        with now.healer.rescuing(), ahead.quiesced():
+        with now.stage("publish", step), ahead.quiesced():
             published = feed.publish(config.policy_version(step), must=True)
         now.refresh_reference()
         seconds = time.perf_counter() - started
@@ -88,7 +88,7 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
         if now.evaluates(step):
             # The last step waits for its own, and its record has room for no other.
             if config.eval.sampling.blocking or step + 1 >= parts.total_steps:
-                found, is_best = now.judged(evaluate_prompts(parts))
+                found, is_best = now.evaluated()
                 metrics |= found
             else:
                 evaluation = Evaluation.begin(parts)

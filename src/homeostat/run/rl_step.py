@@ -6,7 +6,8 @@ run/rl.py and run/rl_async.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from homeostat.rollout.collect import StepRollouts
@@ -39,6 +40,12 @@ class RlStep:
     healer: Healer
     schedule: PrecisionSchedule
 
+    @contextmanager
+    def stage(self, name: str, step: int) -> Iterator[None]:
+        """Time a stage of a step, and let remedies rescue it."""
+        with self.healer.rescuing(), self.session.timeline.phase(name, step=step):
+            yield
+
     def begin(self, step: int) -> None:
         """Try remedies, and change precision where that is due."""
         self.parts.reward_problems.step = step
@@ -54,7 +61,7 @@ class RlStep:
     def learn(self, step: int, rollouts: StepRollouts) -> Learned:
         """Make the step's updates."""
         emit = self.session.recorder.event
-        with self.healer.rescuing(), self.parts.profiler.around(step, emit=emit):
+        with self.stage("train", step), self.parts.profiler.around(step, emit=emit):
             rollouts.groups, energies = self.learner.energies(step, rollouts.groups)
             epoch = int(self.parts.collector.prompt_sampler.epoch)
             return self.learner.learn(step, rollouts.groups, epoch=epoch, energies=energies)
@@ -69,7 +76,12 @@ class RlStep:
         """Answer held-out prompts before the first step, if the recipe asks for it."""
         parts = self.parts
         if parts.prompts.evaluation and parts.config.eval.at_start and parts.state.step == 0:
-            self.session.recorder.log(0, self.judged(evaluate_prompts(parts))[0])
+            self.session.recorder.log(0, self.evaluated()[0])
+
+    def evaluated(self) -> tuple[dict[str, float], bool]:
+        """Answer held-out prompts now. Returns the metrics, and whether they never earned more."""
+        with self.session.timeline.phase("evaluate", step=self.parts.state.step):
+            return self.judged(evaluate_prompts(self.parts))
 
     def judged(self, metrics: dict[str, float]) -> tuple[dict[str, float], bool]:
         """Take in an evaluation. Returns it, and whether held-out prompts never earned more."""
@@ -113,7 +125,8 @@ class RlStep:
         """Save a checkpoint if that is due. Returns whether the run ends here."""
         parts = self.parts
         at_end = at_end or parts.state.stopped_early
-        saved, last = self.saver.after_step(parts.sections, at_end=at_end, is_best=is_best)
+        with self.session.timeline.phase("checkpoint", step=parts.state.step):
+            saved, last = self.saver.after_step(parts.sections, at_end=at_end, is_best=is_best)
         if saved and not parts.config.rollout.keep_journal:
             # No resume needs the groups of the steps before the last checkpoints.
             steps = self.session.checkpoints.steps()[-parts.config.checkpoint.keep_last :]

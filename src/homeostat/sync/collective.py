@@ -140,18 +140,24 @@ class Group:
             timeout = timedelta(seconds=self.transport.timeout_s)
             self._backend.broadcast([flat], options).wait(timeout)
         except RuntimeError as error:
+            # Without its connections the other members notice at once, not at their deadline.
+            self._leave()
             raise self._broken(error) from None
         # A small broadcast ends once the system has it, whether or not it is ever read.
         if self.rank == _SENDER and (missing := self._missing()):
             raise self._failure(missing, "the process has ended")
 
     def close(self) -> None:
-        if self._backend is not None and self.transport.device.type == "cuda":
-            self._backend.abort()
-        self._backend = self._flat = None
+        self._leave()
+        self._flat = None
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _leave(self) -> None:
+        if self._backend is not None and self.transport.device.type == "cuda":
+            self._backend.abort()
+        self._backend = None
 
     def _join(self) -> Any:
         transport = self.transport

@@ -56,9 +56,18 @@ class WeightSink(Protocol):
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]: ...
 
 
+class ScoreEach(Protocol):
+    """Returns what each of several engines scores."""
+
+    def __call__(
+        self, rows: Sequence[TokenRow], *, temperature: float
+    ) -> list[list[FloatArray]]: ...
+
+
 class Publisher:
     """Sends the weights of one policy by one transport. Without a `probe` nothing is verified but
-    what arrives. `through` gives a packer that sends them in another form."""
+    what arrives. `through` gives a packer that sends them in another form. `score_each` is for an
+    engine that is made of several: all of them have to serve the weights."""
 
     def __init__(
         self,
@@ -67,10 +76,12 @@ class Publisher:
         probe: Probe | None,
         policy_id: str = POLICY_ID,
         through: Callable[[Packer], Packer] | None = None,
+        score_each: ScoreEach | None = None,
     ) -> None:
         self.transport = transport
         self.probe = probe
         self.policy_id = policy_id
+        self.score_each = score_each
         packer = transport.packer()
         self._packer = packer if through is None else through(packer)
 
@@ -139,5 +150,6 @@ class Publisher:
         rows = self.probe.rows()
         temperature = self.probe.temperature
         trainer_logp = source.score(rows, temperature=temperature)
-        engine_logp = engine.score(rows, temperature=temperature)
-        require_served(manifest, self.probe, trainer_logp=trainer_logp, engine_logp=engine_logp)
+        each = self.score_each or (lambda rows, **how: [engine.score(rows, **how)])
+        for engine_logp in each(rows, temperature=temperature):
+            require_served(manifest, self.probe, trainer_logp=trainer_logp, engine_logp=engine_logp)

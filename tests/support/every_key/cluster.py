@@ -24,6 +24,8 @@ from homeostat.train import sharded
 ALONE = ("cluster={type: torchrun, processes: 1}", "trainer.backend={type: fsdp}")
 TWO_RANKS = (*ALONE, "cluster.processes=2")
 HYBRID = "trainer.backend={type: fsdp, shard: hybrid, replicas: 2}"
+OFFLOADED = "trainer.backend={type: fsdp, offload_optimizer: true, offload_params: true}"
+DIVIDED = "trainer.backend.expert_parallel_size=2"
 PROBE = "tests.support.every_key.rank_probe:make_trainer"
 
 
@@ -55,6 +57,36 @@ def layers_are_gathered_again_for_the_backward_pass(workshop: Workshop) -> None:
     # Two layers and the rest of the model; the layers once more.
     assert gathers(kept) == [3]
     assert gathers(again) == [5]
+
+
+def told(run: Run, what: str) -> list[str]:
+    """What the probe of rank 0 says in each update."""
+    log = (run.dir / "workers.log").read_text()
+    return re.findall(rf"\[trainer 0\] {what}: (\w+)", log)
+
+
+def ranks_keep_weights_and_state_in_host_memory(workshop: Workshop) -> None:
+    """Host and device are both the CPU: only the path is another one, and the bits are the same."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sharded, "FACTORY", PROBE)
+        plain = workshop.run(*TWO_RANKS)
+        state = workshop.again(*TWO_RANKS, "trainer.backend.offload_optimizer=true")
+        both = workshop.again(*TWO_RANKS, OFFLOADED)
+    assert told(state, "streamed state") == told(both, "streamed state") == ["True"] * 3
+    assert told(state, "offloaded weights") == ["False"] * 3
+    assert told(both, "offloaded weights") == ["True"] * 3
+    for run in (state, both):
+        assert_same(plain, run, "losses")
+
+
+def experts_are_divided_over_ranks(workshop: Workshop) -> None:
+    experts = ("model.path=experts", *TWO_RANKS)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sharded, "FACTORY", PROBE)
+        divided = workshop.again(*experts, DIVIDED)
+    # In each of two layers: counts, tokens there and back, and both once more for the gradient.
+    assert told(divided, "all-to-alls") == ["10"] * 3
+    assert_same(workshop.run(*experts), divided, "losses")
 
 
 def sharded_run_is_the_local_one(workshop: Workshop) -> None:
@@ -90,7 +122,16 @@ CASES: dict[str, Case] = {
     "trainer.backend.shard (fsdp)": shows(HYBRID, shards, was=of(2), now=of(1), base=TWO_RANKS),
     "trainer.backend.replicas (fsdp)": all_of(
         refuses("trainer.backend.replicas=2", "it has no replicas", base=TWO_RANKS),
-        refuses("trainer.backend.replicas=3", "cannot form 3 equal", base=(*TWO_RANKS, HYBRID)),
+        refuses("trainer.backend.replicas=3", "multiple of replicas 3", base=(*TWO_RANKS, HYBRID)),
+    ),
+    "trainer.backend.offload_optimizer (fsdp)": ranks_keep_weights_and_state_in_host_memory,
+    "trainer.backend.offload_params (fsdp)": refuses(
+        "trainer.backend.offload_params=true", "are updated from there", base=ALONE
+    ),
+    "trainer.backend.expert_parallel_size (fsdp)": all_of(
+        refuses("trainer.backend.expert_parallel_size=3", "2 % 3 = 2", base=TWO_RANKS),
+        refuses(DIVIDED, "has no experts", base=TWO_RANKS),
+        experts_are_divided_over_ranks,
     ),
     "trainer.backend.reshard_after_forward (fsdp)": layers_are_gathered_again_for_the_backward_pass,
 }  # fmt: skip

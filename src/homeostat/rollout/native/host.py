@@ -21,14 +21,16 @@ from homeostat.config.fp8 import Fp8Config
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.data.tokenizer import load_tokenizer
-from homeostat.errors import SyncError
+from homeostat.errors import EngineError, SyncError
 from homeostat.models.build import load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.hub_names import hub_tensors
 from homeostat.models.lora import adapter_state
 from homeostat.precision.bases import base_rewrite
+from homeostat.rollout.engine import Request
+from homeostat.rollout.lifecycle import BROKEN
 from homeostat.rollout.native.engine import NativeEngine
-from homeostat.types import POLICY_ID
+from homeostat.types import POLICY_ID, Completion
 from homeostat.workers.context import WorkerContext
 
 if TYPE_CHECKING:
@@ -116,6 +118,19 @@ class OwnWeightsEngine(NativeEngine):
         for name, tensor in self._receiver.unpack(bucket):
             self._parameters[name].copy_(tensor)
         self.life.received += bucket.entries
+
+    def submit(self, request: Request) -> None:
+        self._require_whole()
+        super().submit(request)
+
+    def poll(self, *, timeout_s: float) -> list[Completion]:
+        self._require_whole()
+        return super().poll(timeout_s=timeout_s)
+
+    def _require_whole(self) -> None:
+        """Refuse to sample with the weights of an update that broke off."""
+        if self.life.problem == BROKEN:
+            raise EngineError(f"the {self.life.name} engine cannot sample: {BROKEN}.")
 
     def _before_commit(self, version: int) -> None:
         """Raises SyncError where an update that was begun did not bring every parameter once."""

@@ -33,12 +33,13 @@ from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
 from homeostat.rollout.engine import Engine, Quiesce
 from homeostat.rollout.remote import RemoteEngine
+from homeostat.rollout.router import Router
 from homeostat.run.publication.fp8_checkpoint import fp8_checkpoint
 from homeostat.run.publication.host_weights import PolicyWeights, host_weights
 from homeostat.run.session.restarts import Restarts, death_in
 from homeostat.run.session.session import Session
 from homeostat.sync.bucket import Bucket, Manifest, Packer
-from homeostat.sync.publish import Publisher, WeightSource
+from homeostat.sync.publish import Publisher, ScoreEach, WeightSource
 from homeostat.sync.transports import open_transport
 from homeostat.sync.verify import Probe, require_received
 from homeostat.train.run_state import RlState
@@ -123,7 +124,7 @@ class SentWeights:
 
     def __init__(
         self,
-        engine: RemoteEngine,
+        engine: RemoteEngine | Router,
         config: PublicationSettings,
         *,
         trainer: Trainer,
@@ -144,7 +145,8 @@ class SentWeights:
         self._publisher: Publisher | None = None
         self._is_sending = False
         self._step = 0
-        engine.on_death = self._revive
+        if isinstance(engine, RemoteEngine):
+            engine.on_death = self._revive
 
     @property
     def is_behind(self) -> bool:
@@ -206,9 +208,18 @@ class SentWeights:
             save_file(self._copy, folder / PUBLISHED)
 
     def close(self) -> None:
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Close the transport: the next publication opens another one."""
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
+
+    @property
+    def _process(self) -> RemoteEngine:
+        assert isinstance(self.engine, RemoteEngine), "several engines have a feed of their own"
+        return self.engine
 
     @property
     def _may_fall_behind(self) -> bool:
@@ -232,7 +243,7 @@ class SentWeights:
         try:
             return send()
         except (EngineDiedError, SyncError) as error:
-            return self._restarted(death_in(error, self.engine), send)
+            return self._restarted(death_in(error, self._process), send)
 
     def _send_until_served(self, source: Callable[[], WeightSource], version: int) -> Manifest:
         """Send the weights; once more where the engine does not serve what it took in."""
@@ -257,44 +268,67 @@ class SentWeights:
         """Start processes until one lives to have the weights, or no restart is left."""
         while True:
             self.restarts.count(error, step=self._step)
-            self.close()
+            self._disconnect()
             try:
-                return self.engine.restart(send)
+                return self._process.restart(send)
             except (EngineDiedError, SyncError) as again:
-                error = death_in(again, self.engine)
+                error = death_in(again, self._process)
 
     def _send(self, source: WeightSource, version: int) -> Manifest:
         self._is_sending = True
         try:
             publisher = self._publisher or self._connected()
-            stored = isinstance(source, StoredWeights)
-            publisher.probe = None if stored else self.probe
-            manifest = publisher.publish(
-                source, self.engine, version=version, quiesce=Quiesce.DRAIN, on_ended=list
-            )
-            if stored and self.config.sync.verify:
-                require_received(manifest, self.engine.received_checksum)
+            manifest = self._published(publisher, self.engine, source, version)
             # A packer that was used here cannot travel to the trainer any more.
-            if stored:
-                self.close()
+            if isinstance(source, StoredWeights):
+                self._disconnect()
             return manifest
         finally:
             self._is_sending = False
 
+    def _published(
+        self,
+        publisher: Publisher,
+        engine: RemoteEngine | Router,
+        source: WeightSource,
+        version: int,
+    ) -> Manifest:
+        stored = isinstance(source, StoredWeights)
+        publisher.probe = None if stored else self.probe
+        manifest = publisher.publish(
+            source, engine, version=version, quiesce=Quiesce.DRAIN, on_ended=list
+        )
+        if stored and self.config.sync.verify:
+            require_received(manifest, engine.received_checksum)
+        return manifest
+
     def _connected(self) -> Publisher:
+        engine = self.engine
+        score_each = engine.score_each if isinstance(engine, Router) else None
+        self._publisher = self._publisher_to(engine, score_each=score_each)
+        return self._publisher
+
+    def _publisher_to(
+        self, engine: RemoteEngine | Router, *, score_each: ScoreEach | None = None
+    ) -> Publisher:
+        """Connect an engine to a new transport."""
         transport = open_transport(
             self.config.sync.transport or SharedMemoryConfig(),
             folder=self.session.run_dir.path,
             device=self.trainer.runtime.device,
             timeout_s=self.config.sync.timeout_s,
             host=self.config.cluster.host,
-            num_receivers=self.engine.capabilities.num_receivers,
+            num_receivers=engine.capabilities.num_receivers,
         )
         checkpoint = fp8_checkpoint(self.config)
-        through = None if checkpoint is None else checkpoint.packer
-        self._publisher = Publisher(transport, probe=self.probe, through=through)
-        self.engine.connect(transport)
-        return self._publisher
+        publisher = Publisher(
+            transport,
+            probe=self.probe,
+            through=None if checkpoint is None else checkpoint.packer,
+            score_each=score_each,
+        )
+        engine.connect(transport)
+        return publisher
 
     def _tell_again(self, error: NotServedError) -> None:
         log.warning("%s\nThey are sent once more.", error)
@@ -312,40 +346,6 @@ class SentWeights:
             transport=manifest.transport,
             checksum=manifest.checksum,
         )
-
-
-Feed = NoEngine | SharedWeights | SentWeights
-
-
-def open_feed(
-    config: PublicationSettings,
-    engine: Engine | None,
-    trainer: Trainer,
-    rl_state: RlState,
-    session: Session,
-    *,
-    version: int,
-    restarts: Restarts,
-) -> Feed:
-    """The engine has its first weights when this returns. `version` is that of the trainer's."""
-    found = session.resume.found
-    checkpoint = found.path if found is not None else None
-    if engine is None:
-        return NoEngine(checkpoint, rl_state=rl_state)
-    if engine.capabilities.shares_weights:
-        return SharedWeights(engine, sleeps=config.engine.sleep, rl_state=rl_state)
-    assert isinstance(engine, RemoteEngine), engine
-    feed = SentWeights(
-        engine,
-        config,
-        trainer=trainer,
-        probe=probe_of(config, trainer),
-        rl_state=rl_state,
-        session=session,
-        restarts=restarts,
-    )
-    feed.start(version, checkpoint)
-    return feed
 
 
 def _read(file: Path) -> dict[str, Tensor]:

@@ -266,8 +266,8 @@ def ladder(
 def _rungs(config: RunConfig) -> Iterator[str]:
     """Yield single settings: first those that keep the result, then slower ones, then others."""
     trainer = config.trainer
-    tokens = trainer.tokens_per_micro_batch
-    while trainer.packing and tokens // 2 >= config.longest_example:
+    tokens, ranks = trainer.tokens_per_device, trainer.backend.ranks_per_micro_batch
+    while trainer.packing and tokens // 2 * ranks >= config.longest_example:
         tokens //= 2
         yield f"trainer.max_tokens_per_device={tokens}"
     if trainer.micro_batch_rows is not None and trainer.micro_batch_rows > 1:

@@ -39,11 +39,12 @@ from homeostat.rollout.sampler import Sampler
 from homeostat.rollout.saved import SavedRollouts
 from homeostat.rollout.scorer import Scorer
 from homeostat.run.publication.completions import drop_completions_after
-from homeostat.run.publication.publish import Feed, SentWeights, open_feed
+from homeostat.run.publication.opening import Feed, open_feed
+from homeostat.run.publication.publish import SentWeights
 from homeostat.run.session.restarts import Restarts
 from homeostat.run.session.reward_problems import ProblemLog
 from homeostat.run.session.session import Session
-from homeostat.run.wiring.engines import open_engine
+from homeostat.run.wiring.engines import engine_starter, open_engine
 from homeostat.run.wiring.inputs import open_prompts, require_vocabulary
 from homeostat.run.wiring.replay import require_replay
 from homeostat.run.wiring.sft_setup import begin_state, describe_model, open_trainer
@@ -216,12 +217,13 @@ def _engine_and_feed(
     the trainer's weights; None where nothing is left to sample."""
     restarts = Restarts(config.engine.max_restarts, session)
     with ExitStack() as stack:
-        engine = None
-        if version is not None:
+        engine = start = None
+        only_trains = config.debug is not None and config.debug.mode == "train_only"
+        if version is not None and not only_trains:
+            start = engine_starter(config, trainer, tokenizer, session)
             engine = open_engine(
-                config, trainer, tokenizer, session, version=version, restarts=restarts
+                config, trainer, tokenizer, session, version=version, restarts=restarts, start=start
             )
-        if engine is not None:
             stack.callback(engine.close)
         feed = open_feed(
             config.for_publication,
@@ -231,6 +233,7 @@ def _engine_and_feed(
             session,
             version=config.policy_version(session.start_step),
             restarts=restarts,
+            start=start,
         )
         stack.callback(feed.close)
         can = engine.capabilities if engine is not None else None
@@ -337,6 +340,7 @@ def _rewards(config: RewardsConfig, session: Session, problems: ProblemLog) -> R
         on_problem=problems.take,
         log_file=session.run_dir.path / "rewards.log",
         cache=session.run_dir.path / "judge",
+        on_span=session.timeline.add,
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from homeostat.health.finding import Cause, Fix, Sighting
 from homeostat.health.rules.readings import is_false, is_true, raw
 from homeostat.health.view import RunView, Series
+from homeostat.health.windows import held_mean, newest_spell
 
 FORMATS = ("fp8", "int4")
 GROUPS = ("attention", "mlp", "experts", "head")
@@ -19,6 +21,40 @@ FLAGS = {
 }
 _KINDS = ("fp8", "int4", "int8", "awq", "gptq", "nf4", "mxfp4", "nvfp4")
 _OFF = ("", "none", "null", "false", "0")
+
+
+class ShareOptions(Protocol):
+    """Limits of a share of values, and how often it must be above them."""
+
+    max_share: float
+    max_share_int4: float
+    fire: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldShare:
+    """A share of a group's values that has been above its limit, and still is."""
+
+    of: Measured
+    share: float
+    limit: float
+    first_step: int
+
+    def as_sighting(self, message: str, *, measure: str, cause: Cause, fix: Fix) -> Sighting:
+        """Return the finding; besides `fix` it names the setting that leaves the layers out."""
+        one = self.of
+        return Sighting(
+            message=message,
+            evidence=(f"{one.format}/{one.group}/{measure} {one.series.latest:.4g}",),
+            causes=(cause,),
+            fixes=(fix, Fix(f"trainer.{one.format}.skip_layers", "their names", "stay in bf16")),
+            first_step=self.first_step,
+            last_step=int(one.series.steps[-1]),
+            value=self.share,
+            limit=self.limit,
+            subject=one.subject,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +80,18 @@ def measured(view: RunView, measure: str) -> Iterator[Measured]:
     for form in FORMATS:
         for group, series in view.matching(f"{form}/", f"/{measure}").items():
             yield Measured(form, group, series)
+
+
+def held_shares(view: RunView, measure: str, options: ShareOptions) -> Iterator[HeldShare]:
+    """Yield every group of layers whose share is above the limit of its format now."""
+    for one in measured(view, measure):
+        limit = options.max_share if one.format == "fp8" else options.max_share_int4
+        values = one.series.values
+        held = values > limit
+        spell = newest_spell(held, fire=options.fire, window=options.window, clear=2)
+        if spell is not None and spell.is_open:
+            first_step = int(one.series.steps[spell.start])
+            yield HeldShare(one, held_mean(values, held, spell), limit, first_step)
 
 
 def quantisation(view: RunView) -> str:

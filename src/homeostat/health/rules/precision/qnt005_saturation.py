@@ -29,9 +29,10 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.precision.kinds import measured, names_of
+from homeostat.health.rules.precision.kinds import held_shares, names_of
 from homeostat.health.view import RunView
-from homeostat.health.windows import held_mean, newest_spell
+
+_MEASURE = "saturated_share"
 
 
 class Options(RuleOptions):
@@ -46,29 +47,15 @@ class Options(RuleOptions):
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    for one in measured(view, "saturated_share"):
-        limit = options.max_share if one.format == "fp8" else options.max_share_int4
-        values = one.series.values
-        held = values > limit
-        spell = newest_spell(held, fire=options.fire, window=options.window, clear=2)
-        if spell is None or not spell.is_open:
-            continue
-        share, first = held_mean(values, held, spell), int(one.series.steps[spell.start])
-        yield Sighting(
-            message=f"{share:.2%} of the values in the {one.group} layers are beyond the range of "
-            f"{one.format} and are cut (limit {limit:.2%}), since step {first}. Take scales from "
-            "the values themselves (dynamic), or keep these layers in bf16.",
-            evidence=(f"{one.format}/{one.group}/saturated_share {one.series.latest:.4g}",),
-            causes=(Cause("fp8-saturation", f"{share:.2%} of the {one.group} layers' values"),),
-            fixes=(
-                Fix("trainer.fp8.scaling", "dynamic", "scales of these very values", Grade.UNSAFE),
-                Fix(f"trainer.{one.format}.skip_layers", "their names", "stay in bf16"),
-            ),
-            first_step=first,
-            last_step=int(one.series.steps[-1]),
-            value=share,
-            limit=limit,
-            subject=one.subject,
+    for found in held_shares(view, _MEASURE, options):
+        one, share = found.of, found.share
+        yield found.as_sighting(
+            f"{share:.2%} of the values in the {one.group} layers are beyond the range of "
+            f"{one.format} and are cut (limit {found.limit:.2%}), since step {found.first_step}. "
+            "Take scales from the values themselves (dynamic), or keep these layers in bf16.",
+            measure=_MEASURE,
+            cause=Cause("fp8-saturation", f"{share:.2%} of the {one.group} layers' values"),
+            fix=Fix("trainer.fp8.scaling", "dynamic", "scales of these very values", Grade.UNSAFE),
         )
 
 
@@ -79,7 +66,7 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.MEASURED,
     check=check,
-    needs=(names_of("saturated_share"),),
+    needs=(names_of(_MEASURE),),
     options=Options,
     explains=("LRN002", "LRN009", "LRN010", "QNT006", "QNT010", "QNT011"),
 )

@@ -28,9 +28,14 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.precision.kinds import measured, names_of
+from homeostat.health.rules.precision.kinds import held_shares, names_of
 from homeostat.health.view import RunView
-from homeostat.health.windows import held_mean, newest_spell
+
+_MEASURE = "flushed_share"
+_FINER = {
+    "fp8": Fix("trainer.fp8.recipe", "blockwise", "a scale for each block", Grade.UNSAFE),
+    "int4": Fix("trainer.int4.group_size", "smaller", "a scale for fewer weights", Grade.UNSAFE),
+}
 
 
 class Options(RuleOptions):
@@ -41,33 +46,15 @@ class Options(RuleOptions):
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    for one in measured(view, "flushed_share"):
-        limit = options.max_share if one.format == "fp8" else options.max_share_int4
-        values = one.series.values
-        held = values > limit
-        spell = newest_spell(held, fire=options.fire, window=options.window, clear=2)
-        if spell is None or not spell.is_open:
-            continue
-        share, first = held_mean(values, held, spell), int(one.series.steps[spell.start])
-        finer = (
-            Fix("trainer.fp8.recipe", "blockwise", "a scale for each block", Grade.UNSAFE)
-            if one.format == "fp8"
-            else Fix(
-                "trainer.int4.group_size", "smaller", "a scale for fewer weights", Grade.UNSAFE
-            )
-        )
-        yield Sighting(
-            message=f"{share:.0%} of the values in the {one.group} layers become 0 in {one.format} "
-            f"(limit {limit:.0%}), since step {first}: a few large ones set the scale of all. Use "
-            "smaller blocks, or keep these layers in bf16.",
-            evidence=(f"{one.format}/{one.group}/flushed_share {one.series.latest:.4g}",),
-            causes=(Cause("quantisation-underflow", f"{share:.0%} of the {one.group} layers"),),
-            fixes=(finer, Fix(f"trainer.{one.format}.skip_layers", "their names", "stay in bf16")),
-            first_step=first,
-            last_step=int(one.series.steps[-1]),
-            value=share,
-            limit=limit,
-            subject=one.subject,
+    for found in held_shares(view, _MEASURE, options):
+        one, share = found.of, found.share
+        yield found.as_sighting(
+            f"{share:.0%} of the values in the {one.group} layers become 0 in {one.format} "
+            f"(limit {found.limit:.0%}), since step {found.first_step}: a few large ones set the "
+            "scale of all. Use smaller blocks, or keep these layers in bf16.",
+            measure=_MEASURE,
+            cause=Cause("quantisation-underflow", f"{share:.0%} of the {one.group} layers"),
+            fix=_FINER[one.format],
         )
 
 
@@ -78,7 +65,7 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.MEASURED,
     check=check,
-    needs=(names_of("flushed_share"),),
+    needs=(names_of(_MEASURE),),
     options=Options,
     explains=("LRN002", "LRN009", "LRN010", "QNT010", "QNT011"),
     yields_to=("QNT004", "QNT007"),

@@ -2,15 +2,13 @@
 
 ## What it sees
 The run's own list of quantised layers (event precision_switched) holds an output head, an embedding
-or a router, or patterns of the skip list that cover no layer; or the settings of another framework
-say the same: an FP8 recipe of Megatron with `moe_router_dtype` fp8, or an ignore list without a
-head beside weights that are quantised.
+or a router; or the settings of another framework say the same: an FP8 recipe of Megatron with
+`moe_router_dtype` fp8, or an ignore list without a head beside weights that are quantised.
 
 ## Why it matters
 A head maps to the whole vocabulary: its rounding error moves every probability. A router decides by
-small differences, and rounding sends tokens to other experts than the engine does. A pattern that
-covers nothing is usually a typo, or the name of the layer in another framework: the layer that it
-was to protect is quantised.
+small differences, and rounding sends tokens to other experts than the engine does. Our own skip
+lists cannot miss a layer by a typo: a pattern that covers no layer is refused at the start.
 
 ## Likely causes
 - wrong-layers-quantised: a skip list with names of another model or framework.
@@ -58,12 +56,10 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
 
 
 def _signs(view: RunView) -> Iterator[str]:
-    sensitive, unmatched = layer_names(view, "sensitive"), layer_names(view, "unmatched")
+    sensitive = layer_names(view, "sensitive")
     if sensitive:
         more = f" and {len(sensitive) - _MANY} more" * (len(sensitive) > _MANY)
         yield f"{', '.join(sensitive[:_MANY])}{more} are quantised: heads, embeddings and routers."
-    if unmatched:
-        yield f"The skip list has {', '.join(map(repr, unmatched))}, which cover no layer."
     if str(raw(view, "moe_router_dtype") or "").lower().startswith("fp8"):
         yield "moe_router_dtype is fp8: the router decides by differences that FP8 rounds away."
     ignored = raw(view, "quantization_config.ignore", "quantization_config.modules_to_not_convert")
