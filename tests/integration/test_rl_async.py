@@ -298,6 +298,22 @@ def test_an_evaluation_beside_training_is_of_one_version(folder: Path) -> None:
     assert tensors(beside) == tensors(waits)
 
 
+def test_several_engines_sample_what_one_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two engines behind a router, one of which dies while the trainer trains."""
+    common = (STALE, "model.numerics=invariant", "trainer.max_steps=5")
+    one, two = (
+        config_of(folder, f"engines_{count}", *common, f"engine.data_parallel_size={count}")
+        for count in (1, 2)
+    )
+    runs.train(one)
+    monkeypatch.setattr(RemoteEngine, "poll", kills.killed_at("poll", call=12, within_s=0.05))
+    runs.train(two)
+    assert len(runs.events(two, "engine_lost")) == 1
+    assert_equal(two, one)
+
+
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
 def test_sampling_beside_fsdp_cannot_deadlock(folder: Path) -> None:
