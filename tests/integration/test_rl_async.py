@@ -27,10 +27,10 @@ STALE = "rollout.max_staleness=2"
 SAVES = "checkpoint={interval_steps: 2, export: off, keep_last: 9}"
 # What a clock or another process decides, or only one of the loops has.
 MEASURED = ("time", "throughput/", "memory/", "engine/", "sync/", "rollout/", "stale/mixed")
-# Of different lengths, two at a time in invariant numerics, so that some are unfinished when an
+# Of different lengths, four at a time in invariant numerics, so that some are unfinished when an
 # update is finished.
 RAGGED = {**tiny_rl.ROLLOUT, "max_new_tokens": 150, "keep_journal": True}
-SLOW = ("engine.max_concurrency=2",)
+SLOW = ("engine.max_concurrency=4",)
 WIDE = {"max_tokens_per_device": 512}
 
 
