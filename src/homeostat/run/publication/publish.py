@@ -267,6 +267,14 @@ class SentWeights:
     def _last_published(self) -> WeightSource:
         return self._kept() if self.is_behind else PolicyWeights(self.trainer)
 
+    def _for_replacement(self) -> WeightSource:
+        """Return what a process is sent that replaces a dead one.
+
+        While the engine samples ahead, the trainer may be in the middle of an update, and is
+        another thread's to call.
+        """
+        return self._kept() if self.config.samples_ahead else self._last_published()
+
     def _kept(self) -> WeightSource:
         assert self._copy is not None, "an engine that falls behind has its weights kept"
         return StoredWeights(self._copy)
@@ -297,9 +305,7 @@ class SentWeights:
         if self._is_sending:
             raise error
         version = self.rl_state.published_version
-        # The trainer may be in the middle of an update, and another thread's to use.
-        source = self._kept if self.config.samples_ahead else self._last_published
-        self._restarted(error, lambda: self._send_until_served(source, version))
+        self._restarted(error, lambda: self._send_until_served(self._for_replacement, version))
 
     def _restarted(self, error: EngineDiedError, send: Callable[[], Manifest]) -> Manifest:
         """Start processes until one lives to have the weights, or no restart is left."""
