@@ -32,13 +32,13 @@ from homeostat.errors import (
     WorkerHungError,
     WorkerOutOfMemoryError,
 )
-from homeostat.models.build import ModelSheet, read_shape
+from homeostat.models.build import ModelSheet
 from homeostat.observe.timeline import OnSpan
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.memory import ladder_text
 from homeostat.train.replay import portions
 from homeostat.train.runtime import Runtime
-from homeostat.train.sequence.heads import require_heads
+from homeostat.train.sequence.heads import require_heads_of
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Measured
 from homeostat.types import (
@@ -68,7 +68,7 @@ def start_sharded(
     """Start the ranks and have each build its share of the model."""
     cluster = config.cluster
     assert isinstance(cluster, RanksCluster), "combinations asks for it"
-    require_heads(read_shape(config.model), config.mesh.sp)
+    require_heads_of(config.model, config.mesh.sp)
     spec = GroupSpec(
         factory=FACTORY,
         kwargs={"config": _on(config, runtime), "threads": runtime.threads},

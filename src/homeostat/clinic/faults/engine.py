@@ -110,6 +110,18 @@ class RareSync(Injector):
         raw["trainer"]["lr"] *= 2
 
 
+class TooFarAhead(Injector):
+    """Groups are sampled so many steps ahead of the trainer that their policy is long gone."""
+
+    name, family, onset = "too_far_ahead", Family.OFFPOLICY, FROM_START
+    expects = ("stale-policy", "train-infer-logprob-drift", "sync-interval-without-correction")
+    body, strength = OWN_PROCESS, (8.0, 14.0)
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["rollout"]["max_staleness"] = round(self.dose.strength)
+        raw["trainer"]["lr"] *= 2
+
+
 class BadPublication(Injector):
     """One publication arrives damaged, and the engine samples with it until the next."""
 
@@ -207,6 +219,7 @@ FAULTS: tuple[type[Injector], ...] = (
     OtherCheckpoint,
     TemperatureMismatch,
     RareSync,
+    TooFarAhead,
     EngineKilled,
     EngineHung,
     SlowEngine,
