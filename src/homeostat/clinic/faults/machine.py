@@ -181,6 +181,8 @@ class RankKilled(Injector):
     expects = ("trainer-ranks-lost",)
     body, onset = OVER_RANKS, (6, 10)
     cure, vital, stays = Cure.SAFE, "train/loss", True
+    # Three starts of torchrun, each of which imports torch.
+    deadline_s = 400.0
 
     def __init__(self, dose: Dose) -> None:
         super().__init__(dose)
