@@ -20,6 +20,20 @@ def descendants(text: str) -> list[int]:
     ]
 
 
+def workers() -> list[int]:
+    """Return the worker processes below this one, without their guardians.
+
+    A guardian that is stopped could not end its worker when this process ends.
+    """
+    found = descendants("homeostat.workers.child")
+    return [process for process in found if _parent(process) in found]
+
+
+def _parent(process: int) -> int | None:
+    stat = _read(Path(f"/proc/{process}/stat"))
+    return int(stat.rpartition(")")[2].split()[1]) if stat else None
+
+
 def _descends(process: int, parents: dict[int, int]) -> bool:
     while process in parents:
         process = parents[process]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from homeostat.clinic.injector import FROM_START, Cure, Injector
-from homeostat.clinic.processes import descendants
+from homeostat.clinic.processes import descendants, workers
 from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
 from homeostat.models.decoder import Decoder
@@ -189,7 +189,7 @@ class EngineHung(Injector):
 
     def before_step(self, step: int, parts: Any) -> None:
         if step - self.dose.onset in (0, 3):
-            for process in descendants("homeostat.workers.child"):
+            for process in workers():
                 os.kill(process, signal.SIGSTOP)
 
 
