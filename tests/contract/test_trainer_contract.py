@@ -6,10 +6,11 @@ read from the first moments that it saves, and states by loading them into a loc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,14 @@ def in_lanes(folder: Path, *overrides: str, **sections: dict) -> LocalTrainer:
     return local(folder, *overrides, "trainer.lanes=2", **sections)
 
 
-def sharded(num_ranks: int, folder: Path, *overrides: str, **sections: dict) -> Trainer:
-    config = tiny.config(folder, *overrides, *ranks.over(num_ranks), **sections)
+def sharded(
+    num_ranks: int,
+    folder: Path,
+    *overrides: str,
+    backend: Mapping[str, int] = MappingProxyType({}),
+    **sections: dict,
+) -> Trainer:
+    config = tiny.config(folder, *overrides, *ranks.over(num_ranks, **backend), **sections)
     runtime = resolve_runtime(config)
     with ranks.forked():
         log_file = folder / f"workers_{num_ranks}.log"
@@ -62,6 +69,8 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
     "local": local,
     "2 lanes": in_lanes,
     **{f"{num} ranks": partial(sharded, num) for num in (1, 2, 4)},
+    "2 ranks, ring": partial(sharded, 2, backend={"context_parallel_size": 2}),
+    "2 ranks, heads": partial(sharded, 2, backend={"sequence_parallel_size": 2}),
 }
 
 
@@ -117,6 +126,8 @@ def kinds(*names: str) -> list[Any]:
         "1 ranks": [pytest.mark.ranks, pytest.mark.slow],
         "2 ranks": [pytest.mark.ranks],
         "4 ranks": [pytest.mark.ranks, pytest.mark.slow],
+        "2 ranks, ring": [pytest.mark.ranks, pytest.mark.slow],
+        "2 ranks, heads": [pytest.mark.ranks, pytest.mark.slow],
     }
     return [pytest.param(name, marks=marks.get(name, [])) for name in names]
 
