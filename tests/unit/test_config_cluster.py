@@ -175,7 +175,7 @@ def test_addresses_come_from_the_cluster_alone() -> None:
     """Whoever opens a socket is told where; only the cluster's own file names an address."""
     package = Path(homeostat.__file__).parent
     naming = [file for file in package.rglob("*.py") if LOOPBACK in file.read_text()]
-    assert [file.relative_to(package).as_posix() for file in naming] == ["config/cluster.py"]
+    assert [file.relative_to(package).as_posix() for file in naming] == ["config/ranks.py"]
     assert {build().cluster.host, build(*TWO_RANKS).cluster.host} == {LOOPBACK}
 
 

@@ -30,7 +30,6 @@ FOREIGN: dict[str, str] = {
     "algorithm.ratio_level": "Ratios of single tokens, or of whole completions.",
     "algorithm.scale_rewards": "How rewards become advantages.",
     "cluster.devices_per_node": "Devices of one machine.",
-    "cluster.nodes": "Machines.",
     "cluster.port": "Port at which the processes meet.",
     "data.template": "Name of a chat template.",
     "data.train_on_prompt": "Whether prompts have a loss, too.",
