@@ -336,8 +336,8 @@ def test_the_update_is_torchs_adamw_with_clipping(bench: Bench) -> None:
         assert report.grad_norm == pytest.approx(float(norm), rel=1e-5)
     expected = {name: param.detach().clone() for name, param in named.items()}
     for name, param in bench.saved()["model"].items():
-        # Parts of a micro-batch are summed in another order, and where a gradient is next to nothing
-        # Adam makes a step of what rounding left of it.
+        # Parts of a micro-batch are summed in another order, and where a gradient is next to
+        # nothing Adam makes a step of what rounding left of it.
         atol = 3e-5 if splits_micro_batches(bench.trainer) else 1e-6
         torch.testing.assert_close(param, expected[name], rtol=1e-5, atol=atol)
 
