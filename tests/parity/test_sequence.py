@@ -27,6 +27,7 @@ ON_TWO = {
     "values_and_pairs",
     "checkpointed_activations_and_dropout",
     "invariant_numerics_keep_their_bits",
+    "kept_sets_and_truth",
     "sequence_ratios",
 }
 
