@@ -106,6 +106,7 @@ def files_lie_where_they_are_told_to(workshop: Workshop) -> None:
 
 BY_SHARED_MEMORY = warm(weights_travel_by("shared_memory"))
 BY_DISK = warm(files_lie_where_they_are_told_to)
+BY_DELTA = warm(weights_travel_by("delta", "folder: differences"))
 BY_COLLECTIVE = warm(weights_travel_by("collective"))
 NEEDS_A_GPU = warm(
     refuses("sync.transport={type: cuda_ipc, bucket_bytes: 64}", "cuda_ipc", base=OWN)
@@ -140,6 +141,13 @@ CASES: dict[str, Case] = {
         ),
         refuses("engine.processes=2", "own_process", base=OWN),
     ),
+    "engine.data_parallel_size (native)": all_of(
+        shows(
+            "engine.data_parallel_size=2", lambda run: (run.dir / "engine2.log").is_file(),
+            was=False, now=True, base=OWN, same="losses",
+        ),
+        refuses("engine.data_parallel_size=2", "own_process=true"),
+    ),
     "engine.start_timeout_s (native)": refuses(
         "engine.start_timeout_s=0.001", "engine", base=OWN
     ),
@@ -161,6 +169,9 @@ CASES: dict[str, Case] = {
     "sync.transport.type (disk)": BY_DISK,
     "sync.transport.bucket_bytes (disk)": BY_DISK,
     "sync.transport.folder (disk)": BY_DISK,
+    "sync.transport.type (delta)": BY_DELTA,
+    "sync.transport.bucket_bytes (delta)": BY_DELTA,
+    "sync.transport.folder (delta)": BY_DELTA,
     "sync.transport.type (collective)": BY_COLLECTIVE,
     "sync.transport.bucket_bytes (collective)": BY_COLLECTIVE,
     "sync.transport.type (cuda_ipc)": NEEDS_A_GPU,
