@@ -7,6 +7,7 @@ while a backend is missing here.
 
 from __future__ import annotations
 
+from homeostat.models.weights import Part, WholePart
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.mirror import MirrorEngine
 from homeostat.rollout.native.engine import NativeEngine
@@ -17,6 +18,7 @@ from homeostat.rollout.vllm.engine import VllmEngine
 from homeostat.sync.bucket import Packer, Receiver, Transport
 from homeostat.sync.collective import CollectivePacker, CollectiveReceiver, CollectiveTransport
 from homeostat.sync.cuda_ipc import CudaIpcPacker, CudaIpcReceiver, CudaIpcTransport
+from homeostat.sync.delta import DeltaPacker, DeltaReceiver, DeltaTransport
 from homeostat.sync.disk import DiskPacker, DiskReceiver, DiskTransport
 from homeostat.sync.in_process import InProcessPacker, InProcessReceiver, InProcessTransport
 from homeostat.sync.shared_memory import (
@@ -24,6 +26,7 @@ from homeostat.sync.shared_memory import (
     SharedMemoryReceiver,
     SharedMemoryTransport,
 )
+from homeostat.train.fsdp.model import OwnPart
 from homeostat.train.fsdp.sharding import FsdpShards
 from homeostat.train.local import LocalTrainer
 from homeostat.train.optimizers.adafactor import Adafactor
@@ -47,6 +50,7 @@ ENGINES: list[type[Engine]] = [
     VllmEngine,
 ]
 RULES: list[type[Rule]] = [Adafactor, AdamW, Muon]
+PARTS: list[type[Part]] = [OwnPart, WholePart]
 SHARDS: list[type[Shards]] = [FsdpShards, Whole]
 TRAINERS: list[type[Trainer]] = [LocalTrainer, ShardedTrainer]
 CHANNELS: list[type[Channel]] = [SocketChannel]
@@ -55,6 +59,7 @@ WORKER_GROUPS: list[type[WorkerGroup]] = [InProcessGroup, ProcessGroup]
 PACKERS: list[type[Packer]] = [
     CollectivePacker,
     CudaIpcPacker,
+    DeltaPacker,
     DiskPacker,
     InProcessPacker,
     SharedMemoryPacker,
@@ -62,6 +67,7 @@ PACKERS: list[type[Packer]] = [
 RECEIVERS: list[type[Receiver]] = [
     CollectiveReceiver,
     CudaIpcReceiver,
+    DeltaReceiver,
     DiskReceiver,
     InProcessReceiver,
     SharedMemoryReceiver,
@@ -69,6 +75,7 @@ RECEIVERS: list[type[Receiver]] = [
 TRANSPORTS: list[type[Transport]] = [
     CollectiveTransport,
     CudaIpcTransport,
+    DeltaTransport,
     DiskTransport,
     InProcessTransport,
     SharedMemoryTransport,

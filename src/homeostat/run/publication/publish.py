@@ -145,16 +145,25 @@ class SentWeights:
                 step, f"the {name} engine takes weights only while it stands still"
             )
             return
-        if self._publisher is None:
+        publisher = self._publisher
+        if publisher is None:
             # To connect, the engine would have to stand still.
             self._tell_not_staged(step, "the transport is opened anew after an engine died")
             return
         try:
-            self._publisher.stage(PolicyWeights(self.trainer), self.engine, version=step)
+            publisher.stage(PolicyWeights(self.trainer), self.engine, version=step)
         except SyncError as error:
-            if mode == "always":
+            has_died = self._publisher is not publisher or self._has_dead_engine()
+            # What was begun cannot be continued: `publish` opens another transport.
+            self._disconnect()
+            if mode == "always" and not has_died:
                 raise
             self._tell_not_staged(step, str(error))
+
+    def _has_dead_engine(self) -> bool:
+        one = self.engine
+        engines = one.engines if isinstance(one, Router) else [one]
+        return any(isinstance(e, RemoteEngine) and e.death() is not None for e in engines)
 
     def _is_due(self, step: int, *, must: bool) -> bool:
         age = step - self.rl_state.published_version
@@ -207,6 +216,14 @@ class SentWeights:
     def _last_published(self) -> WeightSource:
         return self._kept() if self.is_behind else PolicyWeights(self.trainer)
 
+    def _for_replacement(self) -> WeightSource:
+        """Return what a process is sent that replaces a dead one.
+
+        While the engine samples ahead, the trainer may be in the middle of an update, and is
+        another thread's to call.
+        """
+        return self._kept() if self.config.samples_ahead else self._last_published()
+
     def _kept(self) -> WeightSource:
         assert self._copy is not None, "an engine that falls behind has its weights kept"
         return StoredWeights(self._copy)
@@ -237,9 +254,7 @@ class SentWeights:
         if self._is_sending:
             raise error
         version = self.rl_state.published_version
-        # The trainer may be in the middle of an update, and another thread's to use.
-        source = self._kept if self.config.samples_ahead else self._last_published
-        self._restarted(error, lambda: self._send_until_served(source, version))
+        self._restarted(error, lambda: self._send_until_served(self._for_replacement, version))
 
     def _restarted(self, error: EngineDiedError, send: Callable[[], Manifest]) -> Manifest:
         """Start processes until one lives to have the weights, or no restart is left."""

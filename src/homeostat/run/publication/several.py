@@ -152,13 +152,10 @@ class SentToSeveral(SentWeights):
 
     def _current(self) -> WeightSource:
         """The weights that the other engines have, or are just being sent."""
-        if self.config.samples_ahead and not self._is_sending:
-            # The trainer may be in the middle of an update, and another thread's to use.
-            return self._kept()
         if self.is_behind and self._copy is None:
             # All engines are just being sent what the trainer has, and so will this one be.
             return PolicyWeights(self.trainer)
-        return self._last_published()
+        return self._for_replacement()
 
     def _begin_again(self, name: str, death: EngineDiedError) -> None:
         others = len(self.router.engines) + self.replacements.num_starting
