@@ -73,8 +73,11 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
         learned = now.learn(step, rollouts)
         hooks.after_update(step, parts)
         state.step = step
-        with now.stage("publish", step), ahead.quiesced():
-            published = feed.publish(config.policy_version(step), must=True)
+        version = config.policy_version(step)
+        with now.stage("publish", step):
+            feed.stage(version, must=True)
+            with ahead.quiesced():
+                published = feed.publish(version, must=True)
         now.refresh_reference()
         seconds = time.perf_counter() - started
         metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds)
