@@ -182,6 +182,8 @@ class EngineHung(Injector):
     expects = ("engine-restarts", "engine-step-timeout")
     body, onset = OWN_PROCESS, (5, 12)
     cure, vital, stays = Cure.SAFE, "reward", True
+    # Two deadlines, two reports, and two starts of the engine.
+    deadline_s = 300.0
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         raw["engine"]["stall_s"] = 4.0
