@@ -47,7 +47,7 @@ def engines_share_the_ranks_devices(workshop: Workshop) -> None:
     found = {}
     for placement in ("disaggregated", "colocated"):
         recipe["cluster"]["placement"] = placement
-        config = tiny_rl.build_config(recipe, [], file=None)
+        config = tiny_rl.build_config(recipe, [], file=None).for_placement
         needs = needs_of(config, device="cpu")
         found[placement] = find_shortages(config, needs, [Node("here", {"CPU": 4.0})])
     assert "trainer 1 x 4 CPU + engines 1 x 4 CPU = 8" in found["disaggregated"][0].message

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 from homeostat.config.cluster import AnyCluster
+from homeostat.config.parts import PlacementSettings
 from homeostat.config.ray_cluster import RayCluster
-from homeostat.config.run import RunConfig
 from homeostat.config.sync import AnyTransport
 from homeostat.errors import ConfigError, WorkerError
 from homeostat.run.ray.actors import Place
@@ -44,7 +44,7 @@ PATIENCE_SECONDS = 0.5
 
 
 @contextmanager
-def ray_opened(config: RunConfig, *, device: str) -> Iterator[None]:
+def ray_opened(config: PlacementSettings, *, device: str) -> Iterator[None]:
     """Place workers by Ray for the duration of the block, where the recipe's cluster is one.
 
     Raises ConfigError if the cluster can never hold the run, or a node lacks what the run needs.
