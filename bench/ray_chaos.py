@@ -52,14 +52,14 @@ STEP = 2
 LIMIT_S = 30.0
 DEADLINE_S = 420.0
 MAX_STARTS = 4
-# A driver that was stopped goes on after a while: nobody else can find out that it hangs.
+# A stopped driver is continued after a while: nobody else can find out that it hangs.
 PAUSE_S = 5.0
 ORPHAN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """Whom a run loses, when, and how."""
+    """One process of a run is lost: which, in which phase, by which signal."""
 
     victim: str
     phase: str
@@ -71,7 +71,7 @@ class Blow:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a disturbed run. `recovery_s`: from the blow until the step was complete."""
+    """The end of a disturbed run. `recovery_s`: from the blow until the step was complete."""
 
     blow: str
     was_hit: bool
@@ -289,6 +289,7 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
+        os.environ.setdefault("RAY_worker_niceness", "0")
         self._common = {"object_store_memory": 80 * 2**20}
         head = {"num_cpus": 2, "node_ip_address": "127.0.0.2", "include_dashboard": False}
         self.cluster = Cluster(initialize_head=True, head_node_args={**self._common, **head})

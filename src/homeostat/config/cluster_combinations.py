@@ -46,7 +46,7 @@ def _ray(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "cluster.placement",
             "colocated is about engines, which share the devices of trainer ranks, and this run "
-            "has none in processes of their own.",
+            "has none in separate processes.",
             "Remove it.",
         )
     if cluster.address is None and cluster.nodes > 1:

@@ -156,7 +156,7 @@ class TrainerSetup:
 class PlacementSettings:
     """The settings of where the processes of a run are placed, and of what they need there.
 
-    `num_engines` are in processes of their own; `mesh` is the trainer's.
+    `num_engines` are in separate processes; `mesh` is the trainer's.
     """
 
     cluster: AnyCluster

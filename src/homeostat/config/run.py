@@ -325,7 +325,7 @@ class RunConfig(Settings):
 
     @property
     def num_engines(self) -> int:
-        """Return the number of engines in processes of their own."""
+        """Return the number of engines in separate processes."""
         is_asked = self.debug is None or self.debug.mode != "train_only"
         samples = self.is_rl and is_asked and not self.engine.shares_weights
         return self.engine.data_parallel_size if samples else 0

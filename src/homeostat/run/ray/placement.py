@@ -1,4 +1,4 @@
-"""How many GPUs and CPUs a run asks of a Ray cluster, and whether the cluster has them.
+"""Count the GPUs and CPUs that a run asks of a Ray cluster, and compare with what it has.
 
 Pure arithmetic, written out in the message: a placement group that can never be placed waits for
 ever without a word.
