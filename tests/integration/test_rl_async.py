@@ -27,10 +27,10 @@ STALE = "rollout.max_staleness=2"
 SAVES = "checkpoint={interval_steps: 2, export: off, keep_last: 9}"
 # What a clock or another process decides, or only one of the loops has.
 MEASURED = ("time", "throughput/", "memory/", "engine/", "sync/", "rollout/", "stale/mixed")
-# Of different lengths, two at a time by the slowest decode path, so that some are unfinished when
-# an update is finished.
+# Of different lengths, four at a time in invariant numerics, so that some are unfinished when an
+# update is finished.
 RAGGED = {**tiny_rl.ROLLOUT, "max_new_tokens": 150, "keep_journal": True}
-SLOW = ("engine.max_concurrency=2", "engine.decode=plain")
+SLOW = ("engine.max_concurrency=4",)
 WIDE = {"max_tokens_per_device": 512}
 
 
@@ -296,6 +296,22 @@ def test_an_evaluation_beside_training_is_of_one_version(folder: Path) -> None:
     ]
     assert rewards[0] == rewards[1]
     assert tensors(beside) == tensors(waits)
+
+
+def test_several_engines_sample_what_one_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two engines behind a router, one of which dies while the trainer trains."""
+    common = (STALE, "model.numerics=invariant", "trainer.max_steps=5")
+    one, two = (
+        config_of(folder, f"engines_{count}", *common, f"engine.data_parallel_size={count}")
+        for count in (1, 2)
+    )
+    runs.train(one)
+    monkeypatch.setattr(RemoteEngine, "poll", kills.killed_at("poll", call=12, within_s=0.05))
+    runs.train(two)
+    assert len(runs.events(two, "engine_lost")) == 1
+    assert_equal(two, one)
 
 
 @pytest.mark.ranks

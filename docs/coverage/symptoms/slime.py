@@ -16,7 +16,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("2 Stuck at submission", "The job waits because it asks for more devices than there are", "CFG013 ERR130", "The rule counts devices. With `cluster.type: ray` the sum is written out and the run refused before anything is placed; every wait has a limit."),
     ("3 Memory", "Memory runs out because the tokens of a micro-batch are too many", "ERR001 ERR004 MEM005", "`trainer.max_tokens_per_device`, halved by the run itself where memory ran out (`trainer.on_oom`)."),
     ("3 Memory", "The budget of tokens has no effect because dynamic batches are off", "CFG012", "There is no such pair of settings: packing always goes by the budget."),
-    ("3 Memory", "Memory runs out with a small budget, because single samples are long", "ERR004 ERR002 ERR419", "pending: splitting a sequence over devices is a later stage"),
+    ("3 Memory", "Memory runs out with a small budget, because single samples are long", "ERR004 ERR002 ERR419", "A row over several ranks: `trainer.backend.context_parallel_size` (any number), or `sequence_parallel_size` (divides the heads). The losses are those of one device."),
     ("3 Memory", "Conversations of several turns get far longer than was planned", "CFG009 ERR252 ERR468", "A row that is too long is counted and dropped (`data.overlong`). pending: conversations with tools are a later stage"),
     ("4 Several nodes", "transformers does not find a model, because processes write its cache at once", "ERR347 ERR351", "Models are local folders without remote code: nothing is written that could collide."),
     ("5 Resuming", "A run starts anew where it should go on", "CKP006 ERR557", "The same command goes on where it stopped (`checkpoint.resume: auto`)."),

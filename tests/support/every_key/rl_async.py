@@ -9,9 +9,9 @@ from tests.support.every_key.workshop import Case, Run, Workshop, all_of, refuse
 STEPS = "trainer.max_steps=3"
 AHEAD = (*OWN, STEPS, "rollout.max_staleness=1")
 EVALUATED = ("trainer.max_steps=4", "eval={interval_steps: 2, keep_best: false}")
-# Completions that take longer than an update: long ones, one at a time.
+# Completions that take longer than an update: many, a few at a time by the slowest decode path.
 LONG = (
-    "rollout.max_new_tokens=100", "trainer.max_tokens_per_device=512", "engine.max_concurrency=1",
+    "rollout.samples_per_prompt=8", "rollout.max_new_tokens=40", "engine.max_concurrency=4",
     "engine.decode=plain",
 )  # fmt: skip
 

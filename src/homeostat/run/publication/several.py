@@ -146,7 +146,7 @@ class SentToSeveral(SentWeights):
         publisher = self._publisher_to(engine)
         # Without a copy, the others are just being sent what the trainer has, and so will this one.
         is_lost = self.is_behind and self._copy is None
-        source = PolicyWeights(self.trainer) if is_lost else self._last_published()
+        source = PolicyWeights(self.trainer) if is_lost else self._for_replacement()
         try:
             self._published(publisher, engine, source, self.rl_state.published_version)
         finally:
