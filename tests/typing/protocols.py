@@ -36,7 +36,7 @@ from homeostat.train.optimizers.slots import Rule
 from homeostat.train.sharded import ShardedTrainer
 from homeostat.train.sharding import Shards, Whole
 from homeostat.train.trainer import Trainer
-from homeostat.workers.channel import Channel, Listener, SocketChannel, SocketListener
+from homeostat.workers.channel import Channel, Listener, SocketChannel, SocketListener, TcpListener
 from homeostat.workers.group import WorkerGroup
 from homeostat.workers.in_process import InProcessGroup
 from homeostat.workers.processes import ProcessGroup
@@ -54,7 +54,7 @@ PARTS: list[type[Part]] = [OwnPart, WholePart]
 SHARDS: list[type[Shards]] = [FsdpShards, Whole]
 TRAINERS: list[type[Trainer]] = [LocalTrainer, ShardedTrainer]
 CHANNELS: list[type[Channel]] = [SocketChannel]
-LISTENERS: list[type[Listener]] = [SocketListener]
+LISTENERS: list[type[Listener]] = [SocketListener, TcpListener]
 WORKER_GROUPS: list[type[WorkerGroup]] = [InProcessGroup, ProcessGroup]
 PACKERS: list[type[Packer]] = [
     CollectivePacker,
