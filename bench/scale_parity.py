@@ -126,7 +126,19 @@ CASES = (
     Case(4, "experts", {"expert_parallel_size": 2}, {"gradient_checkpointing": True}),
     Case(4, "experts", {"expert_parallel_size": 2, **_HYBRID}),
     Case(4, "experts", {"expert_parallel_size": 2, **_OFFLOAD}),
+    Case(4, "experts", {"expert_parallel_size": 4, "context_parallel_size": 2}),
+    Case(4, "experts", {"expert_parallel_size": 2, "sequence_parallel_size": 2}),
     Case(4, "experts"),
+    Case(2, "dense", {"sequence_parallel_size": 2}),
+    # Two key heads for four ranks.
+    Case(4, "dense", {"sequence_parallel_size": 4}),
+    Case(2, "dense", {"context_parallel_size": 2}),
+    Case(4, "dense", {"context_parallel_size": 4}),
+    Case(4, "dense", {"context_parallel_size": 2, "sequence_parallel_size": 2}),
+    Case(4, "dense", {"context_parallel_size": 2}, {"gradient_checkpointing": True}),
+    Case(4, "dense", {"sequence_parallel_size": 2, **_OFFLOAD}),
+    Case(4, "experts", {"context_parallel_size": 2, "expert_parallel_size": 4}),
+    Case(4, "experts", {"sequence_parallel_size": 2, "expert_parallel_size": 2}),
 )
 
 

@@ -24,7 +24,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,13 @@ from unittest.mock import patch
 
 import common
 from rich.console import Console
-from shapes import DTYPES, END_ID, SHAPES, Shape, write_folder
+from shapes import DTYPES, END_ID, Shape, write_folder
 
 from homeostat import api
 from homeostat.config.load import build_config
 from homeostat.observe.jsonl import read_metrics
 from homeostat.run.session.session import open_session
+from homeostat.run.wiring.hooks import Hooks
 from homeostat.simulator.fit import Measured, fit, predicted
 from homeostat.simulator.layout import Layout
 from homeostat.simulator.loop import simulate
@@ -72,7 +73,9 @@ SIZES = {
     "narrow": Shape(4, 128, 4, 2, 32, 384, vocab=512),
     "middle": Shape(4, 256, 4, 2, 64, 768, vocab=512),
     "wide": Shape(4, 384, 6, 2, 64, 1152, vocab=512),
-    **SHAPES,
+    # Qwen2's 0.5 B with a smaller vocabulary, and half of its layers.
+    "0.4b": Shape(24, 896, 14, 2, 64, 4864, vocab=32_768),
+    "0.2b": Shape(12, 896, 14, 2, 64, 4864, vocab=32_768),
 }
 
 
@@ -92,6 +95,7 @@ class Case:
     ends: int = 0
     own_process: bool = False
     max_tokens: int = 2048
+    concurrency: int = 256
 
 
 CPU = {
@@ -104,15 +108,16 @@ CPU = {
     "ragged, slow rewards": Case("wide", 8, 4, 96, ends=32, reward_s=0.15),
     "middle, own process": Case("middle", 8, 8, 64, own_process=True),
 }
+# Of two batch sizes and one width: each of another makes the GPU's kernels be compiled again.
 CUDA = {
-    "calibration: 16 x 8 x 256, 2 updates": Case("0.5b", 16, 8, 256, updates=2),
-    "calibration: 8 x 8 x 1024": Case("0.5b", 8, 8, 1024),
-    "32 x 8 x 512": Case("0.5b", 32, 8, 512),
-    "135 M, 32 x 8 x 256": Case("135m", 32, 8, 256),
-    "64 x 8 x 128, two waves": Case("0.5b", 64, 8, 128),
-    "4 x 8 x 1536": Case("0.5b", 4, 8, 1536),
-    "16 x 8 x 256, 4 updates and KL": Case("0.5b", 16, 8, 256, updates=4, has_kl=True),
-    "16 x 8 x 256, slow rewards": Case("0.5b", 16, 8, 256, reward_s=0.05),
+    "calibration: 24 layers, 16 x 8 x 256, 2 updates": Case("0.4b", 16, 8, 256, updates=2),
+    "calibration: 12 layers, 8 x 8 x 768": Case("0.2b", 8, 8, 768),
+    "24 layers, 8 x 8 x 512": Case("0.4b", 8, 8, 512),
+    "12 layers, 16 x 8 x 512": Case("0.2b", 16, 8, 512),
+    "24 layers, 16 x 8 x 256, slow rewards": Case("0.4b", 16, 8, 256, reward_s=0.05),
+    "24 layers, 8 x 8 x 256, 4 updates and KL": Case("0.4b", 8, 8, 256, updates=4, has_kl=True),
+    "12 layers, 8 x 8 x 1536": Case("0.2b", 8, 8, 1536),
+    "24 layers, 16 x 8 x 256, two waves": Case("0.4b", 16, 8, 256, concurrency=64),
 }
 CALIBRATION = 2
 
@@ -131,7 +136,7 @@ def recipe(case: Case, name: str, place: Path, *, steps: int, device: str) -> di
         "algorithm": {"type": "grpo", **({"kl": {"coefficient": 0.01}} if case.has_kl else {})},
         "model": {"path": str(folder)},
         "data": {"train": [prompts], "max_length": 128},
-        "engine": {"own_process": case.own_process},
+        "engine": {"own_process": case.own_process, "max_concurrency": case.concurrency},
         "rollout": {
             "prompts_per_step": case.prompts,
             "samples_per_prompt": case.samples,
@@ -154,8 +159,8 @@ def recipe(case: Case, name: str, place: Path, *, steps: int, device: str) -> di
 
 def workload(case: Case, *, device: str) -> Workload:
     """The same configuration as the simulator is given it."""
-    # Advantages of several updates need the log-probs before the first; KL those of a reference.
-    scored = int(case.updates > 1) + int(case.has_kl)
+    # Rows after the first update need log-probs from before it; KL needs those of a reference.
+    scored = 1 - 1 / case.updates + case.has_kl
     return Workload(
         case.prompts,
         case.samples,
@@ -186,6 +191,22 @@ def model_shape(name: str) -> ModelShape:
     return ModelShape(name, *sizes, own.vocab, tied=True)
 
 
+class EnoughError(Exception):
+    """Ends a run after its last step, before it saves a checkpoint, which nobody wants here."""
+
+
+class Stop(Hooks):
+    """Raises `EnoughError` after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def after_step(self, step: int, parts: Any) -> None:
+        """End the run after the last step that is wanted."""
+        if step == self.steps:
+            raise EnoughError
+
+
 @contextmanager
 def fair_clock() -> Iterator[None]:
     """Let the clock of the loop stand while this process or a child waits for a core."""
@@ -210,19 +231,17 @@ def fair_clock() -> Iterator[None]:
 
 
 def measure(
-    case: Case, name: str, place: Path, *, steps: int, device: str
+    case: Case, name: str, place: Path, *, arguments: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Train, and return the seconds of each stage in each step after the first."""
-    config = build_config(recipe(case, name, place, steps=steps, device=device), [], file=None)
-    with open_session(
-        config,
-        recipe="",
-        command=["bench"],
-        console=Console(file=io.StringIO()),
-        log_level="error",
-    ) as session:
-        api.train(config, session)
-    records = [r for r in read_metrics(config.run_dir / "metrics.jsonl") if "time/step" in r][1:]
+    """Train, and return the seconds of each stage in each step after those that warm up."""
+    steps, device = arguments.steps, arguments.device
+    config = build_config(recipe(case, name, place, steps=steps + 1, device=device), [], file=None)
+    console = Console(file=io.StringIO())
+    how = {"recipe": "", "command": ["bench"], "console": console, "log_level": "error"}
+    with suppress(EnoughError), open_session(config, **how) as session:
+        api.train(config, session, Stop(steps))
+    records = [r for r in read_metrics(config.run_dir / "metrics.jsonl") if "time/step" in r]
+    records = records[arguments.skip :]
     found = {stage: [r.get(key, 0.0) for r in records] for stage, key in STAGES.items()}
     found["step"] = [r["time/step"] for r in records]
     found["mean_length"] = [r["completions/mean_length"] for r in records]
@@ -250,13 +269,7 @@ def measure_all(cases: dict[str, Case], arguments: argparse.Namespace) -> dict[s
         for number in range(arguments.rounds):
             for index, (name, case) in enumerate(cases.items()):
                 with fair_clock():
-                    found = measure(
-                        case,
-                        f"c{index}_{number}",
-                        place,
-                        steps=arguments.steps,
-                        device=arguments.device,
-                    )
+                    found = measure(case, f"c{index}_{number}", place, arguments=arguments)
                 for stage, values in found.items():
                     seconds[name].setdefault(stage, []).extend(values)
                 line = {stage: round(statistics.median(v), 4) for stage, v in found.items()}
@@ -285,6 +298,7 @@ def judge(
                 model_shape(case.shape),
                 workload(case, device=device),
                 stages,
+                max_concurrency=case.concurrency,
                 sends_weights=case.own_process,
             )
         )
@@ -321,7 +335,8 @@ def _compared(one: Measured, machine: Machine) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
-    parser.add_argument("--steps", type=int, default=6, help="the first is not counted")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--skip", type=int, default=1, help="steps that warm up, not counted")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", help="file for the raw seconds, written after every run")
     parser.add_argument("--again", help="raw seconds of an earlier call; nothing is trained")

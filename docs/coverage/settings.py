@@ -29,10 +29,10 @@ NOT_IN_SOURCES: dict[str, tuple[str, ...]] = {
 
 Row = tuple[str, str, str]
 DERIVED = "Follows from other settings, and so cannot disagree with them."
-NCCL = "A variable of NCCL: passed on to the ranks."
+NCCL = "A variable of NCCL: inherited by the ranks; `cluster.env` sets it on every machine."
 TORCH = "A variable of PyTorch: passed on to the ranks."
-LAUNCH = "Set by the launcher: `cluster.type: torchrun` starts the ranks itself, at a free port."
-NODES = "Ranks are on one machine. pending: several nodes are a later stage."
+LAUNCH = "Set by the launcher: `cluster.type: torchrun` and `ray` start the ranks themselves, at a free port."
+NODES = "Several machines: `cluster.type: ray`. A scheduler runs `ray start` on each (srun, one task per node)."
 
 MILES: tuple[Row, ...] = (
     ("--fp8-recipe", "trainer.fp8.recipe trainer.fp8.scaling", "blockwise, rowwise or tensorwise; what is called delayed there is `scaling: delayed`."),
@@ -61,7 +61,7 @@ MILES: tuple[Row, ...] = (
     ("--use-zero-copy-sync", "sync.transport.type", "`in_process` shares the weights, `cuda_ipc` their memory."),
     ("--sync-bucket-size", "sync.transport.bucket_bytes", "Takes `2GB`."),
     ("--async-weight-sync", "pending: sync.overlap", "Comes with asynchronous training."),
-    ("--colocate", "engine.own_process engine.sleep", "Native engine: the trainer's own weights. vLLM: sleeps while the trainer works."),
+    ("--colocate", "cluster.placement engine.own_process engine.sleep", "On Ray: `placement: colocated`. On one machine the native engine has the trainer's own weights. vLLM sleeps while the trainer works."),
     ("--aux-loss-coef", "model.moe.aux_loss_coefficient model.moe.balancing", "0 by default; it counts with `balancing: aux` or `sequence_aux`. In RL see MOE004."),
     ("--moe-capacity-factor", "model.moe.capacity_factor", "No limit by default; SFT only, as drops depend on the batch. MOE003 says when tokens are dropped."),
     ("--expert-model-parallel-size", "trainer.backend.expert_parallel_size", "Ranks that share the experts of a layer; tokens travel to them and back. It divides the ranks of a replica (shard x cp) and the number of experts, and the sums are checked before the start."),
@@ -126,7 +126,7 @@ AXOLOTL: tuple[Row, ...] = (
     ("number of data workers", "data.num_processes data.prefetch_updates", "Rows are tokenised before the first step, and packed ahead in the background."),
     ("special_tokens.pad_token", "model.pad_token", "For the export: packing never pads."),
     ("eos_token", "model.chat_template rollout.stop_token_ids", "The template's own end of a turn is found and trained."),
-    ("NCCL_DEBUG", "none", NCCL),
+    ("NCCL_DEBUG", "cluster.env", NCCL),
     ("HF_HUB_DISABLE_XET", "none", "A variable of the hub's client. Runs read local folders."),
     ("AXOLOTL_LOG_LEVEL", "observe.log_level", "HOMEOSTAT_DEBUG=1 does the same. console.log is always written."),
     ("~/.triton/cache", "none", "A cache of Triton's; no kernel is patched here."),
@@ -167,17 +167,17 @@ LIGHTRFT: tuple[Row, ...] = (
     ("--num_workers", "data.num_processes", "Processes that tokenise, before the first step."),
     ("--dataloader_pin_memory", "trainer.pin_memory", "On a GPU by default."),
     ("--log_interval", "observe.log_interval", "1 by default."),
-    ("--sp_size", "pending: trainer.backend.context_parallel_size", "Long sequences over devices."),
+    ("--sp_size", "trainer.backend.sequence_parallel_size trainer.backend.context_parallel_size", "Ulysses: ranks of one machine share rows and exchange tokens for heads; it must divide the query heads, and key heads are repeated where there are fewer. A ring (`context_parallel_size`) needs neither."),
     ("NCCL_TIMEOUT", "cluster.timeout_s sync.timeout_s", "NCCL has no such variable; here each wait has its limit."),
     ("NCCL_DEBUG", "none", NCCL),
-    ("NCCL_SOCKET_IFNAME", "none", NCCL),
-    ("NCCL_IB_DISABLE", "none", NCCL),
-    ("NCCL_BACKEND", "trainer.device", "No variable of NCCL's or PyTorch's: the backend follows from the device."),
+    ("NCCL_SOCKET_IFNAME", "cluster.env", NCCL + " On Ray it is the interface of the node's address by default."),
+    ("NCCL_IB_DISABLE", "cluster.env", NCCL),
+    ("NCCL_BACKEND", "cluster.backend", "No variable of NCCL's or PyTorch's. `auto`: NCCL on GPUs, gloo on the CPU."),
     ("MASTER_ADDR, MASTER_PORT", "none", LAUNCH),
     ("WORLD_SIZE, RANK", "cluster.processes", LAUNCH),
     ("torchrun --nproc_per_node", "cluster.processes", LAUNCH),
-    ("torchrun --nnodes, --node_rank, --master_addr, --master_port", "none", NODES),
-    ("srun -N, --ntasks-per-node", "none", NODES),
+    ("torchrun --nnodes, --node_rank, --master_addr, --master_port", "cluster.nodes cluster.address", NODES + " pending: ranks that an outer torchrun starts."),
+    ("srun -N, --ntasks-per-node", "cluster.nodes cluster.address", NODES + " pending: ranks that srun itself starts."),
     ("TORCH_DISTRIBUTED_DEBUG", "none", TORCH),
     ("CUDA_LAUNCH_BLOCKING", "none", "A variable of CUDA: passed on to all processes."),
     ("--max_ckpt_num", "checkpoint.keep_last", "2 by default, besides the best."),
@@ -192,11 +192,11 @@ CHATLEARN: tuple[Row, ...] = (
     ("models.policy_trainer.max_token_in_packing", "trainer.max_tokens_per_device", "8192 by default, up to 32768 on a GPU; `homeostat estimate` says what fits."),
     ("models.policy_trainer.groupgemm", "model.moe.grouped_kernel", "`auto`: grouped where the device has a kernel. `plain` is the reference."),
     ("models.policy_trainer.meta_init", "model.meta_init", "On by default, and always over ranks: those of one host together allocate one copy of the weights (`bench/meta_init.py`)."),
-    ("models.policy_trainer.ulysses_sequence_parallel_size", "pending: trainer.backend.context_parallel_size", "Long sequences over devices."),
+    ("models.policy_trainer.ulysses_sequence_parallel_size", "trainer.backend.sequence_parallel_size", "1 by default; it must divide the query heads, and is checked before the start."),
     ("models.policy.tensor_model_parallel_size", "engine.tensor_parallel_size", "vLLM."),
     ("models.policy.enforce_eager", "engine.enforce_eager", "vLLM."),
     ("runtime_args.train_micro_batch_size", "trainer.micro_batch_rows", "Packing off."),
-    ("RAY_CGRAPH_get_timeout", "engine.stall_s", "A variable of Ray, which is pending; here the engine's own limit."),
+    ("RAY_CGRAPH_get_timeout", "engine.stall_s", "Ray's variable is set to it in every vLLM process. vLLM splits an engine by its own processes, not by a Ray graph."),
     ("moe_router_load_balancing_type", "model.moe.balancing", "`none` by default, as it should be in RL (MOE004)."),
     ("moe_aux_loss_coeff", "model.moe.aux_loss_coefficient", "0 by default, as it should be in RL (MOE004)."),
     ("moe_router_enable_expert_bias", "model.moe.balancing", "`bias`. A bias that a checkpoint has is always used; it is frozen unless this is set (MOE004)."),
@@ -212,13 +212,13 @@ SLIME: tuple[Row, ...] = (
     ("--hf-checkpoint", "model.path", "One path for trainer, engine and tokenizer."),
     ("--model-name", "none", "Models are local folders without remote code: nothing is written that could collide."),
     ("--colocate", "engine.own_process engine.sleep", "Native engine: the trainer's own weights. vLLM: sleeps while the trainer works."),
-    ("actor_num_nodes", "none", NODES),
-    ("actor_num_gpus_per_node", "cluster.processes", "Ranks of the trainer."),
-    ("rollout_num_gpus", "engine.tensor_parallel_size", "One engine. pending: `engine.data_parallel_size` brings replicas."),
+    ("actor_num_nodes", "cluster.nodes", "Machines that the Ray cluster must have; ranks are packed on as few as possible."),
+    ("actor_num_gpus_per_node", "cluster.processes", "Ranks of the trainer on all machines, one GPU each; Ray finds the machines."),
+    ("rollout_num_gpus", "engine.tensor_parallel_size engine.data_parallel_size", "Their product; `cluster.placement` says whether these are the trainer's GPUs."),
     ("tensor parallelism of SGLang's servers", "engine.tensor_parallel_size", "vLLM; SGLang is pending."),
     ("--max-tokens-per-gpu", "trainer.max_tokens_per_device", "8192 by default, up to 32768 on a GPU."),
     ("--use-dynamic-batch-size", "trainer.packing", "Not a second switch: packing always goes by the budget."),
-    ("--context-parallel-size, cp_size", "pending: trainer.backend.context_parallel_size", "Long sequences over devices."),
+    ("--context-parallel-size, cp_size", "trainer.backend.context_parallel_size trainer.backend.sequence_parallel_size", "A ring: every row in 2 x size chunks, zigzag. `trainer.max_tokens_per_device` stays the budget of one device, so that a row may have size times as many tokens. Prompts are not shared in a ring; with Ulysses (`sequence_parallel_size`) they are."),
     ("rollout_max_response_len", "rollout.max_new_tokens", "512 by default."),
     ("rollout_batch_size", "rollout.prompts_per_step", "In prompts."),
     ("n_samples_per_prompt", "rollout.samples_per_prompt", "8 by default."),

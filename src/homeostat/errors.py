@@ -115,7 +115,7 @@ class LostRanksError(WorkerError):
 
 
 class TrainerLostError(WorkerError):
-    """Ranks of the trainer died, hung or lost each other. New ranks can go on from a checkpoint."""
+    """Ranks of the trainer died, hung or lost each other. New ranks can resume the run."""
 
 
 class SyncError(HomeostatError, RuntimeError):

@@ -28,15 +28,22 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[scale_parity.Tab
 
 
 def cases() -> list[Any]:
-    """A mesh without further settings is what tests/parity/test_fsdp.py checks in every respect."""
+    """A mesh without further settings is what tests/parity/test_fsdp.py checks in every respect,
+    and ranks that share micro-batches are what tests/parity/test_sequence.py does; except both with
+    experts divided over ranks."""
     return [
         pytest.param(
             case,
             id=f"{case.ranks} ranks: {case.mesh}",
-            marks=[] if case.backend or case.trainer else [pytest.mark.slow],
+            marks=[pytest.mark.slow] if is_checked_elsewhere(case) else [],
         )
         for case in scale_parity.CASES
     ]
+
+
+def is_checked_elsewhere(case: scale_parity.Case) -> bool:
+    shares_rows = {"context_parallel_size", "sequence_parallel_size"} & case.backend.keys()
+    return not (case.backend or case.trainer) or (bool(shares_rows) and case.model == "dense")
 
 
 @pytest.mark.parametrize("case", cases())

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.ranks
 DEADLINE_S = 300.0
 # Enough on one number of ranks.
 ON_TWO = {
+    "a_row_that_is_not_finite_is_found",
     "a_token_that_is_not_finite_is_found",
+    "experts",
+    "values_and_pairs",
     "checkpointed_activations_and_dropout",
     "invariant_numerics_keep_their_bits",
     "sequence_ratios",

@@ -321,7 +321,8 @@ def check_divided_experts(place: Place) -> None:
     for model in ("qwen3_moe", "dots1"):
         recompute = {"gradient_checkpointing": model == "dots1"}
         assert_parity(place, place.config(model, backend=backend, trainer=recompute))
-    for precision, rel in (("fp32", 1e-6), ("bf16", 1e-5)):
+    # In bf16 a product over the tokens of two micro-batches is rounded once, and not twice.
+    for precision, rel in (("fp32", 1e-6), ("bf16", 1e-3)):
         how = {"trainer": {"precision": precision, "max_grad_norm": 0.05}}
         config = place.config("dots1", backend=backend, **how)
         assert_parity(place, config, rel=rel, steps=1)
@@ -362,16 +363,11 @@ def check_divided_experts_follow_recorded_routes(place: Place) -> None:
 
 
 def check_reading_takes_the_memory_of_one_model(place: Place) -> None:
-    """All ranks together; whoever has nothing to read in a round must not hold a copy, either."""
-    if place.rank == 0:
-        model_bytes = meta_init.write_model(
-            place.folder / f"large_{place.size}" / "model", layers=4
-        )
-    else:
-        model_bytes = 0
-    ranks = place.trainer(place.config()).ranks
-    model_bytes = ranks.of_first(model_bytes)
-    grown = meta_init.run_rank(place.rank, place.size, place.folder / f"large_{place.size}")
+    """The sum over all ranks is about one model, not one for each."""
+    folder, ranks = place.folder / f"large_{place.size}", place.trainer(place.config()).ranks
+    written = meta_init.write_model(folder / "model", layers=4) if place.rank == 0 else 0
+    model_bytes = ranks.of_first(written)
+    grown = meta_init.run_rank(place.rank, place.size, folder)
     total = sum(ranks.gather(grown))
     # One tensor that is read, and what an allocator keeps, in each process.
     assert total < 1.2 * model_bytes + place.size * 8e6, (total, model_bytes)

@@ -12,18 +12,24 @@ from typing import Any
 STORE_BYTES = 80 * 2**20
 
 
-@contextmanager
-def two_nodes(*, cpus: int = 4, **resources: Any) -> Iterator[Any]:
-    """Yield Ray's own cluster of two raylets, at 127.0.0.2 and 127.0.0.3, without a driver."""
+def one_node(*, cpus: int) -> Any:
+    """Start a raylet at 127.0.0.2, without a driver. Returns Ray's own object, to shut it down."""
     from ray.cluster_utils import Cluster
 
-    common = {"num_cpus": cpus, "object_store_memory": STORE_BYTES, **resources}
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={**common, "node_ip_address": "127.0.0.2", "include_dashboard": False},
+    settings = {"num_cpus": cpus, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+    return Cluster(
+        initialize_head=True, head_node_args={**settings, "node_ip_address": "127.0.0.2"}
     )
+
+
+@contextmanager
+def two_nodes(*, cpus: int) -> Iterator[Any]:
+    """Yield Ray's own cluster of two raylets, at 127.0.0.2 and 127.0.0.3, without a driver."""
+    cluster = one_node(cpus=cpus)
     try:
-        cluster.add_node(node_ip_address="127.0.0.3", **common)
+        cluster.add_node(
+            node_ip_address="127.0.0.3", num_cpus=cpus, object_store_memory=STORE_BYTES
+        )
         yield cluster
     finally:
         cluster.shutdown()

@@ -72,6 +72,8 @@ def main(rank: int, size: int, folder: Path, cp: int, sp: int, precision: str) -
     config = build_config(raw, [], file=None)
     context = WorkerContext(rank, size, 0, "trainer", LOOPBACK)
     batch, spec = TrainBatch.of(rows()), loss_spec(SftConfig(), rows())
+    if torch.cuda.is_available():
+        torch.cuda.init()
     with patch("torch.cuda.device_count", return_value=size):
         ranks = make_trainer(context, config=config.for_trainer, threads=1)
         runtime = resolve_runtime(config, kept=PLAIN)

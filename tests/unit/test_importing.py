@@ -252,7 +252,8 @@ def test_each_status_has_its_reason(tmp_path: Path) -> None:
     found = imported(tmp_path, *FILES["axolotl"])
     assert entry(found, "learning_rate").status is Status.TAKEN
     assert "paged" in entry(found, "optimizer").why
-    assert entry(found, "tensor_parallel_size").status is Status.PLANNED
+    assert entry(found, "tensor_parallel_size").status is Status.NOT_NEEDED
+    assert "fsdp splits every layer" in entry(found, "tensor_parallel_size").why
     assert entry(found, "hub_token").status is Status.NOT_NEEDED
     assert entry(found, "flux_capacitor").status is Status.UNKNOWN
     assert "hf_not_to_be_shown" not in render_listing(found)

@@ -106,6 +106,12 @@ def test_training_on_rows_waits_or_trains() -> None:
     assert time_bar.letters({}) == ""
 
 
+def test_an_asynchronous_step_shows_what_the_trainer_waited() -> None:
+    waits = {**RL, "time/wait_groups": 6.0}
+    found = {part.name: share for part, share in time_bar.shares(waits)}
+    assert found == pytest.approx({"train": 0.25, "publish": 0.05, "wait": 0.6, "other": 0.1})
+
+
 def test_parts_that_overlap_fill_the_bar_and_no_more() -> None:
     found = time_bar.shares({"time/step": 4.0, "time/generate": 4.0, "time/train": 4.0})
     assert [(part.name, share) for part, share in found] == [("generate", 0.5), ("train", 0.5)]

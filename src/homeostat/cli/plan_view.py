@@ -65,7 +65,8 @@ def split_text(layout: Layout) -> str:
     }
     parts += [f"{name} {size}" for name, size in named.items() if size > 1]
     parts += ["recomputing activations"] * layout.gradient_checkpointing
-    parts += ["optimizer in host memory"] * layout.offload_optimizer
+    if layout.offload_optimizer:
+        parts.append(f"{'all state' if layout.offload_params else 'moments'} in host memory")
     place = "colocated" if layout.colocated else f"on {layout.trainer_gpus} of {layout.gpus} GPUs"
     engines = f"{layout.data_parallel_size} engines of TP {layout.tensor_parallel_size}"
     mode = f"async, staleness {layout.max_staleness}" if layout.max_staleness else "synchronous"

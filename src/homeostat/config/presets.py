@@ -1,7 +1,7 @@
 """Named sets of defaults. A key in the recipe or an override always wins over a preset.
 
 If a key of a preset cannot work together with the recipe's own keys, the default is used instead.
-What only helps a GPU is a part of its own: a recipe that may run on a CPU is not given it.
+What only helps a GPU is listed separately: a recipe that may run on a CPU does not get it.
 """
 
 from __future__ import annotations

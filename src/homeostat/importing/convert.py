@@ -38,6 +38,10 @@ _WHY_FOREIGN = {
     "engine.max_model_length": "it follows from data.max_length and rollout.max_new_tokens",
     "rollout.max_total_tokens": "it follows from data.max_length and rollout.max_new_tokens",
     "rollout.micro_batch_rows": "the engine batches requests by itself",
+    "trainer.backend.pipeline_parallel_size": "fsdp splits every layer over all ranks, without "
+    "stages that wait for each other; long rows are split by context_parallel_size",
+    "trainer.backend.tensor_parallel_size": "fsdp splits every layer over all ranks; long rows are "
+    "split by trainer.backend.sequence_parallel_size and context_parallel_size",
     "trainer.dynamic_batch": "micro-batches are always filled up to a number of tokens",
     "trainer.logprob_max_tokens": "rows are scored in the micro-batches of training",
     "trainer.logprob_micro_batch_rows": "rows are scored in the micro-batches of training",

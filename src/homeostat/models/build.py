@@ -197,12 +197,6 @@ def read_configs(source: GgufFile | Path) -> tuple[dict[str, Any], dict[str, Any
     return hf.read_config(source), hf.read_generation_config(source)
 
 
-def read_shape(model: ModelConfig) -> DecoderConfig:
-    """Return the sizes of the native decoder that model.path names, without its weights."""
-    source = open_source(model)
-    return decoder_config(read_configs(source)[0], origin=config_origin(source))
-
-
 def config_origin(source: GgufFile | Path) -> ConfigOrigin:
     """The file that errors about the model's config name."""
     return source.origin if isinstance(source, GgufFile) else hf.config_origin(source)

@@ -33,6 +33,7 @@ from homeostat.models.expert_load import LoadWatch
 from homeostat.models.families import DecoderConfig
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.models.moe import Experts, Router
+from homeostat.models.norms import Embedding, RMSNorm
 from homeostat.models.routing import Routing
 from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
@@ -40,7 +41,6 @@ from homeostat.ops.branches import Branches
 from homeostat.ops.dropout import DropoutKeys
 from homeostat.ops.linear import Linear, Numerics
 from homeostat.ops.moe_shape import MoeShape
-from homeostat.ops.norms import add_rms_norm, rms_norm
 from homeostat.ops.recompute import forgotten
 from homeostat.ops.rope import apply_rope_to_both, inverse_frequencies, rope_tables
 from homeostat.ops.sharing import SharedPrompts
@@ -58,32 +58,6 @@ class _Context:
     is_selective: bool
     # How the layers with experts choose them; they are numbered among themselves.
     routing: Routing
-
-
-class Embedding(nn.Embedding):
-    """nn.Embedding that does not initialise itself on the meta device.
-
-    torch would import its compiler for that, which takes seconds.
-    """
-
-    def reset_parameters(self) -> None:
-        if not self.weight.is_meta:
-            super().reset_parameters()
-
-
-class RMSNorm(nn.Module):
-    """RMS normalisation, optionally fused with a residual sum."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor, update: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the norm of x. With an update to x, return (their sum, its norm) in one pass."""
-        if update is None:
-            return rms_norm(x, self.weight, eps=self.eps)
-        return add_rms_norm(x, update, self.weight, eps=self.eps)
 
 
 class Attention(nn.Module):

@@ -41,7 +41,7 @@ class Part(Protocol):
         ...
 
 
-class Whole:
+class WholePart:
     """Selects the whole tensor for a parameter. Implements `Part`."""
 
     def shape(self, parameter: Tensor) -> torch.Size:
@@ -51,7 +51,7 @@ class Whole:
         return parameter, tensor
 
 
-all_of_it = Whole()
+all_of_it = WholePart()
 
 
 @torch.no_grad()

@@ -210,7 +210,20 @@ _LIST: tuple[EventInfo, ...] = (
     EventInfo(
         "weights_published",
         "The weights were sent to the engine, which samples with them from here on.",
-        ("version", "bytes", "seconds", "transport", "checksum"),
+        ("version", "bytes", "sent_bytes", "seconds", "transport", "checksum"),
+    ),
+    EventInfo(
+        "overlap_not_used",
+        "Weights were to be sent while the engine samples (sync.overlap), and were sent while it "
+        "stood still.",
+        ("version", "cause"),
+        "warn",
+    ),
+    EventInfo(
+        "weights_sent_whole",
+        "A transport that sends differences sent all weights, because trainer and engine have no "
+        "last version in common.",
+        ("version", "cause"),
     ),
     EventInfo(
         "engine_restarted",

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as shares and as a bar of text.
+"""Compute where the time of a step goes, as shares and as a bar of text.
 
     time/* and sync/* of a step -> parts -> a bar in the panel, letters in a plain line
 
@@ -36,9 +36,12 @@ LEGEND = "time of a step: " + ", ".join(f"{p.letter} {p.name}" for p in (*PARTS,
 def shares(metrics: Mapping[str, float]) -> list[tuple[Part, float]]:
     """Return each part's share of a step, in order; empty if nothing is known of it.
 
-    In a run on given rows all that is not waiting is training.
+    In a run on given rows all that is not waiting is training. In an asynchronous one the engine
+    samples beside the trainer: its time counts only as far as the trainer waited for it.
     """
     step_s = metrics.get("time/step", 0.0)
+    if "time/wait_groups" in metrics:
+        metrics = {n: v for n, v in metrics.items() if n not in ("time/generate", "time/reward")}
     seconds = {
         part: sum(max(0.0, metrics[name]) for name in part.metrics if name in metrics)
         for part in PARTS

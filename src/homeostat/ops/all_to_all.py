@@ -9,25 +9,52 @@ if ranks on GPUs talk by gloo, which has no all-to-all there, rows go through ho
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 
-def exchange(
-    rows: Tensor, *, sent: list[int], received: list[int], group: dist.ProcessGroup
-) -> Tensor:
+class Note(Protocol):
+    """Records that a collective is under way, for a report if it never ends."""
+
+    def __call__(self, name: str, *, num_bytes: int = 0) -> AbstractContextManager[None]: ...
+
+
+def not_noted(name: str, *, num_bytes: int = 0) -> AbstractContextManager[None]:
+    """Record nothing."""
+    return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """Ranks that exchange rows; `note` records every exchange under `name`."""
+
+    group: dist.ProcessGroup
+    name: str = "all-to-all"
+    note: Note = not_noted
+
+    @property
+    def size(self) -> int:
+        return dist.get_world_size(self.group)
+
+    def move(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Send rows and return those that came, outside of autograd."""
+        is_staged = rows.is_cuda and dist.get_backend(self.group) == "gloo"
+        here = (rows.cpu() if is_staged else rows).contiguous()
+        found = here.new_empty((sum(received), *rows.shape[1:]))
+        with self.note(self.name, num_bytes=here.nbytes):
+            dist.all_to_all_single(found, here, received, sent, group=self.group)
+        return found.to(rows.device)
+
+
+def exchange(rows: Tensor, *, sent: list[int], received: list[int], group: RankGroup) -> Tensor:
     """Send rows to the ranks of a group; return those that came, in the order of the ranks."""
     assert len(rows) == sum(sent), (len(rows), sent)
     return _Exchange.apply(rows, sent, received, group)
-
-
-def exchange_counts(counts: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    """Send row r of `counts` to rank r of a group; return the rows that came. No gradient."""
-    each = [1] * len(counts)
-    return _moved(counts, each, each, group)
 
 
 class _Exchange(torch.autograd.Function):
@@ -35,20 +62,12 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
+        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: RankGroup
     ) -> Tensor:
         ctx.trip = sent, received, group
-        return _moved(rows, sent, received, group)
+        return group.move(rows, sent, received)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         sent, received, group = ctx.trip
-        return _moved(grads[0], received, sent, group), None, None, None
-
-
-def _moved(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    is_staged = rows.is_cuda and dist.get_backend(group) == "gloo"
-    here = (rows.cpu() if is_staged else rows).contiguous()
-    found = here.new_empty((sum(received), *rows.shape[1:]))
-    dist.all_to_all_single(found, here, received, sent, group=group)
-    return found.to(rows.device)
+        return group.move(grads[0], received, sent), None, None, None

@@ -69,7 +69,7 @@ class RewardPool:
 
     `on_problem` is called by `PendingScore.result`, in its caller's thread. What rewards print goes
     to `log_file`, or nowhere. Judges keep their answers in the folder `cache`, or nowhere.
-    `on_span` is told of each call of a worker, in the thread of its lane.
+    `on_span` is called after each call of a worker, in the thread of its lane.
     """
 
     def __init__(

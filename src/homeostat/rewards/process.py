@@ -131,7 +131,7 @@ class WorkerProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether the worker was stopped by a signal, so that its call cannot go on."""
+        """Return whether the worker was stopped by a signal, so that its call cannot continue."""
         return self._process.returncode is None and has_stopped_child(self._process.pid)
 
     def last_words(self) -> str:

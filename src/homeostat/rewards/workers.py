@@ -66,7 +66,7 @@ class RewardWorkers:
         noun: str = "reward",
         on_span: OnSpan | None = None,
     ) -> None:
-        """`noun` is what messages call the functions. `on_span` is told of each call."""
+        """`noun` is what messages call the functions. `on_span` gets each call."""
         self._on_span = on_span
         self.crew = crew
         self.noun = noun

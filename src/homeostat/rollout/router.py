@@ -201,6 +201,14 @@ class Router:
         self._sessions.clear()
         self.life.commit(version)
 
+    def stage(self, bucket: Bucket) -> None:
+        """Beside a poll in another thread, which finds out itself which engines died."""
+        with ThreadPoolExecutor(len(self.engines), thread_name_prefix="stage") as threads:
+            calls = [threads.submit(engine.stage, bucket) for engine in list(self.engines)]
+        for call in calls:
+            with suppress(EngineDiedError):
+                call.result()
+
     def cancel_update(self) -> None:
         """Engines that are found dead are lost as in any other call."""
         self._settle()
@@ -367,6 +375,7 @@ def common_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
         cut_logp=all(one.cut_logp for one in all_of),
         own_process=all(one.own_process for one in all_of),
         num_receivers=sum(one.num_receivers for one in all_of),
+        stages=all(one.stages for one in all_of),
         routed_experts=without_routes.routed_experts,
         why_no_routes=without_routes.why_no_routes,
         routed_weights=all(one.routed_weights for one in all_of),

@@ -138,6 +138,11 @@ class SteppingEngine(ABC, Generic[F]):
         self.life.commit(version)
         self._after_commit()
 
+    def stage(self, bucket: Bucket) -> None:
+        raise EngineError(
+            f"the {self.life.name} engine takes weights between begin_update() and commit() alone."
+        )
+
     def cancel_update(self) -> None:
         if self.life.is_updating:
             self._cancel_update()

@@ -125,8 +125,7 @@ class RlStep:
         """Save a checkpoint if that is due. Returns whether the run ends here."""
         parts = self.parts
         at_end = at_end or parts.state.stopped_early
-        with self.session.timeline.phase("checkpoint", step=parts.state.step):
-            saved, last = self.saver.after_step(parts.sections, at_end=at_end, is_best=is_best)
+        saved, last = self.saver.after_step(parts.sections, at_end=at_end, is_best=is_best)
         if saved and not parts.config.rollout.keep_journal:
             # No resume needs the groups of the steps before the last checkpoints.
             steps = self.session.checkpoints.steps()[-parts.config.checkpoint.keep_last :]

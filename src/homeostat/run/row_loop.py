@@ -94,10 +94,9 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
             hooks.after_step(plan.step, parts)
 
             at_end = at_end or state.stopped_early
-            with session.timeline.phase("checkpoint", step=plan.step):
-                _, last = saver.after_step(
-                    lambda: {"data": plans.state()}, at_end=at_end, is_best=is_best
-                )
+            _, last = saver.after_step(
+                lambda: {"data": plans.state()}, at_end=at_end, is_best=is_best
+            )
             if last:
                 break
 

@@ -24,7 +24,9 @@ class Layout:
     tensor_parallel_size: int = 1
     max_staleness: int = 0
     gradient_checkpointing: bool = False
+    # Moments in host memory; then weights and gradients, too.
     offload_optimizer: bool = False
+    offload_params: bool = False
 
     @property
     def gpus(self) -> int:
@@ -84,6 +86,7 @@ class Layout:
             "trainer.backend.context_parallel_size": self.context_parallel_size,
             "trainer.backend.sequence_parallel_size": self.sequence_parallel_size,
             "trainer.backend.offload_optimizer": self.offload_optimizer,
+            "trainer.backend.offload_params": self.offload_params,
             "trainer.gradient_checkpointing": self.gradient_checkpointing,
             "engine.tensor_parallel_size": self.tensor_parallel_size,
             "engine.data_parallel_size": self.data_parallel_size,

@@ -53,19 +53,29 @@ class GpuMemory:
 def trainer_memory(
     shape: ModelShape, workload: Workload, layout: Layout, *, dtype_bytes: int = 2
 ) -> GpuMemory:
-    """Return the bytes of one trainer rank: AdamW with fp32 masters, moments and gradients."""
+    """Return the bytes of one trainer rank with AdamW: moments and gradients are in fp32.
+
+    One GPU holds weights in the compute dtype beside fp32 masters. Ranks hold their share of the
+    masters alone, and cast what they gather.
+    """
     shards = layout.mesh.num_shards
     trained = shape.num_params if workload.adapter_params is None else workload.adapter_params
-    masters = 12.0 if dtype_bytes < 4 else 8.0
-    state = trained * masters / shards
+    frozen = (shape.num_params if workload.adapter_params is not None else 0) * dtype_bytes
+    has_copies = layout.trainer_gpus == 1 and dtype_bytes < 4
+    weights = (frozen + trained * (dtype_bytes if has_copies else 4.0)) / shards
+    gradients = trained * 4.0 / shards
+    state = trained * (12.0 if has_copies else 8.0) / shards
+    copy = shape.num_params * dtype_bytes / shards if workload.holds_reference else 0.0
+    away = layout.offload_params
     return GpuMemory(
-        weights=shape.num_params * dtype_bytes / shards,
-        gradients=trained * 4.0 / shards,
+        weights=0.0 if away else weights,
+        gradients=0.0 if away else gradients,
         optimizer=0.0 if layout.offload_optimizer else state,
-        reference=shape.num_params * dtype_bytes / shards if workload.holds_reference else 0.0,
+        reference=0.0 if away else copy,
         work=gathered_bytes(shape, layout, dtype_bytes=dtype_bytes)
         + activation_bytes(shape, workload, layout, dtype_bytes=dtype_bytes),
-        host=state if layout.offload_optimizer else 0.0,
+        host=(state if layout.offload_optimizer else 0.0)
+        + (weights + gradients + copy if away else 0.0),
     )
 
 

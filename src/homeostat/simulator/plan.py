@@ -14,6 +14,7 @@ from homeostat.errors import PlanError
 from homeostat.simulator.layout import Layout
 from homeostat.simulator.machine import Machine
 from homeostat.simulator.search import Candidate, Job, best_candidate
+from homeostat.simulator.workload import Lengths, Workload
 
 # A change below this share of a step is not worth a line.
 _LEAST_GAIN = 0.02
@@ -126,9 +127,8 @@ def _more_rewards(job: Job) -> Job:
     )
 
 
-def _even_lengths(job: Job) -> Job:
-    lengths = replace(job.workload.lengths, spread=0.0, given=())
-    return replace(job, workload=replace(job.workload, lengths=lengths))
+def _even(workload: Workload) -> Lengths:
+    return replace(workload.lengths, spread=0.0, given=())
 
 
 # What can bind, and the job with twice as much of it.
@@ -142,7 +142,6 @@ RESOURCES: dict[str, Callable[[Job], Job]] = {
     "network": _more_network,
     "memory": _more_memory,
     "rewards": _more_rewards,
-    "uneven lengths": _even_lengths,
 }
 
 
@@ -163,6 +162,9 @@ def _helping(job: Job, gpus: int, best: Candidate, *, max_staleness: int) -> Ite
             return
         yield Gain(name, step_s, 1 - step_s / now)
 
+    even = replace(job, workload=replace(workload, lengths=_even(workload)))
+    step_s = even.simulate(best.layout).step_s
+    yield Gain("completions of equal length", step_s, 1 - step_s / now)
     staler = max_staleness + 1
     yield from gain(f"rollout.max_staleness={staler}", job, gpus, staler)
     yield from gain(f"{2 * gpus} GPUs", job, 2 * gpus, max_staleness)

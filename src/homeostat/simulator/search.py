@@ -131,12 +131,9 @@ def _with_engines(
 
 def best_trainer(job: Job, base: Layout) -> Layout | None:
     """Return the fastest split of the trainer's GPUs that fits, whatever the engines do."""
-    for offload in (False, True):
-        fitting = [
-            layout
-            for layout in _trainers(job, replace(base, offload_optimizer=offload))
-            if fits_training(job, layout)
-        ]
+    for moments, weights in ((False, False), (True, False), (True, True)):
+        away = replace(base, offload_optimizer=moments, offload_params=weights)
+        fitting = [layout for layout in _trainers(job, away) if fits_training(job, layout)]
         if fitting:
             return min(fitting, key=lambda layout: _seconds(job, layout))
     return None
@@ -204,16 +201,17 @@ def fits(job: Job, layout: Layout) -> bool:
 def why_not(job: Job, gpus: int) -> str:
     """Return the sums that show that nothing fits, and the least number of GPUs that would."""
     shape, machine, workload = job.shape, job.machine, job.workload
-    trained = shape.num_params if workload.adapter_params is None else workload.adapter_params
-    state = shape.num_params * 2 + trained * 16
+    whole = trainer_memory(shape, workload, Layout(gpus, gpus), dtype_bytes=machine.dtype_bytes)
+    each = whole.weights + whole.gradients + whole.optimizer + whole.reference
     least = least_gpus(job)
     limit = f"It fits from {least} GPUs on." if least else "No number of GPUs is enough."
     longest = f"{workload.longest:,} tokens"
     return (
-        f"{shape.name} does not fit on {gpus} x {machine.name}. Training holds 2 bytes of weights "
-        f"per parameter, and 4 of gradients and 12 of masters and moments per trained one: "
-        f"{state / 1e9:,.0f} GB over {gpus} GPUs are {state / gpus / 1e9:,.1f} GB each, of "
-        f"{machine.memory_bytes / 1e9:,.0f}; the activations of a row of up to {longest} and the "
+        f"{shape.name} does not fit on {gpus} x {machine.name}. Training holds weights, gradients, "
+        f"masters and moments: {each * gpus / 1e9:,.0f} GB over {gpus} GPUs are "
+        f"{each / 1e9:,.1f} GB each, of {machine.memory_bytes / 1e9:,.0f}, and with all of it in "
+        f"host memory {each * min(gpus, machine.node_gpus) / 1e9:,.0f} GB a node, of "
+        f"{machine.host_bytes / 1e9:,.0f}; the activations of a row of up to {longest} and the "
         f"engine's {shape.num_params * 2 / 1e9:,.0f} GB of weights come on top. {limit} Or train "
         "an adapter (lora.rank=16), or make rows shorter (rollout.max_new_tokens)."
     )

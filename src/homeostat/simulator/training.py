@@ -111,7 +111,8 @@ def train_seconds(
     compute = machine.rates.seconds(train_work(shape, workload, layout))
     score = machine.rates.seconds(score_work(shape, workload, layout))
     if layout.trainer_gpus == 1:
-        return TrainSeconds(score, compute, 0.0, 0.0)
+        offloaded = _offload_s(shape, workload, layout)
+        return TrainSeconds(score, compute, offloaded, offloaded)
     passes = micro_batches(workload, layout)
     gather = _gather_s(shape, layout, machine) * passes
     reduce = _reduce_s(shape, workload, layout, machine) * passes
@@ -119,8 +120,7 @@ def train_seconds(
     layers = shape.layers
     hidden = workload.epochs * (2 * gather + reduce)
     exposed = max(0.0, hidden - compute) + hidden / layers + workload.epochs * 3 * waited
-    if layout.offload_optimizer:
-        exposed += _offload_s(shape, workload, layout)
+    exposed += _offload_s(shape, workload, layout)
     scored = max(score, gather * workload.scored) + waited * workload.scored
     return TrainSeconds(scored, compute, hidden + 3 * waited, exposed)
 
@@ -199,9 +199,15 @@ def _exchange_s(shape: ModelShape, workload: Workload, layout: Layout, machine: 
 
 
 def _offload_s(shape: ModelShape, workload: Workload, layout: Layout) -> float:
-    """Moments and masters come from host memory and go back, at PCIe's rate."""
-    held = 12.0 * shape.num_params / layout.mesh.num_shards
-    return 2 * held / _HOST_BYTES_PER_S * workload.updates * workload.epochs
+    """Return the seconds of what comes from host memory and goes back, at PCIe's rate.
+
+    Moments once an update, in both directions; weights twice and gradients once a micro-batch.
+    """
+    trained = shape.num_params if workload.adapter_params is None else workload.adapter_params
+    moved = 16.0 * trained * workload.updates if layout.offload_optimizer else 0.0
+    if layout.offload_params:
+        moved += (8.0 * shape.num_params + 4.0 * trained) * micro_batches(workload, layout)
+    return moved * workload.epochs / layout.mesh.num_shards / _HOST_BYTES_PER_S
 
 
 # PCIe 5 x16 in one direction, as pinned copies reach it.

@@ -81,8 +81,9 @@ class Workload:
     updates: int = 1
     epochs: int = 1
     max_tokens: int = 16384
-    # Forward passes over the rows before training: old log-probs and a reference's.
-    scored: int = 0
+    # Forward passes over the rows before training: old log-probs, which the rows of a step's first
+    # update do not need, and those of a reference.
+    scored: float = 0.0
     # Whether the reference is a model of its own, whose weights are held.
     holds_reference: bool = False
     # Seconds of one call, which scores a group, and calls at the same time.

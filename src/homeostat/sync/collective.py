@@ -117,6 +117,8 @@ class Group:
         self._descriptor: int | None = None
         self._backend: Any = None
         self._flat: Tensor | None = None
+        # Written to this member's place, so that the others can say who did not take part.
+        self._num_calls = 0
 
     def buffer(self, num_bytes: int) -> Tensor:
         """The same memory each time, as large as was ever needed."""
@@ -131,6 +133,9 @@ class Group:
         """Send bytes from the sender to all. Raises SyncError if one is missing by the deadline."""
         if self._backend is None:
             self._backend = self._join()
+        self._num_calls += 1
+        assert self._descriptor is not None, "who joins holds its place"
+        os.pwrite(self._descriptor, f"{self._num_calls:>12}".encode(), 0)
         options = dist.BroadcastOptions()
         options.rootRank = _SENDER
         try:
@@ -196,12 +201,20 @@ class Group:
         return self._failure(missing, str(error).partition(". ")[0])
 
     def _failure(self, missing: list[int], why: str) -> SyncError:
-        who = ", ".join(_title(rank, self.transport.num_receivers) for rank in missing)
+        size = self.transport.num_receivers
+        who = "missing: " + ", ".join(_title(rank, size) for rank in missing)
+        if not missing:
+            late = [_title(rank, size) for rank in self._late()]
+            who = f"all processes live, and {', '.join(late) or 'nobody'} did not take part"
         return SyncError(
-            f"the weights' broadcast failed at {_title(self.rank, self.transport.num_receivers)}: "
-            f"missing: {who or 'nobody, all processes live'} ({why}). Look at the engine's log; "
-            "sync.timeout_s is how long it may take."
+            f"the weights' broadcast failed at {_title(self.rank, size)}: {who} ({why}). Look at "
+            "the engine's log; sync.timeout_s is how long it may take."
         )
+
+    def _late(self) -> list[int]:
+        """Members that live, and have not come to the broadcast that this one is at."""
+        others = (rank for rank in range(self.transport.num_receivers + 1) if rank != self.rank)
+        return [rank for rank in others if _num_calls(self._place(rank)) < self._num_calls]
 
 
 class _Sending:
@@ -242,6 +255,13 @@ def _backend(transport: CollectiveTransport, rank: int) -> Any:
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=transport.host)]
     return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _num_calls(place: Path) -> int:
+    try:
+        return int(place.read_text() or 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def _remove_stale(folder: Path) -> None:

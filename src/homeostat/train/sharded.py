@@ -7,7 +7,7 @@ did the same. Every rank gets every call that has a collective in it, with one c
 list of micro-batches (several, where recorded routes that are sent with them are large). A rank
 that fails leaves the others waiting for it, so the group is ended then. Where the ranks are at
 fault, and not what they were asked to do (one died, hung, or lost the others), a TrainerLostError
-says so, with a report on a hang: `homeostat.api.train` then goes on from the last checkpoint.
+says so, with a report on a hang: `homeostat.api.train` then resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from homeostat.errors import (
     WorkerHungError,
     WorkerOutOfMemoryError,
 )
-from homeostat.models.build import ModelSheet, read_shape
+from homeostat.models.build import ModelSheet
 from homeostat.observe.timeline import OnSpan
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.memory import ladder_text
 from homeostat.train.replay import portions
 from homeostat.train.runtime import Runtime
-from homeostat.train.sequence.heads import require_heads
+from homeostat.train.sequence.heads import require_heads_of
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Measured
 from homeostat.types import (
@@ -68,7 +68,7 @@ def start_sharded(
     """Start the ranks and have each build its share of the model."""
     cluster = config.cluster
     assert isinstance(cluster, RanksCluster), "combinations asks for it"
-    require_heads(read_shape(config.model), config.mesh.sp)
+    require_heads_of(config.model, config.mesh.sp)
     spec = GroupSpec(
         factory=FACTORY,
         kwargs={"config": _on(config, runtime), "threads": runtime.threads},

@@ -29,14 +29,14 @@ def report_hang(
     try:
         file = _write(group_name, summary, known, folder=folder / FOLDER)
     except OSError as error:
-        # The report of a hang must not fail for want of disk: the summary is in the error.
+        # The report of a hang must not fail for lack of disk space: the summary is in the error.
         log.error("the stacks of %s were not written: %s", group_name, error)
         return summary
     return f"{summary}\nThe stacks of all threads are in {file}."
 
 
 def who_lags(reports: Sequence[WorkerReport]) -> list[str]:
-    """Return a line for each rank that the others wait for; none if that cannot be told."""
+    """Return a line for each rank that the others wait for; none if that is unknown."""
     stopped = [report for report in reports if report.is_stopped]
     if stopped:
         return [f"rank {one.rank} lags: its process is {one.state}." for one in stopped]

@@ -1,4 +1,4 @@
-"""What a guardian finds out about a worker that owes an answer: state, last calls, all stacks.
+"""Report on a worker that owes an answer: its state, last calls and the stacks of its threads.
 
 The guardian reads the worker's record (activity.py) and its state as the system knows it, and has
 the worker print the Python stack of every thread by a signal that Python's faulthandler handles
@@ -77,7 +77,7 @@ class StackFile:
 def report_on(worker: int, *, rank: int, record: ActivityRecord, stacks: StackFile) -> WorkerReport:
     """Look at a worker from outside. A stopped one cannot print: what it did last must do."""
     state, cpu_seconds = _state_of(worker)
-    # A stopped process would only print when it goes on, and a young one would be killed by it.
+    # A stopped process prints only when it is continued; a young one would be killed by the signal.
     can_print = record.prints_stacks and state not in (_STATES["T"], _STATES["t"], _STATES["Z"])
     text = stacks.ask(worker) if can_print else ""
     return WorkerReport(rank, state, cpu_seconds, record.read(), text)

@@ -29,7 +29,7 @@ class GroupSpec:
     num_gpus: int = 0
     per_rank: Sequence[Mapping[str, Any]] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    # Told of each call: the worker's name ("trainer 0"), what it did, from when to when.
+    # Called after each call: the worker's name ("trainer 0"), what it did, from when to when.
     on_span: OnSpan | None = None
     start_timeout_s: float = 300.0
     close_timeout_s: float = 30.0

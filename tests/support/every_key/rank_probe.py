@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,4 +37,10 @@ class CountingTrainer(FsdpTrainer):
 
 def make_trainer(context: WorkerContext, **kwargs: Any) -> FsdpTrainer:
     make.FsdpTrainer = CountingTrainer
+    return make.make_trainer(context, **kwargs)
+
+
+def make_telling_trainer(context: WorkerContext, **kwargs: Any) -> FsdpTrainer:
+    """Say which word the environment of the rank has."""
+    print(f"SOME_WORD is {os.environ.get('SOME_WORD')}", flush=True)
     return make.make_trainer(context, **kwargs)

@@ -7,9 +7,6 @@ FOREIGN   settings that only other frameworks need. No recipe of ours will accep
 from __future__ import annotations
 
 PLANNED: dict[str, str] = {
-    "trainer.backend.tensor_parallel_size": "Devices that share each layer of the trained model.",
-    "trainer.backend.context_parallel_size": "Devices that share each long sequence in training.",
-    "trainer.backend.pipeline_parallel_size": "Stages that the trained model's layers are cut in.",
     "engine.prefix_caching": "Keep the cache of prompts that requests share.",
     "engine.expert_parallel_size": "Devices that share the experts in the engine.",
     "engine.data_parallel_size": "Replicas of the engine.",
@@ -33,7 +30,6 @@ FOREIGN: dict[str, str] = {
     "algorithm.ratio_level": "Ratios of single tokens, or of whole completions.",
     "algorithm.scale_rewards": "How rewards become advantages.",
     "cluster.devices_per_node": "Devices of one machine.",
-    "cluster.nodes": "Machines.",
     "cluster.port": "Port at which the processes meet.",
     "data.template": "Name of a chat template.",
     "data.train_on_prompt": "Whether prompts have a loss, too.",
@@ -51,6 +47,8 @@ FOREIGN: dict[str, str] = {
     "rollout.max_total_tokens": "Tokens that a prompt and its completion may have together.",
     "rollout.multi_turn": "Whether samples are conversations with tools.",
     "rollout.micro_batch_rows": "Samples that are generated or scored at once on a device.",
+    "trainer.backend.pipeline_parallel_size": "Stages that the trained model's layers are cut in.",
+    "trainer.backend.tensor_parallel_size": "Devices that share each layer of the trained model.",
     "trainer.dynamic_batch": "Whether micro-batches are filled up to a number of tokens.",
     "trainer.gradient_accumulation_steps": "Micro-batches of one update on a device.",
     "trainer.logprob_max_tokens": "Tokens of a micro-batch that is only scored.",

@@ -231,8 +231,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "actor_rollout_ref.actor.fsdp_config.reshard_after_forward",
     ),
     "trainer.backend.context_parallel_size": (
-        "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
         "actor_rollout_ref.actor.megatron.context_parallel_size",
+    ),
+    "trainer.backend.sequence_parallel_size": (
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
         "ulysses_sequence_parallel_size",
     ),
     "trainer.backend.tensor_parallel_size": (

@@ -96,7 +96,21 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo(
         "sync/seconds", "s", MEAN, "Duration of a publication of the weights to the engine."
     ),
+    MetricInfo(
+        "sync/staged_seconds",
+        "s",
+        MEAN,
+        "Time for which weights were sent while the engine went on sampling (sync.overlap); it is "
+        "not part of sync/seconds.",
+    ),
     MetricInfo("sync/bytes", "bytes", LAST, "Size of the published weights."),
+    MetricInfo(
+        "sync/sent_bytes",
+        "bytes",
+        LAST,
+        "Bytes of a publication that travelled to each engine: less than sync/bytes if only "
+        "differences are sent.",
+    ),
     MetricInfo("sync/version", "", LAST, "Step whose weights were published last."),
     MetricInfo("engine/tokens_per_s", "tokens/s", MEAN, "Number of new tokens sampled per second."),
     MetricInfo(

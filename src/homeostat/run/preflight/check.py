@@ -37,6 +37,7 @@ from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.precision.bases import base_rewrite
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
+from homeostat.run.preflight.cluster import cluster_items
 from homeostat.run.preflight.disk import checkpoint_bytes, disk_item, existing
 from homeostat.run.preflight.energy import energy_item
 from homeostat.run.preflight.experts import expert_item
@@ -110,6 +111,7 @@ class Preflight:
             )
         checks: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (
             ("device", self._device),
+            ("cluster", self._cluster),
             ("tokenizer", self._tokenizer),
             ("model", self._model),
             *rows,
@@ -153,6 +155,12 @@ class Preflight:
             facts |= {"threads": cores.way.threads, "lanes": cores.way.lanes}
             text += f"; {cores}"
         yield Item("device", "warning" if slow > MAX_SLOWDOWN else "ok", text, facts)
+
+    def _cluster(self) -> Iterator[Item]:
+        device = resolve_device(self.config).type
+        for item in cluster_items(self.config, device=device):
+            self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
+            yield item
 
     def _tokenizer(self) -> Iterator[Item]:
         self.tokenizer = load_tokenizer(self.config.model)

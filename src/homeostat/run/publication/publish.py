@@ -49,6 +49,8 @@ from homeostat.types import FloatArray, TokenRow
 log = logging.getLogger(__name__)
 
 PUBLISHED = "published.safetensors"
+# How long an engine's process polls at a time if buckets are to be staged in between.
+STAGING_SLICE_SECONDS = 0.5
 
 
 class NoEngine:
@@ -63,6 +65,9 @@ class NoEngine:
 
     def make_room(self) -> None:
         """Nothing takes any."""
+
+    def stage(self, step: int, *, must: bool) -> None:
+        """Nothing is sent."""
 
     def publish(self, step: int, *, must: bool) -> dict[str, float]:
         self.rl_state.published_version = step
@@ -92,6 +97,9 @@ class SharedWeights:
         self.engine.begin_update(Quiesce.DRAIN)
         if self.sleeps:
             self.engine.sleep()
+
+    def stage(self, step: int, *, must: bool) -> None:
+        """Nothing is sent."""
 
     def publish(self, step: int, *, must: bool) -> dict[str, float]:
         """After the updates of a step. Returns metrics, where anything was sent."""
@@ -147,6 +155,8 @@ class SentWeights:
         self._step = 0
         if isinstance(engine, RemoteEngine):
             engine.on_death = self._revive
+            if config.sync.overlap != "never":
+                engine.slice_s = STAGING_SLICE_SECONDS
 
     @property
     def is_behind(self) -> bool:
@@ -173,19 +183,46 @@ class SentWeights:
         has to be this step's. Returns metrics, where anything was sent. A version that the engine
         has already (only the critic learnt) is not sent again."""
         self._step = step
-        age = step - self.rl_state.published_version
-        if age == 0 or (age < self.config.steps_between_publications and not must):
+        if not self._is_due(step, must=must):
             return {}
         manifest = self._deliver(lambda: PolicyWeights(self.trainer), step)
         self.rl_state.published_version = step
         if self._may_fall_behind:
             self._copy = host_weights(self.trainer)
         self._tell(manifest)
+        staged = manifest.staged_seconds
         return {
+            **({} if staged is None else {"sync/staged_seconds": staged}),
             "sync/seconds": manifest.seconds,
             "sync/bytes": float(manifest.num_bytes),
+            "sync/sent_bytes": float(manifest.sent_bytes),
             "sync/version": float(manifest.version),
         }
+
+    def stage(self, step: int, *, must: bool) -> None:
+        """Send the weights that `publish` of this step will put in place, while the engine goes on
+        sampling: it may be polled in another thread. Without sync.overlap nothing happens."""
+        mode = self.config.sync.overlap
+        if mode == "never" or not self._is_due(step, must=must):
+            return
+        if self._publisher is None:
+            # To connect, the engine would have to stand still.
+            self._tell_not_staged(step, "the transport is opened anew after an engine died")
+            return
+        try:
+            self._publisher.stage(PolicyWeights(self.trainer), self.engine, version=step)
+        except SyncError as error:
+            if mode == "always":
+                raise
+            self._tell_not_staged(step, str(error))
+
+    def _is_due(self, step: int, *, must: bool) -> bool:
+        age = step - self.rl_state.published_version
+        return age > 0 and (must or age >= self.config.steps_between_publications)
+
+    def _tell_not_staged(self, step: int, cause: str) -> None:
+        log.warning("version %d is sent while the engine stands still: %s", step, cause)
+        self.session.event("overlap_not_used", step, version=step, cause=cause)
 
     def republish(self) -> None:
         """Send once more what the engine should have."""
@@ -343,11 +380,15 @@ class SentWeights:
         self.session.event("remedy_applied", self._step, **facts)
 
     def _tell(self, manifest: Manifest) -> None:
+        if manifest.whole_because:
+            whole = {"version": manifest.version, "cause": manifest.whole_because}
+            self.session.event("weights_sent_whole", self._step, **whole)
         self.session.event(
             "weights_published",
             self._step,
             version=manifest.version,
             bytes=manifest.num_bytes,
+            sent_bytes=manifest.sent_bytes,
             seconds=manifest.seconds,
             transport=manifest.transport,
             checksum=manifest.checksum,

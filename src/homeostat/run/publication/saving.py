@@ -110,7 +110,8 @@ class Saver:
 
         is_best = self.parts.state.best_step == step
         try:
-            path = self._put(write, record, best=is_best and self.config.eval.keep_best)
+            with self.session.timeline.phase("checkpoint", step=step):
+                path = self._put(write, record, best=is_best and self.config.eval.keep_best)
         except CheckpointWriteError as error:
             recorder.event("checkpoint_failed", step, error=str(error))
             if must:

@@ -57,13 +57,18 @@ class Keeper:
         """Return a port of this node at which ranks may meet."""
         return free_port(address)
 
-    def launch(self, ticket: Ticket, env: Mapping[str, str], path: Sequence[str]) -> int:
-        """Start the worker's process. `path` is the controller's, as far as it exists here."""
+    def launch(
+        self, ticket: Ticket, env: Mapping[str, str], path: Sequence[str], folder: str
+    ) -> int:
+        """Start the worker's process in the controller's `folder`, to which paths are relative.
+
+        `path` is where the controller finds modules, as far as that exists here."""
         shared = [entry for entry in path if os.path.exists(entry)]
         found = os.pathsep.join(dict.fromkeys([*shared, *filter(None, sys.path)]))
         own = {**network_variables(ticket.host), HOST_VARIABLE: ticket.host, "PYTHONPATH": found}
         self._process = subprocess.Popen(
             CHILD,
+            cwd=folder,
             env={**os.environ, **own, **env, **ticket.environment()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -59,7 +59,10 @@ def ray_opened(config: RunConfig, *, device: str) -> Iterator[None]:
             raise ConfigError(problems)
         require_proofs(ray, config, nodes)
         launcher = RayLauncher(
-            ray, engine_devices=config.engine.num_devices, transport=config.sync.transport
+            ray,
+            engine_devices=config.engine.num_devices,
+            transport=config.sync.transport,
+            neighbours=config.mesh.sp,
         )
         with launcher_opened("ray", launcher.open_group):
             yield
@@ -67,14 +70,21 @@ def ray_opened(config: RunConfig, *, device: str) -> Iterator[None]:
 
 class RayLauncher:
     """Opens worker groups on a connected Ray. Remembers where trainer ranks are, for engines that
-    share their devices, of which each spans `engine_devices`."""
+    share their devices, of which each spans `engine_devices`. So many `neighbours` among trainer
+    ranks exchange much, and must be on one node."""
 
     def __init__(
-        self, ray: Any, *, engine_devices: int = 1, transport: AnyTransport | None = None
+        self,
+        ray: Any,
+        *,
+        engine_devices: int = 1,
+        transport: AnyTransport | None = None,
+        neighbours: int = 1,
     ) -> None:
         self._ray = ray
         self._span = engine_devices
         self._transport = transport
+        self._neighbours = neighbours
         own = own_node(ray)
         self._address, self._node_id = own.address, own.node_id
         self._ranks: list[Place] = []
@@ -113,8 +123,14 @@ class RayLauncher:
         if spec.kind == "engine" and cluster.placement == "colocated" and self._ranks:
             seats = [self._beside_ranks(spec, deadline=deadline, undo=undo)]
         else:
-            cpus = cluster.cpus_per_worker
-            seats = own_seats(self._ray, spec, cpus=cpus, deadline=deadline, undo=undo)
+            seats = own_seats(
+                self._ray,
+                spec,
+                cpus=cluster.cpus_per_worker,
+                neighbours=self._neighbours if spec.kind == "trainer" else 1,
+                deadline=deadline,
+                undo=undo,
+            )
         if spec.kind == "trainer":
             self._ranks = [seat.place for seat in seats]
         elif self._ranks:
@@ -161,7 +177,7 @@ class RayLauncher:
                 local_rank=_local_rank(seats, rank),
                 sends_log=True,
             )
-            asked.append(seat.actor.launch.remote(ticket, variables[rank], path))
+            asked.append(seat.actor.launch.remote(ticket, variables[rank], path, os.getcwd()))
         self._answers(spec, asked, deadline=deadline)
         return [
             ActorProcess(seat.actor, seat.place, rank=rank, log=log)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from homeostat.config.cluster_combinations import has_engines
 from homeostat.config.ray_cluster import RayCluster
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
@@ -51,14 +52,8 @@ def needs_of(config: RunConfig, *, device: str) -> list[Need]:
     return found
 
 
-def has_engines(config: RunConfig) -> bool:
-    """Return whether the run samples, with an engine in a process of its own."""
-    is_asked = config.debug is None or config.debug.mode != "train_only"
-    return config.is_rl and is_asked and not config.engine.shares_weights
-
-
 def num_engines(config: RunConfig) -> int:
-    return getattr(config.engine, "data_parallel_size", 1)
+    return config.engine.data_parallel_size
 
 
 def describe_sum(needs: Sequence[Need], resource: Resource, *, has: float) -> str:

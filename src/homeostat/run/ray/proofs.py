@@ -5,6 +5,7 @@ A node that lacks something would fail in its own words minutes later, or never 
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import tempfile
@@ -54,7 +55,7 @@ def prove(ray: Any, config: RunConfig, nodes: Sequence[Node]) -> list[Finding]:
 @contextmanager
 def _question(ray: Any, config: RunConfig) -> Iterator[Question]:
     """Yield what is asked, while the file that proves a shared folder and a port are there."""
-    folder = config.run_dir
+    folder = config.run_dir.resolve()
     while not folder.exists():
         folder = folder.parent
     address = own_node(ray).address
@@ -117,7 +118,8 @@ def _finding(node: Node, message: str, hint: str) -> Finding:
 
 def needed_paths(config: RunConfig) -> tuple[str, ...]:
     """Return the paths that ranks and engines read; names of a hub are no paths."""
-    places = [config.model.path, getattr(config.reference, "path", None)]
+    # Workers run in the controller's folder, to which paths of the recipe are relative.
+    places = [os.getcwd(), config.model.path, getattr(config.reference, "path", None)]
     return tuple(str(Path(place).resolve()) for place in places if place and Path(place).exists())
 
 

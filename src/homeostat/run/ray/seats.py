@@ -1,6 +1,6 @@
 """Give the workers of a group their actors: each on a node that has what the worker needs.
 
-    own       a placement group with one bundle for each worker; ranks of one node are neighbours
+    own       a placement group of the workers alone; ranks of one node are neighbours
     shared    an engine on the node, and with the GPUs, of trainer ranks (colocated)
 
 Every wait ends, and names what it waited for.
@@ -56,22 +56,32 @@ class KeeperActor(Keeper):
 
 
 def own_seats(
-    ray: Any, spec: GroupSpec, *, cpus: float, deadline: Deadline, undo: ExitStack
+    ray: Any,
+    spec: GroupSpec,
+    *,
+    cpus: float,
+    neighbours: int,
+    deadline: Deadline,
+    undo: ExitStack,
 ) -> list[Seat]:
-    """Reserve a bundle for each worker. `undo` gives them back."""
-    bundle = {"CPU": cpus, **({"GPU": float(spec.num_gpus)} if spec.num_gpus else {})}
-    group = ray.util.placement_group([bundle] * spec.size, strategy="PACK")
+    """Reserve what the workers need: one bundle for `neighbours` of them, which share a node.
+
+    `undo` gives them back."""
+    assert spec.size % neighbours == 0, (spec.name, spec.size, neighbours)
+    each = {"CPU": cpus, **({"GPU": float(spec.num_gpus)} if spec.num_gpus else {})}
+    bundle = {name: neighbours * amount for name, amount in each.items()}
+    group = ray.util.placement_group([bundle] * (spec.size // neighbours), strategy="PACK")
     undo.callback(ray.util.remove_placement_group, group)
     if not group.wait(deadline.left_s):
         free = ray.available_resources()
         raise WorkerError(
-            f"{spec.name}: Ray did not place {spec.size} x {_text(bundle)} within "
+            f"{spec.name}: Ray did not place {spec.size // neighbours} x {_text(bundle)} within "
             f"{deadline.seconds:.4g} s. Free in the whole cluster: {_text(free)}. Another job may "
             "hold the rest (`ray status` shows it), or no single machine has room for one worker."
         )
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
     actors = [
-        _actor(ray, strategy(group, placement_group_bundle_index=index), bundle)
+        _actor(ray, strategy(group, placement_group_bundle_index=index // neighbours), each)
         for index in range(spec.size)
     ]
     for actor in actors:

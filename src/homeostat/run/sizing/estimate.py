@@ -282,9 +282,10 @@ def _rungs(config: RunConfig) -> Iterator[str]:
         yield "trainer.gradient_checkpointing=selective"
     if trainer.gradient_checkpointing is not True:
         yield "trainer.gradient_checkpointing=true"
-    if trainer.backend.type == "local" and trainer.device != "cpu":
+    if trainer.device != "cpu":
         yield "trainer.backend.offload_optimizer=true"
-        yield "trainer.backend.offload_experts=true"
+        is_local = trainer.backend.type == "local"
+        yield f"trainer.backend.offload_{'experts' if is_local else 'params'}=true"
     yield "trainer.optimizer.moments=8bit"
     if trainer.precision == "fp32" and trainer.device != "cpu":
         yield "trainer.precision=bf16"

@@ -103,7 +103,7 @@ def workload_of(config: RunConfig, shape: ModelShape, assumed: Assumed) -> Workl
         updates=trainer.updates_per_step,
         epochs=trainer.epochs_per_step,
         max_tokens=trainer.tokens_per_micro_batch,
-        scored=int(trainer.updates_in_step > 1) + int(reference),
+        scored=1 - 1 / trainer.updates_in_step + reference,
         holds_reference=reference and config.lora is None,
         reward_s=assumed.reward_s,
         reward_workers=config.rewards.workers,

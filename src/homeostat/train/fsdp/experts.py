@@ -23,23 +23,27 @@ from torch import distributed as dist
 
 from homeostat.models.decoder import Decoder
 from homeostat.models.moe import Experts
-from homeostat.ops.all_to_all import exchange, exchange_counts
+from homeostat.ops.all_to_all import Note, RankGroup, exchange, not_noted
 from homeostat.ops.expert_rows import combined
 
 
-def divide_experts(decoder: Decoder, group: dist.ProcessGroup) -> None:
-    """Leave this rank its share of the experts of a decoder that is on the meta device."""
+def divide_experts(decoder: Decoder, group: dist.ProcessGroup, *, note: Note = not_noted) -> None:
+    """Leave this rank its share of the experts of a decoder that is on the meta device.
+
+    `note` records every exchange of tokens.
+    """
     for block in decoder.moe_blocks:
-        block.experts = ParallelExperts(block.experts, group)
+        named = RankGroup(group, f"all-to-all of tokens, block {block.number} of experts", note)
+        block.experts = ParallelExperts(block.experts, named)
 
 
 class ParallelExperts(Experts):
     """One rank's share of the experts of a layer. `group`: the ranks that share them."""
 
-    def __init__(self, experts: Experts, group: dist.ProcessGroup) -> None:
+    def __init__(self, experts: Experts, group: RankGroup) -> None:
         nn.Module.__init__(self)
         self.numerics, self.kernel, self.product = experts.numerics, experts.kernel, experts.product
-        self.group, self.size = group, dist.get_world_size(group)
+        self.group, self.size = group, group.size
         self.num_experts = len(experts.gate_up_proj)
         assert self.num_experts % self.size == 0, (self.num_experts, self.size)
         self.gate_up_proj = _share(experts.gate_up_proj, self.size)
@@ -61,7 +65,8 @@ class ParallelExperts(Experts):
         """Return [g, e] twice: pairs for each rank's experts, and those that each rank has for this
         one's."""
         sent_ge = torch.bincount(ids_S, minlength=self.num_experts).view(self.size, -1)
-        return sent_ge, exchange_counts(sent_ge, group=self.group)
+        each = [1] * self.size
+        return sent_ge, self.group.move(sent_ge, each, each)
 
     def _own(self, rows_RD: Tensor, counts_ge: Tensor) -> Tensor:
         """Return what this rank's experts make of the rows that came, rank by rank."""

@@ -156,7 +156,9 @@ def join(
             opened,
             context.record,
             expert_mesh=expert_mesh(mesh, device),
-            links=SequenceLinks.of(mesh, rank=context.rank, device=device),
+            links=SequenceLinks.of(
+                mesh, rank=context.rank, device=device, entry=context.record.collective
+            ),
         )
 
 

@@ -100,7 +100,7 @@ def load_sharded(
         module.requires_grad_(False)
     sheet = model_sheet(module, config, generation_config, {})
     if ranks.mesh.ep > 1:
-        divide_experts(module, ranks.expert_group)
+        divide_experts(module, ranks.expert_group, note=ranks.record.collective.lasting)
     split(module, backend, ranks=ranks, runtime=runtime)
     module.to_empty(device=held_on)
     part = OwnPart(ranks, runtime.dtype)

@@ -49,9 +49,9 @@ class RecordedReduceScatter(DefaultReduceScatter):
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
         group: dist.ProcessGroup,
-        op: dist.ReduceOp,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
         async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> dist.Work:
         self.entry.begin(self.name, num_bytes=input_tensor.nbytes)
         return super().__call__(output_tensor, input_tensor, group, op, async_op)
 

@@ -120,7 +120,7 @@ class FsdpShards:
     @contextmanager
     def naming_faults(self) -> Iterator[None]:
         """The others wait for a rank that ran out of memory: there is no second try. A collective
-        that fails is not the fault of what is computed: new ranks can go on."""
+        that fails is not the fault of what is computed: new ranks can resume."""
         try:
             yield
         except HomeostatError:

@@ -22,13 +22,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from homeostat.config.model import ModelConfig
 from homeostat.errors import ModelError
-from homeostat.models.families import DecoderConfig
+from homeostat.models.build import config_origin, open_source, read_configs
+from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.ops.attention import AttentionContext
 from homeostat.train.sequence.links import Link
+
+
+def require_heads_of(model: ModelConfig, size: int) -> None:
+    """Raise ModelError if so many ranks cannot divide the query heads of what model.path names."""
+    source = open_source(model)
+    require_heads(decoder_config(read_configs(source)[0], origin=config_origin(source)), size)
 
 
 def require_heads(config: DecoderConfig, size: int) -> None:
@@ -88,6 +95,5 @@ class _Exchange(torch.autograd.Function):
         return link.exchange(parts)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
         return ctx.link.exchange(grads[0]), None

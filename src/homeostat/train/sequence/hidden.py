@@ -12,14 +12,12 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from homeostat.models.decoder import Decoder
 from homeostat.models.hidden_states import HiddenStates
@@ -89,7 +87,6 @@ class _Whole(torch.autograd.Function):
         return link.sum(values_M.new_zeros(size).index_copy_(0, at_M, values_M))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         (at_M,) = ctx.saved_tensors
         return grads[0].index_select(0, at_M), None, None, None
@@ -174,13 +171,9 @@ def _whole_rows(model: Decoder, links: SequenceLinks, whole: WholePass) -> Atten
     def packed(layout: PackedLayout) -> AttentionContext:
         return model.packed_attention(layout, num_kv_heads=heads)
 
-    device, lengths = whole.tokens_N.device, _lengths(whole.lengths_B)
+    device, lengths = whole.tokens_N.device, [int(length) for length in whole.lengths_B]
     if whole.sharing is not None:
         layout = PackedLayout.of(lengths, device)
         return whole.sharing.attention(layout, kernel=model.kernel, packed=packed)
     # In the order of `part_of_rows`.
     return packed(PackedLayout.of(sorted(lengths) if model.kernel == "sdpa" else lengths, device))
-
-
-def _lengths(lengths_B: IntArray) -> Sequence[int]:
-    return lengths_B.tolist()

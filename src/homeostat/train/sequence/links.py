@@ -20,32 +20,39 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from homeostat.config.mesh import Mesh
+from homeostat.workers.activity import Entry
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """A tensor on its way around the ring. `sent` is kept until it has left."""
+    """A tensor that is being sent around the ring. `sent` is kept until it has left."""
 
     received: Tensor
     sent: Tensor
     works: Sequence[dist.Work]
     device: torch.device
+    entry: Entry
 
     def wait(self) -> Tensor:
         """Return the tensor of the previous rank, once it is here."""
         for work in self.works:
             work.wait()
+        self.entry.end()
         return self.received.to(self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Ranks that differ in one dimension of the mesh, in its order; `place` is this one's."""
+    """Ranks that differ in one dimension of the mesh, in its order; `place` is this one's.
 
-    ranks: tuple[int, ...] = (0,)
-    place: int = 0
-    group: dist.ProcessGroup | None = None
-    # Ranks on GPUs whose messages go through host memory.
+    `entry` has what they send each other, for a report on a hang. `is_staged`: they are on GPUs,
+    and their messages go through host memory.
+    """
+
+    ranks: tuple[int, ...]
+    place: int
+    group: dist.ProcessGroup
+    entry: Entry
     is_staged: bool = False
 
     @property
@@ -55,7 +62,7 @@ class Link:
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors. Outside of autograd."""
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
-        if self.size > 1:
+        with self.entry.lasting(f"sum over ranks {self.ranks}", num_bytes=total.nbytes):
             dist.all_reduce(total, group=self.group)
         return total
 
@@ -64,7 +71,9 @@ class Link:
         assert parts.shape[0] == self.size, (parts.shape, self.ranks)
         sent = self._sendable(parts)
         received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self.group)
+        name = f"exchange of heads over ranks {self.ranks}"
+        with self.entry.lasting(name, num_bytes=sent.nbytes):
+            dist.all_to_all_single(received, sent, group=self.group)
         return received.to(parts.device)
 
     def shift(self, tensor: Tensor, *, tag: int) -> Shift:
@@ -72,13 +81,14 @@ class Link:
         sent = self._sendable(tensor)
         received = torch.empty_like(sent)
         to, source = (self.ranks[(self.place + step) % self.size] for step in (1, -1))
+        self.entry.begin(f"ring: to rank {to}, from {source}", num_bytes=sent.nbytes)
         works = dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.isend, sent, to, self.group, tag),
                 dist.P2POp(dist.irecv, received, source, self.group, tag),
             ]
         )
-        return Shift(received, sent, works, tensor.device)
+        return Shift(received, sent, works, tensor.device, self.entry)
 
     def _sendable(self, tensor: Tensor) -> Tensor:
         return (tensor.cpu() if self.is_staged else tensor).contiguous()
@@ -97,7 +107,9 @@ class SequenceLinks:
     all: Link
 
     @classmethod
-    def of(cls, mesh: Mesh, *, rank: int, device: torch.device) -> SequenceLinks | None:
+    def of(
+        cls, mesh: Mesh, *, rank: int, device: torch.device, entry: Entry
+    ) -> SequenceLinks | None:
         """Return the links of a rank; None if no ranks share a micro-batch. All ranks call it."""
         if mesh.cp * mesh.sp == 1:
             return None
@@ -110,7 +122,7 @@ class SequenceLinks:
         def link(group: dist.ProcessGroup, *dimensions: str) -> Link:
             ranks = next(one for one in mesh.groups(*dimensions) if rank in one)
             staged = device.type == "cuda" and dist.get_backend(group) == "gloo"
-            return Link(ranks, ranks.index(rank), group, staged)
+            return Link(ranks, ranks.index(rank), group, entry, is_staged=staged)
 
         cp, sp = link(split.get_group("cp"), "cp"), link(split.get_group("sp"), "sp")
         assert (cp.place, sp.place) == (place.cp, place.sp), (cp, sp, place)

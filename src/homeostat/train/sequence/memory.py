@@ -1,7 +1,7 @@
 """Memory of a rank that shares its micro-batches: its part of one, and what it exchanges.
 
 Everything that a micro-batch keeps for its backward pass grows with the tokens, so that a rank
-needs as much as for a batch of its own tokens alone; on top is what is on its way between ranks
+needs as much as for a batch of its own tokens alone; on top is what is being sent between ranks
 while one layer's attention is computed.
 """
 

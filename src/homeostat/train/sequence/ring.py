@@ -2,7 +2,7 @@
 
     every document, padded to 2 x cp chunks -> rank r holds chunks r and 2 cp - 1 - r (zigzag)
     step s: queries meet the keys and values of rank r - s; what they give is merged by the
-            log-sum-exp, in fp32; the next keys and values are on their way meanwhile
+            log-sum-exp, in fp32; the next keys and values are being sent meanwhile
 
 Causal attention is a triangle, so that a rank with the last part of a document would have most to
 do. With an early and a late chunk each, every rank has the same work in every step (Brandon et al.
@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.transfer import to_device
@@ -62,7 +61,7 @@ class RingLayout:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Which queries meet which keys; None means all of them."""
+    """The queries and the keys that meet; None means all of them."""
 
     queries_M: Tensor | None
     keys_M: Tensor | None
@@ -119,7 +118,6 @@ class _Ring(torch.autograd.Function):
         return out_NHd
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         q_NHd, k_NHd, v_NHd, out_NHd, lse_NH = ctx.saved_tensors
         ring, dout_NHd = ctx.ring, grads[0].contiguous()

@@ -1,4 +1,4 @@
-"""Which tokens of a micro-batch a rank computes, among those that share it.
+"""Deal the tokens of a micro-batch to the ranks that share it.
 
     rows -> zigzag over cp (chunks r and 2 cp - 1 - r of every row) -> equal parts over sp
 
