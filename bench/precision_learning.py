@@ -293,6 +293,9 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     plan = tiny(arguments) if arguments.tiny else smollm2(arguments)
+    # The runs share the cores: with a thread per core each, most of them wait for the others.
+    threads = max(1, (os.cpu_count() or 1) // plan.parallel)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(arguments.runs_dir or temporary).resolve()
         place.mkdir(parents=True, exist_ok=True)

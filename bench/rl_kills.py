@@ -2,8 +2,8 @@
 
     python bench/rl_kills.py --kills 60
 
-There are three kinds of run: the engine in the trainer's process, in a separate process, and in
-the trainer's process with a helper. One run of each kind is left alone. The others are disturbed:
+There are four kinds of run: the engine in the trainer's process, in a separate process, in the
+trainer's process with a helper, and in a separate process that samples ahead of the trainer. One run of each kind is left alone. The others are disturbed:
 at random moments a random victim is killed (the main process, its process group, the engine, a
 helper, a reward worker; worker, guardian or both), and in half of the cases its successor once more
 while it starts. A run whose main process was killed is begun again with the same command until it
@@ -48,11 +48,13 @@ ENGINES: dict[str, dict[str, Any]] = {
     "in_process": {},
     "own_process": {"own_process": True, "max_restarts": 50},
     "helper": {"processes": 2},
+    "ahead": {"own_process": True, "max_restarts": 50},
 }
 VICTIMS = {
     "in_process": ("main", "group", "reward"),
     "own_process": ("main", "group", "reward", "engine", "engine", "engine"),
     "helper": ("main", "group", "reward", "reward", "helper", "helper"),
+    "ahead": ("main", "group", "reward", "engine", "engine", "engine"),
 }
 
 
@@ -86,6 +88,7 @@ def recipe(name: str, runs_dir: Path, kind: str) -> dict[str, Any]:
             "samples_per_prompt": 8,
             "max_new_tokens": 8,
             "keep_journal": True,
+            **({"max_staleness": 2} if kind == "ahead" else {}),
         },
         "rewards": {
             "functions": [

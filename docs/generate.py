@@ -33,7 +33,7 @@ from homeostat.cli.explain import page
 from homeostat.cli.rules import headline
 from homeostat.cli.verbs import app
 from homeostat.config.base import ByteSize, Settings
-from homeostat.config.presets import PRESETS
+from homeostat.config.presets import ON_A_GPU, PRESETS
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import has_plain_value, settings_types
 from homeostat.health import remedies
@@ -281,7 +281,15 @@ def _resume(info: FieldInfo) -> str:
 
 
 def _preset(name: str) -> str:
-    return f"### `{name}`\n\n```yaml\n{yaml.safe_dump(PRESETS[name], sort_keys=False)}```\n"
+    page = f"### `{name}`\n\n{_yaml_block(PRESETS[name])}"
+    if name in ON_A_GPU:
+        where = "With `trainer.device: cuda` or `trainer.backend.type: fsdp` also:"
+        page += f"\n{where}\n\n{_yaml_block(ON_A_GPU[name])}"
+    return page
+
+
+def _yaml_block(values: dict[str, Any]) -> str:
+    return f"```yaml\n{yaml.safe_dump(values, sort_keys=False)}```\n"
 
 
 def metrics_page() -> str:
@@ -496,7 +504,7 @@ def _place(place: str) -> str:
 def _verb(function: Callable[..., Any]) -> str:
     """One verb, from its signature: what a parameter is, its Annotated type says."""
     hints = get_type_hints(function, include_extras=True)
-    rows, usage = [], ["homeostat", function.__name__]
+    rows, usage = [], ["homeostat", function.__name__.rstrip("_")]
     for name, parameter in inspect.signature(function).parameters.items():
         kind, info = get_args(hints[name])
         if isinstance(info, ArgumentInfo):

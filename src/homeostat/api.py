@@ -5,12 +5,17 @@ from __future__ import annotations
 from functools import partial
 
 from homeostat.config.kind import RunKind
+from homeostat.config.ranks import RanksCluster
 from homeostat.config.run import RunConfig
+from homeostat.errors import TrainerLostError
 from homeostat.run.healing.healer import RollBackError
 from homeostat.run.healing.watch import require_known_rules
 from homeostat.run.preference import train_preferences
+from homeostat.run.ray.cluster import ray_opened
 from homeostat.run.reward_model import train_reward_model
 from homeostat.run.rl import train_rl
+from homeostat.run.rl_async import train_rl_async
+from homeostat.run.session.restarts import TrainerRestarts
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import Session
 from homeostat.run.sft import train_sft
@@ -31,14 +36,22 @@ def train(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunRe
     """Train until the run is complete, stopped, or failed.
 
     With health.heal=all a remedy may roll the run back; the loop is then set up again, from the
-    checkpoint that the run was rolled back to.
+    checkpoint that the run was rolled back to. It is also set up again, from the last checkpoint,
+    if ranks of the trainer are lost.
     """
     require_known_rules(config.health)
-    loop = LOOPS[config.kind]
+    is_async = config.is_rl and config.rollout.max_staleness is not None
+    loop = train_rl_async if is_async else LOOPS[config.kind]
+    cluster = config.cluster
+    most = cluster.max_restarts if isinstance(cluster, RanksCluster) else 0
+    restarts = TrainerRestarts(most, session)
     emit = partial(session.event, step=session.start_step)
-    with own_compile_cache(resolve_device(config), emit=emit):
+    device = resolve_device(config)
+    with own_compile_cache(device, emit=emit), ray_opened(config, device=device.type):
         while True:
             try:
                 return loop(config, session, hooks)
             except RollBackError as back:
                 session.go_back(back)
+            except TrainerLostError as lost:
+                restarts.recover(lost)

@@ -70,6 +70,14 @@ class ModelError(HomeostatError, ValueError):
     """A model folder cannot be used, or lacks something that the settings need."""
 
 
+class PlanError(HomeostatError, ValueError):
+    """A plan for so many GPUs cannot be made of these inputs."""
+
+
+class DoesNotFitError(PlanError):
+    """No split of the GPUs has enough memory."""
+
+
 class EngineError(HomeostatError, RuntimeError):
     """The engine cannot serve a request, or stopped answering."""
 
@@ -96,6 +104,18 @@ class WorkerDiedError(WorkerError):
 
 class WorkerOutOfMemoryError(WorkerDiedError, MemoryError):
     """A worker process was ended because memory ran out, before it could raise anything."""
+
+
+class WorkerHungError(WorkerError):
+    """A worker process did not answer a call within its deadline."""
+
+
+class LostRanksError(WorkerError):
+    """A collective failed on a rank although no rank is known to have died: a lost connection."""
+
+
+class TrainerLostError(WorkerError):
+    """Ranks of the trainer died, hung or lost each other. New ranks can resume the run."""
 
 
 class SyncError(HomeostatError, RuntimeError):

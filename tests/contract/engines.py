@@ -35,6 +35,7 @@ from homeostat.rollout.native.engine import NativeEngine
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.router import Router
 from homeostat.rollout.vllm.options import is_installed
+from homeostat.sync.bucket import Bucket
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.types import Completion
 
@@ -92,13 +93,21 @@ def shared_model(family: str = "qwen3") -> Model:
 
 def publish(engine: Engine, model: Model) -> None:
     """Between begin_update and commit: the model's weights as they are now."""
-    if engine.capabilities.shares_weights:
-        return
+    if not engine.capabilities.shares_weights:
+        _send(engine.apply, model)
+
+
+def stage(engine: Engine, model: Model) -> None:
+    """The model's weights as they are now, for the next update."""
+    _send(engine.stage, model)
+
+
+def _send(take: Callable[[Bucket], None], model: Model) -> None:
     transport = SharedMemoryTransport("homeostat-contract", BUCKET_BYTES)
     packer = transport.packer()
     try:
         for bucket in packer.pack(merged_state(model.ours)):
-            engine.apply(bucket)
+            take(bucket)
     finally:
         packer.close()
 
@@ -176,7 +185,7 @@ def router(model: Model, *, num_engines: int, **changes: Any) -> Engine:
     return Router([native(model, **changes) for _ in range(num_engines)], on_loss=_no_loss)
 
 
-def _no_loss(error: EngineDiedError) -> None:
+def _no_loss(engine: Engine, error: EngineDiedError) -> None:
     raise error
 
 

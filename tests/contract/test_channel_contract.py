@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from homeostat.config.ranks import LOOPBACK
 from homeostat.workers.channel import (
     Channel,
     ChannelClosedError,
     SocketChannel,
     SocketListener,
+    TcpListener,
     dial,
 )
 
@@ -27,7 +29,10 @@ Ends = tuple[Channel, Channel]
 
 def dialled(folder: Path) -> Ends:
     """Two ends that met at a listener, as a controller and a worker do."""
-    listener = SocketListener(folder, backlog=1)
+    return dialled_at(SocketListener(folder, backlog=1))
+
+
+def dialled_at(listener: SocketListener) -> Ends:
     with ThreadPoolExecutor(1) as thread:
         calling = thread.submit(dial, listener.address, listener.key)
         accepted = listener.accept(timeout_s=SOON_S)
@@ -44,7 +49,16 @@ def paired(folder: Path) -> Ends:
     return SocketChannel(one), SocketChannel(other)
 
 
-CHANNELS: dict[str, Callable[[Path], Ends]] = {"dialled": dialled, "paired": paired}
+def dialled_by_tcp(folder: Path) -> Ends:
+    """A call over the network, to an address of this machine."""
+    return dialled_at(TcpListener(LOOPBACK, backlog=1))
+
+
+CHANNELS: dict[str, Callable[[Path], Ends]] = {
+    "dialled": dialled,
+    "dialled_by_tcp": dialled_by_tcp,
+    "paired": paired,
+}
 
 
 @pytest.fixture(params=CHANNELS)

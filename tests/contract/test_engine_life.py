@@ -22,12 +22,14 @@ from tests.contract.engines import (
     requests,
     run,
     shared_model,
+    stage,
     tokens_of,
     trainer_logp,
 )
 
 from homeostat.errors import EngineError
 from homeostat.rollout.engine import Quiesce, Request, Sampling
+from homeostat.sync.bucket import Bucket
 from homeostat.types import Completion, Segment, StopReason, TokenRow
 
 
@@ -229,6 +231,52 @@ def test_versions_never_go_back(build: Backend) -> None:
     engine.begin_update(Quiesce.DRAIN)
     engine.commit(old + 2)
     assert engine.policy_version == old + 2
+
+
+def test_after_a_cancelled_update_another_one_is_served(build: Backend) -> None:
+    model = load("qwen3")
+    engine = build(model)
+    engine.cancel_update()
+    assert engine.health() is None, "without an update nothing happens"
+    engine.begin_update(Quiesce.DRAIN)
+    engine.cancel_update()
+    if not engine.capabilities.shares_weights:
+        assert "broke off" in (engine.health() or "")
+    engine.begin_update(Quiesce.DRAIN)
+    change(model)
+    publish(engine, model)
+    engine.commit(engine.policy_version + 1)
+    assert engine.health() is None
+    (prompt_T,) = prompts((9,))
+    (found,) = run(engine, [Request("a", prompt_T, Sampling(6), seed=0)])
+    wanted = trainer_logp(model, prompt_T, found.tokens_T, 1.0)
+    assert_close(found.engine_logp_T, wanted)
+
+
+def test_staged_weights_wait_for_the_commit(build: Backend) -> None:
+    """What is in flight goes on with the weights it has; the next request has the new ones."""
+    model = load("qwen3")
+    engine = build(model)
+    if not engine.capabilities.stages:
+        with pytest.raises(EngineError, match="commit"):
+            engine.stage(Bucket((), 0))
+        return
+    (prompt_T,) = prompts((9,))
+    request = Request("a", prompt_T, Sampling(24), seed=0)
+    (wanted,) = run(engine, [request])
+    engine.submit(replace(request, id="a"))
+    engine.poll(timeout_s=0)
+    change(model)
+    stage(engine, model)
+    (found,) = finish(engine, [request])
+    assert tokens_of([found]) == tokens_of([wanted])
+    assert np.array_equal(found.engine_logp_T, wanted.engine_logp_T)
+    engine.begin_update(Quiesce.DRAIN)
+    engine.commit(engine.policy_version + 1)
+    assert engine.received_checksum is not None
+    (later,) = run(engine, [replace(request, id="b")])
+    assert_close(later.engine_logp_T, trainer_logp(model, prompt_T, later.tokens_T, 1.0))
+    assert {segment.policy_version for segment in later.segments} == {engine.policy_version}
 
 
 def test_weights_and_requests_of_another_policy_are_refused(build: Backend) -> None:

@@ -3,7 +3,10 @@ entry in CONFIGS. (In process there is no other process: the receiver is the tes
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,9 +23,10 @@ from torch import Tensor
 from homeostat.config.sync import AnyTransport
 from homeostat.errors import SyncError
 from homeostat.rollout.engine import Quiesce
-from homeostat.sync import shared_memory
+from homeostat.sync import disk, shared_memory
 from homeostat.sync.bucket import Bucket, Transport, entries_checksum
 from homeostat.sync.collective import CollectiveBucket
+from homeostat.sync.delta import BROKEN_OFF, FIRST
 from homeostat.sync.in_process import InProcessTransport
 from homeostat.sync.layout import entries_of, flat_bytes
 from homeostat.sync.publish import Publisher
@@ -30,7 +34,8 @@ from homeostat.sync.transports import open_transport
 from homeostat.sync.verify import Probe
 from homeostat.types import Completion, Segment, StopReason, TokenRow
 
-OTHERS = ["shared_memory", "disk", "collective", pytest.param("cuda_ipc", marks=pytest.mark.gpu)]
+OTHERS = ["shared_memory", "disk", "delta", "collective"]
+OTHERS += [pytest.param("cuda_ipc", marks=pytest.mark.gpu)]
 KINDS = ["in_process", *OTHERS]
 Weights = dict[str, Tensor]
 Connect = Callable[..., tuple[Transport, Any]]
@@ -38,7 +43,7 @@ Connect = Callable[..., tuple[Transport, Any]]
 
 @pytest.fixture(scope="module")
 def children() -> Iterator[list[Child]]:
-    found = [Child(), Child()]
+    found = [Child(), Child(), Child()]
     yield found
     for child in found:
         child.close()
@@ -157,8 +162,9 @@ def test_tensors_arrive_bit_for_bit_in_order(
     assert [e.name for bucket in buckets for e in bucket.entries] == list(weights)
     for bucket in buckets:
         assert bucket.num_bytes >= sum(entry.num_bytes for entry in bucket.entries)
-        assert bucket.num_bytes <= bucket_bytes or len(bucket.entries) == 1
-    if kind != "in_process" and bucket_bytes == 10**7:
+        if kind != "in_process":
+            assert bucket.num_bytes <= bucket_bytes or len(bucket.entries) == 1
+    if bucket_bytes == 10**7:
         assert len(buckets) == 1
 
 
@@ -189,7 +195,7 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-@pytest.mark.parametrize("kind", ["shared_memory", "disk", "collective"])
+@pytest.mark.parametrize("kind", ["shared_memory", "disk", "delta", "collective"])
 def test_an_altered_byte_is_noticed_and_the_tensor_named(connect: Connect, kind: str) -> None:
     # The 20th byte of the flat bucket, and the last of the file, are of the second tensor.
     weights = {"a": torch.zeros(0), "layers.7.w": torch.randn(9, 5)}
@@ -200,7 +206,7 @@ def test_an_altered_byte_is_noticed_and_the_tensor_named(connect: Connect, kind:
     bucket: Any = next(buckets)
     if kind == "shared_memory":
         flip(bucket.segment, 20)
-    if kind == "disk":
+    if kind in ("disk", "delta"):
         flip(bucket.file, -1)
     with pytest.raises(
         SyncError, match=r"'layers\.7\.w' \(float32 \[9, 5\]\) was altered"
@@ -211,13 +217,181 @@ def test_an_altered_byte_is_noticed_and_the_tensor_named(connect: Connect, kind:
     packer.close()
 
 
+# Several receivers.
+
+
+def joined(transport: Transport, receivers: list[Child]) -> None:
+    for rank, child in enumerate(receivers):
+        child.call("connect", transport, rank, len(receivers))
+
+
+@pytest.mark.parametrize("num_receivers", [2, 3])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_all_of_several_receivers_get_the_same(
+    tmp_path: Path, children: list[Child], kind: str, num_receivers: int
+) -> None:
+    weights = many_weights(num_receivers, device_of(kind))
+    receivers = children[:num_receivers]
+    transport = opened(kind, tmp_path, num_receivers=num_receivers)
+    joined(transport, receivers)
+    packer = transport.packer()
+    for number in range(2):
+        weights["large"][number] += 1
+        for bucket in packer.pack(weights.items()):
+            for child in receivers:
+                child.send("apply", bucket)
+            for child in receivers:
+                child.result()
+        arrived = [child.call("arrived") for child in receivers]
+        assert arrived == [wanted(weights)] * num_receivers
+    packer.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [
+        ("collective", signal.SIGSTOP),
+        ("shared_memory", signal.SIGKILL),
+        # Each starts a process, which takes seconds.
+        pytest.param("collective", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("shared_memory", signal.SIGSTOP, marks=pytest.mark.slow),
+        *[
+            pytest.param(kind, ending, marks=pytest.mark.slow)
+            for kind in ("disk", "delta")
+            for ending in (signal.SIGKILL, signal.SIGSTOP)
+        ],
+        pytest.param("cuda_ipc", signal.SIGKILL, marks=pytest.mark.gpu),
+    ],
+)
+def test_a_receiver_that_dies_or_hangs_costs_the_others_nothing_or_is_named_in_time(
+    tmp_path: Path, children: list[Child], doomed: Child, kind: str, ending: signal.Signals
+) -> None:
+    """A broadcast needs all of its members; every other transport goes on with the rest."""
+    receivers = [children[0], doomed, children[1]]
+    device = device_of(kind)
+    transport = opened(kind, tmp_path, num_receivers=3, timeout_s=3.0, bucket_bytes=1)
+    joined(transport, receivers)
+    weights = {f"w{i}": torch.randn(300, device=device) for i in range(3)}
+    packer = transport.packer()
+    buckets = packer.pack(weights.items())
+    bucket = next(buckets)
+    for child in receivers:
+        child.send("apply", bucket)
+    for child in receivers:
+        child.result()
+    started = time.monotonic()
+    assert doomed.process.pid is not None
+    os.kill(doomed.process.pid, ending)
+    alive = [children[0], children[1]]
+
+    def send_the_rest() -> None:
+        for bucket in buckets:
+            for child in alive:
+                child.send("apply", bucket)
+            for child in alive:
+                child.result()
+
+    if kind == "collective":
+        with pytest.raises(SyncError, match=r"receiver 1 of 3"):
+            send_the_rest()
+        for child in alive:
+            while child.pipe.poll(5.0):
+                child.pipe.recv()
+    else:
+        send_the_rest()
+        assert [child.call("arrived") for child in alive] == [wanted(weights)] * 2
+    assert time.monotonic() - started < 20
+    buckets.close()
+    packer.close()
+
+
+@pytest.mark.parametrize("kind", ["disk", "delta"])
+def test_a_full_disk_is_said_and_the_next_publication_is_whole(
+    connect: Connect, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, receiver = connect(kind, bucket_bytes=1)
+    weights = {f"w{i}": torch.randn(300) for i in range(3)}
+    packer = transport.packer()
+    for bucket in packer.pack(weights.items()):
+        receiver.call("apply", bucket)
+    plain, calls = disk.write_atomically, iter(range(10))
+
+    def full(path: Path, content: bytes, *, sync: bool) -> None:
+        if next(calls) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(path, content, sync=sync)
+
+    weights["w0"][0] += 1
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_atomically", full)
+        buckets = packer.pack(weights.items())
+        receiver.call("apply", next(buckets))
+        with pytest.raises(SyncError, match=r"No space left.*sync\.transport\.folder"):
+            next(buckets)
+    weights["w1"][0] += 1
+    found = []
+    for bucket in packer.pack(weights.items()):
+        receiver.call("apply", bucket)
+        found.append(bucket)
+    assert receiver.call("arrived") == wanted(weights)
+    if kind == "delta":
+        assert {bucket.whole_because for bucket in found} == {BROKEN_OFF}
+        assert sum(bucket.sent_bytes for bucket in found) == 3 * 300 * 4
+    packer.close()
+
+
+# Differences.
+
+
+def test_only_what_changed_is_sent_and_the_result_is_exact(connect: Connect) -> None:
+    transport, receiver = connect("delta", bucket_bytes=10_000)
+    weights = {f"w{i}": torch.randn(4000).to(torch.bfloat16) for i in range(3)}
+    packer = transport.packer()
+    (first, *_) = sent = packed(packer, receiver, weights)
+    assert first.whole_because == FIRST
+    assert sum(bucket.sent_bytes for bucket in sent) == 3 * 4000 * 2
+    weights["w1"][17] += 1
+    weights["w1"][3999] = float("nan")
+    sent = packed(packer, receiver, weights)
+    assert receiver.call("arrived") == wanted(weights)
+    assert {bucket.whole_because for bucket in sent} == {""}
+    assert sum(bucket.sent_bytes for bucket in sent) < 200
+    weights["w2"] = torch.randn(4000).to(torch.bfloat16)
+    sent = packed(packer, receiver, weights)
+    assert receiver.call("arrived") == wanted(weights)
+    packer.close()
+
+
+def packed(packer: Any, receiver: Any, weights: Weights) -> list[Any]:
+    found = []
+    for bucket in packer.pack(weights.items()):
+        receiver.call("apply", bucket)
+        found.append(bucket)
+    return found
+
+
+def test_a_difference_to_other_weights_is_refused(connect: Connect, children: list[Child]) -> None:
+    transport, receiver = connect("delta", bucket_bytes=10_000)
+    weights = {"w": torch.randn(4000)}
+    packer = transport.packer()
+    packed(packer, receiver, weights)
+    weights["w"][3] += 1
+    (bucket,) = packer.pack(weights.items())
+    late = children[1]
+    late.call("connect", transport, 0, 1)
+    with pytest.raises(SyncError, match=r"difference to publication 1, and this engine holds None"):
+        late.call("apply", bucket)
+    packer.close()
+
+
 # In process.
 
 
 def test_in_process_copies_nothing_and_refuses_other_memory() -> None:
     weights = {"w": torch.randn(5), "v": torch.randn(5)}
     transport = InProcessTransport({"w": weights["w"], "v": weights["v"].clone()})
-    shared, other = transport.packer().pack(weights.items())
+    packer = transport.packer()
+    (shared,), (other,) = (packer.pack([(name, weights[name])]) for name in ("w", "v"))
     ((_, tensor),) = transport.receiver(0, 1).unpack(shared)
     assert tensor.data_ptr() == weights["w"].data_ptr()
     with pytest.raises(SyncError, match=r"'v' .* has it in other memory.*sync\.transport"):
@@ -294,21 +468,6 @@ def test_a_segment_that_is_gone_is_named(connect: Connect) -> None:
 # Collective.
 
 
-def test_two_receivers_get_the_same(tmp_path: Path, children: list[Child]) -> None:
-    weights = many_weights(7, torch.device("cpu"))
-    transport = opened("collective", tmp_path, num_receivers=2)
-    for rank, child in enumerate(children):
-        child.call("connect", transport, rank, 2)
-    packer = transport.packer()
-    for bucket in packer.pack(weights.items()):
-        for child in children:
-            child.send("apply", bucket)
-        for child in children:
-            child.result()
-    packer.close()
-    assert [child.call("arrived") for child in children] == [wanted(weights)] * 2
-
-
 @pytest.mark.parametrize("first", ["sender", "receiver"])
 def test_who_starts_first_does_not_matter(connect: Connect, first: str) -> None:
     weights = {"w": torch.randn(100)}
@@ -351,7 +510,7 @@ def test_a_receiver_that_lives_but_does_not_take_part_is_an_error(connect: Conne
     receiver.call("apply", next(buckets))
     next(buckets)
     started = time.monotonic()
-    with pytest.raises(SyncError, match="nobody, all processes live"):
+    with pytest.raises(SyncError, match="all processes live, and receiver 0 of 1 did not"):
         next(buckets)
     assert time.monotonic() - started < 10
     packer.close()

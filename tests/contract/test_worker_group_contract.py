@@ -13,26 +13,26 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from tests.support.forks import real_workers
 
-from homeostat.config.cluster import (
-    LOOPBACK,
-    AnyCluster,
-    InProcessCluster,
-    TorchrunCluster,
-    WorkerKind,
-)
+from homeostat.config.cluster import AnyCluster, InProcessCluster, TorchrunCluster
+from homeostat.config.ranks import LOOPBACK, Launcher, WorkerKind
+from homeostat.config.ray_cluster import RayCluster
 from homeostat.errors import ConfigError, EngineError, WorkerError, WorkerOutOfMemoryError
+from homeostat.run.ray.cluster import RayLauncher
+from homeostat.run.ray.vendor import connected
 from homeostat.types import Completion, Segment, StopReason
 from homeostat.workers.group import WorkerGroup, gather
 from homeostat.workers.in_process import InProcessGroup
-from homeostat.workers.opening import LAUNCHERS, open_group
+from homeostat.workers.opening import LAUNCHERS, launcher_opened, open_group
 from homeostat.workers.processes import ProcessGroup
 from homeostat.workers.spec import GroupSpec
 
@@ -44,12 +44,18 @@ MAKE_NONE = f"{OBJECTS}:make_none"
 SOON_S = 20.0
 
 # name -> launcher, size
-SHAPES = {"spawn_1": ("spawn", 1), "spawn_3": ("spawn", 3), "torchrun_2": ("torchrun", 2)}
+SHAPES = {
+    "spawn_1": ("spawn", 1),
+    "spawn_3": ("spawn", 3),
+    "torchrun_2": ("torchrun", 2),
+    "ray_2": ("ray", 2),
+}
 # launcher -> a cluster that has it, and for workers of which kind
 CLUSTERS: dict[str, tuple[AnyCluster, WorkerKind]] = {
     "in_process": (InProcessCluster(), "trainer"),
     "spawn": (InProcessCluster(), "engine"),
     "torchrun": (TorchrunCluster(type="torchrun"), "trainer"),
+    "ray": (RayCluster(type="ray", cpus_per_worker=0.1), "trainer"),
 }
 Start = Callable[..., ProcessGroup]
 
@@ -66,7 +72,10 @@ def open_here(factory: str, **kwargs: Any) -> WorkerGroup:
 
 
 def test_every_launcher_is_held_to_the_contract() -> None:
-    assert set(CLUSTERS) == set(LAUNCHERS) == {"in_process", *(by for by, _ in SHAPES.values())}
+    assert set(CLUSTERS) == set(get_args(Launcher))
+    assert set(CLUSTERS) == {"in_process", *(by for by, _ in SHAPES.values())}
+    # Ray's is an entry only while it is connected.
+    assert set(LAUNCHERS) - {"ray"} == set(CLUSTERS) - {"ray"}
 
 
 def processes_of(log_file: Path) -> set[int]:
@@ -93,6 +102,24 @@ def eventually(is_so: Callable[[], bool]) -> bool:
     return is_so()
 
 
+@cache
+def opened_ray() -> ExitStack:
+    """A Ray of this machine that workers are placed by, until the tests of this file end."""
+    stack = ExitStack()
+    cluster, _ = CLUSTERS["ray"]
+    assert isinstance(cluster, RayCluster)
+    ray = stack.enter_context(connected(cluster))
+    stack.enter_context(launcher_opened("ray", RayLauncher(ray).open_group))
+    return stack
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_ends_with_these_tests() -> Iterator[None]:
+    yield
+    if opened_ray.cache_info().currsize:
+        opened_ray().close()
+
+
 @contextlib.contextmanager
 def starter(log_file: Path) -> Iterator[Start]:
     """Starts groups. At the end they are closed, and nothing may be left over of them."""
@@ -100,6 +127,9 @@ def starter(log_file: Path) -> Iterator[Start]:
 
     def start(shape: str, factory: str = MAKE, kwargs: Any = (), **changes: Any) -> ProcessGroup:
         launcher, size = SHAPES.get(shape, ("spawn", 2))
+        if changes.get("launcher", launcher) == "ray":
+            pytest.importorskip("ray")
+            opened_ray()
         settings = {"launcher": launcher, "size": size, "log_file": log_file}
         settings |= {"start_timeout_s": 60.0, "close_timeout_s": SOON_S, **changes}
         group = open_with(factory=factory, kwargs=dict(kwargs), **settings)
@@ -134,14 +164,24 @@ def start(log_file: Path) -> Iterator[Start]:
 
 # torchrun takes seconds to start. What any launcher must hold is tried with it in `group`; the
 # tests that start a group of their own do so with it at night.
-AT_NIGHT = {"torchrun": pytest.mark.slow, "torchrun_2": pytest.mark.slow}
+AT_NIGHT = dict.fromkeys(("torchrun", "torchrun_2"), pytest.mark.slow)
+
+
+# Ray takes seconds to start, too: its tests are with those of ranks.
+WITH_RANKS = dict.fromkeys(("ray", "ray_2"), pytest.mark.ranks)
 
 
 def at_night(name: str) -> Any:
     return pytest.param(name, marks=AT_NIGHT.get(name, ()))
 
 
-@pytest.fixture(params=[at_night(name) for name in SHAPES])
+def by_ranks(name: str) -> Any:
+    return pytest.param(name, marks=WITH_RANKS.get(name, ()))
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=(AT_NIGHT | WITH_RANKS).get(name, ())) for name in SHAPES]
+)
 def shape(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -151,7 +191,7 @@ def group_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("group") / "workers.log"
 
 
-@pytest.fixture(scope="module", params=["in_process", *SHAPES])
+@pytest.fixture(scope="module", params=["in_process", *map(by_ranks, SHAPES)])
 def group(request: pytest.FixtureRequest, group_log: Path) -> Iterator[WorkerGroup]:
     """One for all tests that leave it usable."""
     if request.param == "in_process":
@@ -181,7 +221,8 @@ def test_a_factory_is_told_its_place_and_its_arguments(group: WorkerGroup) -> No
     assert [about["local_rank"] for about in abouts] == list(range(group.size))
     for about in abouts:
         assert (about["size"], about["group_name"]) == (group.size, "trainer")
-        assert about["host"] == LOOPBACK
+        # Ray knows its nodes by an address that others reach.
+        assert about["host"] == LOOPBACK or "ray" in LAUNCHERS
         assert about["kwargs"] == {"width": 3}
 
 
@@ -228,12 +269,17 @@ def test_arrays_tensors_and_dataclasses_travel(group: WorkerGroup) -> None:
     assert kwargs["flag"]
 
 
-def test_ctrl_c_is_left_to_the_controller(processes: WorkerGroup) -> None:
+def test_signals_to_a_whole_job_are_left_to_the_controller(processes: WorkerGroup) -> None:
+    """Ctrl-C, and what a scheduler sends to every process: launcher, guardians and workers."""
     abouts = gather(processes.call_all("about"), timeout_s=SOON_S)
     calls = processes.call_all("sleep", 0.3)
     for about in abouts:
-        os.kill(about["pid"], signal.SIGINT)
-        os.kill(about["guardian"], signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(about["pid"], number)
+            os.kill(about["guardian"], number)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            for launcher in processes._launchers:
+                os.kill(launcher.pid, number)
         assert os.getsid(about["pid"]) != os.getsid(0)
     assert gather(calls, timeout_s=SOON_S) == [0.3] * processes.size
     assert pids(processes) == [about["pid"] for about in abouts]
@@ -323,6 +369,35 @@ def test_a_wait_in_vain_names_whom_it_waited_for(start: Start) -> None:
     assert group.health() is None
 
 
+def test_a_hang_is_reported_with_the_call_and_stack_of_each_rank(
+    start: Start, log_file: Path
+) -> None:
+    group = start("spawn_3")
+    gather(group.call_all("echo"), timeout_s=SOON_S)
+    calls = group.call_all("sleep_but", 0, 600.0)
+    calls[0].result(timeout_s=SOON_S)
+    stopped = group.call(0, "about").result(timeout_s=SOON_S)["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    summary = group.report_hang()
+    lines = summary.splitlines()
+    assert lines[0] == "rank 0 lags: its process is stopped by a signal."
+    assert "rank 1: waiting" in lines[2]
+    # The start, the echo, and this.
+    assert "call 3 'sleep_but', begun" in lines[2]
+    assert "no last collective yet" in lines[2]
+    assert "in sleep_but" in lines[2]
+    report = log_file.parent / "hangs" / "trainer_1.txt"
+    assert lines[-1] == f"The stacks of all threads are in {report}."
+    stacks = report.read_text().split("== trainer rank ")
+    assert stacks[1] == "0\nno stack\n\n"
+    assert "sleep_but" in stacks[2]
+    assert "sleep_but" in stacks[3]
+    group.report_hang()
+    assert (log_file.parent / "hangs" / "trainer_2.txt").is_file()
+    group.abandon()
+    assert eventually(lambda: not is_alive(stopped))
+
+
 def test_asking_a_busy_worker_does_not_wait(start: Start) -> None:
     group = start("spawn_1")
     large = np.zeros(4_000_000)
@@ -380,7 +455,7 @@ def test_a_killed_rank_ends_the_group_with_a_report(
     assert eventually(lambda: not shared.exists())
 
 
-@pytest.mark.parametrize("launcher", ["spawn", at_night("torchrun")])
+@pytest.mark.parametrize("launcher", ["spawn", at_night("torchrun"), by_ranks("ray")])
 def test_a_collective_works_and_its_broken_half_is_not_the_report(
     launcher: str, start: Start, log_file: Path
 ) -> None:
@@ -521,7 +596,9 @@ def test_a_start_that_hangs_has_a_deadline(start: Start, log_file: Path) -> None
     assert re.search(
         r"trainer: no answer from rank 0, 1 to '\(start\)' within 2", str(caught.value)
     )
-    assert str(caught.value).endswith("\nabout to fail")
+    assert "\nabout to fail\n" in str(caught.value)
+    # Where it hangs, rank by rank.
+    assert re.search(r"rank 1: .*call 1 '\(start\)', begun", str(caught.value))
     assert not processes_of(log_file)
 
 
@@ -554,7 +631,7 @@ def broken_python(tmp_path: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
 
 
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun", by_ranks("ray")])
 def test_a_process_that_ends_before_it_speaks_is_told_with_its_output(
     start: Start, tmp_path: Path, log_file: Path, launcher: str
 ) -> None:
@@ -660,17 +737,11 @@ def test_a_close_that_fails_is_warned_of(
     assert "cannot be closed" in caplog.text
 
 
-@pytest.mark.parametrize("is_stubborn", [False, True])
-def test_close_ends_what_does_not_listen(
-    start: Start, log_file: Path, tmp_path: Path, is_stubborn: bool
-) -> None:
+def test_close_ends_what_does_not_listen(start: Start, log_file: Path, tmp_path: Path) -> None:
     group = start("two", MAKE_CLOSING, {"folder": tmp_path}, close_timeout_s=1.5)
-    if is_stubborn:
-        group.call(1, "ignore_sigterm").result(timeout_s=SOON_S)
     stuck = group.call(1, "sleep", 600.0)
     group.close()
     assert not processes_of(log_file)
     assert marks(tmp_path) == {"closed_0": "x"}
-    # SIGKILL is for those who ignore SIGTERM.
-    with pytest.raises(WorkerError, match="SIGKILL" if is_stubborn else "SIGTERM"):
+    with pytest.raises(WorkerError, match="SIGKILL"):
         stuck.result(timeout_s=0)

@@ -15,6 +15,7 @@ from tests.support import mortal_engine, runs, tiny_rl
 from homeostat.config import RunConfig
 from homeostat.errors import EngineError
 from homeostat.observe.jsonl import read_metrics
+from homeostat.rollout import remote
 from homeostat.rollout.registry import ENGINES
 from homeostat.workers.launchers import spawn
 from homeostat.workers.opening import LAUNCHERS
@@ -80,6 +81,10 @@ def train_through(config: RunConfig, moments: list[str | None], undisturbed: Run
     found = runs.events(config, "engine_restarted")
     assert [event["restarts"] for event in found] == list(range(1, len(deaths) + 1))
     for moment, event in zip(deaths, found, strict=True):
+        if moment.endswith(" stop"):
+            assert "engine's process hangs: no answer to" in event["error"]
+            assert "rank 0 lags: its process is stopped by a signal" in event["error"]
+            continue
         assert "SIGKILL" in event["error"]
         words = "before rank 0 had started" if moment == "spawn" else mortal_engine.LAST_WORDS
         assert words in event["error"], moment
@@ -99,6 +104,20 @@ def test_a_death_while_it_starts_or_is_started_again_costs_one_restart(
 ) -> None:
     moments = AT_STARTS[when]
     train_through(mortal(moments, OWN[1], "engine.max_restarts=5"), moments, undisturbed)
+
+
+HANGS = ["poll 2 stop", "apply 2 stop", "score 1 stop", "sleep 1 stop", "submit 3 stop"]
+
+
+@pytest.mark.parametrize(
+    "moment", [HANGS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in HANGS[1:])]
+)
+def test_a_process_that_hangs_is_restarted_like_one_that_died(
+    mortal: Mortal, undisturbed: RunConfig, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "GRACE_SECONDS", 0.2)
+    more = ("engine.stall_s=3", "sync.timeout_s=6", "engine.sleep=true")
+    train_through(mortal([moment, None], OWN[1], *more), [moment, None], undisturbed)
 
 
 MOMENTS: dict[str, list[str | None]] = {

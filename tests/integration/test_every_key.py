@@ -17,6 +17,7 @@ import pytest
 from tests.support import ranks
 from tests.support.every_key import (
     cluster,
+    cluster_ray,
     curriculum,
     engine_vllm,
     fp8,
@@ -28,6 +29,7 @@ from tests.support.every_key import (
     preference,
     reward_model,
     rl_algorithm,
+    rl_async,
     rl_correction,
     rl_critic,
     rl_ebft,
@@ -50,10 +52,11 @@ from homeostat.errors import ConfigError
 
 SFT_PARTS = (
     *(inputs, moe, optimizers, trainer, fp8, int4),
-    *(cluster, outputs, preference, reward_model),
+    *(cluster, cluster_ray, outputs, preference, reward_model),
 )
 RL_PARTS = (
     rl_algorithm,
+    rl_async,
     rl_correction,
     rl_critic,
     rl_ebft,
@@ -118,7 +121,7 @@ def test_what_lies_beyond_the_last_epoch_is_refused(workshop: Workshop, change: 
 
 def by_ranks(names: Iterable[str]) -> list[Any]:
     """Cases that run over ranks start processes, and are tested with the others that do."""
-    over = ("(fsdp)", "(torchrun)")
+    over = ("(fsdp)", "(torchrun)", "(ray)")
     return [pytest.param(n, marks=[pytest.mark.ranks] if n.endswith(over) else []) for n in names]
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support import ranks, runs, tiny, tiny_rl
 
 from homeostat.config import RunConfig
-from homeostat.errors import OutOfMemoryHaltError, WorkerError
+from homeostat.errors import OutOfMemoryHaltError
 from homeostat.observe.jsonl import read_metrics
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.sharded import ShardedTrainer
@@ -74,31 +74,6 @@ def during(step: int, method: str, action: Callable[[], None]) -> Callable[..., 
         return original(self, *args, **kwargs)
 
     return altered
-
-
-def test_a_rank_that_is_killed_is_named_and_nothing_saved_is_lost(
-    folder: Path, local: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config_of(folder, *ranks.over(2), name="killed", max_steps=5)
-    before = own_processes()
-
-    def kill() -> None:
-        os.kill(ranks.rank_pids(os.getpid())[1], signal.SIGKILL)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(ShardedTrainer, "apply", during(4, "apply", kill))
-        with pytest.raises(WorkerError, match="trainer rank 1 was ended by SIGKILL"):
-            runs.train(config)
-    assert ranks.all_gone(own_processes() - before)
-    (failed,) = runs.events(config, "run_failed")
-    assert failed["step"] == 3
-    assert failed["error"] == "WorkerDiedError"
-    assert "rank 1" in failed["message"]
-    assert "workers.log" in failed["message"]
-    assert saved_steps(config) == [2]
-    with ranks.forked():
-        runs.train(config)
-    assert runs.losses(config) == pytest.approx(local[:5], rel=1e-5)
 
 
 def test_a_rank_out_of_memory_halts_the_run_with_what_would_help(

@@ -51,12 +51,14 @@ def state(trainer: LocalTrainer) -> dict[str, torch.Tensor]:
     return {f"{key}/{n}": r.tensor for key in groups for n, r in groups[key].items()}
 
 
-def test_two_ranks_do_what_one_process_does(tmp_path: Path) -> None:
-    config = tiny_moe_runs.config(tmp_path, *MOVED, *ranks.over(2), family="dots1")
+@pytest.mark.parametrize("backend", [{}, {"expert_parallel_size": 2}], ids=["split", "divided"])
+def test_two_ranks_do_what_one_process_does(tmp_path: Path, backend: dict[str, int]) -> None:
+    config = tiny_moe_runs.config(tmp_path, *MOVED, *ranks.over(2, **backend), family="dots1")
     alone = tiny_moe_runs.config(tmp_path, *MOVED, family="dots1")
     local, beside = (local_trainer(alone.for_trainer, resolve_runtime(alone)) for _ in range(2))
     log_file = tmp_path / "ranks.log"
-    sharded = start_sharded(config.for_trainer, resolve_runtime(config), log_file=log_file)
+    with ranks.forked():
+        sharded = start_sharded(config.for_trainer, resolve_runtime(config), log_file=log_file)
     try:
         ours, theirs = update(local), update(sharded)
         (tmp_path / "saved").mkdir()

@@ -20,6 +20,7 @@ from homeostat.observe.jsonl import read_metrics
 from homeostat.rewards.functions import source_of
 from homeostat.rollout.journal import Journal
 from homeostat.run import rl
+from homeostat.run.learning.learn import Learner
 from homeostat.run.preflight.check import Preflight
 
 NO_SAVE = {"interval_steps": 100, "export": "off"}
@@ -44,15 +45,15 @@ def values(config: RunConfig, name: str) -> list[Any]:
 
 def crash_in_step(config: RunConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a kill: nothing of the step is kept but what is in the journal."""
-    plain = rl.Learner.learn
+    plain = Learner.learn
 
-    def learn(self: rl.Learner, now: int, *args: Any, **named: Any) -> Any:
+    def learn(self: Learner, now: int, *args: Any, **named: Any) -> Any:
         if now == step:
             raise CrashError
         return plain(self, now, *args, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rl.Learner, "learn", learn)
+        patch.setattr(Learner, "learn", learn)
         with pytest.raises(CrashError):
             runs.train(config)
 

@@ -20,7 +20,7 @@ from homeostat.errors import ConfigError, EngineError
 from homeostat.observe.completions import read_completions
 from homeostat.observe.jsonl import read_metrics
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.run import rl
+from homeostat.run.learning.learn import Learner
 from homeostat.run.preflight.check import Preflight
 
 OWN = ("model.numerics=invariant", "engine.own_process=true")
@@ -151,15 +151,15 @@ def test_a_run_goes_on_with_the_weights_that_the_engine_had(
 
 def crash_in_step(config: RunConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a kill: nothing of the step is kept but what is in the journal."""
-    plain = rl.Learner.learn
+    plain = Learner.learn
 
-    def learn(self: rl.Learner, now: int, *args: Any, **named: Any) -> Any:
+    def learn(self: Learner, now: int, *args: Any, **named: Any) -> Any:
         if now == step:
             raise CrashError
         return plain(self, now, *args, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rl.Learner, "learn", learn)
+        patch.setattr(Learner, "learn", learn)
         with pytest.raises(CrashError):
             runs.train(config)
 

@@ -32,6 +32,8 @@ ON_TWO = {
     "checkpoints_of_other_models_are_refused",
     "clipping_is_by_the_norm_of_all_ranks",
     "discard_undoes_what_was_begun",
+    "divided_experts",
+    "divided_experts_follow_recorded_routes",
     "experts",
     "experts_are_saved_and_exported",
     "experts_in_bf16",

@@ -116,6 +116,8 @@ def beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clone")
     rows = [{"loss": 2.0 - 0.1 * step, "grad_norm": 0.5, "epoch": 0.1 * step} for step in range(9)]
     (folder / "train.log").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    foreign = {"base_model": "m", "sequence_len": 64, "micro_batch_size": 2, "num_epochs": 1}
+    (folder / "config.yaml").write_text(json.dumps(foreign), encoding="utf-8")
     (folder / "recipes").symlink_to(ROOT / "recipes")
     raw = tiny.recipe(
         folder,

@@ -136,7 +136,7 @@ def real_workers() -> Iterator[None]:
 
 
 def _fork_worker(command: Sequence[str], ticket: Ticket, *, env: Mapping[str, str]) -> Any:
-    if tuple(command) != launchers._CHILD:
+    if tuple(command) != launchers.CHILD:
         return _really_start(command, ticket, env=env)
     with open(ticket.log_file, "ab") as output:
         worker = Forked(

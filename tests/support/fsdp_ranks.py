@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bench import meta_init
 from safetensors.torch import load_file
 from tests.support import tiny, tiny_rl
 from tests.support.tiny_moe import with_routes
@@ -138,7 +139,8 @@ def update(
 def gradients(trainer: FsdpTrainer | LocalTrainer) -> dict[str, torch.Tensor]:
     if isinstance(trainer, LocalTrainer):
         return training(trainer).optimizer.gradients.present()
-    return {name: param.grad.full_tensor() for name, param in training(trainer).params.items()}
+    shards, params = trainer.shards, training(trainer).params
+    return {name: shards.whole(param.grad) for name, param in params.items()}
 
 
 def assert_same_gradients(sharded: FsdpTrainer, whole: LocalTrainer, rel: float = 1e-5) -> None:
@@ -311,6 +313,64 @@ def check_replayed_routes(place: Place) -> None:
         free = score(whole, POLICY, batches_of(bare))
         replayed = score(whole, POLICY, batches)
         assert max(np.abs(a - b).max() for a, b in zip(free, replayed, strict=True)) > 0.01
+
+
+def check_divided_experts(place: Place) -> None:
+    """Expert parallelism: a rank's experts see the tokens of all ranks of its group."""
+    backend = {"type": "fsdp", "expert_parallel_size": 2}
+    for model in ("qwen3_moe", "dots1"):
+        recompute = {"gradient_checkpointing": model == "dots1"}
+        assert_parity(place, place.config(model, backend=backend, trainer=recompute))
+    # In bf16 a product over the tokens of two micro-batches is rounded once, and not twice.
+    for precision, rel in (("fp32", 1e-6), ("bf16", 1e-3)):
+        how = {"trainer": {"precision": precision, "max_grad_norm": 0.05}}
+        config = place.config("dots1", backend=backend, **how)
+        assert_parity(place, config, rel=rel, steps=1)
+    assert place.trainer(config).checksums(POLICY) == local(config).checksums(POLICY)
+    drawn = place.config("qwen3_moe", backend=backend, at={"init": "random"})
+    assert_same_weights(place.trainer(drawn), local(drawn), rtol=0.0, atol=0.0)
+    assert place.trainer(drawn).sheet.num_params == local(drawn).sheet.num_params
+    adapter = place.config("qwen3_moe", backend=backend, lora={"rank": 2, "targets": ["q_proj"]})
+    assert_parity(place, adapter)
+
+
+def check_divided_experts_follow_recorded_routes(place: Place) -> None:
+    """Replay as without, also where nobody chose an expert of the last rank."""
+    backend = {"type": "fsdp", "expert_parallel_size": 2}
+    config = place.config("qwen3_moe", backend=backend)
+    sharded, whole = place.trainer(config), local(config)
+    policy = whole.roles[POLICY].model
+    assert policy.moe is not None
+    rows = with_routes(policy, random_rows(), "routed_experts", "routed_weights", shift=1)
+    one_sided = [
+        replace(row, columns={**row.columns, "routed_experts": chosen})
+        for row in rows
+        for chosen in [np.zeros_like(row.columns["routed_experts"])]
+    ]
+    for row in one_sided:
+        row.columns["routed_experts"][..., 1] = 1
+    for each in (rows, one_sided):
+        batches, spec = batches_of(each), sft_spec(each)
+        sharded.accumulate(POLICY, place.deal(batches), spec, step=1)
+        whole.accumulate(POLICY, batches, spec, step=1)
+        assert_same_gradients(sharded, whole)
+        reports = [t.apply(POLICY, step=1, learning_rate=1e-2) for t in (sharded, whole)]
+        assert_same_report(*reports)
+        loads = [report.load for report in reports if report.load is not None]
+        assert np.array_equal(loads[0].load_LE, loads[1].load_LE)
+    # Only the last token of a row, which no engine ran, chooses for itself.
+    assert loads[1].load_LE[:, 4:].sum() == 0
+
+
+def check_reading_takes_the_memory_of_one_model(place: Place) -> None:
+    """The sum over all ranks is about one model, not one for each."""
+    folder, ranks = place.folder / f"large_{place.size}", place.trainer(place.config()).ranks
+    written = meta_init.write_model(folder / "model", layers=4) if place.rank == 0 else 0
+    model_bytes = ranks.of_first(written)
+    grown = meta_init.run_rank(place.rank, place.size, folder)
+    total = sum(ranks.gather(grown))
+    # One tensor that is read, and what an allocator keeps, in each process.
+    assert total < 1.2 * model_bytes + place.size * 8e6, (total, model_bytes)
 
 
 def check_experts_are_saved_and_exported(place: Place) -> None:
@@ -671,13 +731,15 @@ CHECKS: dict[str, Callable[[Place], None]] = {
 }
 
 
-def run_checks(place: Place, names: list[str]) -> dict[str, str]:
+def run_checks(
+    place: Place, names: list[str], checks: dict[str, Callable[[Place], None]] = CHECKS
+) -> dict[str, str]:
     """Return what went wrong, by the name of the check."""
     found = {}
     for name in names:
         print(f"{time.monotonic() - START:.1f} s: {name}", flush=True)
         try:
-            CHECKS[name](place)
+            checks[name](place)
             found[name] = ""
         except Exception:
             found[name] = traceback.format_exc()

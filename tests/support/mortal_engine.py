@@ -2,8 +2,8 @@
 
 The plan is a JSON list in the file that MORTAL_PLAN names: one entry per process, in the order in
 which they start. An entry is null (it lives), "load" (before the model is built), "built" (after
-it), or a verb with the number of its fatal call ("apply 2"). "spawn" is for `killing_launcher`: the
-process dies before it has checked in.
+it), or a verb with the number of its fatal call ("apply 2"), at which it is only stopped if
+"stop" follows. "spawn" is for `killing_launcher`: the process dies before it has checked in.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def build_engine(context: WorkerContext, **kwargs: Any) -> Any:
     if moment == "built":
         _end(moment)
     if moment is not None:
-        verb, _, call = moment.partition(" ")
+        verb, call = moment.split()[:2]
         setattr(engine, verb, _fatal(getattr(engine, verb), moment, at=int(call)))
     return engine
 
@@ -91,4 +91,4 @@ def _next_moment() -> str | None:
 
 def _end(moment: str) -> None:
     print(LAST_WORDS, moment, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGSTOP if moment.endswith(" stop") else signal.SIGKILL)

@@ -13,12 +13,15 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.support import forks
+from tests.support.kills import children_of
 
 from homeostat.workers import launchers
 from homeostat.workers.child import Ticket
 from homeostat.workers.opening import LAUNCHERS
 from homeostat.workers.processes import open_processes
 
+# The guardians of the trainer that was forked last, by rank.
+FORKED: list[forks.Forked] = []
 CHILD, TORCHRUN = "homeostat.workers.child", "torch.distributed.run"
 
 
@@ -33,7 +36,7 @@ def over(num_ranks: int, **backend: str | int) -> tuple[str, ...]:
 def forked() -> Iterator[None]:
     """Ranks are forked, and not started by torchrun: each process would import torch for seconds.
 
-    They have the environment that torchrun gives them. `rank_pids` does not find them.
+    They have the environment that torchrun gives them. `forked_pids` finds them, `rank_pids` not.
     """
     with patch.dict(LAUNCHERS, {"torchrun": partial(open_processes, launch=_fork)}):
         yield
@@ -41,14 +44,20 @@ def forked() -> Iterator[None]:
 
 def _fork(ticket: Ticket, *, env: Mapping[str, str], folder: Path) -> list[Any]:
     world = launchers._rendezvous(ticket)
-    return [
+    FORKED[:] = [
         launchers._start(
-            launchers._CHILD,
+            launchers.CHILD,
             replace(ticket, rank=rank),
             env={"RANK": str(rank), "LOCAL_RANK": str(rank), **world, **env},
         )
         for rank in range(ticket.size)
     ]
+    return list(FORKED)
+
+
+def forked_pids() -> list[int]:
+    """Return the processes that compute, by rank, of the trainer that was forked last."""
+    return [children_of(guardian.pid)[0] for guardian in FORKED]
 
 
 def rank_pids(controller: int) -> dict[int, int]:

@@ -21,6 +21,7 @@ from homeostat.observe.jsonl import iter_jsonl, read_metrics
 from homeostat.rollout.vllm.options import is_installed
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import open_session
+from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
 from homeostat.train.checkpoint import CheckpointStore
 
 
@@ -31,12 +32,14 @@ def told(config: RunConfig) -> str:
     return shown.getvalue()
 
 
-def train(config: RunConfig, *, console: Console | None = None) -> RunResult:
+def train(
+    config: RunConfig, *, console: Console | None = None, hooks: Hooks = NO_HOOKS
+) -> RunResult:
     console = console or Console(file=io.StringIO())
     with open_session(
         config, recipe="", command=["homeostat", "train"], console=console, log_level="warning"
     ) as session:
-        return api.train(config, session)
+        return api.train(config, session, hooks)
 
 
 def run_script(file: Path, *arguments: str) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class Worker:
 
     def about(self) -> dict[str, Any]:
         return {
-            **asdict(self.context),
+            **asdict(replace(self.context, record=None)),
             "kwargs": self.kwargs,
             "pid": os.getpid(),
             "guardian": os.getppid(),
@@ -77,9 +77,6 @@ class Worker:
         allocate = ctypes.CDLL("libstdc++.so.6")._Znwm
         allocate.argtypes = [ctypes.c_size_t]
         allocate(2**60)
-
-    def ignore_sigterm(self) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def start_a_program(self) -> int:
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid

@@ -7,6 +7,7 @@ while a backend is missing here.
 
 from __future__ import annotations
 
+from homeostat.models.weights import Part, WholePart
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.mirror import MirrorEngine
 from homeostat.rollout.native.engine import NativeEngine
@@ -24,6 +25,7 @@ from homeostat.sync.shared_memory import (
     SharedMemoryReceiver,
     SharedMemoryTransport,
 )
+from homeostat.train.fsdp.model import OwnPart
 from homeostat.train.fsdp.sharding import FsdpShards
 from homeostat.train.local import LocalTrainer
 from homeostat.train.optimizers.adafactor import Adafactor
@@ -47,6 +49,7 @@ ENGINES: list[type[Engine]] = [
     VllmEngine,
 ]
 RULES: list[type[Rule]] = [Adafactor, AdamW, Muon]
+PARTS: list[type[Part]] = [OwnPart, WholePart]
 SHARDS: list[type[Shards]] = [FsdpShards, Whole]
 TRAINERS: list[type[Trainer]] = [LocalTrainer, ShardedTrainer]
 CHANNELS: list[type[Channel]] = [SocketChannel]

@@ -319,3 +319,25 @@ def test_an_override_nested_without_end_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             build_config({"name": "run"}, [f"{name}=1"], file=None)
         assert any("deeper" in p.message or "unknown" in p.message for p in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("trainer.batch_size=3", "trainer.batch_rows"),
+        ("trainer.temperature=1", "rollout.temperature"),
+        ("lr=1", "trainer.lr"),
+        ("trainer.warmup_steps=3", "trainer.schedule.warmup_steps"),
+    ],
+)
+def test_an_unknown_key_points_at_the_one_that_is_meant(override: str, meant: str) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "tiny_sort_grpo_cpu.yaml"
+    with pytest.raises(ConfigError, match=rf"Did you mean {meant}\?"):
+        load_config(recipe, [override])
+
+
+def test_an_unknown_algorithm_is_the_only_problem() -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "tiny_sort_grpo_cpu.yaml"
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe, ["algorithm.type=dqo"])
+    assert [problem.place for problem in caught.value.problems] == ["algorithm.type"]

@@ -57,22 +57,32 @@ def test_what_the_other_dimensions_leave_over_are_shards(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("sizes", "place", "message"),
     [
-        ({"world_size": 4, "replicate": 3}, r"4 ranks \(cluster.processes\) cannot form 3 equal"),
-        ({"world_size": 2, "replicate": 4}, "2 ranks .* cannot form 4 equal replicas"),
+        (
+            {"world_size": 4, "replicate": 3},
+            "replicas",
+            r"4 ranks \(cluster.processes\) cannot form equal .* no multiple of replicas 3\.",
+        ),
+        ({"world_size": 2, "replicate": 4}, "replicas", "2 ranks .* no multiple of replicas 4"),
         (
             {"world_size": 8, "replicate": 2, "cp": 3},
-            r"replicas of whole groups of 3 ranks \(cp x sp\)",
+            "context_parallel_size",
+            "no multiple of replicas 2 x context_parallel_size 3 = 6",
+        ),
+        (
+            {"world_size": 4, "cp": 4, "sp": 2},
+            "sequence_parallel_size",
+            "no multiple of context_parallel_size 4 x sequence_parallel_size 2 = 8",
         ),
     ],
 )
 def test_ranks_that_cannot_be_arranged_are_refused_by_their_setting(
-    sizes: dict[str, int], message: str
+    sizes: dict[str, int], place: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         Mesh.spread(**sizes)
-    assert caught.value.problems[0].place == "trainer.backend.replicas"
+    assert caught.value.problems[0].place == f"trainer.backend.{place}"
 
 
 @given(MESHES, st.integers(0, 40))

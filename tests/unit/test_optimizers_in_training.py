@@ -136,7 +136,6 @@ def test_an_adapters_matrices_are_updated_by_muon(tmp_path: Path) -> None:
         (["trainer.optimizer.type=muon"], "muon needs whole matrices"),
         (["trainer.optimizer.moments=8bit"], "save moments in fp32 only"),
         (["trainer.optimizer.masters=bf16"], "hold the weights that they train in fp32"),
-        ([OFFLOAD], "do not keep it in host memory yet"),
     ],
 )
 def test_ranks_refuse_what_needs_whole_tensors(

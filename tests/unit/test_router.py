@@ -83,7 +83,7 @@ class Workshop:
         self.helper.connect(self.transport)
         self.own = native(model)
         mirror = MirrorEngine(self.helper, version=0, send_weights=self.send)
-        self.engine = Router([self.own, mirror], on_loss=self.lost.append)
+        self.engine = Router([self.own, mirror], on_loss=lambda _, error: self.lost.append(error))
 
     def send(self, helper: RemoteEngine, version: int, how: Quiesce) -> None:
         helper.begin_update(how)

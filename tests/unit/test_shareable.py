@@ -135,3 +135,10 @@ def test_a_user_s_own_terminal_shows_files_that_exist(tmp_path: Path) -> None:
     shown = Scrubber.of(config, environ={}, shows_paths=True).text(f"{file}:3 is no JSON")
     assert shown == f"{file}:3 is no JSON"
     assert Scrubber.of(config, environ={}).text(f"{file}:3") == "rows.jsonl:3"
+
+
+def test_names_of_columns_are_no_secrets_so_texts_keep_such_words() -> None:
+    raw = recipe({})
+    raw["data"] = {"train": [{"type": "prompts", "path": "rows.jsonl", "prompt_column": "output"}]}
+    assert "output" not in set(private_values(raw))
+    assert Scrubber.of(raw, environ={}).text("outputs/run is new") == "outputs/run is new"

@@ -17,7 +17,7 @@ from homeostat.workers.channel import dial
 from homeostat.workers.child import GUARDIAN, WORKER, Ticket
 from homeostat.workers.hosting import Failure, attempt
 from homeostat.workers.log import WorkerLog
-from homeostat.workers.reception import Reception
+from homeostat.workers.reception import Reception, listener_in
 
 OURS = [
     kind
@@ -57,7 +57,8 @@ def test_the_cause_of_a_foreign_error_is_told() -> None:
 
 def test_only_who_knows_the_key_is_let_in(tmp_path: Path) -> None:
     log = WorkerLog.begin_now(tmp_path / "log", group_name="engine")
-    reception = Reception(tmp_path, size=1, log=log)
+    listener = listener_in(tmp_path, "engine", size=1)
+    reception = Reception(listener, size=1, log=log, kill=lambda rank, pids: None)
     refused = threading.Event()
 
     def intrude() -> None:
@@ -86,9 +87,8 @@ def test_only_who_knows_the_key_is_let_in(tmp_path: Path) -> None:
 
 
 def test_a_socket_path_that_is_too_long_names_the_setting(tmp_path: Path) -> None:
-    log = WorkerLog.begin_now(tmp_path / "log", group_name="engine")
     with pytest.raises(WorkerError, match="Set TMPDIR to a short path"):
-        Reception(tmp_path / ("x" * 120), size=1, log=log)
+        listener_in(tmp_path / ("x" * 120), "engine", size=1)
 
 
 def test_last_words_are_the_ranks_own_or_the_launchers(tmp_path: Path) -> None:

@@ -8,16 +8,15 @@ A row: section, symptom, codes of the rules that see it, what is done about it h
 from __future__ import annotations
 
 GUIDE = "ChatLearn: FAQ"
-RAY = "pending: running over Ray is a later stage"
 ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("Conversion", "Weights must be converted between Megatron's format and HF's, and are wrong afterwards", "ERR200 ERR553 CKP001", "Nothing is converted: a run reads and writes HF's format (`checkpoint.export`), and `sync.verify` proves that the engine has the same weights."),
     ("Speed of FSDP", "Training is slow because rows are padded, or micro-batches are not full", "PRF007", "Rows are always packed; `trainer.max_tokens_per_device` fills the device."),
     ("Speed of FSDP", "Layers with experts are slow without a grouped kernel", "ERR704 ERR708 ERR709 ERR705", "`model.moe.grouped_kernel: auto` computes all experts of a layer in one kernel; one product per expert is the reference."),
-    ("Errors", "A step of the engine's Ray graph times out while sampling over several devices", "ERR133", f"Seen in logs: eager execution, or a longer limit. {RAY}"),
-    ("Errors", "Ray ends a worker for lack of host memory while weights are read", "ERR015 ERR016 ERR132", f"`model.meta_init` (default): the weights are streamed in, and the peak is one copy. {RAY}"),
+    ("Errors", "A step of the engine's Ray graph times out while sampling over several devices", "ERR133", "Seen in logs: eager execution (`engine.enforce_eager`), or a longer limit. Our engines do not use Ray's graph; its limit follows `engine.stall_s`."),
+    ("Errors", "Ray ends a worker for lack of host memory while weights are read", "ERR015 ERR016 ERR132", "`model.meta_init` (default): each rank streams in its share, and the peak of all ranks of a host is one copy. On Ray too, workers are processes beside their actors, and an actor that Ray ends is named with its reason."),
     ("Errors", "Device memory runs out in FSDP training, rows packed", "ERR001 ERR004 MEM005", "`trainer.max_tokens_per_device`; without ranks a step is done again with half of it (`trainer.on_oom`). `homeostat estimate` says what fits."),
     ("Errors", "Device memory runs out in FSDP training, rows not packed", "ERR001 ERR004", "`trainer.micro_batch_rows`."),
-    ("Errors", "Device memory runs out although a micro-batch is one row: the sequence is too long", "ERR004 ERR023 ERR002", "Logits are computed in pieces (`trainer.logits_chunk_bytes`), activations again (`trainer.gradient_checkpointing`). pending: splitting a sequence over devices is a later stage"),
+    ("Errors", "Device memory runs out although a micro-batch is one row: the sequence is too long", "ERR004 ERR023 ERR002", "Logits are computed in pieces (`trainer.logits_chunk_bytes`), activations again (`trainer.gradient_checkpointing`). A row over several ranks: `trainer.backend.sequence_parallel_size` or `context_parallel_size`."),
     ("Experts in RL", "A model with experts gets worse or unstable under RL", "MOE001 MOE004 MOE006 MOE007 RWD006", "Routers compute in fp32; `model.moe.router_replay: ids` trains with the engine's experts; loads of each layer in every record and in the report."),
     ("Experts in RL", "The load-balancing loss pulls the policy away", "MOE004", "Off by default (`model.moe.balancing: none`); `homeostat check` says so if it is on in RL."),
     ("Experts in RL", "Updates of the router's bias break the policy", "MOE004", "Frozen by default (`model.moe.router_bias_update_rate: 0`); `moe/bias_max` in every record shows whether it moves."),

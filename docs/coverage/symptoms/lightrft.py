@@ -32,7 +32,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("Distributed", "The address or port of rank 0 cannot be reached", "ERR116 ERR115", "A free port is taken by itself."),
     ("Distributed", "Some devices are busy and others idle", "DST003 DST001 PRF001", "Rows are dealt out by tokens and not by count."),
     ("Distributed", "The batch does not divide by the processes", "ERR404 CFG003", "Any number of rows is packed over any number of ranks."),
-    ("Distributed", "Bubbles in the pipeline: too few rows for its stages", "PRF008 DST003", "pending: pipeline parallelism is a later stage"),
+    ("Distributed", "Bubbles in the pipeline: too few rows for its stages", "PRF008 DST003", "Pipeline parallelism is not wanted: its stages wait for each other, and FSDP splits every layer over all ranks without any. What serves instead: `trainer.backend.type: fsdp` for models that do not fit, `expert_parallel_size` for experts, `context_parallel_size` and `sequence_parallel_size` for long rows. DST003 sees uneven ranks."),
     ("Distributed", "What works on one node fails on several", "ERR110 ERR116 ERR105 ERR351", "pending: several nodes are a later stage. The rules tell network, ports and files apart."),
     ("Performance", "Sampling takes most of the time", "PRF002 PRF001 ERR748", "`time/generate` and `engine/tokens_per_s` in every record."),
     ("Performance", "Few tokens per second, because little of the KV cache is used or it is too small", "ERR748 GEN005 ERR026", "`engine.memory_share`, `engine.max_concurrency`."),

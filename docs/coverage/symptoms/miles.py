@@ -32,7 +32,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("Weight synchronisation", "Publishing takes long in spite of zero-copy", "SYN005 ERR218", "`sync/seconds` in every record; in one process nothing is copied at all."),
     ("Experts", "Some experts are overloaded and others idle", "MOE002 MOE007 ERR706", "Loads per expert and layer in every record, and as a heat map in the report; `model.moe.balancing`."),
     ("Experts", "A capacity factor drops tokens", "MOE003", "There is no limit by default. `model.moe.capacity_factor` counts what it drops, and is refused in RL."),
-    ("Experts", "Memory runs out with expert parallelism", "ERR700 ERR701 ERR711", "Seen in tracebacks of other frameworks. Here ranks split every tensor, so no rank holds whole experts."),
+    ("Experts", "Memory runs out with expert parallelism", "ERR700 ERR701 ERR711", "Seen in tracebacks of other frameworks. Here `trainer.backend.expert_parallel_size` gives a rank its share of the experts, which is sharded as all else is; `trainer.backend.offload_params` keeps it in host memory."),
     ("Several agents", "Agents' rewards swing against each other", "AGT001", f"Seen in logs. {AGENTS}"),
     ("Several agents", "One agent wins always", "AGT002", f"Seen in logs. {AGENTS}"),
     ("Debugging tips", "Too little is logged to tell what happened", "not evaluated", "A diagnosis lists the rules that lacked something, and what. Metrics, events and console.log are always kept; `observe.log_level: debug`."),

@@ -8,16 +8,15 @@ A row: section, symptom, codes of the rules that see it, what is done about it h
 from __future__ import annotations
 
 GUIDE = "slime: Q&A"
-RAY = "pending: running over Ray is a later stage"
 SGLANG = "pending: SGLang as an engine is a later stage"
 ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("1 Garbage", "Completions are garbage because the trainer's checkpoint was not loaded", "CKP001 ERR560 ERR561", "A model that lacks a weight is refused; random weights only with `model.init: random`."),
     ("1 Garbage", "The folder has no file that names the newest checkpoint", "ERR560 ERR557", "`checkpoints/latest` is written last; `checkpoint.load_step` names another."),
-    ("2 Stuck at submission", "The job waits for devices because sharing them was not asked for", "CFG013 ERR129", f"The rule counts devices. {RAY}"),
-    ("2 Stuck at submission", "The job waits because it asks for more devices than there are", "CFG013 ERR130", f"The rule counts devices. {RAY}"),
+    ("2 Stuck at submission", "The job waits for devices because sharing them was not asked for", "CFG013 ERR129", "The rule counts devices. With `cluster.type: ray` the sum of trainer and engines is checked first, and the way out is named: `cluster.placement: colocated`."),
+    ("2 Stuck at submission", "The job waits because it asks for more devices than there are", "CFG013 ERR130", "The rule counts devices. With `cluster.type: ray` the sum is written out and the run refused before anything is placed; every wait has a limit."),
     ("3 Memory", "Memory runs out because the tokens of a micro-batch are too many", "ERR001 ERR004 MEM005", "`trainer.max_tokens_per_device`, halved by the run itself where memory ran out (`trainer.on_oom`)."),
     ("3 Memory", "The budget of tokens has no effect because dynamic batches are off", "CFG012", "There is no such pair of settings: packing always goes by the budget."),
-    ("3 Memory", "Memory runs out with a small budget, because single samples are long", "ERR004 ERR002 ERR419", "pending: splitting a sequence over devices is a later stage"),
+    ("3 Memory", "Memory runs out with a small budget, because single samples are long", "ERR004 ERR002 ERR419", "A row over several ranks: `trainer.backend.context_parallel_size` (any number), or `sequence_parallel_size` (divides the heads). The losses are those of one device."),
     ("3 Memory", "Conversations of several turns get far longer than was planned", "CFG009 ERR252 ERR468", "A row that is too long is counted and dropped (`data.overlong`). pending: conversations with tools are a later stage"),
     ("4 Several nodes", "transformers does not find a model, because processes write its cache at once", "ERR347 ERR351", "Models are local folders without remote code: nothing is written that could collide."),
     ("5 Resuming", "A run starts anew where it should go on", "CKP006 ERR557", "The same command goes on where it stopped (`checkpoint.resume: auto`)."),

@@ -1,33 +1,76 @@
-"""`homeostat estimate`: predict the memory of a recipe, and what would make it fit."""
+"""`homeostat estimate`: the memory of a recipe on this machine, or a plan of it on many GPUs."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe
-from homeostat.config import load_config
-from homeostat.errors import ModelError
+from homeostat.cli.plan_options import (
+    GpuKind,
+    Gpus,
+    MeanTokens,
+    Nodes,
+    PromptTokens,
+    RewardSeconds,
+    Shape,
+    Spread,
+)
+from homeostat.errors import DoesNotFitError, ModelError
+from homeostat.importing.hints import load_recipe
 from homeostat.observe.terminal import SafeConsole
 
 if TYPE_CHECKING:
+    from homeostat.config.run import RunConfig
     from homeostat.run.sizing.estimate import MemoryPlan
+    from homeostat.simulator.plan import Plan
 
 
 def estimate(
-    recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT
+    recipe: Recipe,
+    overrides: Overrides = None,
+    format: OutputFormat = Format.TEXT,
+    gpus: Gpus = None,
+    nodes: Nodes = None,
+    gpu: GpuKind = "h200",
+    shape: Shape = None,
+    prompt_tokens: PromptTokens = 512,
+    mean_tokens: MeanTokens = None,
+    spread: Spread = 0.6,
+    reward_s: RewardSeconds = 0.0,
 ) -> None:
-    """Estimate the memory of a recipe without loading any weights.
+    """Estimate the memory of a recipe without loading any weights, or plan it on many GPUs.
 
     One update is traced on tensors without data, so the estimate counts what the run would hold. If
-    it does not fit, the settings that would help are listed, the least disruptive first. Exit code
-    0: it fits; 1: it does not; 2: the recipe or its files have errors.
+    it does not fit, the settings that would help are listed, the least disruptive first. With
+    --gpus the loop is simulated instead: the fastest split that fits, its memory, seconds by stage,
+    what binds first and what would help. Exit code 0: it fits; 1: it does not; 2: the recipe or its
+    files have errors.
     """
-    config = load_config(recipe, overrides)
+    config = load_recipe(recipe, overrides)
+    if gpus is None:
+        _estimate_memory(config, format)
+    from homeostat.run.sizing.scale import Assumed, plan_recipe
+
+    assumed = Assumed(prompt_tokens, mean_tokens, spread, reward_s)
+    try:
+        where = {"gpus": gpus, "nodes": nodes, "machine": gpu, "shape": shape}
+        plan = plan_recipe(config, **where, assumed=assumed)
+    except DoesNotFitError as error:
+        typer.echo(
+            json.dumps({"fits": False, "why": str(error)}) if format is Format.JSON else error
+        )
+        raise typer.Exit(1) from None
+    _show_many(plan, format)
+
+
+def _estimate_memory(config: RunConfig, format: Format) -> NoReturn:
+    """Trace an update, show what it holds, and exit with 0 if it fits, otherwise with 1."""
     from homeostat.run.preflight.check import Preflight
     from homeostat.run.session.waiting import progress_of
     from homeostat.run.sizing.estimate import ladder
@@ -49,6 +92,20 @@ def estimate(
     else:
         _show(console, plan, rungs)
     raise typer.Exit(0 if plan.fits else 1)
+
+
+def _show_many(plan: Plan, format: Format) -> None:
+    """Print a plan beside published figures of the same model."""
+    from homeostat.cli.plan_view import show_plan
+    from homeostat.run.sizing.scale import read_shape
+    from homeostat.simulator.published import compare
+
+    published = compare(read_shape, only=plan.job.shape.name)
+    if format is Format.JSON:
+        beside = [{**asdict(row), "ratio": row.ratio} for row in published]
+        typer.echo(json.dumps({"fits": True, **plan.as_json(), "published": beside}, indent=2))
+    else:
+        show_plan(SafeConsole(), plan, published)
 
 
 def _show(console: Console, plan: MemoryPlan, rungs: list[tuple[list[str], MemoryPlan]]) -> None:

@@ -17,8 +17,8 @@ from rich.text import Text
 from homeostat.cli.completions import show_step
 from homeostat.cli.options import Format, OutputFormat, Overrides
 from homeostat.cli.plain import heading, is_unicode, marks, printable
-from homeostat.config import load_config
 from homeostat.errors import ConfigError, Problem
+from homeostat.importing.hints import load_recipe
 from homeostat.observe import format as fmt
 from homeostat.observe.terminal import SafeConsole
 
@@ -96,7 +96,7 @@ def inspect(
         show_step(recipe, step, console, num_rows=rows, as_json=format is Format.JSON)
         return
     _refuse(step is not None, "--step", "it belongs to the folder of a run, not to a recipe.")
-    found = _gather(load_config(recipe, overrides), console, num_rows=rows, row_ids=row_id or [])
+    found = _gather(load_recipe(recipe, overrides), console, num_rows=rows, row_ids=row_id or [])
     _show_rows(found, console, as_json=format is Format.JSON)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from homeostat.cli import doctor, explain, rules
 from homeostat.cli.app import new_app
+from homeostat.cli.packages import missing
 from homeostat.cli.quick import arguments_of
 from homeostat.errors import ConfigError, HomeostatError
 from homeostat.observe.redact import Scrubber, mask_text
@@ -29,6 +30,12 @@ def main() -> None:
     except HomeostatError as error:
         _show_error(error)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        known = missing(error.name, needed_for=f"homeostat {sys.argv[1]}")
+        if known is None:
+            raise
+        _show_error(known)
+        sys.exit(known.exit_code)
     except BrokenPipeError:
         # The reader of our output closed it (`| head`), which is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from homeostat.cli.options import Format, LogLevel, OutputFormat, Overrides, Recipe
-from homeostat.config import load_config
+from homeostat.importing.hints import load_recipe
 from homeostat.observe.logs import resolve_level
 from homeostat.observe.outlet import Outlet
 from homeostat.observe.terminal import SafeConsole
@@ -32,7 +32,7 @@ def train(
     interrupted run. Ctrl-C or SIGTERM finishes the step, saves a checkpoint and ends the run; a
     second one ends it at once.
     """
-    config = load_config(recipe, overrides)
+    config = load_recipe(recipe, overrides)
     level = resolve_level(log_level, config=config.observe.log_level)
     from homeostat.api import train as run_recipe
     from homeostat.run.session.session import open_session

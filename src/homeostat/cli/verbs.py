@@ -12,6 +12,7 @@ from homeostat.cli import (
     explain,
     export,
     generate,
+    import_,
     inspect,
     rules,
     scaffold,
@@ -35,5 +36,6 @@ app.command()(rules.rules)
 app.command()(inspect.inspect)
 app.command()(clinic.clinic)
 app.command()(env.env)
+app.command("import")(import_.import_)
 app.command()(scaffold.scaffold)
 app.command()(schema.schema)

@@ -1,7 +1,8 @@
 """Settings of the processes of a run, and of how the trainer is distributed over them.
 
 A cluster answers two questions of whoever opens a group of workers (workers/opening.py): what
-launches workers of this kind, and on which address of this host they meet.
+launches workers of this kind, and on which address of this host they meet. Ranks on several
+machines are those of ray_cluster.py.
 """
 
 from __future__ import annotations
@@ -12,13 +13,9 @@ from pydantic import Field
 
 from homeostat.config.base import Settings, key
 from homeostat.config.mesh import Mesh
+from homeostat.config.ranks import LOOPBACK, Launcher, RanksCluster, WorkerKind
+from homeostat.config.ray_cluster import RayCluster
 
-# Only processes of this host reach it.
-LOOPBACK = "127.0.0.1"
-
-# Ranks of the trainer; engines, and helpers of an engine, in separate processes.
-WorkerKind = Literal["trainer", "engine"]
-Launcher = Literal["in_process", "spawn", "torchrun"]
 # Weights that are in host memory and streamed to the GPU: experts, or the matrices of all layers.
 OnHost = Literal["experts", "layers"]
 
@@ -34,6 +31,16 @@ class InProcessCluster(Settings):
         return 1
 
     @property
+    def ranks_per_host(self) -> int:
+        """Return the number of trainer ranks on each machine, which is 1."""
+        return 1
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Return the variables of separate processes beyond those of this one: none."""
+        return {}
+
+    @property
     def host(self) -> str:
         """Return the address on which groups of workers meet and bind what they serve."""
         return LOOPBACK
@@ -43,20 +50,15 @@ class InProcessCluster(Settings):
         return "in_process" if kind == "trainer" else "spawn"
 
 
-class TorchrunCluster(Settings):
+class TorchrunCluster(RanksCluster):
     """Run trainer ranks on this machine, started by torchrun and driven by one controller."""
 
     type: Literal["torchrun"]
-    processes: int = key(2, ge=1, le=1024, resume="free", help="Number of trainer ranks.")
-    start_timeout_s: float = key(
-        300.0,
-        gt=0,
-        resume="free",
-        help="Seconds within which all ranks must have built their model.",
-    )
-    timeout_s: float = key(
-        1800.0, gt=0, resume="free", help="Seconds that any single call to a rank may take."
-    )
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Return the number of trainer ranks on each machine: all of them are on this one."""
+        return self.processes
 
     @property
     def host(self) -> str:
@@ -68,7 +70,7 @@ class TorchrunCluster(Settings):
         return "torchrun" if kind == "trainer" else "spawn"
 
 
-AnyCluster = Annotated[InProcessCluster | TorchrunCluster, Field(discriminator="type")]
+AnyCluster = Annotated[InProcessCluster | TorchrunCluster | RayCluster, Field(discriminator="type")]
 
 
 class Backend(Settings):
@@ -86,15 +88,17 @@ class Backend(Settings):
         resume="free",
         help="Keep the optimizer's state and master weights in pinned host memory, and stream them "
         "through the GPU when weights are updated: the result has the same bits. With AdamW and "
-        "bf16 weights a parameter takes 6 bytes of GPU memory in place of 18. One GPU only "
-        "(type: local).",
+        "bf16 weights a parameter takes 6 bytes of GPU memory in place of 18. Ranks (type: fsdp) "
+        "keep their share of the state there; their fp32 masters are the weights that they hold, "
+        "and stay on the GPU without offload_params.",
     )
     offload_params: bool = key(
         False,
         resume="warn",
         help="Keep the matrices of all layers in pinned host memory, with their gradients, and "
         "stream them to the GPU layer by layer, for training, scoring and prompts. Needs "
-        "offload_optimizer. The least GPU memory, and slow. One GPU only (type: local).",
+        "offload_optimizer. The least GPU memory, and slow. Ranks (type: fsdp) keep their share of "
+        "all weights there, frozen ones included, and gather a layer on the GPU to compute it.",
     )
 
     @property
@@ -109,6 +113,16 @@ class LocalBackend(Backend):
     """Train the whole model on one device."""
 
     type: Literal["local"] = "local"
+
+    @property
+    def ranks_per_micro_batch(self) -> int:
+        """Return the number of ranks that share a micro-batch, which is 1."""
+        return 1
+
+    @property
+    def context_parallel_size(self) -> int:
+        """Return the number of ranks that form a ring, which is 1."""
+        return 1
 
     def mesh(self, num_ranks: int) -> Mesh:
         """Return the mesh of a single rank."""
@@ -141,16 +155,58 @@ class FsdpBackend(Backend):
         help="Free gathered weights after the forward pass and gather them again for the "
         "backward pass: less memory, more communication.",
     )
+    expert_parallel_size: int = key(
+        1,
+        ge=1,
+        resume="free",
+        help="Ranks that share the experts of each layer: every rank has num_experts / this many, "
+        "and tokens go to the ranks of their experts and back. It must divide the ranks of a "
+        "replica (shard x cp), which it reuses, and the model's number of experts. 1: every rank "
+        "gathers all experts of a layer to compute it.",
+    )
+    context_parallel_size: int = key(
+        1,
+        ge=1,
+        le=1024,
+        resume="free",
+        help="Number of ranks that split the rows of a micro-batch and pass keys and values around "
+        "a ring. Rows may be so many times as long for the same memory. Works for any number of "
+        "heads and over several machines; prompts are not shared (trainer.share_prompts).",
+    )
+    sequence_parallel_size: int = key(
+        1,
+        ge=1,
+        le=256,
+        resume="free",
+        help="Number of ranks that split the rows of a micro-batch and exchange tokens for heads "
+        "around attention (Ulysses). It must divide the model's query heads, and these ranks must "
+        "be on one machine.",
+    )
+
+    @property
+    def ranks_per_micro_batch(self) -> int:
+        """Return the number of ranks that share a micro-batch."""
+        return self.context_parallel_size * self.sequence_parallel_size
 
     def mesh(self, num_ranks: int) -> Mesh:
         """Arrange the ranks. Raises ConfigError if they cannot form the replicas."""
-        return Mesh.spread(num_ranks, replicate=self.replicas or 1)
+        return Mesh.spread(
+            num_ranks,
+            replicate=self.replicas or 1,
+            cp=self.context_parallel_size,
+            sp=self.sequence_parallel_size,
+            ep=self.expert_parallel_size,
+        )
 
     def describe(self, mesh: Mesh) -> str:
         """Return a short description of the sharding for people."""
         size = mesh.world_size
-        replicas = f", {self.replicas} replicas" if self.replicas is not None else ""
-        return f"{size} rank{'s' * (size > 1)} (fsdp, {self.shard} shard{replicas})"
+        parts = [f"fsdp, {self.shard} shard"]
+        parts += [f"{self.replicas} replicas"] if self.replicas is not None else []
+        parts += [f"context parallel {mesh.cp}, prompts not shared"] if mesh.cp > 1 else []
+        parts += [f"sequence parallel {mesh.sp}"] if mesh.sp > 1 else []
+        parts += [f"experts over {mesh.ep}"] if mesh.ep > 1 else []
+        return f"{size} rank{'s' * (size > 1)} ({', '.join(parts)})"
 
 
 AnyBackend = Annotated[LocalBackend | FsdpBackend, Field(discriminator="type")]

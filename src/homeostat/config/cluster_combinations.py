@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.config.cluster import FsdpBackend, InProcessCluster
+from homeostat.config.ray_cluster import RayCluster
 from homeostat.config.run import RunConfig
+from homeostat.config.sequence_combinations import find_sequence_conflicts
 from homeostat.errors import ConfigError, Problem
 
 
@@ -25,12 +27,46 @@ def find_cluster_conflicts(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "trainer.backend.type",
             "fsdp spreads the model over the ranks of a cluster, and cluster.type is in_process.",
-            "Set cluster.type=torchrun, of 1 process or more, or trainer.backend.type=local.",
+            "Set cluster.type=torchrun (or ray), of 1 process or more, or "
+            "trainer.backend.type=local.",
         )
         return
     yield from _shard(backend, config.cluster.processes)
+    yield from _ray(config)
+    yield from find_sequence_conflicts(config, backend)
     yield from _model(config)
     yield from _one_process_only(config)
+
+
+def has_engines(config: RunConfig) -> bool:
+    """Return whether a run samples, with engines in processes of their own."""
+    is_asked = config.debug is None or config.debug.mode != "train_only"
+    return config.is_rl and is_asked and not config.engine.shares_weights
+
+
+def _ray(config: RunConfig) -> Iterator[Problem]:
+    cluster = config.cluster
+    if not isinstance(cluster, RayCluster):
+        return
+    if cluster.placement == "colocated" and not has_engines(config):
+        yield Problem(
+            "cluster.placement",
+            "colocated is about engines, which share the devices of trainer ranks, and this run "
+            "has none in processes of their own.",
+            "Remove it.",
+        )
+    if cluster.address is None and cluster.nodes > 1:
+        yield Problem(
+            "cluster.nodes",
+            "without cluster.address a Ray of this machine alone is started.",
+            "Set cluster.address to that of a Ray cluster, or remove it.",
+        )
+    if "CUDA_VISIBLE_DEVICES" in cluster.env:
+        yield Problem(
+            "cluster.env",
+            "Ray gives each worker its devices by CUDA_VISIBLE_DEVICES.",
+            "Remove it there.",
+        )
 
 
 def _shard(backend: FsdpBackend, num_ranks: int) -> Iterator[Problem]:
@@ -48,7 +84,7 @@ def _shard(backend: FsdpBackend, num_ranks: int) -> Iterator[Problem]:
             "a full shard is split over all ranks: it has no replicas.",
             "Remove it, or set trainer.backend.shard=hybrid.",
         )
-    if backend.shard == "hybrid" and replicas is not None:
+    if (backend.shard == "hybrid") == (replicas is not None):
         try:
             backend.mesh(num_ranks)
         except ConfigError as error:

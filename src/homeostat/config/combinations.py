@@ -23,6 +23,7 @@ from homeostat.config.replay_combinations import find_replay_conflicts
 from homeostat.config.reward_model_combinations import find_reward_model_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
+from homeostat.config.sequence_combinations import longer_rows
 from homeostat.errors import ConfigError, Problem
 
 
@@ -95,14 +96,15 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
             "it sizes packed micro-batches, and packing is off.",
             "Set trainer.packing=true, or size with trainer.micro_batch_rows.",
         )
-    tokens = trainer.max_tokens_per_device
-    too_small = tokens is not None and tokens < config.longest_example
+    too_small = trainer.max_tokens_per_device is not None and (
+        trainer.tokens_per_micro_batch < config.longest_example
+    )
     if trainer.packing and too_small and not config.is_rl:
         one = "one row" if config.rows_per_example == 1 else "a pair of rows"
         yield Problem(
             "trainer.max_tokens_per_device",
-            f"{tokens} tokens cannot hold {one} of data.max_length={config.data.max_length}.",
-            "Raise it, or lower data.max_length.",
+            f"{trainer.budget_text} cannot hold {one} of data.max_length={config.data.max_length}.",
+            f"Raise it, or lower data.max_length{longer_rows(trainer.backend)}.",
         )
     rows = trainer.micro_batch_rows
     over = rows is not None and rows > trainer.batch_rows

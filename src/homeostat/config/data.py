@@ -51,9 +51,10 @@ class MessagesSource(Source):
     """Chats: each row has a list of {role, content}; a message may carry train or weight."""
 
     type: Literal["messages"]
-    messages_column: str = key("messages", help="Column with the list of messages.")
+    messages_column: str = key("messages", share=True, help="Column with the list of messages.")
     tools_column: str | None = key(
         None,
+        share=True,
         help="Column with the tools that are passed to the chat template: a list, its JSON "
         "text, or null for a row without tools.",
     )
@@ -70,8 +71,8 @@ class PromptCompletionSource(Source):
     """Pairs of a prompt, which is context, and a completion, which is trained."""
 
     type: Literal["prompt_completion"]
-    prompt_column: str = key("prompt", help="Column with the prompt.")
-    completion_column: str = key("completion", help="Column with the completion.")
+    prompt_column: str = key("prompt", share=True, help="Column with the prompt.")
+    completion_column: str = key("completion", share=True, help="Column with the completion.")
     chat: bool = key(
         True,
         help="true: one user turn and one assistant turn of the chat template. false: the two "
@@ -84,7 +85,7 @@ class TextSource(Source):
     """Plain text: every token is trained, and each row ends with an end-of-sequence token."""
 
     type: Literal["text"]
-    text_column: str = key("text", help="Column with the text.")
+    text_column: str = key("text", share=True, help="Column with the text.")
 
 
 class PromptSource(Source):
@@ -92,7 +93,7 @@ class PromptSource(Source):
 
     type: Literal["prompts"]
     prompt_column: str = key(
-        "prompt", help="Column with the prompt. Rewards receive all other columns."
+        "prompt", share=True, help="Column with the prompt. Rewards receive all other columns."
     )
     chat: bool = key(
         True,
@@ -139,12 +140,13 @@ class PreferenceSource(Source):
 
     type: Literal["preference"]
     prompt_column: str = key(
-        "prompt", help="Column with the prompt. Rows need not have it (see above)."
+        "prompt", share=True, help="Column with the prompt. Rows need not have it (see above)."
     )
-    chosen_column: str = key("chosen", help="Column with the better completion.")
-    rejected_column: str = key("rejected", help="Column with the worse completion.")
+    chosen_column: str = key("chosen", share=True, help="Column with the better completion.")
+    rejected_column: str = key("rejected", share=True, help="Column with the worse completion.")
     margin_column: str | None = key(
         None,
+        share=True,
         help="Column with a number, 0 or more: by how much the chosen completion's score is to be "
         "higher (algorithm.type=reward_model alone).",
     )
@@ -163,10 +165,14 @@ class UnpairedPreferenceSource(Source):
     """Single completions that are labelled desirable or undesirable (kto)."""
 
     type: Literal["unpaired_preference"]
-    prompt_column: str = key("prompt", help="Column with the prompt: a text or messages.")
-    completion_column: str = key("completion", help="Column with the completion.")
+    prompt_column: str = key(
+        "prompt", share=True, help="Column with the prompt: a text or messages."
+    )
+    completion_column: str = key("completion", share=True, help="Column with the completion.")
     label_column: str = key(
-        "label", help="Column with the label: true for a desirable completion, false for another."
+        "label",
+        share=True,
+        help="Column with the label: true for a desirable completion, false for another.",
     )
     chat: bool = key(
         True,
@@ -183,9 +189,11 @@ class ScoredSource(Source):
     """Single completions with a score each (algorithm.type=reward_model, loss pointwise)."""
 
     type: Literal["scored"]
-    prompt_column: str = key("prompt", help="Column with the prompt: a text or messages.")
-    completion_column: str = key("completion", help="Column with the completion.")
-    score_column: str = key("score", help="Column with the score: a number.")
+    prompt_column: str = key(
+        "prompt", share=True, help="Column with the prompt: a text or messages."
+    )
+    completion_column: str = key("completion", share=True, help="Column with the completion.")
+    score_column: str = key("score", share=True, help="Column with the score: a number.")
     chat: bool = key(
         True,
         help="true: texts become a user turn and an assistant turn of the chat template. false: "

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.optimizer_combinations import find_optimizer_conflicts_on_cpu
+from homeostat.config.ranks import RanksCluster
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
@@ -41,6 +42,12 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
             "trainer.backend.offload_experts",
             "experts are in host memory already: this run is on the CPU.",
             "Remove it.",
+        )
+    if isinstance(config.cluster, RanksCluster) and config.cluster.backend == "nccl":
+        yield Problem(
+            "cluster.backend",
+            "NCCL connects GPUs, and this run is on the CPU.",
+            "Remove it, or set it to gloo.",
         )
     yield from find_optimizer_conflicts_on_cpu(config)
     if config.model.attention == "varlen":

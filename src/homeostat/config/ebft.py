@@ -30,6 +30,7 @@ class EbftConfig(Settings):
     )
     reference_column: str = key(
         "answer",
+        share=True,
         min_length=1,
         help="Column with the reference answer (structured).",
     )

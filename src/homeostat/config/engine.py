@@ -50,6 +50,16 @@ class EngineConfig(Settings):
         "scale for each token and head in the native engine; half the memory, and a gap between "
         "engine and trainer.",
     )
+    data_parallel_size: int = key(
+        1,
+        ge=1,
+        le=1024,
+        resume="warn",
+        help="Number of engines, each in a process of its own with a copy of the weights, between "
+        "which requests are divided. On GPUs each gets the next tensor_parallel_size devices. If "
+        "one dies, the others go on with its requests, and a new one is started in its place. The "
+        "native engine needs own_process.",
+    )
     sleep: bool = key(
         True,
         resume="free",
@@ -83,6 +93,11 @@ class EngineConfig(Settings):
     def shares_weights(self) -> bool:
         """Return whether it computes with the trainer's own tensors, in the trainer's process."""
         return False
+
+    @property
+    def num_devices(self) -> int:
+        """Return the number of devices over which one engine is split."""
+        return 1
 
     @property
     def num_helpers(self) -> int:

@@ -180,6 +180,13 @@ def _adapter(config: RunConfig, lora: LoraConfig) -> Iterator[Problem]:
 
 
 def _processes(engine: EngineConfig) -> Iterator[Problem]:
+    if engine.data_parallel_size > 1 and engine.shares_weights:
+        yield Problem(
+            "engine.data_parallel_size",
+            "the engine computes with the trainer's own tensors, of which there is one copy.",
+            "Set engine.own_process=true; on a CPU engine.processes adds helpers to the trainer's "
+            "process.",
+        )
     if engine.num_helpers > 0 and not engine.shares_weights:
         yield Problem(
             "engine.processes",

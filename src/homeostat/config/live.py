@@ -91,6 +91,9 @@ def editable_keys(config: RunConfig) -> frozenset[str]:
     kl = algorithm.kl
     # Rollouts of another run keep their own temperature, age and policy.
     samples = config.debug is None
+    # Groups that were admitted under the old value are trained on later, and every version is
+    # published anyway.
+    is_async = config.rollout.max_staleness is not None
     is_editable = {
         "trainer.lr": True,
         "trainer.updates_per_step": True,
@@ -98,8 +101,8 @@ def editable_keys(config: RunConfig) -> frozenset[str]:
         # A coefficient with a target adapts by itself.
         "algorithm.kl.coefficient": kl is not None and kl.target is None,
         "algorithm.correction.off_policy_mask": algorithm.correction is not None,
-        "rollout.temperature": samples,
-        "sync.interval": samples and not config.engine.shares_weights,
+        "rollout.temperature": samples and not config.samples_ahead,
+        "sync.interval": samples and not is_async and not config.engine.shares_weights,
     }
     return frozenset(path for path, can_change in is_editable.items() if can_change)
 

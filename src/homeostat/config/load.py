@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from homeostat.config.combinations import find_conflicts
 from homeostat.config.defaults import with_defaults
 from homeostat.config.int4 import FLAG_VARIABLE, int4_of_environment
-from homeostat.config.presets import PRESETS
+from homeostat.config.presets import PRESETS, preset_of
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import known_keys, settings_at
 from homeostat.config.shareable import is_private
@@ -149,7 +149,7 @@ def _merge_presets(raw: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     merged = raw
     for name in reversed(names) if isinstance(names, list) else []:
         if isinstance(name, str) and name in PRESETS:
-            merged = fill(merged, PRESETS[name])
+            merged = fill(merged, preset_of(name, raw))
         else:
             hint = _did_you_mean(str(name), list(PRESETS)) or f"Known: {', '.join(PRESETS)}."
             problems.append(Problem("preset", f"no preset is named {name!r}.", hint))
@@ -169,6 +169,9 @@ def _validate(
         items = [(place, item) for place, item in items if not _is_echo(place, places)]
         places = [place for place, _ in items]
         problems = [_explain(place, item, raw, lines) for place, item in items]
+        if any(place[:1] == ("algorithm",) and len(place) < 2 for place in places):
+            # What the other sections may hold depends on it.
+            return None, problems
         sound = without(raw, places)
         try:
             conflicts = find_conflicts(_parse(sound))
@@ -243,14 +246,22 @@ def _located(problem: Problem, lines: dict[Place, int]) -> Problem:
 
 
 def _unknown_key_hint(name: str, place: Place, owner: type[BaseModel] | None) -> str:
+    siblings = list(owner.model_fields) if owner is not None else []
+    near = _did_you_mean(name, siblings, prefix=dotted(place[:-1]))
     elsewhere = [path for path in known_keys(RunConfig) if path.split(".")[-1] == name]
     if elsewhere:
         # Several sections may have such a key: `lr` alone is the policy's, not the critic's.
-        likeliest = min(elsewhere, key=lambda path: not path.startswith("trainer."))
-        return f"Did you mean {likeliest}?"
-    siblings = list(owner.model_fields) if owner is not None else []
-    near = _did_you_mean(name, siblings, prefix=dotted(place[:-1]))
+        best = min(elsewhere, key=lambda path: _strangeness(path, section=str(place[0])))
+        is_remote = _strangeness(best, section=str(place[0])) >= (1, 1, 3)
+        return near if near and is_remote else f"Did you mean {best}?"
     return near or (f"Known here: {', '.join(siblings)}." if siblings else "")
+
+
+def _strangeness(path: str, *, section: str) -> tuple[int, int, int]:
+    """Order keys of one name: of the same section first, then of the trainer, then by depth."""
+    parts_of_path = path.split(".")
+    top = parts_of_path[0]
+    return int(top != section), int(top != "trainer"), len(parts_of_path)
 
 
 def _did_you_mean(word: str, known: list[str], *, prefix: str = "") -> str:

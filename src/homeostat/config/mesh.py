@@ -14,7 +14,10 @@ Three things are read from it, and none of them is the world size unless cp and 
                   dimension, because ranks that share a micro-batch share its weights, too
     world         processes, devices, members of the process group
 
-Expert parallelism will divide shard x cp and reuse those ranks, so it is no dimension of the world.
+Expert parallelism (ep) divides shard x cp and reuses those ranks, so it is no dimension of the
+world: the ranks of a replica form groups of ep neighbours, in which each rank has its share of
+every layer's experts. That share is split over the ranks of all groups that have the same one.
+
 No torch here: config and data ask it as well. `train.fsdp.mesh` makes the DeviceMesh of it.
 """
 
@@ -45,29 +48,41 @@ class Mesh:
     shard: int = 1
     cp: int = 1
     sp: int = 1
+    # Ranks that share the experts of a layer; no dimension of the world.
+    ep: int = 1
 
     def __post_init__(self) -> None:
         for field in fields(self):
             size = getattr(self, field.name)
             assert size >= 1, f"the mesh has {size} ranks in dimension {field.name!r}"
+        assert self.shard * self.cp % self.ep == 0, f"ep does not divide shard x cp: {self}"
 
     @classmethod
-    def spread(cls, world_size: int, *, replicate: int = 1, cp: int = 1, sp: int = 1) -> Mesh:
+    def spread(
+        cls, world_size: int, *, replicate: int = 1, cp: int = 1, sp: int = 1, ep: int = 1
+    ) -> Mesh:
         """Arrange so many ranks; what the other dimensions leave over are shards."""
         num_shards, rest = divmod(world_size, replicate * cp * sp)
         if rest or not num_shards:
-            groups = f" of whole groups of {cp * sp} ranks (cp x sp)" if cp * sp > 1 else ""
+            sizes = {"replicas": replicate, **_named(cp, sp)}
+            used = {name: size for name, size in sizes.items() if size > 1}
+            place = next((name for name in reversed(used) if world_size % used[name]), [*used][-1])
+            product = " x ".join(f"{name} {size}" for name, size in used.items())
+            product += f" = {replicate * cp * sp}" if len(used) > 1 else ""
             raise ConfigError(
                 [
                     Problem(
-                        "trainer.backend.replicas",
-                        f"{world_size} ranks (cluster.processes) cannot form {replicate} equal "
-                        f"replicas{groups}.",
-                        "Set it to a divisor of cluster.processes.",
+                        f"trainer.backend.{place}",
+                        f"{world_size} ranks (cluster.processes) cannot form equal groups: they "
+                        f"are no multiple of {product}.",
+                        "Set it to a divisor of cluster.processes, or cluster.processes to a "
+                        f"multiple of {replicate * cp * sp}.",
                     )
                 ]
             )
-        return cls(replicate, num_shards, cp, sp)
+        if num_shards * cp % ep:
+            raise ConfigError([_uneven_experts(num_shards, cp, ep)])
+        return cls(replicate, num_shards, cp, sp, ep)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -88,6 +103,11 @@ class Mesh:
     def num_shards(self) -> int:
         """Number of parts that every tensor of the model is split into."""
         return self.shard * self.cp * self.sp
+
+    @property
+    def num_expert_shards(self) -> int:
+        """Number of parts that the experts of one rank of a group of ep are split into."""
+        return self.num_shards // self.ep
 
     @property
     def data_groups(self) -> list[tuple[int, ...]]:
@@ -118,3 +138,17 @@ class Mesh:
             fixed = tuple(index for name, index in named if name not in varying)
             grouped.setdefault(fixed, []).append(rank)
         return [tuple(ranks) for ranks in grouped.values()]
+
+
+def _named(cp: int, sp: int) -> dict[str, int]:
+    return {"context_parallel_size": cp, "sequence_parallel_size": sp}
+
+
+def _uneven_experts(shard: int, cp: int, ep: int) -> Problem:
+    return Problem(
+        "trainer.backend.expert_parallel_size",
+        f"groups of {ep} ranks share the experts of a layer, and a replica has {shard * cp} ranks "
+        f"for that: shard {shard} x cp {cp} = {shard * cp}, and {shard * cp} % {ep} = "
+        f"{shard * cp % ep}.",
+        f"Set it to a divisor of {shard * cp}.",
+    )

@@ -62,6 +62,7 @@ class ModelConfig(Settings):
     )
     pad_token: str | None = key(
         None,
+        share=True,
         help="Pad token for a tokenizer that has none; it is also saved with the export. "
         "Default: the end-of-sequence token, which is still trained.",
     )

@@ -174,7 +174,7 @@ class JudgeReward(Reward):
     )
     rubric: str = key("", help="Text that takes the place of {rubric}.")
     reference_column: str = key(
-        "answer", help="Column of the row that takes the place of {reference}."
+        "answer", share=True, help="Column of the row that takes the place of {reference}."
     )
     read: AnyReading = key(RegexReading(), help="How the score is found in the answer.")
     lowest: float = key(1.0, help="The score that becomes a reward of 0.")

@@ -89,7 +89,7 @@ def _offloaded(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             key,
             "ranks split every tensor, experts included, and gather a layer when it computes.",
-            "Remove it: with more cluster.processes each rank holds less. Or set "
+            "Use trainer.backend.offload_params, which keeps all of them in host memory, or "
             "trainer.backend.type=local, for one GPU.",
         )
     if config.model.implementation == "transformers":

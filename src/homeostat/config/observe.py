@@ -96,6 +96,12 @@ class ObserveConfig(Settings):
         (), resume="free", help="Destinations of metrics in addition to metrics.jsonl."
     )
     profiler: ProfilerConfig | None = key(None, resume="free", help="Profile some steps.")
+    timeline: bool = key(
+        True,
+        resume="free",
+        help="Write what each process does when to trace/timeline.json, which Perfetto "
+        "(ui.perfetto.dev) opens with a row per process; at most two files of 16 MiB.",
+    )
     row_losses: bool = key(
         True,
         resume="free",
@@ -162,10 +168,18 @@ class EvalSamplingConfig(Settings):
     )
     solved_by: str | None = key(
         None,
+        share=True,
         resume="warn",
         help="Name of the reward that decides whether a sample is solved. Default: the built-in "
         "rewards that compare with an expected answer; otherwise the only function, or the only "
         "reward. If several could decide, pass@k is reported for each (eval/pass@k/<name>).",
+    )
+    blocking: bool = key(
+        True,
+        resume="warn",
+        help="Wait for an evaluation before the next step. false, with rollout.max_staleness of 1 "
+        "or more: held-out prompts are answered while the trainer continues; their metrics are in "
+        "the record of the next step, and eval/policy_version says which weights they are of.",
     )
     min_coverage: float = key(
         1.0,

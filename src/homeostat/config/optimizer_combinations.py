@@ -11,10 +11,6 @@ from homeostat.errors import Problem
 
 OFFLOAD = "trainer.backend.offload_optimizer"
 WEIGHTS = "trainer.backend.offload_params"
-_FEWER = (
-    "Remove it: with more cluster.processes each rank holds less. Or set "
-    "trainer.backend.type=local, for one GPU."
-)
 
 
 def find_optimizer_conflicts(config: RunConfig) -> Iterator[Problem]:
@@ -25,22 +21,13 @@ def find_optimizer_conflicts(config: RunConfig) -> Iterator[Problem]:
             yield from _sharded(place, optimizer)
         if optimizer.masters == "bf16" and config.trainer.precision == "fp32":
             yield _masters_in_fp32(place, "trainer.precision=fp32")
-    if is_sharded and config.trainer.backend.offload_optimizer:
-        yield Problem(
-            OFFLOAD,
-            "ranks split the optimizer's state, and do not keep it in host memory yet.",
-            _FEWER,
-        )
     if config.trainer.backend.offload_params:
         yield from _weights_on_host(config)
 
 
 def _weights_on_host(config: RunConfig) -> Iterator[Problem]:
     backend = config.trainer.backend
-    if backend.type != "local":
-        why = "ranks split the weights, and do not keep them in host memory yet."
-        yield Problem(WEIGHTS, why, _FEWER)
-    elif not backend.offload_optimizer:
+    if not backend.offload_optimizer:
         why = f"weights in host memory are updated from there, and {OFFLOAD} is off."
         yield Problem(WEIGHTS, why, f"Set {OFFLOAD}=true, or remove it.")
     if backend.offload_experts:
@@ -52,7 +39,7 @@ def _weights_on_host(config: RunConfig) -> Iterator[Problem]:
     if not config.model.meta_init:
         why = f"the whole model would be built on the GPU first, and {WEIGHTS} is for models that "
         yield Problem("model.meta_init", f"{why}have no room there.", "Set it to true.")
-    if config.lora is not None:
+    if config.lora is not None and backend.type == "local":
         why = "the layers below an adapter are frozen and are not kept in host memory."
         way_out = "Remove it, and set model.quantization to hold the base in fewer bits."
         yield Problem(WEIGHTS, why, way_out)
@@ -64,23 +51,28 @@ def _weights_on_host(config: RunConfig) -> Iterator[Problem]:
     is_shared = config.is_rl and engine.shares_weights
     if is_shared and isinstance(engine, NativeEngineConfig) and engine.decode != "plain":
         yield Problem(
-            "engine.decode",
-            f"{engine.decode} decodes in kernels that read all weights from the GPU, and "
-            f"{WEIGHTS} leaves them in host memory.",
-            "Set it to plain (every decoding step then streams all weights, which is slow), "
-            f"engine.type=vllm on another GPU, or remove {WEIGHTS}.",
+            WEIGHTS,
+            f"engine.decode={engine.decode} decodes in kernels that read all weights from the GPU, "
+            "and this leaves them in host memory.",
+            "Set engine.decode=plain (every decoding step then streams all weights, which is "
+            "slow), engine.type=vllm on another GPU, or remove it.",
         )
 
 
 def find_optimizer_conflicts_on_cpu(config: RunConfig) -> Iterator[Problem]:
-    """Yield the conflicts of a run on the CPU."""
-    if config.trainer.backend.offload_optimizer:
+    """Yield the conflicts of a run on the CPU.
+
+    Ranks may offload there, too: they do what they would do beside GPUs, and save nothing by it, so
+    a recipe for GPUs can be tried.
+    """
+    is_local = config.trainer.backend.type == "local"
+    if is_local and config.trainer.backend.offload_optimizer:
         yield Problem(
             OFFLOAD,
             "the optimizer's state is in host memory already: this run is on the CPU.",
             "Remove it.",
         )
-    if config.trainer.backend.offload_params:
+    if is_local and config.trainer.backend.offload_params:
         why = "weights are in host memory already: this run is on the CPU."
         yield Problem(WEIGHTS, why, "Remove it.")
     if config.trainer.precision == "auto":

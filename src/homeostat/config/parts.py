@@ -101,6 +101,8 @@ class PublicationSettings:
     cluster: AnyCluster
     health: HealthConfig
     steps_between_publications: int
+    # The engine samples while the trainer trains.
+    samples_ahead: bool
     max_request_tokens: int
 
 

@@ -27,7 +27,7 @@ class ExactMatchReward(Reward):
 
     verifies: ClassVar[bool] = True
     type: Literal["exact_match"]
-    column: str = key("answer", help="Column with the expected answer.")
+    column: str = key("answer", share=True, help="Column with the expected answer.")
     extract: Pattern | None = key(
         None,
         help="Regular expression that finds the answer in the completion: the first group (or "
@@ -56,7 +56,9 @@ class MathVerifyReward(Reward):
 
     verifies: ClassVar[bool] = True
     type: Literal["math_verify"]
-    column: str = key("answer", help="Column with the expected answer (LaTeX or plain).")
+    column: str = key(
+        "answer", share=True, help="Column with the expected answer (LaTeX or plain)."
+    )
 
     def default_label(self) -> str:
         return self.type

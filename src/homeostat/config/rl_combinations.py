@@ -10,6 +10,7 @@ from homeostat.config.algorithm import (
     ReinforcePpConfig,
     SapoConfig,
 )
+from homeostat.config.async_combinations import find_async_conflicts
 from homeostat.config.correction_combinations import find_correction_conflicts
 from homeostat.config.critic_combinations import find_critic_conflicts
 from homeostat.config.curriculum_combinations import find_filter_conflicts
@@ -18,6 +19,7 @@ from homeostat.config.engine_combinations import find_engine_conflicts
 from homeostat.config.kind import RunKind
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
+from homeostat.config.sequence_combinations import longer_rows
 from homeostat.errors import Problem
 
 _RL_ONLY = ("rollout", "engine", "sync", "rewards", "critic", "debug")
@@ -48,6 +50,7 @@ def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
     yield from find_filter_conflicts(config)
     yield from find_correction_conflicts(config.algorithm)
     yield from find_critic_conflicts(config)
+    yield from find_async_conflicts(config)
 
 
 def _not_rl(config: RunConfig) -> Iterator[Problem]:
@@ -133,13 +136,13 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
             "Lower it.",
         )
     longest = config.data.max_length + rollout.max_new_tokens
-    tokens = trainer.max_tokens_per_device
-    if trainer.packing and tokens is not None and tokens < longest:
+    is_set = trainer.max_tokens_per_device is not None
+    if trainer.packing and is_set and trainer.tokens_per_micro_batch < longest:
         yield Problem(
             "trainer.max_tokens_per_device",
-            f"{tokens} tokens cannot hold one row of data.max_length="
+            f"{trainer.budget_text} cannot hold one row of data.max_length="
             f"{config.data.max_length} + rollout.max_new_tokens={rollout.max_new_tokens}.",
-            "Raise it, or lower one of those.",
+            f"Raise it, or lower one of those{longer_rows(trainer.backend)}.",
         )
     rows = trainer.micro_batch_rows
     per_update = rollout.samples_per_step // trainer.updates_per_step

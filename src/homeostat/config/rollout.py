@@ -75,6 +75,21 @@ class RolloutConfig(Settings):
         "that point count as truncated, as at max_new_tokens.",
     )
 
+    max_staleness: int | None = key(
+        None,
+        ge=0,
+        le=64,
+        help="Sample the groups of later steps while the trainer trains. A group may be admitted "
+        "to the engine under weights that are at most this many versions behind those that train "
+        "on it. 0: engine and trainer take turns, with the bits of null. null: sampling and "
+        "training take turns in the plain loop.",
+    )
+    partial: bool = key(
+        False,
+        help="When new weights are published, cut off unfinished completions and let them continue "
+        "under the new weights; every token keeps the version that sampled it. false: the "
+        "publication waits until they are finished.",
+    )
     filters: tuple[AnyFilter, ...] = key(
         (),
         help="Groups that any of these drops are not trained on; other prompts are sampled in "
@@ -92,6 +107,7 @@ class RolloutConfig(Settings):
     )
     solved_by: str | None = key(
         None,
+        share=True,
         help="Name of the reward that decides whether a sample is solved, for rollout.curriculum "
         "and the filter all_failed. Default: as for eval.sampling.solved_by.",
     )

@@ -161,6 +161,11 @@ class RunConfig(Settings):
         return -(-self.sync.interval // self.trainer.updates_in_step)
 
     @property
+    def samples_ahead(self) -> bool:
+        """Return whether the engine samples for later steps while the trainer trains."""
+        return (self.rollout.max_staleness or 0) > 0
+
+    @property
     def critic_steps(self) -> int:
         """Return the number of steps at the beginning in which only the critic learns."""
         return 0 if self.critic is None else self.critic.warmup_steps
@@ -313,6 +318,7 @@ class RunConfig(Settings):
             cluster=self.cluster,
             health=self.health,
             steps_between_publications=self.steps_between_publications,
+            samples_ahead=self.samples_ahead,
             max_request_tokens=self.max_request_tokens,
         )
 

@@ -44,6 +44,20 @@ class DiskConfig(_BucketedConfig):
     )
 
 
+class DeltaConfig(_BucketedConfig):
+    """Send through files what changed since the last publication, compressed.
+
+    Trainer and engine each keep the last published weights in host memory.
+    """
+
+    type: Literal["delta"]
+    folder: PathText | None = key(
+        None,
+        resume="free",
+        help="Folder for the files while they are being sent. Default: the run folder.",
+    )
+
+
 class CollectiveConfig(_BucketedConfig):
     """Broadcast in a separate process group: NCCL between GPUs, gloo on the CPU."""
 
@@ -57,7 +71,12 @@ class CudaIpcConfig(_BucketedConfig):
 
 
 AnyTransport = Annotated[
-    InProcessConfig | SharedMemoryConfig | DiskConfig | CollectiveConfig | CudaIpcConfig,
+    InProcessConfig
+    | SharedMemoryConfig
+    | DiskConfig
+    | DeltaConfig
+    | CollectiveConfig
+    | CudaIpcConfig,
     Field(discriminator="type"),
 ]
 
@@ -72,6 +91,14 @@ class SyncConfig(Settings):
         "the end of a step. If it is above trainer.updates_per_step, the engine samples with "
         "older weights (stale/*). An evaluation uses the weights of its own step: they are "
         "published for it, and the count starts again.",
+    )
+    overlap: Literal["never", "always", "if_possible"] = key(
+        "never",
+        resume="free",
+        help="Send new weights while the engine goes on sampling, so that it stands still only "
+        "until they are put in place (sync/seconds; sync/staged_seconds is what was hidden). The "
+        "engine holds the weights twice meanwhile. always: an error if that fails. if_possible: "
+        "they are sent as with never then, and an event says so.",
     )
     verify: bool = key(
         True,

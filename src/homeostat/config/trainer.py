@@ -1,8 +1,9 @@
 """Settings of the trainer: batch sizes, optimizer, schedule, precision, and handling of failures.
 
 All sizes follow from one calculation (shown by `homeostat check`): an update is `batch_rows` rows;
-packing puts them into micro-batches of at most `max_tokens_per_device` tokens, or, with packing
-off, of `micro_batch_rows` rows. The loss is normalised over the whole update. In RL a step samples
+packing puts them into micro-batches of at most `max_tokens_per_device` tokens for each of the ranks
+that share one (`backend.ranks_per_micro_batch`, mostly 1), or, with packing off, of
+`micro_batch_rows` rows. The loss is normalised over the whole update. In RL a step samples
 `rollout.prompts_per_step` x `rollout.samples_per_prompt` rows and splits them into
 `updates_per_step` updates.
 """
@@ -188,9 +189,10 @@ class TrainerConfig(Settings):
         None,
         ge=2,
         resume="warn",
-        help="Largest number of tokens in a micro-batch of one rank (packing on). Default: "
-        "8192; on a GPU up to 32768 if memory allows, chosen at start-up and kept by a resumed "
-        "run. A longer row forms a micro-batch by itself.",
+        help="Largest number of tokens that one rank computes at a time (packing on). Ranks that "
+        "share a micro-batch (context_parallel_size, sequence_parallel_size) have so many each. "
+        "Default: 8192; on a GPU up to 32768 if memory allows, chosen at start-up and kept by a "
+        "resumed run. A longer row forms a micro-batch by itself.",
     )
     micro_batch_rows: int | None = key(
         None, ge=1, resume="warn", help="Number of rows in a micro-batch (packing off; default 1)."
@@ -313,8 +315,25 @@ class TrainerConfig(Settings):
 
     @property
     def tokens_per_micro_batch(self) -> int:
-        """Return the token budget of a micro-batch, or its default."""
+        """Return the token budget of a micro-batch: that of all ranks that share it."""
+        return self.tokens_per_device * self.backend.ranks_per_micro_batch
+
+    @property
+    def tokens_per_device(self) -> int:
+        """Return the token budget of one rank, or its default."""
         return self.max_tokens_per_device or DEFAULT_TOKENS
+
+    @property
+    def budget_text(self) -> str:
+        """Return the token budget of a micro-batch for a message, with the ranks that share it."""
+        each, ranks = self.tokens_per_device, self.backend.ranks_per_micro_batch
+        return f"{each} tokens" if ranks == 1 else f"{each} tokens on each of {ranks} ranks"
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Return whether a prompt of several rows is computed once: not in a ring, which has whole
+        rows."""
+        return self.share_prompts and self.backend.context_parallel_size == 1
 
     def rows_per_micro_batch(self) -> int:
         """Return the number of rows in a micro-batch if packing is off."""

@@ -39,7 +39,7 @@ FIXED = {
     "stream_interval": "every token must know the version of its weights",
     "runner": "the engine samples text",
     "convert": "the engine samples text",
-    "data_parallel_size": "one engine holds one copy of the model",
+    "data_parallel_size": "set engine.data_parallel_size: each engine holds one copy of the model",
     "pipeline_parallel_size": "the engine runs on one machine",
     "nnodes": "the engine runs on one machine",
     "distributed_executor_backend": "the engine's processes must end with it",
@@ -119,6 +119,11 @@ class VllmEngineConfig(EngineConfig):
     )
 
     score_temperatures: ClassVar[Literal["any", "one"]] = "one"
+
+    @property
+    def num_devices(self) -> int:
+        """Return the number of devices over which one engine is split."""
+        return self.tensor_parallel_size
 
     @property
     def own_dtype(self) -> str | None:

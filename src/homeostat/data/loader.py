@@ -206,7 +206,7 @@ def micro_batches(
     `nested`: neighbouring rows continue longer and longer prefixes of a text, which is computed
     once for all rows of a micro-batch (ops/branches.py). So they stay together, and count once.
     """
-    if nested and trainer.packing and trainer.share_prompts:
+    if nested and trainer.packing and trainer.shares_prompts:
         budget = trainer.tokens_per_micro_batch
         return _batches(rows, pack_nested(rows, budget, multiple_of=num_data_groups))
     lengths = [len(row) for row in rows]

@@ -50,6 +50,9 @@ OWN_GUARDS: Mapping[str, OwnGuard] = {
     ),
     "step_skipped": OwnGuard(Action.SKIP_STEP, "loss or gradient not finite"),
     "engine_restarted": OwnGuard(Action.RESTART_ENGINE, "the engine's process died"),
+    "trainer_restarted": OwnGuard(
+        Action.RESTART_TRAINER, "the trainer's ranks died, hung or lost each other"
+    ),
     "reward_trouble": OwnGuard(
         Action.RESTART_REWARD_WORKER,
         "a reward worker died or hung",

@@ -48,6 +48,7 @@ class Action(StrEnum):
     RETRY_SMALLER = "retry_smaller"
     SKIP_STEP = "skip_step"
     RESTART_ENGINE = "restart_engine"
+    RESTART_TRAINER = "restart_trainer"
     RESTART_REWARD_WORKER = "restart_reward_worker"
 
 

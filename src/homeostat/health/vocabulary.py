@@ -379,6 +379,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "vllm-mode-mismatch": "Colocate and server settings mixed.",
         "straggler-rank": "One rank is slower than the others, and all wait for it.",
         "engine-restarts": "The engine's process dies again and again.",
+        "trainer-ranks-lost": "Ranks of the trainer die, hang or lose each other.",
         "uneven-device-load": "Some devices work while others idle.",
         "nccl-timeout": "A collective timed out; why is not known.",
         "nccl-error": "NCCL failed on a system or CUDA call.",
@@ -501,6 +502,9 @@ WORDS: dict[Family, dict[str, str]] = {
     },
     Family.PERFORMANCE: {
         "rollout-underutilised": "Rollout/trainer idle or badly sized, slow steps.",
+        "one-side-starved": "Trainer and engines wait for each other.",
+        "trainer-starved": "The trainer waits for groups that engines do not sample fast enough.",
+        "engines-starved": "Engines wait for a trainer that does not learn fast enough.",
         "generation-dominates": "Sampling takes most of the step.",
         "long-tail-generation": "A step waits for a few very long answers.",
         "data-starved": "Updates wait for their rows.",

@@ -33,6 +33,7 @@ from homeostat.models.expert_load import LoadWatch
 from homeostat.models.families import DecoderConfig
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.models.moe import Experts, Router
+from homeostat.models.norms import Embedding, RMSNorm
 from homeostat.models.routing import Routing
 from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
@@ -40,7 +41,6 @@ from homeostat.ops.branches import Branches
 from homeostat.ops.dropout import DropoutKeys
 from homeostat.ops.linear import Linear, Numerics
 from homeostat.ops.moe_shape import MoeShape
-from homeostat.ops.norms import add_rms_norm, rms_norm
 from homeostat.ops.recompute import forgotten
 from homeostat.ops.rope import apply_rope_to_both, inverse_frequencies, rope_tables
 from homeostat.ops.sharing import SharedPrompts
@@ -58,32 +58,6 @@ class _Context:
     is_selective: bool
     # How the layers with experts choose them; they are numbered among themselves.
     routing: Routing
-
-
-class Embedding(nn.Embedding):
-    """nn.Embedding that does not initialise itself on the meta device.
-
-    torch would import its compiler for that, which takes seconds.
-    """
-
-    def reset_parameters(self) -> None:
-        if not self.weight.is_meta:
-            super().reset_parameters()
-
-
-class RMSNorm(nn.Module):
-    """RMS normalisation, optionally fused with a residual sum."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor, update: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the norm of x. With an update to x, return (their sum, its norm) in one pass."""
-        if update is None:
-            return rms_norm(x, self.weight, eps=self.eps)
-        return add_rms_norm(x, update, self.weight, eps=self.eps)
 
 
 class Attention(nn.Module):
@@ -302,7 +276,7 @@ class Decoder(nn.Module):
             tokens_N, positions_N = tokens_N[order_N], positions_N[order_N]
             dropout_keys_N = None if dropout_keys_N is None else dropout_keys_N[order_N]
         with self.dropout_keys.use(dropout_keys_N):
-            attention = self._packed_attention(layout)
+            attention = self.packed_attention(layout)
             hidden_ND = self.hidden_in(
                 tokens_N, positions_N, attention, states=states, routing=chosen
             )
@@ -323,7 +297,7 @@ class Decoder(nn.Module):
         routing: Routing,
         states: HiddenStates | None,
     ) -> Tensor:
-        attention = sharing.attention(layout, kernel=self.kernel, packed=self._packed_attention)
+        attention = sharing.attention(layout, kernel=self.kernel, packed=self.packed_attention)
         chosen_U = sharing.unique_U
         inner = routing.at(chosen_U)
         inner.load = _load_at(routing, chosen_U, sharing.place_N)
@@ -332,6 +306,23 @@ class Decoder(nn.Module):
         )
         routing.take_record(inner, sharing.place_N)
         return hidden_UD if isinstance(sharing, Branches) else sharing.spread(hidden_UD)
+
+    def hidden_part(
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        attention: AttentionContext,
+        *,
+        dropout_keys_N: Tensor | None = None,
+        states: HiddenStates | None = None,
+        routing: Routing | None = None,
+    ) -> Tensor:
+        """Return [N, D] after the final norm of some tokens of a batch.
+
+        The others are on other ranks: `attention` reaches them.
+        """
+        with self.dropout_keys.use(dropout_keys_N):
+            return self.hidden_in(tokens_N, positions_N, attention, states=states, routing=routing)
 
     def hidden_in(
         self,
@@ -383,9 +374,12 @@ class Decoder(nn.Module):
 
         return forward, again()
 
-    def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
+    def packed_attention(
+        self, layout: PackedLayout, *, num_kv_heads: int | None = None
+    ) -> AttentionContext:
+        """Return the attention of whole documents; `num_kv_heads` if some heads are elsewhere."""
         if self.numerics == "invariant":
-            heads = self.config.num_kv_heads
+            heads = num_kv_heads or self.config.num_kv_heads
             return TiledAttention.of(layout, num_kv_heads=heads, kernel=self.kernel)
         return PackedAttention(layout, self.kernel)
 

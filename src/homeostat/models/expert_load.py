@@ -79,6 +79,15 @@ class LoadWatch:
         weight_M.index_add_(0, place_C, torch.ones_like(place_C))
         return replace(self, place_C=place_C, number_N=self.number_N[index_M], weight_N=weight_M)
 
+    def part(self, index_X: Tensor, is_own_X: Tensor) -> LoadWatch:
+        """Follow some of the tokens to a pass of this rank alone; the others are on other ranks.
+
+        Only what is its own is counted. Losses over whole rows (sequence_aux) are not for parts.
+        """
+        return replace(
+            self, number_N=self.number_N[index_X], weight_N=self.weight_N[index_X] * is_own_X
+        )
+
     def seen(
         self,
         layer: int,

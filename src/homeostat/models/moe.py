@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.config.moe import GroupedKernel
+from homeostat.errors import ModelError
 from homeostat.models.routing import Routing
 from homeostat.ops.experts import ExpertsProduct, experts_of
 from homeostat.ops.linear import Numerics
@@ -94,4 +95,20 @@ class Experts(nn.Module):
             self.down_proj,
             numerics=self.numerics,
             kernel=self.kernel,
+        )
+
+
+def require_even_experts(shape: MoeShape | None, *, ep: int) -> None:
+    """Raise ModelError if `ep` ranks cannot have the same number of a model's experts each."""
+    key = "trainer.backend.expert_parallel_size"
+    if ep > 1 and shape is None:
+        raise ModelError(
+            f"{key} is {ep}, and the model of model.path has no experts, so it would have no "
+            "effect. Remove it."
+        )
+    if shape is not None and shape.num_experts % ep:
+        raise ModelError(
+            f"{key} is {ep}, and the model has {shape.num_experts} experts: {shape.num_experts} % "
+            f"{ep} = {shape.num_experts % ep}, so ranks cannot have equal shares. Set it to a "
+            f"divisor of {shape.num_experts}."
         )

@@ -49,7 +49,9 @@ class ShapeDecoder(Decoder):
             if isinstance(layer.mlp, MoeBlock):
                 layer.mlp.experts = ShapeExperts(layer.mlp.experts)
 
-    def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
+    def packed_attention(
+        self, layout: PackedLayout, *, num_kv_heads: int | None = None
+    ) -> AttentionContext:
         return ShapeAttention(self.kernel)
 
 

@@ -10,7 +10,8 @@ a tensor.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +28,30 @@ HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Old checkpoints also store rotary frequencies, which follow from the config.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
-# Maps (parameter, whole tensor) to (the memory to fill, the part of the tensor for it).
-Part = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+class Part(Protocol):
+    """The share of each parameter that a caller holds."""
+
+    def shape(self, parameter: Tensor) -> torch.Size:
+        """Return the shape of the whole parameter."""
+        ...
+
+    def __call__(self, parameter: Tensor, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the memory to fill, and the part of the whole tensor for it."""
+        ...
 
 
-def all_of_it(parameter: Tensor, tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Select the whole tensor for a parameter."""
-    return parameter, tensor
+class WholePart:
+    """Selects the whole tensor for a parameter. Implements `Part`."""
+
+    def shape(self, parameter: Tensor) -> torch.Size:
+        return parameter.shape
+
+    def __call__(self, parameter: Tensor, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        return parameter, tensor
+
+
+all_of_it = WholePart()
 
 
 @torch.no_grad()
@@ -72,7 +90,8 @@ def fill(
     for name, tensor in tensors:
         if name in parameters:
             target = parameters[name]
-            _check(target, tensor, name=name, source=source)
+            shape = target.shape if isinstance(target, HeldWeight) else part.shape(target)
+            _check(shape, tensor, name=name, source=source)
             if not isinstance(target, HeldWeight):
                 put(target, tensor, part)
             elif not tensor.is_meta:
@@ -100,21 +119,22 @@ def draw(module: nn.Module, *, std: float, seed: int, part: Part = all_of_it) ->
     """Draw weights ~ N(0, std), norms 1, biases 0: the same on every device and in every dtype."""
     generator = torch.Generator("cpu").manual_seed(seed)
     for name, parameter in module.named_parameters():
+        shape = part.shape(parameter)
         if name.endswith("bias"):
-            drawn = torch.zeros(parameter.shape)
+            drawn = torch.zeros(shape)
         elif parameter.ndim == 1:
-            drawn = torch.ones(parameter.shape)
+            drawn = torch.ones(shape)
         else:
             # Always in fp32 on the CPU, so that all devices and dtypes start from the same numbers.
-            drawn = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
+            drawn = torch.empty(shape).normal_(0.0, std, generator=generator)
         put(parameter, drawn, part)
 
 
-def _check(parameter: Tensor | HeldWeight, tensor: Tensor, *, name: str, source: str) -> None:
-    if parameter.shape != tensor.shape:
+def _check(shape: torch.Size, tensor: Tensor, *, name: str, source: str) -> None:
+    if shape != tensor.shape:
         raise ModelError(
             f"{source}: {name} has shape {tuple(tensor.shape)}, and the config asks for "
-            f"{tuple(parameter.shape)}. {_ADVICE}"
+            f"{tuple(shape)}. {_ADVICE}"
         )
     if not tensor.is_floating_point():
         raise ModelError(

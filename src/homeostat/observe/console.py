@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from homeostat.observe import time_bar
 from homeostat.observe.health_board import HealthBoard
 from homeostat.observe.live import LiveView
 from homeostat.observe.progress import Progress
@@ -98,6 +99,7 @@ class PlainView(QuietView):
         super().__init__(progress)
         self._console = console
         self._print(f"{label.run_name}: {label.model_line}, {label.total_steps} steps")
+        self._print(time_bar.LEGEND)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         line = self._transcript.record(step, metrics)

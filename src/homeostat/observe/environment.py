@@ -115,6 +115,11 @@ def summarise_environment(folder: Path) -> dict[str, str]:
 def judge_cuda(facts: CudaFacts) -> list[str]:
     """Return sentences about what cannot work, with the remedy; none if everything fits."""
     torch = facts.torch
+    if torch.version is None and (torch.error or "").startswith("No module named"):
+        return [
+            "torch is not installed: doctor, explain, rules, import and the keys of a recipe work "
+            "without it. To train: pip install 'homeostat[train]'."
+        ]
     if torch.version is None:
         return [f"torch cannot be used: {torch.error or 'it is not installed'}."]
     has_gpu = bool(facts.gpus) or facts.has_nvidia_device or bool(torch.capabilities)

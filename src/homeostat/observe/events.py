@@ -210,7 +210,20 @@ _LIST: tuple[EventInfo, ...] = (
     EventInfo(
         "weights_published",
         "The weights were sent to the engine, which samples with them from here on.",
-        ("version", "bytes", "seconds", "transport", "checksum"),
+        ("version", "bytes", "sent_bytes", "seconds", "transport", "checksum"),
+    ),
+    EventInfo(
+        "overlap_not_used",
+        "Weights were to be sent while the engine samples (sync.overlap), and were sent while it "
+        "stood still.",
+        ("version", "cause"),
+        "warn",
+    ),
+    EventInfo(
+        "weights_sent_whole",
+        "A transport that sends differences sent all weights, because trainer and engine have no "
+        "last version in common.",
+        ("version", "cause"),
     ),
     EventInfo(
         "engine_restarted",
@@ -218,6 +231,26 @@ _LIST: tuple[EventInfo, ...] = (
         "round is sampled again from its start.",
         ("error", "restarts"),
         "warn",
+    ),
+    EventInfo(
+        "trainer_restarted",
+        "A rank of the trainer died, hung or lost the others. All ranks were started again from "
+        "the last checkpoint; what had been sampled is replayed from the journal.",
+        ("error", "restarts", "from_step"),
+        "warn",
+    ),
+    EventInfo(
+        "engine_lost",
+        "One of several engines died. The others go on with its requests, and a new one is "
+        "started in its place while restarts are left.",
+        ("error", "left"),
+        "warn",
+    ),
+    EventInfo(
+        "engine_joined",
+        "A new engine was started in place of one that died. It has the current weights and "
+        "samples beside the others.",
+        ("name", "version"),
     ),
     EventInfo(
         "helper_lost",

@@ -17,7 +17,7 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from homeostat.observe import curves
+from homeostat.observe import curves, time_bar
 from homeostat.observe import format as fmt
 from homeostat.observe.progress import Progress
 from homeostat.observe.samples import Row, best_and_worst_prompts
@@ -87,14 +87,32 @@ def sft_items(progress: Progress, room: Room) -> list[Item]:
         cells = [Text(f"{fmt.loss(latest['eval/loss']):<6}", "bold"), *_best_cell(progress)]
         items.append(Item(labelled("eval", cells, room)))
     groups = {"pairs": (_PREFERENCE, 3), "train": (_TRAIN, 3), "speed": (_SPEED, 4)}
-    return items + _rows(progress, room, groups)
+    return items + _rows(progress, room, groups) + time_items(progress, room, rank=5)
 
 
 def rl_items(progress: Progress, room: Room) -> list[Item]:
     groups = {"policy": (_POLICY, 3), "length": (_LENGTH, 4)}
-    others = {"train": (_TRAIN, 7), "time": (_TIME, 5), "speed": (_SPEED, 7)}
-    engine = _engine_items(progress, room)
-    return [*_rows(progress, room, groups), *engine, *_rows(progress, room, others)]
+    others = {"train": (_TRAIN, 7), "speed": (_SPEED, 7)}
+    engine, times = _engine_items(progress, room), time_items(progress, room, rank=5)
+    return [*_rows(progress, room, groups), *engine, *times, *_rows(progress, room, others)]
+
+
+def time_items(progress: Progress, room: Room, *, rank: int) -> list[Item]:
+    """Return where the time of the newest step went: a bar, and the share of each part."""
+    found = time_bar.shares(progress.latest)
+    if not found:
+        return []
+    width = max(10, min(40, room.width // 3))
+    mark = "█" if room.blocks else "#"
+    bar = Text()
+    for (part, _), num in zip(found, time_bar.widths(found, width), strict=True):
+        bar.append((mark if room.blocks else part.letter) * num, style=part.style)
+    cells = [Text.assemble(bar, (f" {fmt.duration(progress.latest['time/step'])}", "bold"))]
+    largest = sorted(found, key=lambda one: -one[1])
+    for part, share in largest:
+        name = part.name if room.blocks else f"{part.letter} {part.name}"
+        cells.append(Text.assemble((f"{name} ", part.style), (fmt.percent(share), "bold")))
+    return [Item(labelled("time", cells, room), rank=rank)]
 
 
 def _engine_items(progress: Progress, room: Room) -> list[Item]:
@@ -278,13 +296,6 @@ _PREFERENCE = (
     Cell("preference/margin", "margin", _short),
     Cell("preference/chosen_reward", "chosen", _short),
     Cell("preference/rejected_reward", "rejected", _short),
-)
-_TIME = (
-    Cell("time/step", "step", fmt.duration),
-    Cell("time/generate", "generate", fmt.duration),
-    Cell("time/train", "train", fmt.duration),
-    Cell("time/score", "score", fmt.duration),
-    Cell("time/reward", "reward", fmt.duration),
 )
 _SPEED = (
     Cell("throughput/tokens_per_s", "tokens/s", fmt.count),

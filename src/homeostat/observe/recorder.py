@@ -10,12 +10,13 @@
     records, events and samples -> the listener, which evaluates the health rules
 
 Call `flush()` before a checkpoint is written: a record never spans one, so a resumed run writes the
-same records as an uninterrupted run.
+same records as an uninterrupted run. Events may come from any thread.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -77,6 +78,7 @@ class Recorder:
         self.listener: Listener | None = None
         self._window = _Window()
         self._step = -1
+        self._lock = threading.RLock()
         for sink in self._sinks:
             if isinstance(sink, VendorGuard):
                 sink.on_failure = self._sink_failed
@@ -84,12 +86,13 @@ class Recorder:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log all values of one step, including its evaluation: one call per step, in order."""
         assert step > self._step, f"step {step} was logged after step {self._step}"
-        self._step = step
-        own_step = self._window.add(metrics)
-        if self._view is not None:
-            self._view.step(step, metrics)
-        if own_step or step % self._interval == 0:
-            self.flush()
+        with self._lock:
+            self._step = step
+            own_step = self._window.add(metrics)
+            if self._view is not None:
+                self._view.step(step, metrics)
+            if own_step or step % self._interval == 0:
+                self.flush()
 
     @property
     def last_step(self) -> int:
@@ -102,28 +105,31 @@ class Recorder:
         self._window = _Window()
         if not metrics:
             return
-        for sink in self._sinks:
-            sink.log(self._step, metrics)
-        if self._view is not None:
-            self._view.record(self._step, metrics)
-        if self.listener is not None:
-            self.listener.record(self._step, metrics)
+        with self._lock:
+            for sink in self._sinks:
+                sink.log(self._step, metrics)
+            if self._view is not None:
+                self._view.record(self._step, metrics)
+            if self.listener is not None:
+                self.listener.record(self._step, metrics)
 
     def event(self, kind: str, step: int, **fields: Any) -> None:
         """Write an event of a kind in the catalogue, and show it."""
         assert kind in EVENTS, f"{kind!r} is not in the event catalogue (observe/events.py)"
         fields = self._run_dir.scrubber.tree(fields)
-        self._run_dir.append_event(kind, step, **fields)
-        if self._view is not None:
-            self._view.event(kind, step, fields)
-        if self.listener is not None:
-            self.listener.event(kind, step, fields)
+        with self._lock:
+            self._run_dir.append_event(kind, step, **fields)
+            if self._view is not None:
+                self._view.event(kind, step, fields)
+            if self.listener is not None:
+                self.listener.event(kind, step, fields)
 
     def finding(self, step: int, finding: Mapping[str, Any]) -> None:
         """Write a finding that opened or closed, and show it."""
-        self._run_dir.append_finding(step, finding)
-        if self._view is not None:
-            self._view.finding(step, finding)
+        with self._lock:
+            self._run_dir.append_finding(step, finding)
+            if self._view is not None:
+                self._view.finding(step, finding)
 
     def status(self, text: str, done: int = 0, total: int = 0) -> None:
         """Tell the view what is being done. Cheap, so call it often."""

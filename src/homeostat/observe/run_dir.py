@@ -8,7 +8,9 @@
     expert_load.jsonl          load of every expert, of models with experts (observe/expert_load.py)
     journal/                   scored rollouts before they are trained on (rollout/journal.py)
     completions/               sampled completions for people to read (observe/completions.py)
-    checkpoints/ trace/ offending_rows/ sinks/
+    trace/                     timeline of all processes for Perfetto (observe/timeline.py)
+    hangs/                     stacks of worker processes that hung (workers/hang.py)
+    checkpoints/ offending_rows/ sinks/
     console.log traceback.txt report.html
 
 Invariant: one process writes at a time. The lock is the kernel's (flock), so it is released when
@@ -58,6 +60,7 @@ class RunPaths:
         self.journal = path / "journal"
         self.completions = path / "completions"
         self.offending_rows = path / "offending_rows"
+        self.trace = path / "trace"
         self.sinks = path / "sinks"
         self.console_log = path / "console.log"
         self.traceback = path / "traceback.txt"

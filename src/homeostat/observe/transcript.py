@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from homeostat.observe import ailments
+from homeostat.observe import ailments, time_bar
 from homeostat.observe import format as fmt
 from homeostat.observe.logs import PROGRESS_LOGGER
 from homeostat.observe.progress import Progress, event_line, is_rl
@@ -94,6 +94,8 @@ def record_line(step: int, metrics: Mapping[str, float], progress: Progress, *, 
     for name, label, width, show in _RL_COLUMNS if is_rl(metrics) else _COLUMNS:
         if name in metrics:
             cells.append(f"{label} {show(metrics[name]):>{width}}".strip())
+    if bar := time_bar.letters(metrics):
+        cells.append(bar)
     # Put these after the columns, so that the columns line up with or without them.
     cells += [f"{label} {value}" for label, value in off_policy_signs(metrics)]
     remaining = progress.remaining_s(now)

@@ -45,7 +45,7 @@ class AttentionContext(Protocol):
     """Defines which tokens the tokens of one forward pass attend to."""
 
     def attend(
-        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, /, *, scale: float
     ) -> Tensor:
         """Return [N, H, d]. Called once per layer with its rotated queries and keys."""
         ...

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from homeostat.observe.timeline import OnSpan
 from homeostat.rewards.crews import Crew
 from homeostat.rewards.requests import Request
 from homeostat.rewards.workers import RewardWorkers
@@ -18,14 +20,26 @@ from homeostat.rewards.workers import RewardWorkers
 class Lane:
     """Hands requests to the workers of a crew, in a thread. To be used in a with statement."""
 
-    def __init__(self, crew: Crew, *, log_file: Path | None, cache: Path | None, noun: str) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        *,
+        log_file: Path | None,
+        cache: Path | None,
+        noun: str,
+        on_span: OnSpan | None = None,
+    ) -> None:
         self.labels = [reward.label for reward in crew.rewards]
         self._holds_back = crew.gathers == "round"
-        self.workers = RewardWorkers(crew, log_file=log_file, cache=cache, noun=noun)
+        self.workers = RewardWorkers(
+            crew, log_file=log_file, cache=cache, noun=noun, on_span=on_span
+        )
         self._opened = ExitStack()
         self._thread: Future[None] | None = None
         # Requests that are held back until somebody waits for a result.
         self._held: list[Request] = []
+        # Groups may be submitted by one thread and waited for by another.
+        self._lock = threading.Lock()
         # Requests that the thread has not taken yet. A byte sent into the bell wakes it.
         self._submitted: deque[list[Request]] = deque()
         self._bell: socket.socket | None = None
@@ -60,16 +74,18 @@ class Lane:
         """Have a request computed; a crew that gathers rounds waits for `release`."""
         assert self._thread is not None, "a RewardPool has workers inside its with statement only"
         if self._holds_back:
-            self._held.append(request)
+            with self._lock:
+                self._held.append(request)
         else:
             self._submitted.append([request])
             self._ring()
 
     def release(self) -> None:
         """Hand over all that was held back, at one moment."""
-        if self._held:
-            self._submitted.append(self._held)
-            self._held = []
+        with self._lock:
+            held, self._held = self._held, []
+        if held:
+            self._submitted.append(held)
             self._ring()
 
     def _end_thread(self) -> None:

@@ -27,6 +27,7 @@ from types import TracebackType
 
 from homeostat.config.model_rewards import JudgeReward
 from homeostat.config.reward_base import Reward
+from homeostat.observe.timeline import OnSpan
 from homeostat.rewards.calls import Call, TrainerState
 from homeostat.rewards.crews import PoolConfig, crews_of
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
@@ -68,6 +69,7 @@ class RewardPool:
 
     `on_problem` is called by `PendingScore.result`, in its caller's thread. What rewards print goes
     to `log_file`, or nowhere. Judges keep their answers in the folder `cache`, or nowhere.
+    `on_span` is called after each call of a worker, in the thread of its lane.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class RewardPool:
         log_file: Path | None = None,
         cache: Path | None = None,
         noun: str = "reward",
+        on_span: OnSpan | None = None,
     ) -> None:
         self.labels = [reward.label for reward in config.functions]
         self.judges = {one.label for one in config.functions if isinstance(one, JudgeReward)}
@@ -86,7 +89,8 @@ class RewardPool:
         self.noun = noun
         self._trained = [one.label for one in config.functions if not _is_gold(one)]
         self._lanes = [
-            Lane(crew, log_file=log_file, cache=cache, noun=noun) for crew in crews_of(config)
+            Lane(crew, log_file=log_file, cache=cache, noun=noun, on_span=on_span)
+            for crew in crews_of(config)
         ]
         self._opened = ExitStack()
         self._told_of_the_log = False

@@ -26,7 +26,7 @@ from typing import Any
 from homeostat.observe.exits import describe_signal
 from homeostat.rewards.calls import Call
 from homeostat.rewards.frames import FrameReader, send_frame
-from homeostat.rewards.reaping import MARKER, end_marked
+from homeostat.rewards.reaping import MARKER, end_marked, has_stopped_child
 
 # Loading may import torch and download a judge; an idle worker accepts a request at once.
 LOAD_SECONDS = 300.0
@@ -68,6 +68,8 @@ class WorkerProcess:
     """One worker. It cannot be used after `end`."""
 
     def __init__(self, setup: Setup) -> None:
+        # When the call that it is busy with began.
+        self.asked_at = 0.0
         self.deadline = time.monotonic() + setup.load_limit_s
         self.is_loaded = False
         self._has_ended = False
@@ -92,7 +94,8 @@ class WorkerProcess:
             send_frame(self.channel, pickle.dumps((list(labels), list(calls))))
         except OSError as error:
             raise WorkerGoneError(self.last_words()) from error
-        self.deadline = time.monotonic() + timeout_s
+        self.asked_at = time.monotonic()
+        self.deadline = self.asked_at + timeout_s
 
     def hear(self) -> list[dict[str, Any]]:
         """Return the messages that have arrived. Call it when the channel is readable."""
@@ -112,6 +115,11 @@ class WorkerProcess:
         return messages
 
     @property
+    def pid(self) -> int:
+        """Return the id of the process that was started, which is the worker's guardian."""
+        return self._process.pid
+
+    @property
     def was_killed(self) -> bool:
         """Return whether it was ended by SIGKILL, alone or with its guardian.
 
@@ -120,6 +128,11 @@ class WorkerProcess:
         code = self._process.returncode
         # Negative: the guardian itself was killed. 128 + 9: it reports that the worker was.
         return code is not None and (code < 0 or code == 128 + signal.SIGKILL)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether the worker was stopped by a signal, so that its call cannot continue."""
+        return self._process.returncode is None and has_stopped_child(self._process.pid)
 
     def last_words(self) -> str:
         """Describe how it ended."""

@@ -47,6 +47,11 @@ def end_marked(marker: str) -> None:
     _end_all(lambda: [pid for pid in _processes() if wanted in _environment(pid)])
 
 
+def has_stopped_child(root: int) -> bool:
+    """Return whether a child of `root` was stopped by a signal. Without /proc that is unknown."""
+    return any(_state_and_parent(pid) == (b"T", root) for pid in _processes())
+
+
 def _end_all(find: Callable[[], Iterable[int]]) -> None:
     deadline = time.monotonic() + END_SECONDS
     while (found := [pid for pid in find() if pid != os.getpid()]) and time.monotonic() < deadline:
@@ -74,13 +79,19 @@ def _processes() -> Iterator[int]:
 
 def _parent(pid: int) -> int | None:
     """Return the parent's id; None for a process that has ended, including a zombie."""
+    state, parent = _state_and_parent(pid)
+    return None if state in (b"Z", b"X") else parent
+
+
+def _state_and_parent(pid: int) -> tuple[bytes, int]:
+    """Return the letter of a process's state and its parent's id; X for one that is gone."""
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
-        return None
+        return b"X", 0
     # The name, in brackets, may contain anything, so parse what follows it.
     state, parent = stat.rpartition(b")")[2].split()[:2]
-    return None if state in (b"Z", b"X") else int(parent)
+    return state, int(parent)
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -9,7 +9,7 @@ There are two processes in their own session:
 
 The guardian's stdin is a pipe to which the parent writes only to request a traceback: when it
 closes, the parent has ended. The worker may hang in C code while holding the GIL, and can still be
-killed. Both ignore SIGINT, SIGTERM and SIGHUP, because the parent decides when work ends.
+killed. Both ignore SIGINT, SIGTERM, SIGHUP and SIGUSR1, because the parent decides when work ends.
 
 The environment is passed on unchanged, including secrets: a reward that calls a judge over the
 network needs its key, and whoever writes a reward runs code as the user anyway.
@@ -42,7 +42,7 @@ from homeostat.rewards.reaping import MARKER, adopt_orphans, end_descendants, en
 
 # Seconds between checks of the size of rewards.log.
 LOG_SECONDS = 0.25
-_LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def main(channel_fd: int, dump_fd: int, log_file: str | None) -> None:

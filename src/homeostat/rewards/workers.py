@@ -5,10 +5,10 @@
 A call that hangs, or that ends its worker, costs that reward's values for that request and nothing
 else: the worker is replaced and the other rewards are computed by the next one.
 
-A worker that was killed (SIGKILL: by a person, or by the system for lack of memory) says nothing
-about the call that it was busy with: the call is made again by another worker, so that a kill
-changes no reward. Where that worker is killed too, `MAX_KILLED_TRIES` times in all, the call is
-taken for the cause.
+A worker that was killed (SIGKILL: by a person, or by the system for lack of memory), or that was
+stopped when its time was over (SIGSTOP), says nothing about the call that it was busy with: the
+call is made again by another worker, so that a kill changes no reward. Where that worker is killed
+too, `MAX_KILLED_TRIES` times in all, the call is taken for the cause.
 
 Any call may run into its time limit (`Crew.limit_s`). A reward that always hangs is still called
 each time: only its author knows whether a run without it means anything. Its problems say for how
@@ -30,6 +30,7 @@ from homeostat.config.model_rewards import ClassifierReward, JudgeReward
 from homeostat.config.rewards import AnyReward
 from homeostat.errors import MissingDependencyError, RewardError
 from homeostat.observe.redact import mask_text
+from homeostat.observe.timeline import OnSpan
 from homeostat.rewards.answers import (
     BadAnswerError,
     CallAnswer,
@@ -57,9 +58,16 @@ class RewardWorkers:
     """`crew.num_workers` processes that compute `crew.rewards`. One thread at a time."""
 
     def __init__(
-        self, crew: Crew, *, log_file: Path | None, cache: Path | None = None, noun: str = "reward"
+        self,
+        crew: Crew,
+        *,
+        log_file: Path | None,
+        cache: Path | None = None,
+        noun: str = "reward",
+        on_span: OnSpan | None = None,
     ) -> None:
-        """`noun` is what messages call the functions."""
+        """`noun` is what messages call the functions. `on_span` gets each call."""
+        self._on_span = on_span
         self.crew = crew
         self.noun = noun
         rewards = [_described(reward, cache) for reward in crew.rewards]
@@ -140,15 +148,24 @@ class RewardWorkers:
 
     def _lose(self, worker: WorkerProcess, request: Request, how: str) -> None:
         """A worker ended in a call: the call is made again, or has failed."""
-        request.num_kills += 1
-        if worker.was_killed and request.num_kills < MAX_KILLED_TRIES:
-            log.warning("%s %s: %s. The call is made again.", self.noun, request.labels[0], how)
+        if worker.was_killed and self._tries_again(request, how):
             return
         self._streaks[request.labels[0]] = 0
         self._fail(request, ProblemKind.WORKER_DIED, how, where=worker.where())
 
+    def _tries_again(self, request: Request, how: str) -> bool:
+        """Count a worker that was lost from outside; False if the call is taken for the cause."""
+        request.num_kills += 1
+        if request.num_kills >= MAX_KILLED_TRIES:
+            return False
+        log.warning("%s %s: %s. The call is made again.", self.noun, request.labels[0], how)
+        return True
+
     def _give_up(self, worker: WorkerProcess, waiting: deque[Request]) -> None:
         request = self._workers[worker]
+        if request is None and worker.is_stopped:
+            self._replace_unasked(worker, "the worker process was stopped by a signal")
+            return
         if request is None:
             limit_s, where = self._setup.load_limit_s, worker.where()
             raise RewardError(f"{self.noun}s do not load within {limit_s:.0f} s. Now at:\n{where}")
@@ -156,6 +173,9 @@ class RewardWorkers:
         limit = f"no answer within {self.crew.setting} = {given_s:g} s"
         if limit_s != given_s:
             limit = f"no answer within {limit_s:g} s (see {self.crew.setting})"
+        if worker.is_stopped and self._tries_again(request, f"{limit}: it was stopped by a signal"):
+            self._replace(worker, waiting)
+            return
         self._streaks[request.labels[0]] += 1
         self._fail(request, ProblemKind.TIMEOUT, limit, where=worker.where())
         self._replace(worker, waiting)
@@ -171,6 +191,10 @@ class RewardWorkers:
         worker.deadline = time.monotonic() + self.crew.limit_s(request.num_samples)
         self._failed_starts = 0
         label = request.take_label()
+        if self._on_span is not None:
+            row = f"{self.noun} worker {worker.pid}"
+            self._on_span(row, label, began=worker.asked_at, ended=time.monotonic())
+        worker.asked_at = time.monotonic()
         self._streaks[label] = 0
         for job, part in zip(request.jobs, share_out(answer, request.jobs), strict=True):
             self._note(job, label, part)

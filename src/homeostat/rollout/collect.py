@@ -151,10 +151,7 @@ class Collector:
         found = StepRollouts()
         buffer = RouteBuffer(self.moe.replay_buffer_bytes, self.journal, self.prompts.asked)
         while len(found.groups) < wanted:
-            keys = self._draw(step, found.num_rounds, wanted - len(found.groups))
-            records = self._replayed(keys, found)
-            if records is None:
-                records = self._sampled(keys, found, tell)
+            records = self._round(step, wanted - len(found.groups), found, tell)
             records = [buffer.take(record) for record in records]
             found.take_logged(record.facts["logged"] for record in records)
             groups = with_totals([one.group for one in records], self.rewards, self.moments)
@@ -170,6 +167,15 @@ class Collector:
             groups = sorted(found.all_groups, key=lambda group: group.prompt.prompt_id)
             self.prompt_sampler.learn(step, [solved_by.outcome(group) for group in groups])
 
+    def _round(self, step: int, count: int, found: StepRollouts, tell: Tell) -> list[GroupRecord]:
+        """Draw the prompts of the next round, and return their groups."""
+        keys = self._draw(step, found.num_rounds, count)
+        records = self._replayed(keys, self._facts())
+        if records is None:
+            return self._sampled(keys, found, tell)
+        found.num_replayed += 1
+        return records
+
     def _draw(self, step: int, round: int, count: int) -> dict[GroupKey, int]:
         """Draw rows. Returns the ids of their prompts by the keys of the groups, in order."""
         rows = self.prompt_sampler.draw(count, step=step, round=round)
@@ -177,7 +183,7 @@ class Collector:
         return {GroupKey(step, round, place): id for place, id in enumerate(prompt_ids)}
 
     def _replayed(
-        self, keys: Mapping[GroupKey, int], found: StepRollouts
+        self, keys: Mapping[GroupKey, int], facts: Mapping[str, Any]
     ) -> list[GroupRecord] | None:
         """Return a round from the journal, or None if it has to be sampled."""
         try:
@@ -189,8 +195,7 @@ class Collector:
         if not whole and records:
             return None
         if [record.group.prompt.prompt_id for record in whole] != list(keys.values()) or any(
-            {name: record.facts.get(name) for name in self._facts()} != self._facts()
-            for record in whole
+            {name: record.facts.get(name) for name in facts} != facts for record in whole
         ):
             log.warning(
                 "the journal's groups of step %d are damaged, or of other settings, prompts, "
@@ -198,7 +203,6 @@ class Collector:
                 next(iter(keys)).step,
             )
             return None
-        found.num_replayed += 1
         return whole
 
     def _facts(self) -> dict[str, Any]:
@@ -211,7 +215,7 @@ class Collector:
     ) -> list[GroupRecord]:
         """Sample and score a round, and keep it in the journal."""
         assert self.sampler is not None, "sampling needs an engine"
-        facts = {**self._facts(), "sampled_with": self.sampled_with}
+        facts = self._facts()
         started = time.perf_counter()
         pending = sample_and_score(
             [Draw(str(key), self.prompts.asked(prompt_id)) for key, prompt_id in keys.items()],
@@ -226,6 +230,18 @@ class Collector:
             kept_ids=self.sampling.is_cut,
         )
         found.generate_s += time.perf_counter() - started
+        return self._scored(keys, pending, facts, found, tell)
+
+    def _scored(
+        self,
+        keys: Mapping[GroupKey, int],
+        pending: Sequence[PendingGroup],
+        facts: Mapping[str, Any],
+        found: StepRollouts,
+        tell: Tell,
+    ) -> list[GroupRecord]:
+        """Wait for the rewards of a sampled round, and keep it in the journal."""
+        facts = {**facts, "sampled_with": self.sampled_with}
         started = time.perf_counter()
         records: list[GroupRecord] = []
         verdicts: list[PendingVerdicts] = []

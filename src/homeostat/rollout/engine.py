@@ -130,6 +130,7 @@ class Capabilities:
     cut_logp: bool = True
     own_process: bool = False
     num_receivers: int = 1
+    stages: bool = False
     routed_experts: bool = False
     why_no_routes: str = "the model has no experts"
     routed_weights: bool = False
@@ -206,6 +207,17 @@ class Engine(Protocol):
 
     def commit(self, version: int, *, policy_id: str = POLICY_ID) -> None:
         """Sample with the new weights, which are in place, from now on."""
+        ...
+
+    def stage(self, bucket: Bucket) -> None:
+        """Take in some weights of the next update while sampling goes on: the commit of the next
+        update puts them in place. Only an engine whose capabilities say `stages` can do this. May
+        be called beside a `poll` in another thread."""
+        ...
+
+    def cancel_update(self) -> None:
+        """Give up an update that was begun: nothing is sampled until another one is whole. Without
+        one, nothing happens."""
         ...
 
     def sleep(self) -> None:

@@ -22,6 +22,8 @@ from homeostat.types import POLICY_ID, Completion
 
 F = TypeVar("F")
 
+BROKEN = "an update broke off: its weights are part old and part new"
+
 
 class LifeCycle(Generic[F]):
     """The state of one engine. `in_flight` maps the id of a request to what the engine keeps of it.
@@ -131,7 +133,7 @@ class LifeCycle(Generic[F]):
         self.is_updating = False
         self.problem = None
 
-    def break_off(self, problem: str) -> None:
+    def break_off(self, problem: str = BROKEN) -> None:
         """Record that an update cannot be finished: the engine serves nothing until the next."""
         self.received.clear()
         self.is_updating = False

@@ -36,7 +36,7 @@ class MirrorEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self.remote.capabilities, shares_weights=True)
+        return replace(self.remote.capabilities, shares_weights=True, stages=False)
 
     @property
     def policy_id(self) -> str:
@@ -75,6 +75,12 @@ class MirrorEngine:
 
     def commit(self, version: int, *, policy_id: str = POLICY_ID) -> None:
         self.send_weights(self.remote, version, self._how)
+
+    def stage(self, bucket: Bucket) -> None:
+        raise EngineError("the engine mirrors the trainer's weights: it is sent them at commit().")
+
+    def cancel_update(self) -> None:
+        """Its own copy of the weights is untouched until the commit."""
 
     def sleep(self) -> None:
         self.remote.sleep()

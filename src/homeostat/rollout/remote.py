@@ -5,7 +5,8 @@
 Submissions wait here and travel with the next call, all in one; a reply brings the engine's version
 and counts along, so that asking for them costs nothing. Every wait has a deadline. A poll whose
 worker is still at work when its time is over returns nothing, and the answer is picked up by the
-next one.
+next one. A worker that owes an answer for longer than `timeout_s` hangs: it is reported on and
+ended, which is a death like any other.
 
 A process that dies takes no request with it: a round (all that was submitted since nothing was in
 flight) is kept here, and `restart` queues it again from its start. Completions that had been
@@ -15,12 +16,19 @@ the rest comes out bitwise the same, if the engine can do that at all.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from homeostat.errors import EngineDiedError, EngineError, WorkerDiedError, WorkerError
+from homeostat.errors import (
+    EngineDiedError,
+    EngineError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerHungError,
+)
 from homeostat.rollout.checks import require_servable
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.lifecycle import LifeCycle
@@ -68,11 +76,15 @@ class RemoteEngine:
         self.timeout_s = timeout_s
         self.update_timeout_s = update_timeout_s
         self.on_death: Callable[[EngineDiedError], None] = _raise
+        # The worker polls its engine for so long at a time: other calls wait for the end of it.
+        self.slice_s = math.inf
         self._start = start
         # Every request of the round, and those of them that are still to be sent.
         self._round: dict[str, Request] = {}
         self._queue: list[tuple[Request, float]] = []
         self._late: Pending[Reply] | None = None
+        # When a late answer counts as a hang.
+        self._late_limit = 0.0
         self._group, self._known = self._begun()
         self.capabilities: Capabilities
         served, policy_id = self._known.value
@@ -88,6 +100,11 @@ class RemoteEngine:
     @property
     def policy_version(self) -> int:
         return self.life.version
+
+    @property
+    def name(self) -> str:
+        """The name of its process, by which logs and errors tell engines apart."""
+        return self._group.name
 
     @property
     def received_checksum(self) -> str | None:
@@ -117,7 +134,7 @@ class RemoteEngine:
         until = time.monotonic() + timeout_s
         while self.life.in_flight and not self.life.finished:
             try:
-                self._exchange(max(0.0, until - time.monotonic()))
+                self._exchange(min(self.slice_s, max(0.0, until - time.monotonic())))
             except EngineDiedError as error:
                 self.on_death(error)
                 until = time.monotonic() + timeout_s
@@ -153,6 +170,17 @@ class RemoteEngine:
         self._update("commit", version, policy_id=policy_id)
         self.life.commit(version)
 
+    def stage(self, bucket: Bucket) -> None:
+        """The worker takes it between two polls, of which each is short while weights are staged.
+        Nothing of what a poll in another thread changes is touched here."""
+        deadline = _Deadline("sync.timeout_s", self.update_timeout_s)
+        self._settled("stage", self._call("stage", bucket), deadline)
+
+    def cancel_update(self) -> None:
+        self._update("cancel_update")
+        if self.life.is_updating:
+            self.life.break_off()
+
     def sleep(self) -> None:
         self._lasting("sleep")
         self.life.is_asleep = True
@@ -173,11 +201,13 @@ class RemoteEngine:
             return str(error)
 
     def death(self) -> EngineDiedError | None:
-        """Ask the process for a sign of life. None where it lives, or does not answer in time."""
+        """Ask the process for a sign of life; one that gives none is ended. None where it lives."""
         try:
             self._group.call(0, "health").result(timeout_s=HEALTH_SECONDS)
         except WorkerDiedError as error:
             return self._died(error)
+        except WorkerHungError as error:
+            return self._hung(str(error))
         except WorkerError:
             return None
         return None
@@ -232,10 +262,16 @@ class RemoteEngine:
         """One poll of the worker, or the rest of one that was late."""
         if self._late is None:
             self._late = self._call("exchange", self._taken(), timeout_s)
+            self._late.label = "sample"
+            patience_s = max(timeout_s + GRACE_SECONDS, self.timeout_s)
+            self._late_limit = time.monotonic() + patience_s
         pending, self._late = self._late, None
         reply = self._awaited(pending, timeout_s + GRACE_SECONDS)
         if reply is None:
             self._late = pending
+            if time.monotonic() >= self._late_limit:
+                owed = f"no answer to a poll within {self.timeout_s:g} s (engine.stall_s)."
+                raise self._hung(owed)
         else:
             self.life.finished += self._handed_out(self._learned(reply).value)
 
@@ -260,14 +296,14 @@ class RemoteEngine:
         if self._queue:
             self._learned(self._settled("submit", self._call("submit", self._taken()), deadline))
         pending = self._call("verb", verb, args, kwargs)
+        pending.label = verb
         return self._learned(self._settled(verb, pending, deadline)).value
 
     def _settled(self, verb: str, pending: Pending[Reply], deadline: _Deadline) -> Reply:
         reply = self._awaited(pending, deadline.seconds)
         if reply is None:
-            raise EngineError(
-                f"the {self.capabilities.name} engine's process did not answer {verb!r} within "
-                f"{deadline.seconds:g} s ({deadline.setting}). {self._group.health() or ''}"
+            raise self._hung(
+                f"no answer to {verb!r} within {deadline.seconds:g} s ({deadline.setting})."
             )
         return reply
 
@@ -294,6 +330,14 @@ class RemoteEngine:
 
     def _died(self, error: WorkerError) -> EngineDiedError:
         return EngineDiedError(f"the {self.capabilities.name} engine's process is gone: {error}")
+
+    def _hung(self, owed: str) -> EngineDiedError:
+        """Report on a process that owes an answer, and end it."""
+        report = self._group.report_hang()
+        self._group.abandon()
+        return EngineDiedError(
+            f"the {self.capabilities.name} engine's process hangs: {owed}\n{report}"
+        )
 
     def _learned(self, reply: Reply) -> Reply:
         self._known = reply

@@ -9,7 +9,7 @@ Invariants: which engine gets a request depends on the order of submission alone
 timing, so that a run is bitwise repeatable; requests of one session go to one engine, where the
 session's cache is, until new weights void the cache; a request samples the same tokens in every
 engine, because its noise depends on nothing but the request. An engine that dies loses nothing: its
-requests begin again in the others.
+requests begin again in the others, and another one may `join` in its place.
 """
 
 from __future__ import annotations
@@ -47,17 +47,23 @@ class _Dealt:
 
 
 class Router:
-    """Implements `rollout.engine.Engine`. `on_loss` is called when an engine died for good."""
+    """Implements `rollout.engine.Engine`.
+
+    `on_loss` is called when an engine died for good. `revive` returns another one, with the
+    current weights, when the last one died; without it, the death is raised.
+    """
 
     def __init__(
         self,
         engines: Sequence[Engine],
         *,
-        on_loss: Callable[[EngineDiedError], None] = lambda error: None,
+        on_loss: Callable[[Engine, EngineDiedError], None] = lambda engine, error: None,
+        revive: Callable[[], Engine] | None = None,
     ) -> None:
         first = engines[0]
         self.engines = list(engines)
         self.on_loss = on_loss
+        self.revive = revive
         self.capabilities = common_capabilities([engine.capabilities for engine in engines])
         self.life: LifeCycle[_Dealt] = LifeCycle(
             self.capabilities.name, policy_id=first.policy_id, version=first.policy_version
@@ -171,16 +177,44 @@ class Router:
         self.life.is_asleep = False
         return ended
 
+    def join(self, engine: Engine) -> None:
+        """Take in one more engine, which has the weights that the others have."""
+        self.life.require_settled("join")
+        served = (engine.policy_id, engine.policy_version)
+        assert served == (self.policy_id, self.policy_version), "an engine of other weights"
+        self.engines.append(engine)
+        self.capabilities = common_capabilities([one.capabilities for one in self.engines])
+
+    def score_each(self, rows: Sequence[TokenRow], *, temperature: float) -> list[list[FloatArray]]:
+        """Return what each of the engines scores."""
+        self.life.require_settled("score")
+        self._settle()
+        return self._all(lambda engine: engine.score(rows, temperature=temperature))
+
     def apply(self, bucket: Bucket) -> None:
         self.life.require_receiving()
         self._all(lambda engine: engine.apply(bucket))
 
     def commit(self, version: int, *, policy_id: str = POLICY_ID) -> None:
         self.life.require_commit(version, policy_id)
-        for engine in list(self.engines):
-            self._attempt(engine, partial(engine.commit, version, policy_id=policy_id))
+        self._all(lambda engine: engine.commit(version, policy_id=policy_id))
         self._sessions.clear()
         self.life.commit(version)
+
+    def stage(self, bucket: Bucket) -> None:
+        """Beside a poll in another thread, which finds out itself which engines died."""
+        with ThreadPoolExecutor(len(self.engines), thread_name_prefix="stage") as threads:
+            calls = [threads.submit(engine.stage, bucket) for engine in list(self.engines)]
+        for call in calls:
+            with suppress(EngineDiedError):
+                call.result()
+
+    def cancel_update(self) -> None:
+        """Engines that are found dead are lost as in any other call."""
+        self._settle()
+        if self.life.is_updating:
+            self.life.break_off()
+        self._all(lambda engine: engine.cancel_update())
 
     def sleep(self) -> None:
         if not self.life.is_closed:
@@ -285,12 +319,16 @@ class Router:
 
     def _lose(self, engine: Engine, error: EngineDiedError) -> None:
         """Continue without an engine. The next poll deals its requests again."""
-        if len(self.engines) == 1:
+        is_last = len(self.engines) == 1
+        if is_last and (self.revive is None or self.life.is_updating):
             raise error
-        self.on_loss(error)
+        self.on_loss(engine, error)
         engine.close()
         self._lost = _sum([self._lost, engine.stats()])
         self.engines.remove(engine)
+        if is_last:
+            assert self.revive is not None
+            self.join(self.revive())
         self.capabilities = common_capabilities([one.capabilities for one in self.engines])
         self._sessions = {key: at for key, at in self._sessions.items() if at is not engine}
         for dealt in self.life.in_flight.values():
@@ -337,6 +375,7 @@ def common_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
         cut_logp=all(one.cut_logp for one in all_of),
         own_process=all(one.own_process for one in all_of),
         num_receivers=sum(one.num_receivers for one in all_of),
+        stages=all(one.stages for one in all_of),
         routed_experts=without_routes.routed_experts,
         why_no_routes=without_routes.why_no_routes,
         routed_weights=all(one.routed_weights for one in all_of),

@@ -61,30 +61,76 @@ class Sampler:
         returns the sets that tokens were drawn from. Raises EngineError if the engine stalls or
         cannot continue.
         """
-        requests = {
-            f"{draw.name}/{sample}": (place, sample)
-            for place, draw in enumerate(draws)
-            for sample in range(num_samples)
-        }
-        assert len(requests) == len(draws) * num_samples, "two groups have the same name"
-        groups: list[dict[int, Completion]] = [{} for _ in draws]
-        to_submit = [
+        requests = self.requests(
+            draws,
+            sampling=sampling,
+            num_samples=num_samples,
+            deadline_s=deadline_s,
+            router_replay=router_replay,
+            kept_ids=kept_ids,
+        )
+        groups = SampledGroups(draws, num_samples=num_samples)
+        for done, completion in enumerate(self._stream(requests)):
+            progress(done + 1, len(requests))
+            whole = groups.take(completion)
+            if whole is not None:
+                yield whole
+
+    def requests(
+        self,
+        draws: Sequence[Draw],
+        *,
+        sampling: Sampling,
+        num_samples: int,
+        deadline_s: float | None = None,
+        router_replay: ReplayMode = "off",
+        kept_ids: bool = False,
+    ) -> list[Request]:
+        """Return the requests of some groups, in the order of drawing."""
+        return [
             Request(
-                id=id,
-                tokens_T=draws[place].prompt.tokens_T,
+                id=f"{draw.name}/{sample}",
+                tokens_T=draw.prompt.tokens_T,
                 sampling=sampling,
                 seed=self.seed,
-                session_key=draws[place].name,
+                session_key=draw.name,
                 deadline_s=deadline_s,
                 routed_experts=router_replay != "off",
                 routed_weights=router_replay == "weights",
                 kept_ids=kept_ids,
             )
-            for id, (place, _) in requests.items()
+            for draw in draws
+            for sample in range(num_samples)
         ]
-        for done, completion in enumerate(stream(self.engine, to_submit, timeout_s=self.stall_s)):
-            place, sample = requests[completion.request_id]
-            groups[place][sample] = completion
-            progress(done + 1, len(requests))
-            if len(groups[place]) == num_samples:
-                yield place, [groups[place][number] for number in range(num_samples)]
+
+    def _stream(self, requests: Sequence[Request]) -> Iterator[Completion]:
+        return stream(self.engine, requests, timeout_s=self.stall_s)
+
+
+class SampledGroups:
+    """Puts completions, which come in any order, together to groups."""
+
+    def __init__(self, draws: Sequence[Draw], *, num_samples: int) -> None:
+        self.num_samples = num_samples
+        self._places = {
+            f"{draw.name}/{sample}": (place, sample)
+            for place, draw in enumerate(draws)
+            for sample in range(num_samples)
+        }
+        assert len(self._places) == len(draws) * num_samples, "two groups have the same name"
+        self._groups: list[dict[int, Completion]] = [{} for _ in draws]
+
+    def take(self, completion: Completion) -> tuple[int, list[Completion]] | None:
+        """Take in a completion. Returns its group's place and completions, if that is whole."""
+        place, sample = self._places[completion.request_id]
+        group = self._groups[place]
+        group[sample] = completion
+        if len(group) < self.num_samples:
+            return None
+        return place, [group[number] for number in range(self.num_samples)]
+
+    def finished(self) -> Iterator[tuple[int, Completion]]:
+        """Yield the completions so far, each with the place of its group."""
+        for place, group in enumerate(self._groups):
+            for completion in list(group.values()):
+                yield place, completion

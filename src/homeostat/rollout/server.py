@@ -10,11 +10,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from homeostat.errors import EngineError
 from homeostat.rollout.engine import Engine, EngineStats, Request
 from homeostat.workers.context import WorkerContext
+
+if TYPE_CHECKING:
+    from homeostat.sync.bucket import Bucket
 
 # What a worker is started with, to host an engine.
 SERVER = "homeostat.rollout.server:serve_engine"
@@ -58,6 +61,10 @@ class EngineServer:
 
     def verb(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reply:
         return self._reply(getattr(self.engine, name)(*args, **kwargs))
+
+    def stage(self, bucket: Bucket) -> Reply:
+        self.engine.stage(bucket)
+        return self._reply(None)
 
     def about(self) -> Reply:
         return self._reply((self.engine.capabilities, self.engine.policy_id))

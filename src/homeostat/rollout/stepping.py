@@ -138,6 +138,15 @@ class SteppingEngine(ABC, Generic[F]):
         self.life.commit(version)
         self._after_commit()
 
+    def stage(self, bucket: Bucket) -> None:
+        raise EngineError(
+            f"the {self.life.name} engine takes weights between begin_update() and commit() alone."
+        )
+
+    def cancel_update(self) -> None:
+        if self.life.is_updating:
+            self._cancel_update()
+
     def sleep(self) -> None:
         if not (self.life.is_asleep or self.life.is_closed):
             self._land()
@@ -207,6 +216,10 @@ class SteppingEngine(ABC, Generic[F]):
 
     def _before_commit(self, version: int) -> None:
         """Forget what old weights computed. May refuse the update by an error."""
+
+    def _cancel_update(self) -> None:
+        """Hold the requests in flight back until an update is whole."""
+        self.life.break_off()
 
     def _after_commit(self) -> None:
         """Resume the requests in flight."""

@@ -66,7 +66,11 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
             schedule.begin(plan.step)
             hooks.before_step(plan.step, parts)
             learning_rate = parts.live.now.trainer.learning_rate(plan.step, parts.total_steps)
-            with healer.rescuing(), parts.profiler.around(plan.step, emit=recorder.event):
+            with (
+                healer.rescuing(),
+                parts.profiler.around(plan.step, emit=recorder.event),
+                session.timeline.phase("train", step=plan.step),
+            ):
                 hooks.before_update(plan.step, parts)
                 plan = objective.completed(plan, parts.attempts)
                 report = guarded.run(plan, learning_rate=learning_rate)
@@ -117,7 +121,8 @@ def _evaluated(
     """Return the metrics of the held-out rows, and whether they are the best of the run so far."""
     assert parts.eval_rows is not None
     started = time.perf_counter()
-    metrics = parts.objective.evaluate(parts.eval_rows, parts.attempts)
+    with session.timeline.phase("evaluate", step=parts.state.step):
+        metrics = parts.objective.evaluate(parts.eval_rows, parts.attempts)
     if schedule.is_on(parts.state.step):
         with schedule.shadow(parts.state.step):
             shadow = parts.objective.evaluate(parts.eval_rows, parts.attempts)

@@ -50,10 +50,22 @@ class Bucket:
     entries: tuple[TensorEntry, ...]
     num_bytes: int
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that travel to a receiver, where these are fewer than the tensors have."""
+        return sum(entry.num_bytes for entry in self.entries)
+
+    @property
+    def whole_because(self) -> str:
+        """Why a transport that sends differences sent whole tensors; empty if it did not."""
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One publication. `checksum` is over all tensors; `seconds` is without the quiescing."""
+    """One publication. `checksum` is over all tensors, which have `num_bytes`; `sent_bytes` of them
+    travelled. `seconds` is without the quiescing, and without the `staged_seconds` for which they
+    were sent while the engine sampled; None if they were not."""
 
     policy_id: str
     version: int
@@ -63,6 +75,9 @@ class Manifest:
     num_tensors: int
     num_bytes: int
     seconds: float
+    sent_bytes: int = 0
+    whole_because: str = ""
+    staged_seconds: float | None = None
 
 
 def entries_checksum(entries: Iterable[TensorEntry], *, policy_id: str = POLICY_ID) -> str:

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from homeostat.ops import kernels
+
 _ROW_WORDS = 4096
 _WORD_BYTES = 8
 # Rows at a time: half a megabyte stays in a core's cache; a GPU wants fewer, larger kernels.
@@ -38,7 +40,11 @@ def tensor_checksums(tensors: Sequence[Tensor]) -> list[int]:
     if not tensors:
         return []
     device = tensors[0].device
-    sums = torch.stack([_sum(bytes_of(tensor)).to(device) for tensor in tensors])
+    is_one_place = all(tensor.device == device for tensor in tensors)
+    if is_one_place and kernels.fused(torch.empty(0, device=device)):
+        sums = _fused_sums(tensors)
+    else:
+        sums = torch.stack([_sum(bytes_of(tensor)).to(device) for tensor in tensors])
     return [value % 2**64 for value in sums.tolist()]
 
 
@@ -50,10 +56,39 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
+def _fused_sums(tensors: Sequence[Tensor]) -> Tensor:
+    """Checksums of all tensors by one kernel over their rows: a model has hundreds of them, and
+    each would take a dozen launches."""
+    # Imported here: Triton takes a second.
+    from homeostat.ops.kernels.checksum import row_sums
+
+    device = tensors[0].device
+    data = [_whole_words(bytes_of(tensor)) for tensor in tensors]
+    words = np.array([len(one) // _WORD_BYTES for one in data], dtype=np.int64)
+    num_rows = -(-words // _ROW_WORDS)
+    tensor_R = np.repeat(np.arange(len(data)), num_rows)
+    row_R = np.arange(len(tensor_R)) - (np.cumsum(num_rows) - num_rows)[tensor_R]
+    first = np.array([one.data_ptr() for one in data], dtype=np.int64)
+    address_R = first[tensor_R] + row_R * (_ROW_WORDS * _WORD_BYTES)
+    words_R = np.minimum(words[tensor_R] - row_R * _ROW_WORDS, _ROW_WORDS)
+    table = torch.from_numpy(np.stack([address_R, words_R, row_R, tensor_R])).to(device)
+    sums_R = row_sums(table[0], table[1], _multipliers(_COLUMNS, device, _ROW_WORDS))
+    most = 1 << int(num_rows.max(initial=1)).bit_length()
+    q_R = _multipliers(_ROWS, device, most)[table[2]]
+    totals = torch.zeros(len(data), dtype=torch.int64, device=device)
+    return totals.index_add_(0, table[3], sums_R * q_R)
+
+
+def _whole_words(data: Tensor) -> Tensor:
+    """The bytes, filled up with zeros to whole words that begin at a multiple of their size."""
+    data = torch.nn.functional.pad(data, (0, -len(data) % _WORD_BYTES))
+    return data.clone() if data.data_ptr() % _WORD_BYTES else data
+
+
 def _sum(data: Tensor) -> Tensor:
     whole, rest = _words(data)
     rows_RC = whole.view(-1, _ROW_WORDS)
-    column_C = _multipliers(_COLUMNS, data.device)
+    column_C = _multipliers(_COLUMNS, data.device, _ROW_WORDS)
     step = _CPU_ROWS if data.device.type == "cpu" else _GPU_ROWS
     parts = [_row_sums(rows_RC[at : at + step], column_C) for at in range(0, len(rows_RC), step)]
     parts.append(_row_sums(rest[None], column_C[: len(rest)]))
@@ -79,8 +114,8 @@ def _words(data: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _multipliers(stream: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(_odd_numbers(stream, _ROW_WORDS)).to(device)
+def _multipliers(stream: int, device: torch.device, count: int) -> Tensor:
+    return torch.from_numpy(_odd_numbers(stream, count)).to(device)
 
 
 def _odd_numbers(stream: int, count: int) -> np.ndarray:

@@ -117,6 +117,8 @@ class Group:
         self._descriptor: int | None = None
         self._backend: Any = None
         self._flat: Tensor | None = None
+        # Written to this member's place, so that the others can say who did not take part.
+        self._num_calls = 0
 
     def buffer(self, num_bytes: int) -> Tensor:
         """The same memory each time, as large as was ever needed."""
@@ -131,6 +133,9 @@ class Group:
         """Send bytes from the sender to all. Raises SyncError if one is missing by the deadline."""
         if self._backend is None:
             self._backend = self._join()
+        self._num_calls += 1
+        assert self._descriptor is not None, "who joins holds its place"
+        os.pwrite(self._descriptor, f"{self._num_calls:>12}".encode(), 0)
         options = dist.BroadcastOptions()
         options.rootRank = _SENDER
         try:
@@ -140,18 +145,24 @@ class Group:
             timeout = timedelta(seconds=self.transport.timeout_s)
             self._backend.broadcast([flat], options).wait(timeout)
         except RuntimeError as error:
+            # Without its connections the other members notice at once, not at their deadline.
+            self._leave()
             raise self._broken(error) from None
         # A small broadcast ends once the system has it, whether or not it is ever read.
         if self.rank == _SENDER and (missing := self._missing()):
             raise self._failure(missing, "the process has ended")
 
     def close(self) -> None:
-        if self._backend is not None and self.transport.device.type == "cuda":
-            self._backend.abort()
-        self._backend = self._flat = None
+        self._leave()
+        self._flat = None
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _leave(self) -> None:
+        if self._backend is not None and self.transport.device.type == "cuda":
+            self._backend.abort()
+        self._backend = None
 
     def _join(self) -> Any:
         transport = self.transport
@@ -190,12 +201,20 @@ class Group:
         return self._failure(missing, str(error).partition(". ")[0])
 
     def _failure(self, missing: list[int], why: str) -> SyncError:
-        who = ", ".join(_title(rank, self.transport.num_receivers) for rank in missing)
+        size = self.transport.num_receivers
+        who = "missing: " + ", ".join(_title(rank, size) for rank in missing)
+        if not missing:
+            late = [_title(rank, size) for rank in self._late()]
+            who = f"all processes live, and {', '.join(late) or 'nobody'} did not take part"
         return SyncError(
-            f"the weights' broadcast failed at {_title(self.rank, self.transport.num_receivers)}: "
-            f"missing: {who or 'nobody, all processes live'} ({why}). Look at the engine's log; "
-            "sync.timeout_s is how long it may take."
+            f"the weights' broadcast failed at {_title(self.rank, size)}: {who} ({why}). Look at "
+            "the engine's log; sync.timeout_s is how long it may take."
         )
+
+    def _late(self) -> list[int]:
+        """Members that live, and have not come to the broadcast that this one is at."""
+        others = (rank for rank in range(self.transport.num_receivers + 1) if rank != self.rank)
+        return [rank for rank in others if _num_calls(self._place(rank)) < self._num_calls]
 
 
 class _Sending:
@@ -236,6 +255,13 @@ def _backend(transport: CollectiveTransport, rank: int) -> Any:
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=transport.host)]
     return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _num_calls(place: Path) -> int:
+    try:
+        return int(place.read_text() or 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def _remove_stale(folder: Path) -> None:

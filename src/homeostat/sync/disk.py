@@ -21,7 +21,7 @@ from torch import Tensor
 from homeostat.errors import SyncError
 from homeostat.observe.durable import write_atomically
 from homeostat.sync.bucket import Bucket
-from homeostat.sync.layout import entries_of, flat_bytes, grouped, verified
+from homeostat.sync.layout import Named, entries_of, flat_bytes, grouped, verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,20 @@ class DiskPacker:
         is_complete = False
         try:
             for index, named in enumerate(grouped(weights, bucket_bytes=self.bucket_bytes)):
-                entries = entries_of(named)
-                file = folder / f"{index:05d}.safetensors"
-                # Copied, for a file cannot hold two tensors that share memory.
-                tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named}
-                _write(file, {name: tensor.contiguous() for name, tensor in tensors.items()})
-                yield DiskBucket(entries, flat_bytes(entries), file)
+                yield self._bucket(folder / f"{index:05d}", named)
             is_complete = True
         finally:
             for stale in earlier.values() if is_complete else [folder]:
                 shutil.rmtree(stale, ignore_errors=True)
+
+    def _bucket(self, path: Path, named: Named) -> Bucket:
+        """Write the tensors to a file of this path, with a suffix of the format."""
+        entries = entries_of(named)
+        file = path.with_suffix(".safetensors")
+        # Copied, for a file cannot hold two tensors that share memory.
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named}
+        write_weights(file, save({name: one.contiguous() for name, one in tensors.items()}))
+        return DiskBucket(entries, flat_bytes(entries), file)
 
     def close(self) -> None:
         for folder in self._publications().values():
@@ -96,11 +100,12 @@ class DiskTransport:
         return DiskReceiver()
 
 
-def _write(file: Path, tensors: dict[str, Tensor]) -> None:
+def write_weights(file: Path, content: bytes) -> None:
+    """Write a file of weights. Raises SyncError if the disk is full, or may not be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         # A power cut ends sender and receivers alike: there is nothing to survive it for.
-        write_atomically(file, save(tensors), sync=False)
+        write_atomically(file, content, sync=False)
     except OSError as error:
         raise SyncError(
             f"weights cannot be written to {file.parent}: {error.strerror}. Free some space, or "

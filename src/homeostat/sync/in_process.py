@@ -1,7 +1,7 @@
 """Weights that need no journey: the engine computes with the trainer's own tensors.
 
-A bucket holds the tensor itself. Nothing is copied; receiving is the proof that the engine's tensor
-is the same memory, after which no byte can differ.
+A bucket holds the tensors themselves, all of them, because nothing is copied; receiving is the
+proof that the engine's tensors are the same memory, after which no byte can differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from homeostat.sync.layout import entries_of
 
 @dataclass(frozen=True, slots=True)
 class InProcessBucket(Bucket):
-    tensor: Tensor
+    tensors: tuple[Tensor, ...]
 
     def __reduce__(self) -> NoReturn:
         raise SyncError(
@@ -30,8 +30,10 @@ class InProcessBucket(Bucket):
 
 class InProcessPacker:
     def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
-        for name, tensor in weights:
-            yield InProcessBucket(entries_of([(name, tensor)]), tensor.nbytes, tensor)
+        named = list(weights)
+        tensors = tuple(tensor for _, tensor in named)
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        yield InProcessBucket(entries_of(named), num_bytes, tensors)
 
     def close(self) -> None:
         """There is nothing to give back."""
@@ -43,15 +45,16 @@ class InProcessReceiver:
 
     def unpack(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
         assert isinstance(bucket, InProcessBucket), bucket
-        (entry,) = bucket.entries
-        own = self.own.get(entry.name)
-        if own is None or not _same_memory(own, bucket.tensor):
-            have = "has no such tensor" if own is None else "has it in other memory"
-            raise SyncError(
-                f"{entry.describe()} is not shared: the engine {have}, and in_process copies "
-                "nothing. Set sync.transport.type to shared_memory, or leave sync.transport out."
-            )
-        yield entry.name, own
+        for entry, tensor in zip(bucket.entries, bucket.tensors, strict=True):
+            own = self.own.get(entry.name)
+            if own is None or not _same_memory(own, tensor):
+                have = "has no such tensor" if own is None else "has it in other memory"
+                raise SyncError(
+                    f"{entry.describe()} is not shared: the engine {have}, and in_process copies "
+                    "nothing. Set sync.transport.type to shared_memory, or leave sync.transport "
+                    "out."
+                )
+            yield entry.name, own
 
     def close(self) -> None:
         """There is nothing to give back."""

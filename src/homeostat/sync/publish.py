@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -19,7 +20,6 @@ from homeostat.sync.bucket import (
     Bucket,
     Manifest,
     Packer,
-    TensorEntry,
     Transport,
     entries_checksum,
 )
@@ -56,9 +56,33 @@ class WeightSink(Protocol):
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]: ...
 
 
+class StagingSink(Protocol):
+    """The part of an engine that takes weights while it samples."""
+
+    def stage(self, bucket: Bucket) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Weights that the engine holds and does not compute with yet."""
+
+    version: int
+    buckets: list[Bucket]
+    seconds: float
+
+
+class ScoreEach(Protocol):
+    """Returns what each of several engines scores."""
+
+    def __call__(
+        self, rows: Sequence[TokenRow], *, temperature: float
+    ) -> list[list[FloatArray]]: ...
+
+
 class Publisher:
     """Sends the weights of one policy by one transport. Without a `probe` nothing is verified but
-    what arrives. `through` gives a packer that sends them in another form."""
+    what arrives. `through` gives a packer that sends them in another form. `score_each` is for an
+    engine that is made of several: all of them have to serve the weights."""
 
     def __init__(
         self,
@@ -67,12 +91,32 @@ class Publisher:
         probe: Probe | None,
         policy_id: str = POLICY_ID,
         through: Callable[[Packer], Packer] | None = None,
+        score_each: ScoreEach | None = None,
     ) -> None:
         self.transport = transport
         self.probe = probe
         self.policy_id = policy_id
+        self.score_each = score_each
+        self._staged: Staged | None = None
         packer = transport.packer()
         self._packer = packer if through is None else through(packer)
+
+    def stage(self, source: WeightSource, engine: StagingSink, *, version: int) -> None:
+        """Send the weights while the engine goes on sampling; `publish` of this version then only
+        puts them in place. Raises SyncError if they did not arrive."""
+        self._staged = None
+        started = time.perf_counter()
+        buckets: list[Bucket] = []
+        try:
+            for bucket in source.weight_buckets(self._packer):
+                engine.stage(bucket)
+                buckets.append(bucket)
+        except (HomeostatError, RuntimeError, OSError) as error:
+            raise SyncError(
+                f"version {version} was not sent by {self.transport.name} while the engine "
+                f"sampled: {error}"
+            ) from error
+        self._staged = Staged(version, buckets, time.perf_counter() - started)
 
     def publish(
         self,
@@ -93,7 +137,9 @@ class Publisher:
         on_ended(engine.begin_update(quiesce, policy_id=self.policy_id))
         started = time.perf_counter()
         try:
-            entries = self._send(source, engine)
+            staged, self._staged = self._staged, None
+            is_staged = staged is not None and staged.version == version
+            buckets = staged.buckets if staged and is_staged else self._send(source, engine)
             engine.commit(version, policy_id=self.policy_id)
         except (HomeostatError, RuntimeError, OSError) as error:
             raise SyncError(
@@ -101,6 +147,7 @@ class Publisher:
                 f"engine was left without commit, between version {base} and {version}: it must "
                 "be closed."
             ) from error
+        entries = [entry for bucket in buckets for entry in bucket.entries]
         manifest = Manifest(
             policy_id=self.policy_id,
             version=version,
@@ -110,6 +157,9 @@ class Publisher:
             num_tensors=len(entries),
             num_bytes=sum(entry.num_bytes for entry in entries),
             seconds=time.perf_counter() - started,
+            sent_bytes=sum(bucket.sent_bytes for bucket in buckets),
+            whole_because=next((one.whole_because for one in buckets), ""),
+            staged_seconds=staged.seconds if staged and is_staged else None,
         )
         self._verify(source, engine, manifest)
         return manifest
@@ -117,7 +167,7 @@ class Publisher:
     def close(self) -> None:
         self._packer.close()
 
-    def _send(self, source: WeightSource, engine: WeightSink) -> list[TensorEntry]:
+    def _send(self, source: WeightSource, engine: WeightSink) -> list[Bucket]:
         take = engine.apply
         if engine.capabilities.shares_weights:
             receiver = self.transport.receiver(0, 1)
@@ -125,11 +175,11 @@ class Publisher:
             def take(bucket: Bucket) -> None:
                 list(receiver.unpack(bucket))
 
-        entries: list[TensorEntry] = []
+        buckets: list[Bucket] = []
         for bucket in source.weight_buckets(self._packer):
             take(bucket)
-            entries += bucket.entries
-        return entries
+            buckets.append(bucket)
+        return buckets
 
     def _verify(self, source: WeightSource, engine: WeightSink, manifest: Manifest) -> None:
         if self.probe is None:
@@ -139,5 +189,6 @@ class Publisher:
         rows = self.probe.rows()
         temperature = self.probe.temperature
         trainer_logp = source.score(rows, temperature=temperature)
-        engine_logp = engine.score(rows, temperature=temperature)
-        require_served(manifest, self.probe, trainer_logp=trainer_logp, engine_logp=engine_logp)
+        each = self.score_each or (lambda rows, **how: [engine.score(rows, **how)])
+        for engine_logp in each(rows, temperature=temperature):
+            require_served(manifest, self.probe, trainer_logp=trainer_logp, engine_logp=engine_logp)

@@ -15,6 +15,7 @@ from homeostat.config.sync import (
     AnyTransport,
     CollectiveConfig,
     CudaIpcConfig,
+    DeltaConfig,
     DiskConfig,
     InProcessConfig,
     SharedMemoryConfig,
@@ -23,6 +24,7 @@ from homeostat.errors import SyncError
 from homeostat.sync.bucket import Transport
 from homeostat.sync.collective import PREFIX, CollectiveTransport
 from homeostat.sync.cuda_ipc import CudaIpcTransport
+from homeostat.sync.delta import DeltaTransport
 from homeostat.sync.disk import DiskTransport
 from homeostat.sync.in_process import InProcessTransport
 from homeostat.sync.shared_memory import SharedMemoryTransport
@@ -49,6 +51,9 @@ def open_transport(
         case DiskConfig():
             place = folder if config.folder is None else Path(config.folder).resolve()
             return DiskTransport(place, prefix, config.bucket_bytes)
+        case DeltaConfig():
+            place = folder if config.folder is None else Path(config.folder).resolve()
+            return DeltaTransport(place, prefix, config.bucket_bytes, secrets.token_hex(4))
         case CollectiveConfig():
             meeting = folder / f"{PREFIX}{secrets.token_hex(4)}"
             return CollectiveTransport(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from homeostat.algorithms.value import value_spec
+from homeostat.config.cluster import FsdpBackend
 from homeostat.config.optimizer import AnyOptimizer
 from homeostat.config.parts import TrainerSetup
 from homeostat.config.rollout import AdapterOffReference, InitialReference
@@ -33,7 +34,9 @@ from homeostat.train.build import copies_features, critic_lora
 from homeostat.train.forward import Forward
 from homeostat.train.optim_memory import optimizer_bytes
 from homeostat.train.precision import copy_bytes
+from homeostat.train.rank_memory import rank_bytes
 from homeostat.train.runtime import Runtime
+from homeostat.train.sequence.memory import exchanged_bytes, share_of
 from homeostat.types import LossSpec, TrainBatch
 
 
@@ -50,7 +53,8 @@ class UpdateMemory:
     critic: int = 0
     # Of each part of a micro-batch that is computed at one time (train/lanes.py).
     lanes: int = 0
-    # What is offloaded to host memory: the optimizer's state and masters; experts with all of it.
+    # What is offloaded to host memory: the optimizer's state and masters; experts, or all weights,
+    # with all of it. Of all ranks on the host together.
     host: int = 0
 
     @property
@@ -65,7 +69,7 @@ class UpdateMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """Bytes of one trained model, over all ranks, and the work of a micro-batch of it."""
+    """Bytes of one trained model on one rank, and the work of a micro-batch of it."""
 
     weights: int
     optimizer: int
@@ -82,7 +86,11 @@ class _Trained:
 def estimate_update(
     config: TrainerSetup, runtime: Runtime, batch: TrainBatch, loss: LossSpec
 ) -> UpdateMemory:
-    """For an update by `loss` whose largest micro-batch is `batch`, on one of the ranks."""
+    """For an update by `loss` whose largest micro-batch is `batch`, on one of the ranks.
+
+    Ranks that share a micro-batch have a part of it each.
+    """
+    batch = share_of(batch, config.trainer.backend.ranks_per_micro_batch)
     how = {
         "dtype": runtime.dtype,
         "kernel": _kernel(config, runtime),
@@ -102,17 +110,22 @@ def estimate_update(
         critic = _trained(config, runtime, model, _value_batch(batch), spec, **how_trained)
     shards, slots = config.mesh.num_shards, _slot_bytes(config, shape)
     here, offloaded = _placed(config, shape)
+    away = policy.host + (0 if critic is None else critic.host)
     return UpdateMemory(
-        weights=policy.weights // shards,
-        optimizer=policy.optimizer // shards,
-        gradients=policy.gradients // shards,
+        weights=policy.weights,
+        optimizer=policy.optimizer,
+        gradients=policy.gradients,
         reference=_reference_bytes(config, here, slots=slots) // shards,
-        critic=0 if critic is None else critic.held // shards,
-        work=max(policy.work, 0 if critic is None else critic.work),
+        critic=0 if critic is None else critic.held,
+        work=max(policy.work, 0 if critic is None else critic.work)
+        + exchanged_bytes(
+            shape.config,
+            config.mesh,
+            num_tokens=batch.num_tokens,
+            item_bytes=runtime.dtype.itemsize,
+        ),
         lanes=runtime.lanes * policy.num_trained * 4 if runtime.lanes > 1 else 0,
-        host=policy.host
-        + (0 if critic is None else critic.host)
-        + _reference_bytes(config, offloaded),
+        host=(away + _reference_bytes(config, offloaded) // shards) * config.cluster.ranks_per_host,
     )
 
 
@@ -126,6 +139,8 @@ def _trained(
     optimizer: AnyOptimizer,
 ) -> _Trained:
     """Moments, and below fp32 the masters and the gradients that are summed for them."""
+    if isinstance(config.trainer.backend, FsdpBackend):
+        return _trained_on_ranks(config, runtime, shape, batch, spec, optimizer=optimizer)
     here, offloaded = _placed(config, shape)
     is_low = runtime.dtype != torch.float32
     # Those of fp32 parameters stay where autograd leaves them, unless that is host memory.
@@ -144,6 +159,33 @@ def _trained(
     )
 
 
+def _trained_on_ranks(
+    config: TrainerSetup,
+    runtime: Runtime,
+    shape: ShapeDecoder,
+    batch: TrainBatch,
+    spec: LossSpec,
+    *,
+    optimizer: AnyOptimizer,
+) -> _Trained:
+    """One rank's share, and the layers that it gathers."""
+    backend = config.trainer.backend
+    assert isinstance(backend, FsdpBackend), backend
+    # Of an optimizer in host memory only its buffers are on the device.
+    state = optimizer_bytes(optimizer, shape.named_parameters(), config.trainer, ())
+    held = rank_bytes(shape, backend, config.mesh, buffers=state.device)
+    # A layer's gradients are dealt out to the ranks as soon as they are there.
+    freed = set(shape.parameters())
+    return _Trained(
+        weights=held.weights,
+        optimizer=held.moments,
+        gradients=held.gradients,
+        work=max(_work(config, runtime, shape, batch, spec, freed=freed), state.work),
+        num_trained=held.num_trained,
+        host=held.host,
+    )
+
+
 def _value_batch(batch: TrainBatch) -> TrainBatch:
     """The batch with the columns that a critic's loss reads."""
     empty_N = np.zeros(batch.num_tokens, dtype=np.float32)
@@ -158,12 +200,17 @@ def _placed(config: TrainerSetup, shape: ShapeDecoder) -> tuple[list[Tensor], se
 
 def _slot_bytes(config: TrainerSetup, shape: ShapeDecoder) -> int:
     """Return the bytes of the device's slots for weights in host memory."""
+    if config.trainer.backend.type == "fsdp":
+        return 0
     return slot_bytes(_streamed(config, shape))
 
 
 def _streamed(config: TrainerSetup, shape: ShapeDecoder) -> list[list[Tensor]]:
     """Return the parameters that are in host memory, by the layers that are streamed."""
     on_host = config.trainer.backend.on_host
+    if on_host == "layers" and config.trainer.backend.type == "fsdp":
+        # Ranks gather their layers in other memory (train/rank_memory.py).
+        return [list(shape.parameters())]
     if on_host == "layers":
         return [[found[2] for found in layer_matrices(layer)] for layer in shape.layers]
     blocks = shape.moe_blocks if on_host == "experts" else []

@@ -36,7 +36,7 @@ def move_biases(
     """Move every bias one step, of which a rank takes the rows that it holds."""
     for bias, load_E in zip(biases.values(), load_LE, strict=True):
         step_E = torch.from_numpy(np.sign(load_E.mean() - load_E) * rate)
-        rows = shards.rows(shards.part(bias), bias.shape)
+        rows = shards.rows(shards.part(bias), bias)
         mine = slice(rows.start, rows.start + len(rows.tensor))
         rows.tensor.add_(step_E[mine].to(rows.tensor))
 

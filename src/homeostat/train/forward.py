@@ -8,7 +8,7 @@ The loss is found by its name (`algorithms/losses.py`), and gets the columns tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,9 +34,12 @@ from homeostat.ops.kept_sets import KeptSets
 from homeostat.ops.linear import Numerics
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
+from homeostat.train.hidden import Hidden, of_all_tokens
 from homeostat.train.reducers import REDUCERS, TokenPlaces
 from homeostat.train.replay import replay_sums, replayed_columns, replaying
 from homeostat.train.runtime import Runtime
+from homeostat.train.sequence.hidden import PartHidden, WholePass, part_hidden
+from homeostat.train.sequence.links import SequenceLinks
 from homeostat.types import Computed, FloatArray, IntArray, LossSpec, Outputs, TrainBatch
 
 
@@ -57,6 +60,8 @@ class TokenScores:
     value_M: Tensor | None = None
     value_B: Tensor | None = None
     routing: Routing | None = None
+    # From a sum over tokens that this rank computed to that over all of the batch.
+    total: Callable[[Tensor], Tensor] = lambda value: value
 
     @property
     def head_M(self) -> Tensor:
@@ -87,34 +92,30 @@ class OnDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
-    """Hidden states after the final norm. `place_N` says which of them is a token's; None: its own.
-
-    `shared_N` says the same of the states of inner layers.
-    """
-
-    state_XD: Tensor
-    place_N: Tensor | None = None
-    shared_N: Tensor | None = None
-
-    def at(self, index_M: Tensor) -> Tensor:
-        """Return the states of tokens."""
-        return self.state_XD[index_M if self.place_N is None else self.place_N[index_M]]
-
-
-@dataclass(frozen=True, slots=True)
 class Forward:
-    """Computes micro-batches with a role's model. `has_dropout`: its adapter has dropout."""
+    """Computes micro-batches with a role's model. `has_dropout`: its adapter has dropout.
+
+    `links` lead to the ranks that share this rank's micro-batches; None if it has them alone.
+    """
 
     config: TrainerConfig
     runtime: Runtime
     seed: int
     has_dropout: bool
+    links: SequenceLinks | None = None
 
     @classmethod
-    def of(cls, model: Model, config: TrainerConfig, *, runtime: Runtime, seed: int) -> Forward:
+    def of(
+        cls,
+        model: Model,
+        config: TrainerConfig,
+        *,
+        runtime: Runtime,
+        seed: int,
+        links: SequenceLinks | None = None,
+    ) -> Forward:
         has_dropout = any(module.rate > 0 for _, module in lora_modules(model))
-        return cls(config, runtime, seed, has_dropout)
+        return cls(config, runtime, seed, has_dropout, links)
 
     def outputs(self, model: Model, batch: TrainBatch, outputs: Outputs) -> OnDevice:
         """Compute what is asked for, and no more. There is no dropout."""
@@ -123,7 +124,7 @@ class Forward:
         tokens_N = self._send(batch.tokens_N)
         routing, routes = self._routing(model, batch, watch)
         hidden = self._hidden(model, batch, tokens_N, routing, alike=routes, states=states)
-        load_LE = None if watch is None else watch.load()
+        load_LE = None if watch is None else hidden.total(watch.load())
         scores = None
         if outputs.logp or outputs.entropy or outputs.value:
             entropy = EntropyNeed.VALUE if outputs.entropy else EntropyNeed.NONE
@@ -132,8 +133,9 @@ class Forward:
             )
         if states is None:
             return OnDevice(scores, {}, load_LE)
-        reduce, places = REDUCERS[outputs.reducer], self._places(batch, hidden.shared_N)
-        reduced = {layer: reduce(state, places) for layer, state in states.found().items()}
+        reduce, places = REDUCERS[outputs.reducer], self._places(batch, hidden)
+        found = states.found().items()
+        reduced = {layer: hidden.reduced(reduce, state, places) for layer, state in found}
         return OnDevice(scores, reduced, load_LE)
 
     def scores(
@@ -158,7 +160,7 @@ class Forward:
         scores = self._scores(
             model, batch, tokens_N, hidden, temperature=temperature, entropy=entropy
         )
-        return replace(scores, routing=routing)
+        return replace(scores, routing=routing, total=hidden.total)
 
     def loss(
         self, model: Model, batch: TrainBatch, spec: LossSpec, *, step: int
@@ -191,8 +193,9 @@ class Forward:
         )
         terms, routing = loss.terms(inputs, spec), scores.routing
         if routing is not None and routing.replayed_NLK is not None:
-            terms = replace(terms, sums={**terms.sums, **replay_sums(routing, batch)})
-        return scores, terms, None if watch is None else watch.found()
+            replayed = replay_sums(routing, batch, total=scores.total)
+            terms = replace(terms, sums={**terms.sums, **replayed})
+        return scores, terms, None if watch is None else scores.total(watch.found())
 
     def _routing(
         self, model: Model, batch: TrainBatch, watch: LoadWatch | None
@@ -218,7 +221,7 @@ class Forward:
         alike: Sequence[np.ndarray],
         dropout_step: int | None = None,
         states: HiddenStates | None = None,
-    ) -> Hidden:
+    ) -> Hidden | PartHidden:
         """Return the hidden states. `alike`: rows share a prompt only where these are equal."""
         positions_N = self._send(batch.positions_N)
         layout = PackedLayout.of(batch.lengths_B.tolist(), device=self.runtime.device)
@@ -226,68 +229,67 @@ class Forward:
         if not isinstance(model, Decoder):
             assert routing is None, "refused by config.combinations"
             how = {"dropout_keys_N": keys_N, "states": states}
-            return Hidden(model.hidden(tokens_N, positions_N, layout, **how))
+            return Hidden(model.hidden(tokens_N, positions_N, layout, **how), self._send)
         # Sharing computes a prompt once for all its rows, so that an expert's room is not taken by
         # copies.
         watch = None if routing is None else routing.load
         shares = keys_N is None and (watch is None or not watch.has_limit)
         sharing = self._sharing(model, batch, alike) if shares else None
-        hidden_ND = model.hidden(
-            tokens_N,
-            positions_N,
-            layout,
-            dropout_keys_N=keys_N,
-            sharing=sharing,
-            states=states,
-            routing=routing,
-        )
+        inputs = (tokens_N, positions_N)
+        how = {"dropout_keys_N": keys_N, "sharing": sharing, "states": states, "routing": routing}
+        if self.links is None:
+            hidden = of_all_tokens(model.hidden(*inputs, layout, **how), self._send, sharing)
+        else:
+            whole = WholePass(*inputs, lengths_B=batch.lengths_B, **how)
+            hidden = part_hidden(model, self.links, whole, send=self._send)
         if routing is not None and model.moe is not None:
             routing.finish_pass(len(model.moe.layers))
-        if sharing is None:
-            return Hidden(hidden_ND)
-        place_N = sharing.place_N if isinstance(sharing, Branches) else None
-        return Hidden(hidden_ND, place_N, shared_N=sharing.place_N)
+        return hidden
 
     def _scores(
         self,
         model: Model,
         batch: TrainBatch,
         tokens_N: Tensor,
-        hidden: Hidden,
+        hidden: Hidden | PartHidden,
         *,
         temperature: float,
         entropy: EntropyNeed,
     ) -> TokenScores:
-        index_M, row_of_M = map(self._send, predicted_positions(batch))
+        index, row_of = predicted_positions(batch)
+        index_M, row_of_M = self._send(index), self._send(row_of)
         head_1D = value_weight(model)
         if head_1D is not None:
-            last_B = self._send(np.cumsum(batch.lengths_B) - 1)
-            value_M, value_B = (values(hidden.at(i), head_1D) for i in (index_M - 1, last_B))
+            places = (index - 1, np.cumsum(batch.lengths_B) - 1)
+            value_M, value_B = (_values(hidden, head_1D, place) for place in places)
             return TokenScores(None, None, index_M, row_of_M, value_M, value_B)
         weight_VD, found = model.output_weight(), []
-        parts = self._by_temperature(batch, temperature)
-        for chosen, heat in parts:
-            chosen_M = self._send(chosen)
-            inputs = (hidden.at(chosen_M - 1), weight_VD, tokens_N[chosen_M])
-            kept = self._kept(batch, chosen, vocabulary=weight_VD.shape[0])
-            how = {"temperature": heat, "kept": kept, "numerics": model.numerics}
-            found.append(self._logprobs(inputs, entropy=entropy, **how))
-        logp, entropies = zip(*found, strict=True)
-        if len(found) == 1:
-            return TokenScores(logp[0], entropies[0], index_M, row_of_M)
-        # Back into the order of the tokens.
-        order_M = self._send(np.argsort(np.concatenate([chosen for chosen, _ in parts])))
-        entropy_M = None if entropy is EntropyNeed.NONE else torch.cat(entropies)[order_M]
-        return TokenScores(torch.cat(logp)[order_M], entropy_M, index_M, row_of_M)
+        for chosen, heat in self._by_temperature(batch, index, temperature):
+            mine = hidden.mine(chosen - 1) + 1
+            how = {"temperature": heat, "numerics": model.numerics, "entropy": entropy}
+            if self.links is not None and not len(mine):
+                # The head takes part all the same, with a gradient of zero: ranks reduce it.
+                inputs = (hidden.state_XD[:1], weight_VD, tokens_N[:1])
+                parts = self._logprobs(inputs, kept=None, **how)
+                found.append((mine, *(None if part is None else part[:0] for part in parts)))
+                continue
+            inputs = (hidden.at(mine - 1), weight_VD, tokens_N[self._send(mine)])
+            kept = self._kept(batch, mine, vocabulary=weight_VD.shape[0])
+            found.append((mine, *self._logprobs(inputs, kept=kept, **how)))
+        of, logp, entropies = zip(*found, strict=True)
+        of_M = np.concatenate(of)
+        entropy_M = None
+        if entropy is not EntropyNeed.NONE:
+            entropy_M = hidden.whole(torch.cat(entropies), of_M, index)
+        return TokenScores(hidden.whole(torch.cat(logp), of_M, index), entropy_M, index_M, row_of_M)
 
     def _by_temperature(
-        self, batch: TrainBatch, temperature: float
+        self, batch: TrainBatch, index_M: IntArray, temperature: float
     ) -> list[tuple[IntArray, float]]:
         """Return the places of the trained tokens by the temperature that they are scored at.
 
         It is that of sampling, except for tokens of the truth, which nobody sampled.
         """
-        index_M, _ = predicted_positions(batch)
         if TRUTH not in batch.columns or temperature == 1.0:
             return [(index_M, temperature)]
         is_truth_M = dense(batch.columns[TRUTH])[index_M] > 0
@@ -327,17 +329,16 @@ class Forward:
             return None
         return LoadWatch.of(model.moe, batch.lengths_B, loss=loss, device=self.runtime.device)
 
-    def _places(self, batch: TrainBatch, shared_N: Tensor | None) -> TokenPlaces:
+    def _places(self, batch: TrainBatch, hidden: Hidden | PartHidden) -> TokenPlaces:
         index_M, row_of_M, lengths_B = map(
             self._send, (*predicted_positions(batch), batch.lengths_B)
         )
-        own_N = torch.arange(batch.num_tokens, device=self.runtime.device)
-        return TokenPlaces(index_M, row_of_M, lengths_B, own_N if shared_N is None else shared_N)
+        return TokenPlaces(index_M, row_of_M, lengths_B, hidden.state_places(batch.num_tokens))
 
     def _sharing(
         self, model: Decoder, batch: TrainBatch, alike: Sequence[np.ndarray]
     ) -> SharedPrompts | Branches | None:
-        if not self.config.share_prompts or batch.num_rows < 2:
+        if not self.config.shares_prompts or batch.num_rows < 2:
             return None
         of_rows = (batch.tokens_N, batch.lengths_B, prompt_lengths(batch))
         how = {"device": self.runtime.device, "alike": alike}
@@ -357,6 +358,12 @@ class Forward:
         if self.runtime.pin_memory:
             tensor = tensor.pin_memory()
         return tensor.to(self.runtime.device, non_blocking=self.runtime.pin_memory)
+
+
+def _values(hidden: Hidden | PartHidden, head_1D: Tensor, place: IntArray) -> Tensor:
+    """Return the values of the states of tokens."""
+    mine = hidden.mine(place)
+    return hidden.whole(values(hidden.at(mine), head_1D), mine, place)
 
 
 def predicted_positions(batch: TrainBatch) -> tuple[np.ndarray, np.ndarray]:

@@ -167,15 +167,15 @@ def memory_ladder(config: TrainerSetup, *, longest_row: int, largest_batch: int 
     """
     trainer = config.trainer
     ladder: list[str] = []
-    smaller = max(config.longest_example, largest_batch // 2)
-    if trainer.packing and smaller < largest_batch:
+    ranks = trainer.backend.ranks_per_micro_batch
+    smaller = -(-max(config.longest_example, largest_batch // 2) // ranks)
+    if trainer.packing and smaller * ranks < largest_batch:
         ladder.append(f"trainer.max_tokens_per_device={smaller}  (same result)")
     if not trainer.gradient_checkpointing and config.model.implementation == "native":
         ladder.append("trainer.gradient_checkpointing=selective  (a little slower, same result)")
     if trainer.gradient_checkpointing is not True:
         ladder.append("trainer.gradient_checkpointing=true  (about a third slower, same result)")
-    is_local = trainer.backend.type == "local" and trainer.device != "cpu"
-    if is_local and not trainer.backend.offload_optimizer:
+    if trainer.device != "cpu" and not trainer.backend.offload_optimizer:
         ladder.append("trainer.backend.offload_optimizer=true  (on a GPU; slower, same result)")
     if trainer.logits_bytes("cpu") > 16 * 2**20:
         ladder.append("trainer.logits_chunk_bytes=16MiB  (same result)")
@@ -185,8 +185,16 @@ def memory_ladder(config: TrainerSetup, *, longest_row: int, largest_batch: int 
         ladder.append("trainer.optimizer.moments=8bit  (a quarter of the moments' memory)")
     if config.lora is None:
         ladder.append("lora.rank=16  (trains an adapter: no gradients or moments of the base)")
+    if trainer.backend.type == "fsdp" and trainer.device != "cpu":
+        away = "offload_optimizer=true and offload_params=true"
+        if not trainer.backend.offload_params:
+            ladder.append(f"trainer.backend: {away}  (on GPUs; the slowest, same result)")
     if trainer.backend.type == "fsdp":
         ladder.append("more cluster.processes  (a smaller share of the model on each)")
+        ladder.append(
+            f"trainer.backend.context_parallel_size={2 * trainer.backend.context_parallel_size}  "
+            "(half as many tokens of each row on a rank, same result)"
+        )
     ladder.append(f"data.max_length={max(2, longest_row // 2)}  (drops or cuts the longest rows)")
     ladder.append("a smaller model, or a device with more memory")
     return ladder

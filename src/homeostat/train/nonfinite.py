@@ -3,7 +3,7 @@
 The update that failed was not applied. It is replayed once, row by row, with every module's
 output and gradient watched and autograd's anomaly detection on, so that the answer names the rows,
 the module, and the direction (forward or backward). On several ranks all of them take part, and the
-first one's word counts: they must not go different ways.
+word of the first data group counts: they must not go different ways.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ class Replayed(Protocol):
 
 @dataclass(slots=True)
 class _Watch:
-    """The observations of the hooks, in order."""
+    """Modules with numbers that are not finite, by how many modules were computed before."""
 
-    forward: list[str] = field(default_factory=list)
-    backward: list[str] = field(default_factory=list)
+    forward: dict[int, str] = field(default_factory=dict)
+    backward: dict[int, str] = field(default_factory=dict)
+    num_forward: int = 0
+    num_backward: int = 0
 
 
 def trace(trainer: Replayed, state: RoleState, plan: StepPlan) -> tuple[list[TokenRow], Origin]:
@@ -104,12 +106,13 @@ def _origin_in(replay: Replay, batch: TrainBatch) -> Origin | None:
     # Hooks warn where a module's input is no float, and anomaly detection in many lines.
     with warnings.catch_warnings(action="ignore"), _watched(replay.state.model) as watch:
         scores_finite = replay.scores_finite(batch)
-        if modules := replay.shards.of_first(watch.forward):
-            return Origin("forward pass", modules[0])
+        if module := replay.first_module(watch.forward):
+            return Origin("forward pass", module)
         if not scores_finite:
             return Origin("forward pass", *_HEADS[replay.state.sheet.has_value_head])
         replay.accumulate(batch)
-    suspects = replay.shards.of_first(watch.backward) + replay.bad_gradients()
+    module = replay.first_module(watch.backward)
+    suspects = [module] * bool(module) + replay.bad_gradients()
     replay.discard()
     if not suspects:
         return None
@@ -117,8 +120,8 @@ def _origin_in(replay: Replay, batch: TrainBatch) -> Origin | None:
 
 
 class Replay:
-    """An update that failed, repeated batch by batch. Where there are several ranks, the first one
-    computes and the others take part."""
+    """An update that failed, repeated batch by batch. Where there are several ranks, the first data
+    group computes and the others take part."""
 
     def __init__(self, trainer: Replayed, state: RoleState, plan: StepPlan) -> None:
         self.trainer = trainer
@@ -176,8 +179,16 @@ class Replay:
         finally:
             self.discard()
 
+    def first_module(self, seen: dict[int, str]) -> str:
+        """Return the first module that a rank with the batch has seen; '' if none has.
+
+        Ranks that share a batch compute the same modules in the same order, for other tokens.
+        """
+        found = self.shards.gather(seen if self.shards.is_in_first_group else {})
+        return min((item for one in found for item in one.items()), default=(0, ""))[1]
+
     def _mine(self, batch: TrainBatch) -> TrainBatch | None:
-        return batch if self.shards.is_first else None
+        return batch if self.shards.is_in_first_group else None
 
     def _bad_anywhere(self, named: list[tuple[str, Tensor | None]]) -> list[str]:
         """Names, in order, of tensors that are not finite on some rank."""
@@ -212,7 +223,8 @@ def _forward_hook(watch: _Watch, name: str):
     def hook(module: nn.Module, args: tuple, output: object) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
         if not all(is_finite(part) for part in outputs if isinstance(part, Tensor)):
-            watch.forward.append(name)
+            watch.forward[watch.num_forward] = name
+        watch.num_forward += 1
 
     return hook
 
@@ -221,6 +233,7 @@ def _backward_hook(watch: _Watch, name: str):
     def hook(module: nn.Module, grad_input: Grads, grad_output: Grads) -> None:
         grads = [g for g in (*grad_output, *grad_input) if isinstance(g, Tensor)]
         if not all(map(is_finite, grads)):
-            watch.backward.append(name)
+            watch.backward[watch.num_backward] = name
+        watch.num_backward += 1
 
     return hook

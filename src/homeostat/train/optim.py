@@ -115,15 +115,20 @@ class MasterOptimizer:
         for name, part in parts:
             total = checksums([(name, part)])[name]
             found[name] = found[name] + total if name in found else total
-        return {name: found[name] for name in self.slots}
+        # A rank may hold no row of a tensor.
+        nothing = torch.zeros((), dtype=torch.int64, device=next(iter(found.values())).device)
+        return {name: found.get(name, nothing) for name in self.slots}
 
     def master_norms(self) -> Tensor:
         """Return the norm of each master, in order."""
         if self.host is None:
             return tensor_norms([slot.master for slot in self.slots.values()])
         squares: dict[str, list[Tensor]] = {name: [] for name in self.slots}
+        nothing = torch.zeros(())
         for name, part in self.host.masters():
             squares[name].append(torch.linalg.vector_norm(part.float()))
+            nothing = part.new_zeros((), dtype=torch.float32)
+        squares = {name: norms or [nothing] for name, norms in squares.items()}
         return stacked([torch.linalg.vector_norm(stacked(norms)) for norms in squares.values()])
 
     def write_back(self) -> None:

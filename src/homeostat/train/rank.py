@@ -102,7 +102,7 @@ class RankTrainer:
         """Compute what is asked for, for each batch that is this rank's."""
         state = self._state(role)
         require_outputs(outputs, role=role, sheet=state.sheet)
-        with self.shards.naming_memory(), torch.no_grad(), state.acting() as model:
+        with self.shards.naming_faults(), torch.no_grad(), state.acting() as model:
             model.eval()
             found = [state.forward.outputs(model, batch or _NOTHING, outputs) for batch in batches]
             model.train()
@@ -118,7 +118,7 @@ class RankTrainer:
         require_head(spec, has_value_head=state.sheet.has_value_head, role=role)
         require_columns(spec, batches)
         state.model.train()
-        with self.shards.naming_memory():
+        with self.shards.naming_faults():
             for batch in batches:
                 if batch is None:
                     self._take_part(state)
@@ -150,7 +150,7 @@ class RankTrainer:
         require_columns(spec, batches)
         found = []
         state.model.eval()
-        with self.shards.naming_memory():
+        with self.shards.naming_faults():
             for batch in batches:
                 if batch is None:
                     state.forward.scores(state.model, _NOTHING, temperature=1.0)
@@ -175,7 +175,7 @@ class RankTrainer:
 
     def apply(self, role: Role, *, step: int, learning_rate: float) -> UpdateReport:
         training = _training(self._state(role))
-        with self.shards.naming_memory():
+        with self.shards.naming_faults():
             share = self.pending(role)
             report = make_report(share, role=role, step=step, learning_rate=learning_rate)
             observed = training.observed
@@ -321,13 +321,12 @@ class RankTrainer:
         return self.roles[role]
 
     def _rows_of(self, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Rows]:
-        return {name: self.shards.rows(self.shards.computed(p), p.shape) for name, p in named}
+        return {name: self.shards.rows(self.shards.computed(p), p) for name, p in named}
 
     def _bias_rows(self, training: Training) -> dict[str, Rows]:
         """Rows of the expert biases that are moved: fp32, whatever is computed in."""
         return {
-            name: self.shards.rows(self.shards.part(p), p.shape)
-            for name, p in training.biases.items()
+            name: self.shards.rows(self.shards.part(p), p) for name, p in training.biases.items()
         }
 
     def _optimizer_rows(self, training: Training) -> dict[str, Rows]:
@@ -338,8 +337,10 @@ class RankTrainer:
             # blocks and factors are whole.
             name = key.partition(".")[2]
             is_part = tensor.ndim > 0 and tensor.shape == training.optimizer.params[name].shape
-            shape = training.params[name].shape if is_part else tensor.shape
-            found[key] = self.shards.rows(tensor, shape)
+            if is_part:
+                found[key] = self.shards.rows(tensor, training.params[name])
+            else:
+                found[key] = Rows(tensor, 0, tuple(tensor.shape))
         return found
 
     @cached_property

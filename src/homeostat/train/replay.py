@@ -128,8 +128,13 @@ def _stored_bytes(batch: TrainBatch) -> int:
     return sum(values.nbytes for values in stored if isinstance(values, Stored))
 
 
-def replay_sums(routing: Routing, batch: TrainBatch) -> dict[str, Tensor]:
-    """Return what a pass adds to the update's sums: tokens replayed, and routes compared."""
+def replay_sums(
+    routing: Routing, batch: TrainBatch, *, total: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """Return what a pass adds to the update's sums: tokens replayed, and routes compared.
+
+    `total` makes a sum over all tokens of the batch of one over those that were computed here.
+    """
     reads = routing.reads
     assert isinstance(reads.num_same, Tensor), "a pass that replays compares"
     assert isinstance(reads.num_compared, Tensor), "a pass that replays compares"
@@ -137,6 +142,6 @@ def replay_sums(routing: Routing, batch: TrainBatch) -> dict[str, Tensor]:
     return {
         "replay_tokens": count,
         "replay_replayed": count - batch.num_rows,
-        "replay_compared": reads.num_compared.float(),
-        "replay_same": reads.num_same.float(),
+        "replay_compared": total(reads.num_compared.float()),
+        "replay_same": total(reads.num_same.float()),
     }

@@ -10,6 +10,7 @@ import torch
 from homeostat.config.device_combinations import find_device_conflicts
 from homeostat.config.mesh import Mesh
 from homeostat.config.parts import TrainerSetup
+from homeostat.config.ray_cluster import RayCluster
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.errors import ConfigError, Problem
@@ -32,7 +33,9 @@ class Runtime:
     ranks_line: str = ""
 
     def describe(self) -> str:
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+        name = "CPU" if self.device.type == "cpu" else "GPUs of the cluster"
+        if self.device.type == "cuda" and torch.cuda.is_available():
+            name = torch.cuda.get_device_name(self.device)
         dtype = str(self.dtype).removeprefix("torch.")
         return "; ".join(filter(None, (f"{name}, {dtype}", self.cores_line, self.ranks_line)))
 
@@ -43,14 +46,16 @@ class Runtime:
 
 def resolve_device(config: RunConfig) -> torch.device:
     """Return the device of a run, which must be able to do what the whole recipe asks for."""
-    if problems := find_device_conflicts(config, device=_device_type(config.trainer)):
+    setup = config.for_trainer
+    if problems := find_device_conflicts(config, device=_device_type(setup)):
         raise ConfigError(problems)
-    return device_of(config.for_trainer)
+    return device_of(setup)
 
 
-def _device_type(trainer: TrainerConfig) -> str:
-    available = torch.cuda.is_available()
-    if trainer.device == "cuda" and not available:
+def _device_type(config: TrainerSetup) -> str:
+    trainer, available = config.trainer, torch.cuda.is_available()
+    # The controller's machine need not have the GPUs that Ray gives to the ranks.
+    if trainer.device == "cuda" and not available and not isinstance(config.cluster, RayCluster):
         why = "no CUDA device can be used here."
         raise ConfigError([Problem("trainer.device", why, "See `homeostat env`, or set cpu.")])
     is_gpu = trainer.device == "cuda" or (trainer.device == "auto" and available)
@@ -59,8 +64,9 @@ def _device_type(trainer: TrainerConfig) -> str:
 
 def device_of(config: TrainerSetup) -> torch.device:
     """Return the device of a trainer; the first GPU, if it is one."""
-    name = _device_type(config.trainer)
-    if name == "cuda" and config.mesh.world_size > torch.cuda.device_count():
+    name = _device_type(config)
+    are_here = not isinstance(config.cluster, RayCluster)
+    if name == "cuda" and are_here and config.mesh.world_size > torch.cuda.device_count():
         why = f"each rank has a GPU of its own, and there are {torch.cuda.device_count()}."
         raise ConfigError([Problem("cluster.processes", why, "Lower it.")])
     if name == "cuda" and config.model.numerics == "invariant" and find_spec("triton") is None:

@@ -5,28 +5,40 @@
 The ranks hold the model; here are only the calls, their deadlines, and the proof that all ranks
 did the same. Every rank gets every call that has a collective in it, with one call for a whole
 list of micro-batches (several, where recorded routes that are sent with them are large). A rank
-that fails leaves the others waiting for it, so the group is ended then: what was saved stays, and
-the same command resumes from there.
+that fails leaves the others waiting for it, so the group is ended then. Where the ranks are at
+fault, and not what they were asked to do (one died, hung, or lost the others), a TrainerLostError
+says so, with a report on a hang: `homeostat.api.train` then resumes from the last checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from homeostat.algorithms.losses import require_columns
-from homeostat.config.cluster import TorchrunCluster
 from homeostat.config.parts import ExportSettings, TrainerSetup
+from homeostat.config.ranks import RanksCluster
 from homeostat.data.dealing import deal, in_order, one_per_group
-from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMemoryError
+from homeostat.errors import (
+    HomeostatError,
+    LostRanksError,
+    OutOfMemoryHaltError,
+    TrainerLostError,
+    WorkerDiedError,
+    WorkerHungError,
+    WorkerOutOfMemoryError,
+)
 from homeostat.models.build import ModelSheet
+from homeostat.observe.timeline import OnSpan
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.memory import ladder_text
 from homeostat.train.replay import portions
 from homeostat.train.runtime import Runtime
+from homeostat.train.sequence.heads import require_heads_of
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Measured
 from homeostat.types import (
@@ -50,23 +62,39 @@ GRACE_SECONDS = 3.0
 CLOSE_SECONDS = 10.0
 
 
-def start_sharded(config: TrainerSetup, runtime: Runtime, *, log_file: Path) -> ShardedTrainer:
+def start_sharded(
+    config: TrainerSetup, runtime: Runtime, *, log_file: Path, on_span: OnSpan | None = None
+) -> ShardedTrainer:
     """Start the ranks and have each build its share of the model."""
     cluster = config.cluster
-    assert isinstance(cluster, TorchrunCluster), "combinations asks for it"
+    assert isinstance(cluster, RanksCluster), "combinations asks for it"
+    require_heads_of(config.model, config.mesh.sp)
     spec = GroupSpec(
         factory=FACTORY,
-        kwargs={"config": config, "threads": runtime.threads},
+        kwargs={"config": _on(config, runtime), "threads": runtime.threads},
         kind="trainer",
         name="trainer",
         log_file=log_file,
         size=config.mesh.world_size,
+        num_gpus=1 if runtime.device.type == "cuda" else 0,
         env={"OMP_NUM_THREADS": str(runtime.threads)},
+        on_span=on_span,
         start_timeout_s=cluster.start_timeout_s,
         close_timeout_s=CLOSE_SECONDS,
     )
-    group = open_group(cluster, spec)
+    try:
+        group = open_group(cluster, spec)
+    except WorkerOutOfMemoryError:
+        raise
+    except (WorkerDiedError, WorkerHungError, LostRanksError) as error:
+        raise TrainerLostError(f"the trainer's ranks did not start: {error}") from None
     return ShardedTrainer(group, config, runtime=runtime, timeout_s=cluster.timeout_s)
+
+
+def _on(config: TrainerSetup, runtime: Runtime) -> TrainerSetup:
+    """Name the controller's choice of a device, so that no rank chooses another one."""
+    trainer = config.trainer.model_copy(update={"device": runtime.device.type})
+    return replace(config, trainer=trainer)
 
 
 class ShardedTrainer:
@@ -208,6 +236,17 @@ class ShardedTrainer:
     ) -> list[Any]:
         try:
             return gather(pending, timeout_s=self.timeout_s)
+        except WorkerHungError as error:
+            report = self.group.report_hang()
+            self.group.abandon()
+            hint = "Where a call may take longer, raise cluster.timeout_s."
+            raise TrainerLostError("\n".join(filter(None, (str(error), report, hint)))) from None
+        except WorkerOutOfMemoryError:
+            # New ranks would run out of it again.
+            raise
+        except (WorkerDiedError, LostRanksError) as error:
+            self.group.abandon()
+            raise TrainerLostError(str(error)) from None
         except HomeostatError:
             _, waiting = wait([one.future for one in pending], timeout=grace_s)
             if waiting:

@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from homeostat.models.build import Model
 from homeostat.train.optim import MasterOptimizer
+from homeostat.train.sequence.links import SequenceLinks
 from homeostat.train.shards import Rows, write_whole
 from homeostat.train.update import UpdateShare
 
@@ -36,6 +36,16 @@ class Shards(Protocol):
     @property
     def is_first(self) -> bool:
         """True if this rank computes and writes what only one of them should."""
+        ...
+
+    @property
+    def is_in_first_group(self) -> bool:
+        """True if this rank works on the first rank's micro-batches: with it, or as it."""
+        ...
+
+    @property
+    def links(self) -> SequenceLinks | None:
+        """The ranks that share this one's micro-batches; None if it has them alone."""
         ...
 
     @property
@@ -59,8 +69,8 @@ class Shards(Protocol):
         """All of a parameter in the compute dtype (all)."""
         ...
 
-    def rows(self, tensor: Tensor, shape: torch.Size) -> Rows:
-        """This rank's part of a tensor of that shape, with its place in the whole."""
+    def rows(self, tensor: Tensor, parameter: Tensor) -> Rows:
+        """This rank's part of a parameter, or of its moments, with its place in the whole."""
         ...
 
     def masters(self, optimizer: MasterOptimizer) -> Mapping[str, Tensor]:
@@ -95,7 +105,7 @@ class Shards(Protocol):
         """Write this rank's part of a group of tensors."""
         ...
 
-    def naming_memory(self) -> AbstractContextManager[None]:
+    def naming_faults(self) -> AbstractContextManager[None]:
         """Turn running out of memory into what the controller can tell."""
         ...
 
@@ -113,6 +123,8 @@ class Whole:
 
     is_alone = True
     is_first = True
+    is_in_first_group = True
+    links = None
     saves = True
 
     def owned(self, parameter: nn.Parameter) -> Tensor:
@@ -127,8 +139,8 @@ class Whole:
     def whole(self, parameter: Tensor) -> Tensor:
         return parameter.detach()
 
-    def rows(self, tensor: Tensor, shape: torch.Size) -> Rows:
-        return Rows(tensor, 0, tuple(shape))
+    def rows(self, tensor: Tensor, parameter: Tensor) -> Rows:
+        return Rows(tensor, 0, tuple(parameter.shape))
 
     def masters(self, optimizer: MasterOptimizer) -> Mapping[str, Tensor]:
         return {}
@@ -154,7 +166,7 @@ class Whole:
     def write(self, folder: Path, stem: str, group: Mapping[str, Rows]) -> None:
         write_whole(folder, stem, {name: rows.tensor for name, rows in group.items()})
 
-    def naming_memory(self) -> AbstractContextManager[None]:
+    def naming_faults(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def naming_disk(self) -> AbstractContextManager[None]:

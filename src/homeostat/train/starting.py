@@ -32,7 +32,7 @@ def role_state(
         role=role,
         model=module,
         sheet=model.loaded.sheet,
-        forward=Forward.of(module, config, runtime=runtime, seed=seed),
+        forward=Forward.of(module, config, runtime=runtime, seed=seed, links=shards.links),
         training=None if model.config is None else _start_training(model, model.config, **how),
         changes=model.changes,
         without_adapter=model.without_adapter,

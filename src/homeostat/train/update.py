@@ -78,7 +78,9 @@ def to_host(
     """By the one device-to-host copy of the whole update. `bias_max`: of the expert biases."""
     sums, maxima = reduce_stats([part.terms for part in done]) if done else ({}, {})
     loss = total_loss(done) if done else torch.zeros_like(grad_norm)
-    scalars = torch.stack([loss, grad_norm, *sums.values(), *maxima.values()])
+    # Offloaded gradients have their norm in host memory.
+    norm = grad_norm.to(loss.device)
+    scalars = torch.stack([loss, norm, *sums.values(), *maxima.values()])
     row_losses = [part.terms.row_losses_B for part in done]
     load = _total_load(done, bias_max)
     flat_load = scalars[:0] if load is None else load.flatten()

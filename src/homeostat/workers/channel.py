@@ -4,9 +4,9 @@
     Listener   where the processes of a group check in: an address that `dial` reaches, and a key
                that a caller must know
 
-Everything above this file speaks of these two alone, so that workers on another host are another
-Channel and Listener. Here is the one for this host: an AF_UNIX socket in a folder that only this
-user can enter, with a random key that both ends prove to know. Framing and the proof are
+Everything above this file speaks of these two alone. Processes of this host use an AF_UNIX socket
+in a folder that only this user can enter; those of other hosts use TCP, without encryption, as
+torch.distributed and Ray do. Both ends prove to know a random key. Framing and the proof are
 multiprocessing's own.
 
 A message is bytes; what it means is packed by wire.py. One thread may send while another receives.
@@ -26,6 +26,12 @@ from typing import Protocol
 
 # How long a caller may take to prove that it knows the key.
 PROOF_SECONDS = 5.0
+# How long a listener on another host may take to take a call.
+DIAL_SECONDS = 30.0
+# Addresses that begin so are of a TcpListener.
+TCP = "tcp://"
+# A host that is gone says nothing: these find out within a minute, in seconds and numbers of tries.
+KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
 
 
 class ChannelClosedError(ConnectionError):
@@ -69,7 +75,16 @@ class Listener(Protocol):
 
 def dial(address: str, key: bytes) -> Channel:
     """Reach a listener by its address. Raises OSError, or AuthenticationError for a wrong key."""
-    return SocketChannel(Client(address, "AF_UNIX", authkey=key))
+    if not address.startswith(TCP):
+        return SocketChannel(Client(address, "AF_UNIX", authkey=key))
+    host, _, port = address.removeprefix(TCP).rpartition(":")
+    caller = socket.create_connection((host, int(port)), timeout=DIAL_SECONDS)
+    caller.settimeout(None)
+    _keep_alive(caller)
+    connection = Connection(caller.detach())
+    answer_challenge(connection, key)
+    deliver_challenge(connection, key)
+    return SocketChannel(connection)
 
 
 class SocketChannel:
@@ -107,13 +122,7 @@ class SocketListener:
     def __init__(self, folder: Path, *, backlog: int) -> None:
         self.address = str(folder / "socket")
         self.key = secrets.token_bytes(32)
-        self._server = socket.socket(socket.AF_UNIX)
-        try:
-            self._server.bind(self.address)
-        except OSError:
-            self._server.close()
-            raise
-        self._server.listen(backlog)
+        self._server = _listening(socket.AF_UNIX, self.address, backlog=backlog)
 
     def accept(self, *, timeout_s: float) -> Channel | None:
         self._server.settimeout(timeout_s)
@@ -121,6 +130,8 @@ class SocketListener:
             caller, _ = self._server.accept()
         except TimeoutError:
             return None
+        if caller.family != socket.AF_UNIX:
+            _keep_alive(caller)
         connection = Connection(caller.detach())
         try:
             _limit_reads(connection, PROOF_SECONDS)
@@ -135,6 +146,37 @@ class SocketListener:
 
     def close(self) -> None:
         self._server.close()
+
+
+class TcpListener(SocketListener):
+    """A Listener for processes of other hosts, at an address of this one that they reach."""
+
+    def __init__(self, host: str, *, backlog: int) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._server = _listening(family, (host, 0), backlog=backlog)
+        self.address = f"{TCP}{host}:{self._server.getsockname()[1]}"
+        self.key = secrets.token_bytes(32)
+
+
+def _listening(family: int, address: str | tuple[str, int], *, backlog: int) -> socket.socket:
+    server = socket.socket(family)
+    try:
+        server.bind(address)
+    except OSError:
+        server.close()
+        raise
+    server.listen(backlog)
+    return server
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Learn of the end of a host that cannot say so; send small messages at once."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        # Linux has them all; elsewhere the system's own times hold.
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _limit_reads(connection: Connection, seconds: float | None) -> None:

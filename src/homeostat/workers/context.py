@@ -7,7 +7,9 @@ methods by name, and its `close()`, if it has one, at the end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from homeostat.workers.activity import ActivityRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +22,5 @@ class WorkerContext:
     group_name: str
     # Address on which the group meets; what the worker serves is bound to it.
     host: str
+    # What the worker does, for a report where it hangs. Calls are noted by whoever runs them.
+    record: ActivityRecord = field(default_factory=ActivityRecord, compare=False, repr=False)

@@ -14,11 +14,12 @@ was raised; anything else as a WorkerError with the traceback of the worker.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, Generic, Protocol, TypeVar
 
-from homeostat.errors import HomeostatError, WorkerError
+from homeostat.errors import HomeostatError, WorkerHungError
 from homeostat.workers.wire import unpack
 
 T = TypeVar("T")
@@ -33,6 +34,9 @@ class Pending(Generic[T]):
         self.group = group
         self.rank = rank
         self.method = method
+        # What the call is shown as in a timeline, and when it was made.
+        self.label = method
+        self.asked_at = time.monotonic()
         self.last_words = last_words
         # How long the last wait that was in vain took.
         self.overdue_s: float | None = None
@@ -53,7 +57,7 @@ class Pending(Generic[T]):
         self.future.set_exception(error)
 
     def result(self, *, timeout_s: float) -> T:
-        """Wait for the answer. A wait in vain is a WorkerError; one may ask again."""
+        """Wait for the answer. A wait in vain is a WorkerHungError; one may ask again."""
         return gather([self], timeout_s=timeout_s)[0]
 
     def value(self) -> T:
@@ -83,6 +87,18 @@ class WorkerGroup(Protocol):
         """Say what is wrong: which rank died of what, or owes an answer. None if nothing is."""
         ...
 
+    def report_hang(self) -> str:
+        """Look at workers that owe an answer from outside, while they hang.
+
+        Writes the stacks of all ranks to a file beside the log, and returns a summary: which rank
+        lags, in which call, and each rank's last collective. Empty if there is nothing to look at.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """End the workers without asking them: they hang."""
+        ...
+
     def close(self) -> None:
         """End the workers, in order if they let us. Idempotent."""
         ...
@@ -100,7 +116,7 @@ def gather(pending: Sequence[Pending[T]], *, timeout_s: float) -> list[T]:
         one.overdue_s = timeout_s
     if late:
         # Ranks do the same: the words of the first of them are enough.
-        raise WorkerError(describe_overdue(late) + late[0].last_words())
+        raise WorkerHungError(describe_overdue(late) + late[0].last_words())
     return [one.value() for one in pending]
 
 

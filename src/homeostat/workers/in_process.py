@@ -55,6 +55,13 @@ class InProcessGroup:
     def health(self) -> str | None:
         return None
 
+    def report_hang(self) -> str:
+        """Return nothing: a call runs in the caller, who cannot wait for it in vain."""
+        return ""
+
+    def abandon(self) -> None:
+        self.close()
+
     def close(self) -> None:
         if self._is_closed:
             return

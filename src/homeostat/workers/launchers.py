@@ -1,10 +1,12 @@
-"""Launch the processes of a group on this host. All of them run child.py.
+"""Launch the processes of a group on this host. All of them run child.py (CHILD).
 
     spawn      one process per rank, started by us
     torchrun   one torchrun, which starts one process per rank
 
 Under both, torch.distributed finds its rendezvous, at the ticket's host, in the environment. A
-launched process leads a separate session: ctrl-C in the terminal does not reach it.
+launched process leads a separate session: ctrl-C in the terminal does not reach it. The signals
+that a scheduler sends to every process of a job are blocked in it: torchrun would end its ranks
+before the controller has saved.
 """
 
 from __future__ import annotations
@@ -17,18 +19,30 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
-from homeostat.workers.child import Ticket
+from homeostat.workers.child import FOR_THE_CONTROLLER, Ticket
 
 # -P: a file of the working directory must not shadow a module. -u: no line is lost at the end.
 _PYTHON = (sys.executable, "-P", "-u", "-m")
-_CHILD = (*_PYTHON, "homeostat.workers.child")
+CHILD = (*_PYTHON, "homeostat.workers.child")
 END_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
+
+
+class Process(Protocol):
+    """A process that launches or guards workers, here or elsewhere; subprocess.Popen is one."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
 
 Launch = Callable[..., list[subprocess.Popen[bytes]]]
 
@@ -39,7 +53,7 @@ def spawn(ticket: Ticket, *, env: Mapping[str, str], folder: Path) -> list[subpr
     for rank in range(ticket.size):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared} if shared else {}
         mine = replace(ticket, rank=rank)
-        started.append(_start(_CHILD, mine, env={**place, **env}))
+        started.append(_start(CHILD, mine, env={**place, **env}))
     return started
 
 
@@ -50,23 +64,23 @@ def torchrun(
     command = (
         *(*_PYTHON, "torch.distributed.run", "--standalone", "--local-addr", ticket.host),
         *("--nproc-per-node", str(ticket.size), "--max-restarts", "0"),
-        *("--log-dir", str(folder / "torchrun"), "--no-python", *_CHILD),
+        *("--log-dir", str(folder / "torchrun"), "--no-python", *CHILD),
     )
     return [_start(command, ticket, env=env)]
 
 
-def end_launchers(launchers: Sequence[subprocess.Popen[bytes]], *, patience_s: float) -> None:
-    """Wait until they end by themselves; then SIGTERM, which torchrun passes on; then SIGKILL."""
-    for seconds, number in ((patience_s, signal.SIGTERM), (END_SECONDS, signal.SIGKILL)):
-        for process in _still_there(launchers, seconds):
-            process.send_signal(number)
+def end_launchers(launchers: Sequence[Process], *, patience_s: float) -> None:
+    """Wait until they end by themselves; then SIGKILL: other signals are blocked in them.
+
+    Workers that they leave behind end with their channel.
+    """
+    for process in _still_there(launchers, patience_s):
+        process.send_signal(signal.SIGKILL)
     for process in _still_there(launchers, END_SECONDS):
-        log.warning("process %d does not end after SIGKILL", process.pid)
+        log.warning("%s does not end after SIGKILL", process)
 
 
-def _still_there(
-    launchers: Sequence[subprocess.Popen[bytes]], timeout_s: float
-) -> list[subprocess.Popen[bytes]]:
+def _still_there(launchers: Sequence[Process], timeout_s: float) -> list[Process]:
     end = time.monotonic() + timeout_s
     for process in launchers:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -88,7 +102,7 @@ def _start(
     # The factory is found wherever the controller would find it, and homeostat too.
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     environment = {**os.environ, "PYTHONPATH": path, **env, **ticket.environment()}
-    with open(ticket.log_file, "ab") as output:
+    with open(ticket.log_file, "ab") as output, _blocked(FOR_THE_CONTROLLER):
         return subprocess.Popen(
             command,
             env=environment,
@@ -97,3 +111,13 @@ def _start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+@contextlib.contextmanager
+def _blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Block signals in this thread; a process that is started meanwhile inherits that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -5,22 +5,26 @@
 
 `ask` never waits for a worker that is busy, and answers are read whatever is being sent, so that
 full channels in both directions cannot block each other. Only its guardian reports how a rank
-ended, and only once.
+ended, and only once; before that it reports on what the rank is doing, when asked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from homeostat.errors import WorkerError
+from homeostat.observe.timeline import OnSpan
 from homeostat.workers.channel import Channel, ChannelClosedError
+from homeostat.workers.child import REPORT
 from homeostat.workers.group import Pending
 from homeostat.workers.hosting import Failure
 from homeostat.workers.log import WorkerLog
+from homeostat.workers.reports import WorkerReport
 from homeostat.workers.wire import pack, unpack
 
 
@@ -48,11 +52,14 @@ class RankLink:
         self._worker = worker
         self._guardian = guardian
         self.kill = kill
+        self._reports: SimpleQueue[WorkerReport] = SimpleQueue()
         self._outbox: SimpleQueue[tuple[bytes, bytes] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[int, Pending[Any]] = {}
         self._num_calls = 0
         self._refusal: WorkerError | None = None
+        self._last_answer_at = 0.0
+        self.on_span: OnSpan | None = None
 
     def start(self, *, on_end: Callable[[RankLink], None], hold_back: Callable[[], None]) -> None:
         """Start the threads. `hold_back` runs before a failure is reported: see ProcessGroup."""
@@ -98,6 +105,18 @@ class RankLink:
         with contextlib.suppress(ChannelClosedError):
             self._guardian.send(pack(number))
 
+    def ask_for_report(self) -> None:
+        """Ask the guardian what the worker is doing; `report` returns the answer."""
+        with contextlib.suppress(ChannelClosedError):
+            self._guardian.send(pack(REPORT))
+
+    def report(self, *, timeout_s: float) -> WorkerReport | None:
+        """Return the guardian's answer; None if it is dead, stuck or stopped."""
+        try:
+            return self._reports.get(timeout=timeout_s)
+        except Empty:
+            return None
+
     def hang_up(self) -> None:
         self._outbox.put(None)
 
@@ -125,15 +144,30 @@ class RankLink:
             pending = self._pending.pop(call_id, None)
         if pending is None:
             return
+        self._note_span(pending)
         if is_good:
             pending.settle_packed(body)
         else:
             failure: Failure = unpack(body)
             pending.fail(failure.error(f"{pending.group} rank {self.rank}: {pending.method!r}"))
 
+    def _note_span(self, pending: Pending[Any]) -> None:
+        """A worker begins a call when it has answered the one before."""
+        began, ended = max(pending.asked_at, self._last_answer_at), time.monotonic()
+        self._last_answer_at = ended
+        if self.on_span is not None:
+            row = f"{pending.group} {self.rank}"
+            self.on_span(row, pending.label.strip("()"), began=began, ended=ended)
+
     def _watch(self, on_end: Callable[[RankLink], None]) -> None:
         try:
-            self.exit_code = unpack(self._guardian.receive())
+            # A guardian on another machine sends the lines of the log, too.
+            while not isinstance(said := unpack(self._guardian.receive()), int):
+                if isinstance(said, bytes):
+                    self.log.append(said)
+                else:
+                    self._reports.put(said)
+            self.exit_code = said
         except ChannelClosedError:
             self.kill()
         self.ended.set()

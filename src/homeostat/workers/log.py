@@ -26,6 +26,11 @@ class WorkerLog:
     def begin_now(cls, file: Path, *, group_name: str) -> WorkerLog:
         return cls(file, group_name, file.stat().st_size if file.exists() else 0)
 
+    def append(self, lines: bytes) -> None:
+        """Add lines that were written on another machine. A full disk loses them, and no more."""
+        with contextlib.suppress(OSError), open(self.file, "ab", buffering=0) as file:
+            file.write(lines)
+
     def last_words(self, rank: int) -> str:
         """Return the last lines of a rank, or the launcher's if it wrote none; ready to append."""
         mine, anyones = f"[{self.group_name} {rank}] ", f"[{self.group_name} "

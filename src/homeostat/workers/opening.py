@@ -3,13 +3,16 @@
     open_group(config.cluster, GroupSpec(...)) -> WorkerGroup
 
 The cluster says what launches workers of that kind and on which address they meet; the group is
-driven in the same manner whatever that is. A new launcher is a name in `config.cluster.Launcher`,
-an entry here, and a shape in tests/contract/test_worker_group_contract.py.
+driven in the same manner whatever that is. A new launcher is a name in `config.ranks.Launcher`,
+an entry here, and a shape in tests/contract/test_worker_group_contract.py. A launcher that holds
+connections, as Ray's does, is an entry only while these are open (`launcher_opened`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from homeostat.config.cluster import AnyCluster, Launcher
@@ -30,4 +33,17 @@ LAUNCHERS: dict[Launcher, Open] = {
 
 def open_group(cluster: AnyCluster, spec: GroupSpec) -> WorkerGroup:
     """Start the workers of a group and have each build its object."""
-    return LAUNCHERS[cluster.launcher(spec.kind)](cluster, spec)
+    name = cluster.launcher(spec.kind)
+    assert name in LAUNCHERS, f"{spec.name}: nobody has opened the launcher {name!r}"
+    return LAUNCHERS[name](cluster, replace(spec, env={**cluster.env, **spec.env}))
+
+
+@contextmanager
+def launcher_opened(name: Launcher, open_with: Open) -> Iterator[None]:
+    """Have `open_group` use a launcher for the duration of the block."""
+    assert name not in LAUNCHERS, f"the launcher {name!r} is open already"
+    LAUNCHERS[name] = open_with
+    try:
+        yield
+    finally:
+        del LAUNCHERS[name]

@@ -1,6 +1,9 @@
-"""A group of worker processes of this host, started by any launcher, driven over channels.
+"""A group of worker processes, started by any launcher, driven over channels.
 
     open_processes -> launcher -> child.py x size -> reception -> "(start)" -> ProcessGroup
+
+`open_processes` is for processes of this host. Processes of other hosts are `Started` by somebody
+else, and driven in the same manner (`open_started`).
 
 A rank that dies fails all pending calls of the group, with a report, and ends the other ranks: they
 may be waiting for it in a collective. What has ended stays so; the remedy is a new group.
@@ -13,52 +16,84 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from homeostat.config.cluster import AnyCluster
-from homeostat.errors import WorkerDiedError, WorkerError, WorkerOutOfMemoryError
+from homeostat.errors import (
+    WorkerDiedError,
+    WorkerError,
+    WorkerHungError,
+    WorkerOutOfMemoryError,
+)
 from homeostat.observe.exits import describe_exit, is_death_of_memory, num_kernel_kills
 from homeostat.workers.child import Ticket
 from homeostat.workers.group import Pending, describe_overdue, gather
+from homeostat.workers.hang import report_hang
 from homeostat.workers.hosting import CLOSE, START
-from homeostat.workers.launchers import END_SECONDS, Launch, end_launchers
+from homeostat.workers.launchers import END_SECONDS, Launch, Process, end_launchers
 from homeostat.workers.link import RankLink
 from homeostat.workers.log import WorkerLog
-from homeostat.workers.reception import Reception
+from homeostat.workers.reception import Reception, kill_groups, listener_in
 from homeostat.workers.spec import GroupSpec
 from homeostat.workers.wire import pack
 
-TERM_SECONDS = 2.0
 KILL_SECONDS = 5.0
+# How long a guardian may take to report on its worker.
+REPORT_SECONDS = 8.0
 # How long the news of an exception waits for the news that another rank died.
 HOLD_BACK_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Workers that have checked in. `launchers` are watched; `release` gives back what they used.
+
+    `describe_end` says of the launcher at an index how it ended, given its exit code. `machines`
+    are those of the ranks, where a launcher chose them.
+    """
+
+    links: Sequence[RankLink]
+    launchers: Sequence[Process]
+    release: Callable[[], None]
+    describe_end: Callable[[int, int], str]
+    machines: Sequence[str] = ()
+
+
 def open_processes(cluster: AnyCluster, spec: GroupSpec, *, launch: Launch) -> ProcessGroup:
     """Start the workers of a group as processes of this host."""
+    return open_started(spec, partial(_launch, spec, launch, cluster.host))
+
+
+def open_started(spec: GroupSpec, begin: Callable[[WorkerLog], Started]) -> ProcessGroup:
+    """Have each worker that `begin` starts build its object."""
     end = time.monotonic() + spec.start_timeout_s
     bodies = [_pack_call((spec.factory,), kwargs) for kwargs in spec.kwargs_of_ranks()]
     spec.log_file.parent.mkdir(parents=True, exist_ok=True)
     worker_log = WorkerLog.begin_now(spec.log_file.absolute(), group_name=spec.name)
     with ExitStack() as undo:
-        links, launchers = _launch(spec, launch, host=cluster.host, log=worker_log)
-        group = ProcessGroup(links, launchers, log=worker_log, close_timeout_s=spec.close_timeout_s)
+        started = begin(worker_log)
+        group = ProcessGroup(started, log=worker_log, close_timeout_s=spec.close_timeout_s)
         undo.callback(group.abandon)
-        started = [link.ask(START, body) for link, body in zip(links, bodies, strict=True)]
-        gather(started, timeout_s=max(0.0, end - time.monotonic()))
+        for link in started.links:
+            link.on_span = spec.on_span
+        asked = [link.ask(START, body) for link, body in zip(started.links, bodies, strict=True)]
+        try:
+            gather(asked, timeout_s=max(0.0, end - time.monotonic()))
+        except WorkerHungError as error:
+            raise WorkerHungError(f"{error}\n{group.report_hang()}") from None
         undo.pop_all()
     return group
 
 
-def _launch(
-    spec: GroupSpec, launch: Launch, *, host: str, log: WorkerLog
-) -> tuple[list[RankLink], list[subprocess.Popen[bytes]]]:
+def _launch(spec: GroupSpec, launch: Launch, host: str, log: WorkerLog) -> Started:
     """Return processes that have checked in. The listener's folder is of no use after that."""
     launchers: list[subprocess.Popen[bytes]] = []
     with (
@@ -67,10 +102,11 @@ def _launch(
     ):
         # After the reception has closed, which is enough to end those who have checked in.
         undo.callback(end_launchers, launchers, patience_s=0.5)
-        with closing(Reception(Path(folder), size=spec.size, log=log)) as reception:
+        listener = listener_in(Path(folder), spec.name, size=spec.size)
+        with closing(Reception(listener, size=spec.size, log=log, kill=_kill_here)) as reception:
             ticket = Ticket(
-                address=reception.listener.address,
-                key=reception.listener.key.hex(),
+                address=listener.address,
+                key=listener.key.hex(),
                 group_name=spec.name,
                 size=spec.size,
                 host=host,
@@ -79,7 +115,19 @@ def _launch(
             launchers += launch(ticket, env=spec.env, folder=Path(folder))
             links = reception.links(launchers, timeout_s=spec.start_timeout_s)
         undo.pop_all()
-    return links, launchers
+    return Started(links, launchers, release=_nothing, describe_end=_describe_launcher)
+
+
+def _kill_here(rank: int, pids: tuple[int, int]) -> None:
+    kill_groups(pids)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _describe_launcher(index: int, code: int) -> str:
+    return f"the launcher of its workers {describe_exit(code)}."
 
 
 def _pack_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
@@ -89,18 +137,11 @@ def _pack_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
 class ProcessGroup:
     """A WorkerGroup of processes."""
 
-    def __init__(
-        self,
-        links: Sequence[RankLink],
-        launchers: Sequence[subprocess.Popen[bytes]],
-        *,
-        log: WorkerLog,
-        close_timeout_s: float,
-    ) -> None:
+    def __init__(self, started: Started, *, log: WorkerLog, close_timeout_s: float) -> None:
         self.name = log.group_name
-        self.size = len(links)
-        self._links = links
-        self._launchers = launchers
+        self.size = len(started.links)
+        self._links = started.links
+        self._started = started
         self._close_timeout_s = close_timeout_s
         self._lock = threading.Lock()
         self._ending = threading.Lock()
@@ -108,10 +149,10 @@ class ProcessGroup:
         self._report: WorkerError | None = None
         self._kernel_kills_before = num_kernel_kills()
         self._death = threading.Event()
-        for link in links:
+        for link in started.links:
             link.start(on_end=self._on_end, hold_back=self._hold_back)
-        for process in launchers:
-            threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+        for index, process in enumerate(started.launchers):
+            threading.Thread(target=self._watch, args=(index, process), daemon=True).start()
 
     def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Pending[Any]:
         assert 0 <= rank < self.size, f"{self.name} has {self.size} workers, no rank {rank}"
@@ -127,8 +168,18 @@ class ProcessGroup:
         late = [one for link in self._links for one in link.overdue()]
         return str(self._report) if self._report else describe_overdue(late) or None
 
+    def report_hang(self) -> str:
+        for link in self._links:
+            link.ask_for_report()
+        end = time.monotonic() + REPORT_SECONDS
+        reports = {
+            link.rank: link.report(timeout_s=max(0.0, end - time.monotonic()))
+            for link in self._links
+        }
+        return report_hang(self.name, reports, folder=self._links[0].log.file.parent)
+
     def close(self) -> None:
-        """Ask, with `close_timeout_s`; then SIGTERM; then SIGKILL."""
+        """Ask, with `close_timeout_s`; then SIGKILL: workers leave SIGTERM to their controller."""
         with self._lock:
             first, self._is_closed = not self._is_closed, True
         if not first:
@@ -175,12 +226,13 @@ class ProcessGroup:
         if self.size > 1:
             self._death.wait(HOLD_BACK_SECONDS)
 
-    def _watch(self, launcher: subprocess.Popen[bytes]) -> None:
+    def _watch(self, index: int, launcher: Process) -> None:
         """End the group with a launcher that was killed: its workers would be left behind."""
         code = launcher.wait()
         if not self._death.wait(HOLD_BACK_SECONDS):
-            end = f"{self.name}: the launcher of its workers {describe_exit(code)}."
-            self._die(WorkerDiedError(end))
+            end = f"{self.name}: {self._started.describe_end(index, code)}"
+            words = self._links[min(index, self.size - 1)].log.last_words(index)
+            self._die(WorkerDiedError(end + words))
 
     def _on_end(self, link: RankLink) -> None:
         report = self._report_of(link)
@@ -192,7 +244,9 @@ class ProcessGroup:
     def _report_of(self, link: RankLink) -> WorkerDiedError:
         """Describe how a rank ended, in the class of error that says why."""
         words = link.log.last_words(link.rank)
-        text = f"{self.name} rank {link.rank} {describe_exit(link.exit_code)}.{words}"
+        machines = self._started.machines
+        where = f" It ran on {machines[link.rank]}." if machines else ""
+        text = f"{self.name} rank {link.rank} {describe_exit(link.exit_code)}.{where}{words}"
         kills = num_kernel_kills() - self._kernel_kills_before
         if is_death_of_memory(link.exit_code, words, kernel_kills=kills):
             return WorkerOutOfMemoryError(text)
@@ -211,16 +265,16 @@ class ProcessGroup:
     def _end(self) -> None:
         """End all ranks. Callers come one at a time: the second finds it done."""
         with self._ending:
-            for seconds, number in ((TERM_SECONDS, signal.SIGTERM), (KILL_SECONDS, signal.SIGKILL)):
-                for link in self._links:
-                    if not link.ended.is_set():
-                        link.signal(number)
-                self._wait_for_ends(seconds)
+            for link in self._links:
+                if not link.ended.is_set():
+                    link.signal(signal.SIGKILL)
+            self._wait_for_ends(KILL_SECONDS)
             for link in self._links:
                 if not link.ended.is_set():
                     link.kill()
                 link.hang_up()
-            end_launchers(self._launchers, patience_s=END_SECONDS)
+            end_launchers(self._started.launchers, patience_s=END_SECONDS)
+            self._started.release()
 
     def _wait_for_ends(self, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s

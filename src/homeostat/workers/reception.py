@@ -1,7 +1,6 @@
 """Let the processes of a group check in: two channels for each rank, its worker's and guardian's.
 
-Processes that are launched on this host are watched while they start, and can be killed by their
-pid.
+What launched them is watched while they start.
 """
 
 from __future__ import annotations
@@ -9,23 +8,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from homeostat.errors import WorkerDiedError, WorkerError
 from homeostat.observe.exits import describe_exit
-from homeostat.workers.channel import Channel, SocketListener
+from homeostat.workers.channel import Channel, Listener, SocketListener
 from homeostat.workers.child import GUARDIAN, WORKER, exit_code_of_worker
+from homeostat.workers.launchers import Process
 from homeostat.workers.link import RankLink
 from homeostat.workers.log import WorkerLog
 from homeostat.workers.wire import Greeting
 
 GREETING_SECONDS = 5.0
 LOOK_ROUND_SECONDS = 0.1
+
+Kill = Callable[[int, tuple[int, int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +38,20 @@ class Arrival:
 
 
 class Reception:
-    """Open while a group starts. Channels that it took and did not hand out are closed with it."""
+    """Open while a group starts. Channels that it took and did not hand out are closed with it.
 
-    def __init__(self, folder: Path, *, size: int, log: WorkerLog) -> None:
+    `kill` kills the process groups of a rank's worker and guardian, wherever they are, by their
+    pids.
+    """
+
+    def __init__(self, listener: Listener, *, size: int, log: WorkerLog, kill: Kill) -> None:
+        self.listener = listener
         self._size = size
         self._log = log
+        self._kill = kill
         self._arrived: dict[tuple[str, int], Arrival] = {}
-        try:
-            self.listener = SocketListener(folder, backlog=2 * size)
-        except OSError as error:
-            raise WorkerError(
-                f"{log.group_name}: no socket can be made in {folder}: {error}. "
-                "Set TMPDIR to a short path on a local disk."
-            ) from error
 
-    def links(
-        self, launchers: Sequence[subprocess.Popen[bytes]], *, timeout_s: float
-    ) -> list[RankLink]:
+    def links(self, launchers: Sequence[Process], *, timeout_s: float) -> list[RankLink]:
         """Wait until every rank has checked in, worker and guardian."""
         end = time.monotonic() + timeout_s
         while absent := self._absent():
@@ -80,7 +78,7 @@ class Reception:
             rank,
             worker=worker.channel,
             guardian=guardian.channel,
-            kill=partial(_kill_groups, (worker.pid, guardian.pid)),
+            kill=partial(self._kill, rank, (worker.pid, guardian.pid)),
             log=self._log,
         )
 
@@ -88,7 +86,7 @@ class Reception:
         both = (WORKER, GUARDIAN)
         return [r for r in range(self._size) if any((p, r) not in self._arrived for p in both)]
 
-    def _look_after(self, launchers: Sequence[subprocess.Popen[bytes]], absent: int) -> None:
+    def _look_after(self, launchers: Sequence[Process], absent: int) -> None:
         for rank, process in enumerate(launchers):
             code = process.poll()
             if code is not None:
@@ -114,8 +112,19 @@ class Reception:
         self._arrived[greeting.part, greeting.rank] = Arrival(channel, greeting.pid)
 
 
-def _kill_groups(leaders: Iterable[int]) -> None:
-    """Kill the process groups that these processes lead."""
+def listener_in(folder: Path, name: str, *, size: int) -> SocketListener:
+    """Return where the processes of a group of this host check in. Raises WorkerError."""
+    try:
+        return SocketListener(folder, backlog=2 * size)
+    except OSError as error:
+        raise WorkerError(
+            f"{name}: no socket can be made in {folder}: {error}. "
+            "Set TMPDIR to a short path on a local disk."
+        ) from error
+
+
+def kill_groups(leaders: Iterable[int]) -> None:
+    """Kill the process groups that these processes of this host lead."""
     for pid in leaders:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.config.cluster import WorkerKind
+from homeostat.observe.timeline import OnSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +16,8 @@ class GroupSpec:
     """The workers of a group: what each of them builds, and how long that may take.
 
     Every rank calls `factory` (see context.py) with `kwargs` and, on top, its entry of `per_rank`.
-    `env` is added to the environment of their processes, whose output goes to `log_file`.
+    `env` is added to the environment of their processes, whose output goes to `log_file`. Each of
+    them uses `num_gpus` GPUs, which a launcher that places workers reserves.
     """
 
     factory: str
@@ -24,8 +26,11 @@ class GroupSpec:
     name: str
     log_file: Path
     size: int = 1
+    num_gpus: int = 0
     per_rank: Sequence[Mapping[str, Any]] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    # Called after each call: the worker's name ("trainer 0"), what it did, from when to when.
+    on_span: OnSpan | None = None
     start_timeout_s: float = 300.0
     close_timeout_s: float = 30.0
 

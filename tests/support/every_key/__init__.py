@@ -14,6 +14,7 @@ pytest.register_assert_rewrite(
             "preference",
             "rl_workshop",
             "rl_algorithm",
+            "rl_async",
             "rl_correction",
             "rl_ebft",
             "rl_sampling",

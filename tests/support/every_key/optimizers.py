@@ -135,14 +135,4 @@ CASES: dict[str, Case] = {
         refuses("trainer.backend.offload_params=true", "are updated from there"),
         layers_in_host_memory_give_the_same_bits,
     ),
-    "trainer.backend.offload_params (fsdp)": refuses(
-        "trainer.backend.offload_params=true",
-        "ranks split the weights",
-        base=("cluster={type: torchrun, processes: 1}", "trainer.backend={type: fsdp}"),
-    ),
-    "trainer.backend.offload_optimizer (fsdp)": refuses(
-        "trainer.backend.offload_optimizer=true",
-        "do not keep it in host memory yet",
-        base=("cluster={type: torchrun, processes: 1}", "trainer.backend={type: fsdp}"),
-    ),
 }

@@ -278,6 +278,9 @@ CASES: dict[str, Case] = {
     "observe.profiler.memory": shows(
         TRACED_ELSEWHERE, traces_memory, was=True, now=False, base=TRACED
     ),
+    "observe.timeline": shows(
+        "observe.timeline=false", has_file("trace/timeline.json"), was=True, now=False, same="bits"
+    ),
     "observe.row_losses": shows(
         "observe.row_losses=false", row_loss_steps, was=[1, 2, 3], now=[], same="bits"
     ),

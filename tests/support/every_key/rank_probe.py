@@ -1,12 +1,15 @@
-"""A rank that tells how often weights were gathered, in its log."""
+"""A rank that tells in its log how often weights were gathered, and what it keeps where."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
+from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 
+from homeostat.models.decoder import Decoder
 from homeostat.train.fsdp import make
 from homeostat.train.fsdp.trainer import FsdpTrainer
 from homeostat.types import LossSpec, Role, TrainBatch
@@ -23,8 +26,21 @@ class CountingTrainer(FsdpTrainer):
             super().accumulate(role, batches, spec, step=step)
         calls = {event.key: event.count for event in profiler.key_averages()}
         print(f"all-gathers: {calls.get('c10d::_allgather_base_', 0)}", flush=True)
+        print(f"all-to-alls: {calls.get('c10d::alltoall_base_', 0)}", flush=True)
+        state = self.roles[role]
+        assert state.training is not None
+        assert isinstance(state.model, Decoder)
+        group = fully_shard.state(state.model)._fsdp_param_group
+        print(f"streamed state: {state.training.optimizer.host is not None}", flush=True)
+        print(f"offloaded weights: {group.fsdp_params[0].offload_to_cpu}", flush=True)
 
 
 def make_trainer(context: WorkerContext, **kwargs: Any) -> FsdpTrainer:
     make.FsdpTrainer = CountingTrainer
+    return make.make_trainer(context, **kwargs)
+
+
+def make_telling_trainer(context: WorkerContext, **kwargs: Any) -> FsdpTrainer:
+    """Say which word the environment of the rank has."""
+    print(f"SOME_WORD is {os.environ.get('SOME_WORD')}", flush=True)
     return make.make_trainer(context, **kwargs)

@@ -110,6 +110,18 @@ class RareSync(Injector):
         raw["trainer"]["lr"] *= 2
 
 
+class TooFarAhead(Injector):
+    """Groups are sampled so many steps ahead of the trainer that their policy is long gone."""
+
+    name, family, onset = "too_far_ahead", Family.OFFPOLICY, FROM_START
+    expects = ("stale-policy", "train-infer-logprob-drift", "sync-interval-without-correction")
+    body, strength = OWN_PROCESS, (8.0, 14.0)
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["rollout"]["max_staleness"] = round(self.dose.strength)
+        raw["trainer"]["lr"] *= 2
+
+
 class BadPublication(Injector):
     """One publication arrives damaged, and the engine samples with it until the next."""
 
@@ -163,17 +175,18 @@ class EngineKilled(Injector):
 
 
 class EngineHung(Injector):
-    """The engine's process stops and no longer answers."""
+    """The engine's process stops and no longer answers, twice in a few steps."""
 
     name, family = "engine_hung", Family.GENERATION
-    expects = ("engine-step-timeout", "hang-after-weight-update")
-    body, onset, is_fatal = OWN_PROCESS, (5, 12), True
+    expects = ("engine-restarts", "engine-step-timeout")
+    body, onset = OWN_PROCESS, (5, 12)
+    cure, vital, stays = Cure.SAFE, "reward", True
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         raw["engine"]["stall_s"] = 4.0
 
     def before_step(self, step: int, parts: Any) -> None:
-        if self.strikes(step):
+        if step - self.dose.onset in (0, 3):
             for process in descendants("homeostat.workers.child"):
                 os.kill(process, signal.SIGSTOP)
 
@@ -206,6 +219,7 @@ FAULTS: tuple[type[Injector], ...] = (
     OtherCheckpoint,
     TemperatureMismatch,
     RareSync,
+    TooFarAhead,
     EngineKilled,
     EngineHung,
     SlowEngine,

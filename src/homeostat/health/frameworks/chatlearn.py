@@ -55,9 +55,9 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "trainer.backend.offload_optimizer": (
         "models.policy_trainer.free_gpu_memory.offload_optimizer_states",
     ),
-    "trainer.backend.context_parallel_size": (
+    "trainer.backend.context_parallel_size": ("models.policy_trainer.context_parallel_size",),
+    "trainer.backend.sequence_parallel_size": (
         "models.policy_trainer.ulysses_sequence_parallel_size",
-        "models.policy_trainer.context_parallel_size",
     ),
     "trainer.backend.tensor_parallel_size": ("models.policy_trainer.tensor_model_parallel_size",),
     "trainer.backend.pipeline_parallel_size": (

@@ -26,7 +26,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "trainer.zero_stage": ("zero_optimization.stage",),
     "trainer.backend.offload_params": ("zero_optimization.offload_param.device",),
     "trainer.backend.offload_optimizer": ("zero_optimization.offload_optimizer.device",),
-    "trainer.backend.context_parallel_size": ("sequence_parallel_size",),
+    "trainer.backend.sequence_parallel_size": ("sequence_parallel_size",),
     "cluster.processes": ("num_gpus", "--num_gpus"),
     "cluster.nodes": ("--num_nodes",),
 }

@@ -66,7 +66,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "trainer.zero_stage": ("--zero_stage",),
     "trainer.backend.offload_params": ("--fsdp_cpu_offload",),
     "trainer.backend.offload_optimizer": ("--adam_offload",),
-    "trainer.backend.context_parallel_size": ("--sp_size",),
+    "trainer.backend.sequence_parallel_size": ("--sp_size",),
     "trainer.precision": ("--bf16",),
     "algorithm.type": ("--advantage_estimator",),
     "algorithm.clip_low": ("--eps_clip",),

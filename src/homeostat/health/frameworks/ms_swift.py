@@ -32,7 +32,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "trainer.packing": ("--packing", "--padding_free"),
     "trainer.precision": ("--torch_dtype",),
     "trainer.backend.type": ("--deepspeed", "--fsdp"),
-    "trainer.backend.context_parallel_size": ("--sequence_parallel_size",),
+    "trainer.backend.sequence_parallel_size": ("--sequence_parallel_size",),
     "trainer.backend.offload_params": ("--offload_model",),
     "trainer.backend.offload_optimizer": ("--offload_optimizer",),
     "algorithm.type": ("--rlhf_type",),

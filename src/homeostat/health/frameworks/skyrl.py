@@ -53,7 +53,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "trainer.backend.type": ("trainer.strategy",),
     "trainer.backend.offload_params": ("trainer.policy.fsdp_config.cpu_offload",),
     "trainer.backend.reshard_after_forward": ("trainer.policy.fsdp_config.reshard_after_forward",),
-    "trainer.backend.context_parallel_size": ("trainer.policy.sequence_parallel_size",),
+    "trainer.backend.sequence_parallel_size": ("trainer.policy.sequence_parallel_size",),
     "trainer.gradient_checkpointing": ("trainer.gradient_checkpointing",),
     "trainer.packing": ("trainer.remove_microbatch_padding", "trainer.use_sample_packing"),
     "trainer.epochs": ("trainer.epochs",),

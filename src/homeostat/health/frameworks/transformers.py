@@ -67,9 +67,18 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "checkpoint.resume": ("resume_from_checkpoint",),
     "observe.log_interval": ("logging_steps",),
     "cluster.timeout_s": ("ddp_timeout",),
+    "runs_dir": ("output_dir",),
+    "observe.sinks": ("report_to",),
+    "trainer.schedule.min_lr_share": (
+        "lr_scheduler_kwargs.min_lr_rate",
+        "cosine_min_lr_ratio",
+    ),
     "lora.rank": ("lora_r", "lora_rank", "r", "peft.r", "lora.r"),
     "lora.alpha": ("lora_alpha", "peft.lora_alpha"),
     "lora.dropout": ("lora_dropout", "peft.lora_dropout"),
+    "lora.rslora": ("use_rslora", "peft_use_rslora"),
+    "lora.dora": ("use_dora", "peft_use_dora"),
+    "model.double_quantization": ("bnb_4bit_use_double_quant", "double_quantization"),
     "lora.targets": ("lora_target_modules", "target_modules"),
 }
 # A switch that is on means one of our values.

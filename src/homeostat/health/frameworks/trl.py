@@ -135,6 +135,12 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "rewards.weights": ("reward_weights",),
     "critic.clip": ("cliprange_value",),
     "critic.gae_lambda": ("lam",),
+    "data.train.path": ("dataset_name", "datasets[].path"),
+    "data.train.split": ("dataset_train_split", "datasets[].split"),
+    "data.train.prompt_column": ("dataset_prompt_column",),
+    "data.train.text_column": ("dataset_text_field",),
+    "data.train.system": ("system_prompt",),
+    "lora.enabled": ("use_peft",),
     "model.moe.aux_loss_coefficient": ("router_aux_loss_coef",),
     "observe.completions.max_per_step": ("log_completions", "num_completions_to_print"),
 }

@@ -81,9 +81,36 @@ METRICS: tuple[MetricInfo, ...] = (
     ),
     MetricInfo("time/train", "s", MEAN, "Time spent on the updates of a step."),
     MetricInfo(
+        "time/wait_groups",
+        "s",
+        MEAN,
+        "Time that the trainer waited for the groups of a step to be sampled and scored "
+        "(rollout.max_staleness).",
+    ),
+    MetricInfo(
+        "time/engine_idle",
+        "s",
+        MEAN,
+        "Time of a step in which the engine sampled nothing (rollout.max_staleness).",
+    ),
+    MetricInfo(
         "sync/seconds", "s", MEAN, "Duration of a publication of the weights to the engine."
     ),
+    MetricInfo(
+        "sync/staged_seconds",
+        "s",
+        MEAN,
+        "Time for which weights were sent while the engine went on sampling (sync.overlap); it is "
+        "not part of sync/seconds.",
+    ),
     MetricInfo("sync/bytes", "bytes", LAST, "Size of the published weights."),
+    MetricInfo(
+        "sync/sent_bytes",
+        "bytes",
+        LAST,
+        "Bytes of a publication that travelled to each engine: less than sync/bytes if only "
+        "differences are sent.",
+    ),
     MetricInfo("sync/version", "", LAST, "Step whose weights were published last."),
     MetricInfo("engine/tokens_per_s", "tokens/s", MEAN, "Number of new tokens sampled per second."),
     MetricInfo(

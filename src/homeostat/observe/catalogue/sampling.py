@@ -129,6 +129,13 @@ METRICS: tuple[MetricInfo, ...] = (
     ),
     MetricInfo("stale/updates/max", "updates", MAX, "Largest number of such updates."),
     MetricInfo(
+        "stale/mixed_share",
+        "share",
+        MEAN,
+        "Share of the completions whose tokens were sampled by more than one version of the "
+        "policy (rollout.partial).",
+    ),
+    MetricInfo(
         "correction/factor_mean",
         "",
         MEAN,
@@ -192,6 +199,19 @@ METRICS: tuple[MetricInfo, ...] = (
         "Number of distinct completion texts, as a share of all completions.",
     ),
     MetricInfo("rollout/rounds", "rounds", SUM, "Number of sampling rounds."),
+    MetricInfo(
+        "rollout/buffer_groups",
+        "groups",
+        MEAN,
+        "Number of sampled groups that wait to be trained on when a step begins "
+        "(rollout.max_staleness).",
+    ),
+    MetricInfo(
+        "rollout/groups_in_flight",
+        "groups",
+        MEAN,
+        "Number of admitted groups that are not sampled yet when a step begins.",
+    ),
     MetricInfo(
         "rollout/replayed_rounds",
         "rounds",

@@ -20,6 +20,7 @@ _MARKERS: dict[str, Literal["trouble", "break", "notch"]] = {
     "oom_retry": "trouble",
     "checkpoint_failed": "trouble",
     "engine_restarted": "trouble",
+    "trainer_restarted": "trouble",
     "logprobs_off": "trouble",
     "run_failed": "trouble",
     "run_resumed": "break",

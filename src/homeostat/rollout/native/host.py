@@ -10,25 +10,28 @@ so, the adapter alone, over the same frozen weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from homeostat.config.fp8 import Fp8Config
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.data.tokenizer import load_tokenizer
-from homeostat.errors import SyncError
+from homeostat.errors import EngineError, SyncError
 from homeostat.models.build import load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.hub_names import hub_tensors
 from homeostat.models.lora import adapter_state
 from homeostat.precision.bases import base_rewrite
+from homeostat.rollout.engine import Request
+from homeostat.rollout.lifecycle import BROKEN
 from homeostat.rollout.native.engine import NativeEngine
-from homeostat.types import POLICY_ID
+from homeostat.types import POLICY_ID, Completion
 from homeostat.workers.context import WorkerContext
 
 if TYPE_CHECKING:
@@ -92,7 +95,7 @@ class OwnWeightsEngine(NativeEngine):
 
     def __init__(self, model: Decoder, config: NativeEngineConfig, **place: Any) -> None:
         super().__init__(model, config, **place)
-        self.capabilities = replace(self.capabilities, shares_weights=False)
+        self.capabilities = replace(self.capabilities, shares_weights=False, stages=True)
         # Under the names that tensors travel with: each matrix of an expert is a view.
         sent = list(adapter_state(model)) or model.causal_lm.named_parameters()
         self._parameters = {
@@ -101,24 +104,64 @@ class OwnWeightsEngine(NativeEngine):
             for hub_name, view in hub_tensors(model.moe, name, parameter)
         }
         self._receiver: Receiver | None = None
+        # Weights of the next update, which arrived while the engine sampled.
+        self._staged: dict[str, Tensor] = {}
+        self._staged_entries: list[TensorEntry] = []
 
     def connect(self, transport: Transport) -> None:
         self._disconnect()
+        self._drop_staged()
         self._receiver = transport.receiver(0, 1)
         self.life.is_connected = True
 
     @torch.no_grad()
     def apply(self, bucket: Bucket) -> None:
         self.life.require_receiving()
-        assert self._receiver is not None, "the life-cycle asks for connect()"
-        for entry in bucket.entries:
-            self._require_fit(entry)
-        for name, tensor in self._receiver.unpack(bucket):
+        self._drop_staged()
+        for name, tensor in self._unpacked(bucket):
             self._parameters[name].copy_(tensor)
         self.life.received += bucket.entries
 
+    @torch.no_grad()
+    def stage(self, bucket: Bucket) -> None:
+        self.life.require_settled("stage")
+        for name, tensor in self._unpacked(bucket):
+            self._staged[name] = tensor.to(self._parameters[name].device, copy=True)
+        self._staged_entries += bucket.entries
+
+    def _unpacked(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+        if self._receiver is None:
+            raise EngineError("weights without connect(): the engine was not made ready.")
+        for entry in bucket.entries:
+            self._require_fit(entry)
+        return self._receiver.unpack(bucket)
+
+    def _drop_staged(self) -> None:
+        self._staged.clear()
+        self._staged_entries.clear()
+
+    def _cancel_update(self) -> None:
+        super()._cancel_update()
+        self._drop_staged()
+
+    def submit(self, request: Request) -> None:
+        self._require_whole()
+        super().submit(request)
+
+    def poll(self, *, timeout_s: float) -> list[Completion]:
+        self._require_whole()
+        return super().poll(timeout_s=timeout_s)
+
+    def _require_whole(self) -> None:
+        """Refuse to sample with the weights of an update that broke off."""
+        if self.life.problem == BROKEN:
+            raise EngineError(f"the {self.life.name} engine cannot sample: {BROKEN}.")
+
     def _before_commit(self, version: int) -> None:
-        """Raises SyncError where an update that was begun did not bring every parameter once."""
+        """Puts staged weights in place. Raises SyncError where an update that was begun did not
+        bring every parameter once."""
+        if self._staged:
+            self._take_staged()
         names = [entry.name for entry in self.life.received]
         if names and sorted(names) != sorted(self._parameters):
             missing = [name for name in self._parameters if name not in names]
@@ -129,6 +172,13 @@ class OwnWeightsEngine(NativeEngine):
                 f"{what} ({', '.join(odd[:_NAMES_SHOWN])}). It is not served."
             )
         super()._before_commit(version)
+
+    @torch.no_grad()
+    def _take_staged(self) -> None:
+        for name, tensor in self._staged.items():
+            self._parameters[name].copy_(tensor)
+        self.life.received += self._staged_entries
+        self._drop_staged()
 
     def _shut_down(self) -> None:
         super()._shut_down()

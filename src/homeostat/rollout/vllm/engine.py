@@ -29,6 +29,7 @@ from homeostat.config.vllm import VllmEngineConfig
 from homeostat.errors import EngineError
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.flight import Flight
+from homeostat.rollout.lifecycle import BROKEN
 from homeostat.rollout.stepping import SteppingEngine
 from homeostat.rollout.vllm.core import MIN_TEMPERATURE, Core, Emitted
 from homeostat.rollout.vllm.served import Served, require_served
@@ -43,7 +44,6 @@ _NO_KEPT_IDS = (
     "vLLM 0.32 returns no sets: its log-probs are of what its filters left, and of a fixed number "
     "of tokens. Set engine.type=native, or rollout.top_p=1, rollout.min_p=0 and no rollout.top_k"
 )
-_BROKEN = "an update broke off: its weights are part old and part new"
 
 
 def vllm_capabilities(config: VllmEngineConfig, *, max_tokens: int) -> Capabilities:
@@ -201,7 +201,7 @@ class VllmEngine(SteppingEngine[Flight]):
         """Give vLLM what was held back; and again what sampled nothing yet, whose old salt would
         let it find keys and values of the old weights."""
         if self._is_broken:
-            self.life.problem = _BROKEN
+            self.life.problem = BROKEN
         self._num_updates += 1
         self.core.forget_cache(retract=False)
         for flight in list(self.life.in_flight.values()):
@@ -269,13 +269,16 @@ class VllmEngine(SteppingEngine[Flight]):
             self._drop(flight)
         super()._refuse_weights()
 
+    def _cancel_update(self) -> None:
+        self._break_off()
+
     def _break_off(self) -> None:
         """End an update that cannot be finished: nothing is sampled until another one is whole."""
         self.core.call("homeostat_finish")
         for flight in self.life.in_flight.values():
             self._drop(flight)
         self._is_broken = True
-        self.life.break_off(_BROKEN)
+        self.life.break_off()
 
     @property
     def _salt(self) -> str:

@@ -7,6 +7,7 @@ the loopback interface by default.
 
 from __future__ import annotations
 
+import math
 import os
 
 from homeostat.config.cluster import LOOPBACK
@@ -32,6 +33,9 @@ def prepare_environment(config: VllmEngineConfig, *, host: str = LOOPBACK) -> No
     """Set the environment of a process that hosts the engine. vLLM's workers inherit it."""
     os.environ.update(SETTINGS)
     os.environ["VLLM_HOST_IP"] = host
+    # Ray's limit for one step of an engine that it runs: ours decides when an engine is stuck.
+    limit = str(math.ceil(config.stall_s))
+    os.environ.update({"RAY_CGRAPH_get_timeout": limit, "RAY_CGRAPH_submit_timeout": limit})
     if host == LOOPBACK:
         os.environ.update(LOOPBACK_INTERFACE)
     if config.enforce_eager:

@@ -15,13 +15,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from homeostat.config.rewards import AnyReward, RewardsConfig
 from homeostat.rewards.combine import weighted_sum
 from homeostat.rewards.solved import deciding_rewards, pass_metrics
+from homeostat.rollout.ahead import Batch
 from homeostat.rollout.collect import sample_and_score, training_sampling
 from homeostat.rollout.engine import Sampling
 from homeostat.rollout.sampler import Draw
@@ -34,8 +35,58 @@ def evaluate_prompts(parts: RlParts) -> dict[str, float]:
     """Return the metrics of the held-out prompts; none if there is no engine to answer them."""
     if parts.engine is None or parts.prompts.evaluation is None:
         return {}
-    started = time.perf_counter()
+    started, version = time.perf_counter(), parts.engine.policy_version
     scored = _sampled(parts)
+    return {
+        **_eval_metrics(parts, scored),
+        "eval/policy_version": float(version),
+        "time/eval": time.perf_counter() - started,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Held-out prompts that are answered in the background, by the weights of one version.
+
+    The engine keeps those weights until they are answered (rollout/background.py).
+    """
+
+    parts: RlParts
+    batch: Batch
+    version: int
+
+    @classmethod
+    def begin(cls, parts: RlParts) -> Evaluation:
+        """Submit the held-out prompts to the engine, and return at once."""
+        assert parts.sampler is not None, "an evaluation needs an engine"
+        rules, draws = parts.config.eval.sampling, _draws(parts)
+        requests = parts.sampler.requests(
+            draws, sampling=_sampling(parts), num_samples=rules.samples_per_prompt
+        )
+        batch = Batch(
+            draws,
+            requests,
+            background=parts.ahead.background,
+            scorer=parts.scorer,
+            step=parts.state.step,
+            evaluates=True,
+        )
+        return cls(parts, batch, parts.sampler.policy_version)
+
+    def metrics(self) -> dict[str, float]:
+        """Wait for the answers and their rewards. time/eval is what was waited."""
+        started = time.perf_counter()
+        scored = [one.result() for one in self.batch.sampled()]
+        return {
+            **_eval_metrics(self.parts, scored),
+            "eval/policy_version": float(self.version),
+            "time/eval": time.perf_counter() - started,
+        }
+
+
+def _eval_metrics(
+    parts: RlParts, scored: Sequence[tuple[RolloutGroup, Logged]]
+) -> dict[str, float]:
     groups = [group for group, _ in scored]
     rules, rewards = parts.config.eval.sampling, parts.config.reward_functions
     samples = [sample for group in groups for sample in group.samples]
@@ -45,8 +96,6 @@ def evaluate_prompts(parts: RlParts) -> dict[str, float]:
         **_judge_costs(logged for _, logged in scored),
         "eval/completions/mean_length": float(np.mean(lengths)),
         "eval/completions/clipped_ratio": _share(s.completion.stop_reason.is_cut for s in samples),
-        "eval/policy_version": float(parts.engine.policy_version),
-        "time/eval": time.perf_counter() - started,
         **pass_metrics(
             groups,
             deciding_rewards(rewards, solved_by=rules.solved_by),
@@ -94,12 +143,10 @@ def _judge_costs(logged: Iterable[Logged]) -> dict[str, float]:
 
 
 def _sampled(parts: RlParts) -> list[tuple[RolloutGroup, Logged]]:
-    config, prompts = parts.config, parts.prompts.evaluation
+    config = parts.config
     assert parts.sampler is not None, "an evaluation needs an engine"
-    assert prompts is not None, "an evaluation needs prompts"
-    chosen = [prompts.rows[int(index)] for index in prompts.ids]
     pending = sample_and_score(
-        [Draw(f"eval/{prompt.prompt_id}", prompt) for prompt in chosen],
+        _draws(parts),
         sampler=parts.sampler,
         scorer=parts.scorer,
         sampling=_sampling(parts),
@@ -108,6 +155,13 @@ def _sampled(parts: RlParts) -> list[tuple[RolloutGroup, Logged]]:
         evaluates=True,
     )
     return [one.result() for one in pending]
+
+
+def _draws(parts: RlParts) -> list[Draw]:
+    prompts = parts.prompts.evaluation
+    assert prompts is not None, "an evaluation needs prompts"
+    chosen = [prompts.rows[int(index)] for index in prompts.ids]
+    return [Draw(f"eval/{prompt.prompt_id}", prompt) for prompt in chosen]
 
 
 def _sampling(parts: RlParts) -> Sampling:

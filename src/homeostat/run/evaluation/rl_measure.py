@@ -251,6 +251,22 @@ def _time_metrics(
     return metrics
 
 
+def async_metrics(rollouts: StepRollouts, *, seconds: float, busy_s: float) -> dict[str, float]:
+    """Say how long trainer and engine waited for each other in a step of the async loop.
+
+    `busy_s` is how long the engine sampled, for this step or for later ones.
+    """
+    samples = [sample for group in rollouts.all_groups for sample in group.samples]
+    new_tokens = sum(sample.completion.num_policy_tokens for sample in samples)
+    mixed = [len(set(sample.completion.policy_versions_T.tolist())) > 1 for sample in samples]
+    metrics = {
+        "stale/mixed_share": float(np.mean(mixed)),
+        "time/wait_groups": rollouts.generate_s + rollouts.reward_s,
+        "time/engine_idle": max(0.0, seconds - busy_s),
+    }
+    return metrics | ({"engine/tokens_per_s": new_tokens / busy_s} if busy_s > 0 else {})
+
+
 def _resource_metrics(parts: RlParts) -> dict[str, float]:
     memory = parts.trainer.memory_report()
     metrics = {

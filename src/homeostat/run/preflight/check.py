@@ -32,10 +32,12 @@ from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import HomeostatError, MissingDependencyError
 from homeostat.models.expert_offload import require_experts
+from homeostat.models.moe import require_even_experts
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.precision.bases import base_rewrite
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
+from homeostat.run.preflight.cluster import cluster_items
 from homeostat.run.preflight.disk import checkpoint_bytes, disk_item, existing
 from homeostat.run.preflight.energy import energy_item
 from homeostat.run.preflight.experts import expert_item
@@ -69,6 +71,7 @@ from homeostat.run.sizing.token_budget import as_chosen, choose_tokens, tokens_l
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.cores import PLAIN, slowdown_of_bf16
 from homeostat.train.runtime import choose_way, resolve_device, resolve_dtype, resolve_runtime
+from homeostat.train.sequence.heads import require_heads
 from homeostat.types import StepPlan
 
 # If bf16 takes a CPU more than so many times as long as fp32, the memory it saves is not worth it.
@@ -108,6 +111,7 @@ class Preflight:
             )
         checks: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (
             ("device", self._device),
+            ("cluster", self._cluster),
             ("tokenizer", self._tokenizer),
             ("model", self._model),
             *rows,
@@ -152,6 +156,12 @@ class Preflight:
             text += f"; {cores}"
         yield Item("device", "warning" if slow > MAX_SLOWDOWN else "ok", text, facts)
 
+    def _cluster(self) -> Iterator[Item]:
+        device = resolve_device(self.config).type
+        for item in cluster_items(self.config, device=device):
+            self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
+            yield item
+
     def _tokenizer(self) -> Iterator[Item]:
         self.tokenizer = load_tokenizer(self.config.model)
         stops = sorted(self.tokenizer.stop_ids)
@@ -173,8 +183,12 @@ class Preflight:
         place |= {"hold": base_rewrite(self.config.model)}
         self.preview = preview_model(self.config.model, self.config.lora, **place)
         decoder = self.preview.decoder
+        moe = None if decoder is None else decoder.moe
         if on_host == "experts":
-            require_experts(None if decoder is None else decoder.moe)
+            require_experts(moe)
+        require_even_experts(moe, ep=self.config.mesh.ep)
+        if decoder is not None:
+            require_heads(decoder, self.config.mesh.sp)
         active = decoder.num_active_params if decoder is not None and decoder.moe else None
         facts = {
             "num_params": self.preview.num_params,
@@ -195,8 +209,8 @@ class Preflight:
             text += f", {fmt.byte_size(facts['bytes_per_rank'])} on each rank"
         yield Item("model", "ok", text, facts)
         if decoder is not None and decoder.moe is not None:
-            moe = self.config.model.moe
-            yield expert_item(moe, decoder, decoder.moe, are_offloaded=on_host is not None)
+            place = {"are_offloaded": on_host is not None, "ep": self.config.mesh.ep}
+            yield expert_item(self.config.model.moe, decoder, decoder.moe, **place)
         yield from precision_items(self.config, device)
         longest = self.preview.max_positions
         if longest is not None and self.config.data.max_length > longest:

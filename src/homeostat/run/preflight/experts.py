@@ -10,9 +10,12 @@ from homeostat.run.preflight.item import Item
 
 
 def expert_item(
-    config: MoeConfig, decoder: DecoderConfig, moe: MoeShape, *, are_offloaded: bool
+    config: MoeConfig, decoder: DecoderConfig, moe: MoeShape, *, are_offloaded: bool, ep: int
 ) -> Item:
-    """Describe the experts, and what moves the routers besides the loss of the tokens."""
+    """Describe the experts, and what moves the routers besides the loss of the tokens.
+
+    `ep` ranks share the experts of a layer.
+    """
     facts = {
         "num_experts": moe.num_experts,
         "experts_per_token": moe.top_k,
@@ -23,6 +26,9 @@ def expert_item(
         f"{moe.num_experts} experts in {len(moe.layers)} layers, {moe.top_k} for each token, "
         f"{fmt.count(decoder.num_active_params)} parameters at work; {_balancing(config, moe)}"
     )
+    if ep > 1:
+        facts["experts_per_rank"] = moe.num_experts // ep
+        text += f"; {ep} ranks have {moe.num_experts // ep} of each layer's, and exchange tokens"
     if are_offloaded:
         text += "; they stay in host memory and are streamed to the GPU layer by layer"
     return Item("experts", "ok", text, facts)

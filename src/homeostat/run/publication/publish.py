@@ -33,12 +33,13 @@ from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
 from homeostat.rollout.engine import Engine, Quiesce
 from homeostat.rollout.remote import RemoteEngine
+from homeostat.rollout.router import Router
 from homeostat.run.publication.fp8_checkpoint import fp8_checkpoint
 from homeostat.run.publication.host_weights import PolicyWeights, host_weights
 from homeostat.run.session.restarts import Restarts, death_in
 from homeostat.run.session.session import Session
 from homeostat.sync.bucket import Bucket, Manifest, Packer
-from homeostat.sync.publish import Publisher, WeightSource
+from homeostat.sync.publish import Publisher, ScoreEach, WeightSource
 from homeostat.sync.transports import open_transport
 from homeostat.sync.verify import Probe, require_received
 from homeostat.train.run_state import RlState
@@ -48,6 +49,8 @@ from homeostat.types import FloatArray, TokenRow
 log = logging.getLogger(__name__)
 
 PUBLISHED = "published.safetensors"
+# How long an engine's process polls at a time if buckets are to be staged in between.
+STAGING_SLICE_SECONDS = 0.5
 
 
 class NoEngine:
@@ -62,6 +65,9 @@ class NoEngine:
 
     def make_room(self) -> None:
         """Nothing takes any."""
+
+    def stage(self, step: int, *, must: bool) -> None:
+        """Nothing is sent."""
 
     def publish(self, step: int, *, must: bool) -> dict[str, float]:
         self.rl_state.published_version = step
@@ -91,6 +97,9 @@ class SharedWeights:
         self.engine.begin_update(Quiesce.DRAIN)
         if self.sleeps:
             self.engine.sleep()
+
+    def stage(self, step: int, *, must: bool) -> None:
+        """Nothing is sent."""
 
     def publish(self, step: int, *, must: bool) -> dict[str, float]:
         """After the updates of a step. Returns metrics, where anything was sent."""
@@ -123,7 +132,7 @@ class SentWeights:
 
     def __init__(
         self,
-        engine: RemoteEngine,
+        engine: RemoteEngine | Router,
         config: PublicationSettings,
         *,
         trainer: Trainer,
@@ -144,7 +153,10 @@ class SentWeights:
         self._publisher: Publisher | None = None
         self._is_sending = False
         self._step = 0
-        engine.on_death = self._revive
+        if isinstance(engine, RemoteEngine):
+            engine.on_death = self._revive
+            if config.sync.overlap != "never":
+                engine.slice_s = STAGING_SLICE_SECONDS
 
     @property
     def is_behind(self) -> bool:
@@ -171,19 +183,46 @@ class SentWeights:
         has to be this step's. Returns metrics, where anything was sent. A version that the engine
         has already (only the critic learnt) is not sent again."""
         self._step = step
-        age = step - self.rl_state.published_version
-        if age == 0 or (age < self.config.steps_between_publications and not must):
+        if not self._is_due(step, must=must):
             return {}
         manifest = self._deliver(lambda: PolicyWeights(self.trainer), step)
         self.rl_state.published_version = step
         if self._may_fall_behind:
             self._copy = host_weights(self.trainer)
         self._tell(manifest)
+        staged = manifest.staged_seconds
         return {
+            **({} if staged is None else {"sync/staged_seconds": staged}),
             "sync/seconds": manifest.seconds,
             "sync/bytes": float(manifest.num_bytes),
+            "sync/sent_bytes": float(manifest.sent_bytes),
             "sync/version": float(manifest.version),
         }
+
+    def stage(self, step: int, *, must: bool) -> None:
+        """Send the weights that `publish` of this step will put in place, while the engine goes on
+        sampling: it may be polled in another thread. Without sync.overlap nothing happens."""
+        mode = self.config.sync.overlap
+        if mode == "never" or not self._is_due(step, must=must):
+            return
+        if self._publisher is None:
+            # To connect, the engine would have to stand still.
+            self._tell_not_staged(step, "the transport is opened anew after an engine died")
+            return
+        try:
+            self._publisher.stage(PolicyWeights(self.trainer), self.engine, version=step)
+        except SyncError as error:
+            if mode == "always":
+                raise
+            self._tell_not_staged(step, str(error))
+
+    def _is_due(self, step: int, *, must: bool) -> bool:
+        age = step - self.rl_state.published_version
+        return age > 0 and (must or age >= self.config.steps_between_publications)
+
+    def _tell_not_staged(self, step: int, cause: str) -> None:
+        log.warning("version %d is sent while the engine stands still: %s", step, cause)
+        self.session.event("overlap_not_used", step, version=step, cause=cause)
 
     def republish(self) -> None:
         """Send once more what the engine should have."""
@@ -206,17 +245,37 @@ class SentWeights:
             save_file(self._copy, folder / PUBLISHED)
 
     def close(self) -> None:
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Close the transport: the next publication opens another one."""
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
 
     @property
+    def _process(self) -> RemoteEngine:
+        assert isinstance(self.engine, RemoteEngine), "several engines have a feed of their own"
+        return self.engine
+
+    @property
     def _may_fall_behind(self) -> bool:
-        return self.config.steps_between_publications > 1
+        # While the engine samples, the trainer's weights change: a process that replaces a dead one
+        # needs those that were published.
+        return self.config.samples_ahead or self.config.steps_between_publications > 1
 
     def _last_published(self) -> WeightSource:
-        if not self.is_behind:
-            return PolicyWeights(self.trainer)
+        return self._kept() if self.is_behind else PolicyWeights(self.trainer)
+
+    def _for_replacement(self) -> WeightSource:
+        """Return what a process is sent that replaces a dead one.
+
+        While the engine samples ahead, the trainer may be in the middle of an update, and is
+        another thread's to call.
+        """
+        return self._kept() if self.config.samples_ahead else self._last_published()
+
+    def _kept(self) -> WeightSource:
         assert self._copy is not None, "an engine that falls behind has its weights kept"
         return StoredWeights(self._copy)
 
@@ -229,7 +288,7 @@ class SentWeights:
         try:
             return send()
         except (EngineDiedError, SyncError) as error:
-            return self._restarted(death_in(error, self.engine), send)
+            return self._restarted(death_in(error, self._process), send)
 
     def _send_until_served(self, source: Callable[[], WeightSource], version: int) -> Manifest:
         """Send the weights; once more where the engine does not serve what it took in."""
@@ -246,50 +305,73 @@ class SentWeights:
         if self._is_sending:
             raise error
         version = self.rl_state.published_version
-        self._restarted(error, lambda: self._send_until_served(self._last_published, version))
+        self._restarted(error, lambda: self._send_until_served(self._for_replacement, version))
 
     def _restarted(self, error: EngineDiedError, send: Callable[[], Manifest]) -> Manifest:
         """Start processes until one lives to have the weights, or no restart is left."""
         while True:
             self.restarts.count(error, step=self._step)
-            self.close()
+            self._disconnect()
             try:
-                return self.engine.restart(send)
+                return self._process.restart(send)
             except (EngineDiedError, SyncError) as again:
-                error = death_in(again, self.engine)
+                error = death_in(again, self._process)
 
     def _send(self, source: WeightSource, version: int) -> Manifest:
         self._is_sending = True
         try:
             publisher = self._publisher or self._connected()
-            stored = isinstance(source, StoredWeights)
-            publisher.probe = None if stored else self.probe
-            manifest = publisher.publish(
-                source, self.engine, version=version, quiesce=Quiesce.DRAIN, on_ended=list
-            )
-            if stored and self.config.sync.verify:
-                require_received(manifest, self.engine.received_checksum)
+            manifest = self._published(publisher, self.engine, source, version)
             # A packer that was used here cannot travel to the trainer any more.
-            if stored:
-                self.close()
+            if isinstance(source, StoredWeights):
+                self._disconnect()
             return manifest
         finally:
             self._is_sending = False
 
+    def _published(
+        self,
+        publisher: Publisher,
+        engine: RemoteEngine | Router,
+        source: WeightSource,
+        version: int,
+    ) -> Manifest:
+        stored = isinstance(source, StoredWeights)
+        publisher.probe = None if stored else self.probe
+        manifest = publisher.publish(
+            source, engine, version=version, quiesce=Quiesce.DRAIN, on_ended=list
+        )
+        if stored and self.config.sync.verify:
+            require_received(manifest, engine.received_checksum)
+        return manifest
+
     def _connected(self) -> Publisher:
+        engine = self.engine
+        score_each = engine.score_each if isinstance(engine, Router) else None
+        self._publisher = self._publisher_to(engine, score_each=score_each)
+        return self._publisher
+
+    def _publisher_to(
+        self, engine: RemoteEngine | Router, *, score_each: ScoreEach | None = None
+    ) -> Publisher:
+        """Connect an engine to a new transport."""
         transport = open_transport(
             self.config.sync.transport or SharedMemoryConfig(),
             folder=self.session.run_dir.path,
             device=self.trainer.runtime.device,
             timeout_s=self.config.sync.timeout_s,
             host=self.config.cluster.host,
-            num_receivers=self.engine.capabilities.num_receivers,
+            num_receivers=engine.capabilities.num_receivers,
         )
         checkpoint = fp8_checkpoint(self.config)
-        through = None if checkpoint is None else checkpoint.packer
-        self._publisher = Publisher(transport, probe=self.probe, through=through)
-        self.engine.connect(transport)
-        return self._publisher
+        publisher = Publisher(
+            transport,
+            probe=self.probe,
+            through=None if checkpoint is None else checkpoint.packer,
+            score_each=score_each,
+        )
+        engine.connect(transport)
+        return publisher
 
     def _tell_again(self, error: NotServedError) -> None:
         log.warning("%s\nThey are sent once more.", error)
@@ -298,49 +380,19 @@ class SentWeights:
         self.session.event("remedy_applied", self._step, **facts)
 
     def _tell(self, manifest: Manifest) -> None:
+        if manifest.whole_because:
+            whole = {"version": manifest.version, "cause": manifest.whole_because}
+            self.session.event("weights_sent_whole", self._step, **whole)
         self.session.event(
             "weights_published",
             self._step,
             version=manifest.version,
             bytes=manifest.num_bytes,
+            sent_bytes=manifest.sent_bytes,
             seconds=manifest.seconds,
             transport=manifest.transport,
             checksum=manifest.checksum,
         )
-
-
-Feed = NoEngine | SharedWeights | SentWeights
-
-
-def open_feed(
-    config: PublicationSettings,
-    engine: Engine | None,
-    trainer: Trainer,
-    rl_state: RlState,
-    session: Session,
-    *,
-    version: int,
-    restarts: Restarts,
-) -> Feed:
-    """The engine has its first weights when this returns. `version` is that of the trainer's."""
-    found = session.resume.found
-    checkpoint = found.path if found is not None else None
-    if engine is None:
-        return NoEngine(checkpoint, rl_state=rl_state)
-    if engine.capabilities.shares_weights:
-        return SharedWeights(engine, sleeps=config.engine.sleep, rl_state=rl_state)
-    assert isinstance(engine, RemoteEngine), engine
-    feed = SentWeights(
-        engine,
-        config,
-        trainer=trainer,
-        probe=probe_of(config, trainer),
-        rl_state=rl_state,
-        session=session,
-        restarts=restarts,
-    )
-    feed.start(version, checkpoint)
-    return feed
 
 
 def _read(file: Path) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,9 +42,9 @@ class Saver:
         parts: Parts | RlParts,
         session: Session,
         *,
-        also: Saved | None = None,
+        also: Sequence[Saved] = (),
     ) -> None:
-        """`also` is saved in addition to the trainer's state."""
+        """The state of `also` is saved in addition to the trainer's."""
         self.also = also
         self.config = config
         self.parts = parts
@@ -98,8 +98,8 @@ class Saver:
 
         def write(folder: Path) -> None:
             trainer.save(folder)
-            if self.also is not None:
-                self.also.save(folder)
+            for part in self.also:
+                part.save(folder)
             if with_export:
                 trainer.export(Role.POLICY, folder / "hf", self.config.for_export)
                 scores = self.config.kind is RunKind.REWARD_MODEL
@@ -110,7 +110,8 @@ class Saver:
 
         is_best = self.parts.state.best_step == step
         try:
-            path = self._put(write, record, best=is_best and self.config.eval.keep_best)
+            with self.session.timeline.phase("checkpoint", step=step):
+                path = self._put(write, record, best=is_best and self.config.eval.keep_best)
         except CheckpointWriteError as error:
             recorder.event("checkpoint_failed", step, error=str(error))
             if must:
@@ -127,7 +128,7 @@ class Saver:
 
     def _put(self, write: Write, record: dict[str, Any], *, best: bool) -> Path:
         """Save to the store. If the disk is full, make room and try a second time."""
-        num_bytes = self.parts.trainer.state_bytes + (self.also.state_bytes if self.also else 0)
+        num_bytes = self.parts.trainer.state_bytes + sum(part.state_bytes for part in self.also)
 
         def put() -> Path:
             step = self.parts.state.step

@@ -27,6 +27,7 @@ from homeostat.observe.recorder import Recorder
 from homeostat.observe.report import write_report
 from homeostat.observe.run_dir import RunDir
 from homeostat.observe.sinks import build_sinks
+from homeostat.observe.timeline import Timeline
 from homeostat.observe.transcript import RunLabel
 from homeostat.run.healing.healer import Healing, RollBackError
 from homeostat.run.healing.watch import Watch, sound_state
@@ -59,6 +60,7 @@ class Session:
         self.console = console
         self.stop = stop
         self.checkpoints = CheckpointStore(run_dir.checkpoints)
+        self.timeline = Timeline(run_dir.trace if config.observe.timeline else None)
         self.healing = Healing()
         self._recorder: Recorder | None = None
         self._watch: Watch | None = None
@@ -147,6 +149,21 @@ class Session:
             self.checkpoints.set_aside_after(0)
         self.resume = ResumePoint(self.checkpoints.at_step(back.step) if back.step else None, ())
 
+    def last_saved(self) -> ResumePoint:
+        """Return where the run would resume now: its last checkpoint, or where it began."""
+        if self._recorder is None:
+            # Nothing was trained: the run begins where it was to begin.
+            return self.resume
+        return ResumePoint(self.checkpoints.newest_valid(), ())
+
+    def resume_from(self, point: ResumePoint) -> None:
+        """Resume within this call, as a second call would."""
+        # Between two set-ups no step is in progress: a signal ends the run at once.
+        self.stop.end_at_once()
+        self.close()
+        self._recorder = self._watch = self._carried = None
+        self.resume = point
+
     def event(self, kind: str, step: int, **fields: Any) -> None:
         """Record an event. This works before `begin` too."""
         if self._recorder is not None:
@@ -213,6 +230,7 @@ def open_session(
                 _record_end(session)
             finally:
                 session.close()
+                session.timeline.close()
                 if config.observe.report:
                     _report(run_dir)
 

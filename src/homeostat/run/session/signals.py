@@ -1,7 +1,8 @@
 """Stop a run on request: finish and save the step in progress, then end.
 
-Schedulers send SIGTERM, Ctrl-C sends SIGINT, and a closed terminal sends SIGHUP. The process ends
-at once if no step has started yet, or on a second signal; files that were saved stay intact.
+Schedulers send SIGTERM, or SIGUSR1 where they were asked to warn before the time is over (Slurm's
+`--signal=USR1@300`); Ctrl-C sends SIGINT, and a closed terminal sends SIGHUP. The process ends at
+once if no step has started yet, or on a second signal; files that were saved stay intact.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,12 @@ class StopRequest:
     def let_steps_finish(self) -> None:
         """Make the first signal wait, from now on, until the step in progress is done and saved."""
         self._steps_finish = True
+
+    def end_at_once(self) -> None:
+        """Make the first signal end the process, from now on: no step is in progress."""
+        self._steps_finish = False
+        if self.signal is not None:
+            raise SystemExit(self.exit_code)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         at_once = self.requested or not self._steps_finish

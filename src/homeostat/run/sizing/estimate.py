@@ -266,8 +266,8 @@ def ladder(
 def _rungs(config: RunConfig) -> Iterator[str]:
     """Yield single settings: first those that keep the result, then slower ones, then others."""
     trainer = config.trainer
-    tokens = trainer.tokens_per_micro_batch
-    while trainer.packing and tokens // 2 >= config.longest_example:
+    tokens, ranks = trainer.tokens_per_device, trainer.backend.ranks_per_micro_batch
+    while trainer.packing and tokens // 2 * ranks >= config.longest_example:
         tokens //= 2
         yield f"trainer.max_tokens_per_device={tokens}"
     if trainer.micro_batch_rows is not None and trainer.micro_batch_rows > 1:
@@ -282,9 +282,10 @@ def _rungs(config: RunConfig) -> Iterator[str]:
         yield "trainer.gradient_checkpointing=selective"
     if trainer.gradient_checkpointing is not True:
         yield "trainer.gradient_checkpointing=true"
-    if trainer.backend.type == "local" and trainer.device != "cpu":
+    if trainer.device != "cpu":
         yield "trainer.backend.offload_optimizer=true"
-        yield "trainer.backend.offload_experts=true"
+        is_local = trainer.backend.type == "local"
+        yield f"trainer.backend.offload_{'experts' if is_local else 'params'}=true"
     yield "trainer.optimizer.moments=8bit"
     if trainer.precision == "fp32" and trainer.device != "cpu":
         yield "trainer.precision=bf16"

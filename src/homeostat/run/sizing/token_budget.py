@@ -23,7 +23,7 @@ _SHARE = 0.7
 
 
 def choose_tokens(config: RunConfig, runtime: Runtime, *, kept: int | None = None) -> int | None:
-    """Return the tokens of a micro-batch; None if the recipe sets them or packing is off.
+    """Return a device's tokens of a micro-batch; None if the recipe sets them or packing is off.
 
     `kept` is what the run chose before it was resumed.
     """
@@ -64,7 +64,8 @@ def current_sizes(trainer: TrainerConfig, state: RunState) -> TrainerConfig:
     trainer, budget = sized(trainer, state), state.token_budget
     if budget is None or (trainer.packing and budget >= trainer.tokens_per_micro_batch):
         return trainer
-    return trainer.model_copy(update={"packing": True, "max_tokens_per_device": budget})
+    per_device = -(-budget // trainer.backend.ranks_per_micro_batch)
+    return trainer.model_copy(update={"packing": True, "max_tokens_per_device": per_device})
 
 
 def tokens_line(chosen: int | None) -> str:
@@ -80,7 +81,7 @@ def _fits(config: RunConfig, runtime: Runtime, tokens: int) -> bool:
     plan = plan_memory(
         config,
         runtime,
-        full_batch(config, tokens),
+        full_batch(config, tokens * config.trainer.backend.ranks_per_micro_batch),
         preview=preview,
         longest_prompt=config.data.max_length,
     )

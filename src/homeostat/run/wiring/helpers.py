@@ -52,7 +52,7 @@ def with_helpers(
                 mirrors.append(MirrorEngine(remote, version=version, send_weights=weights.send))
             except EngineDiedError as error:
                 tell(error)
-        engine = Router([own, *mirrors], on_loss=tell) if mirrors else own
+        engine = Router([own, *mirrors], on_loss=lambda _, error: tell(error)) if mirrors else own
         undo.pop_all()
     return engine
 

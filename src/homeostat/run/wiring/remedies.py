@@ -63,13 +63,14 @@ class SftActions:
         sizes = config.trainer
         if state.token_budget is None and not sizes.packing:
             return None
-        old = state.token_budget
+        # The budget is that of a micro-batch, the setting that of each rank that shares it.
+        old, ranks = state.token_budget, sizes.backend.ranks_per_micro_batch
         now = old or sized(sizes, state).tokens_per_micro_batch
-        new = max(config.longest_example, now // 2)
-        if new >= now:
+        new = -(-max(config.longest_example, now // 2) // ranks)
+        if new * ranks >= now:
             return None
-        state.token_budget = new
-        return Done("trainer.max_tokens_per_device", old, new)
+        state.token_budget = new * ranks
+        return Done("trainer.max_tokens_per_device", None if old is None else old // ranks, new)
 
 
 class RlActions(SftActions):

@@ -29,6 +29,8 @@ from homeostat.observe.devices import GpuSampler
 from homeostat.rewards.combine import RewardMoments, RunningMoments
 from homeostat.rewards.functions import files_of, source_of
 from homeostat.rewards.pool import RewardPool
+from homeostat.rollout.ahead import BUFFER, AheadCollector, BackgroundSampler
+from homeostat.rollout.background import Background
 from homeostat.rollout.collect import Collector
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.filters import FilterFunctions, FilterJudges, GroupFilters, SolvedBy
@@ -37,11 +39,12 @@ from homeostat.rollout.sampler import Sampler
 from homeostat.rollout.saved import SavedRollouts
 from homeostat.rollout.scorer import Scorer
 from homeostat.run.publication.completions import drop_completions_after
-from homeostat.run.publication.publish import Feed, SentWeights, open_feed
+from homeostat.run.publication.opening import Feed, open_feed
+from homeostat.run.publication.publish import SentWeights
 from homeostat.run.session.restarts import Restarts
 from homeostat.run.session.reward_problems import ProblemLog
 from homeostat.run.session.session import Session
-from homeostat.run.wiring.engines import open_engine
+from homeostat.run.wiring.engines import engine_starter, open_engine
 from homeostat.run.wiring.inputs import open_prompts, require_vocabulary
 from homeostat.run.wiring.replay import require_replay
 from homeostat.run.wiring.sft_setup import begin_state, describe_model, open_trainer
@@ -80,10 +83,18 @@ class RlParts:
     def is_complete(self) -> bool:
         return is_complete(self.state, self.total_steps)
 
+    @property
+    def ahead(self) -> AheadCollector:
+        """Return the collector of a run with rollout.max_staleness."""
+        assert isinstance(self.collector, AheadCollector), "only the async loop samples ahead"
+        return self.collector
+
     def sections(self) -> dict[str, dict]:
         """Return what a checkpoint saves besides weights and the run's own state."""
-        moments = self.collector.moments
+        collector, moments = self.collector, self.collector.moments
+        is_async = isinstance(collector, AheadCollector)
         return {
+            **({"admitted": collector.state()} if is_async else {}),
             "data": {"step": self.state.step, **self.collector.prompt_sampler.state()},
             "rl": replace(
                 self.rl_state,
@@ -111,13 +122,11 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         engine, feed = stack.enter_context(
             _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
         )
-        can = engine.capabilities if engine is not None else None
-        require_replay(config.model.moe, trainer.sheet.moe, can)
         if engine is not None:
             # Without an engine nothing new is to be scored: the journal holds the values.
             stack.enter_context(rewards)
         gpus = stack.enter_context(contextlib.closing(GpuSampler()))
-        sampler = _sampler(config, engine)
+        sampler = stack.enter_context(_sampler(config, engine))
         scorer = Scorer(rewards, tokenizer, total_steps=total_steps)
         judges = stack.enter_context(
             _filter_judges(config, engine, session, problems, total_steps=total_steps)
@@ -136,6 +145,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             origin=origin,
         )
         session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
+        _restore(collector, session)
         yield RlParts(
             config=config,
             live=_live(config, collector, feed, origin),
@@ -172,10 +182,25 @@ def _loaded(
         yield trainer, origin
 
 
-def _sampler(config: RunConfig, engine: Engine | None) -> Sampler | None:
-    if engine is None:
-        return None
-    return Sampler(engine, seed=config.seed, stall_s=config.engine.stall_s)
+@contextmanager
+def _sampler(config: RunConfig, engine: Engine | None) -> Iterator[Sampler | None]:
+    """Yield the sampler: one that samples in the background where rollout.max_staleness is set."""
+    stall_s = config.engine.stall_s
+    if engine is None or config.rollout.max_staleness is None:
+        yield None if engine is None else Sampler(engine, seed=config.seed, stall_s=stall_s)
+        return
+    background = Background(engine, stall_s=stall_s, interrupts=config.rollout.partial)
+    with contextlib.closing(background):
+        yield BackgroundSampler(background, seed=config.seed)
+
+
+def _restore(collector: Collector | SavedRollouts, session: Session) -> None:
+    """Admit again what the checkpoint had admitted and not trained on."""
+    found = session.resume.found
+    if not isinstance(collector, AheadCollector) or collector.sampler is None:
+        return
+    if found is not None and "admitted" in found.state:
+        collector.restore(found.section("admitted"), found.path / BUFFER)
 
 
 @contextmanager
@@ -192,12 +217,13 @@ def _engine_and_feed(
     the trainer's weights; None where nothing is left to sample."""
     restarts = Restarts(config.engine.max_restarts, session)
     with ExitStack() as stack:
-        engine = None
-        if version is not None:
+        engine = start = None
+        only_trains = config.debug is not None and config.debug.mode == "train_only"
+        if version is not None and not only_trains:
+            start = engine_starter(config, trainer, tokenizer, session)
             engine = open_engine(
-                config, trainer, tokenizer, session, version=version, restarts=restarts
+                config, trainer, tokenizer, session, version=version, restarts=restarts, start=start
             )
-        if engine is not None:
             stack.callback(engine.close)
         feed = open_feed(
             config.for_publication,
@@ -207,8 +233,11 @@ def _engine_and_feed(
             session,
             version=config.policy_version(session.start_step),
             restarts=restarts,
+            start=start,
         )
         stack.callback(feed.close)
+        can = engine.capabilities if engine is not None else None
+        require_replay(config.model.moe, trainer.sheet.moe, can)
         yield engine, feed
 
 
@@ -262,7 +291,8 @@ def _collector(
             saved=saved,
             moe=config.model.moe,
         )
-    return Collector(
+    kind = Collector if config.rollout.max_staleness is None else AheadCollector
+    return kind(
         config.rollout,
         config.reward_functions,
         filters=filters,
@@ -310,6 +340,7 @@ def _rewards(config: RewardsConfig, session: Session, problems: ProblemLog) -> R
         on_problem=problems.take,
         log_file=session.run_dir.path / "rewards.log",
         cache=session.run_dir.path / "judge",
+        on_span=session.timeline.add,
     )
 
 

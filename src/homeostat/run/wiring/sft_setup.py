@@ -144,7 +144,9 @@ def open_trainer(config: RunConfig, runtime: Runtime, session: Session) -> Itera
     """Yield the trainer. On exit, end the processes that it may have started."""
     if config.trainer.backend.type == "fsdp":
         log_file = session.run_dir.path / "workers.log"
-        trainer = start_sharded(config.for_trainer, runtime, log_file=log_file)
+        trainer = start_sharded(
+            config.for_trainer, runtime, log_file=log_file, on_span=session.timeline.add
+        )
     else:
         trainer = local_trainer(config.for_trainer, runtime)
     with closing(trainer):

@@ -7,8 +7,10 @@ from functools import partial
 
 import torch
 
-from homeostat.config.cluster import FsdpBackend, TorchrunCluster
+from homeostat.config.cluster import FsdpBackend
 from homeostat.config.parts import TrainerSetup
+from homeostat.config.ranks import RanksCluster
+from homeostat.errors import ConfigError, Problem
 from homeostat.train.build import role_models
 from homeostat.train.cores import Way
 from homeostat.train.fsdp.mesh import join
@@ -26,11 +28,22 @@ def make_trainer(
     assert isinstance(backend, FsdpBackend), "refused by config.combinations"
     runtime = runtime_on(device_of(config), config, kept=Way(1, threads))
     if runtime.device.type == "cuda":
-        runtime = replace(runtime, device=torch.device("cuda", context.local_rank))
+        if not torch.cuda.is_available():
+            why = f"rank {context.rank} on {context.host} can use no CUDA device."
+            raise ConfigError([Problem("trainer.device", why, "See `homeostat env` there.")])
+        # Whoever placed the rank may show it one GPU alone.
+        own = context.local_rank % torch.cuda.device_count()
+        runtime = replace(runtime, device=torch.device("cuda", own))
         torch.cuda.set_device(runtime.device)
-    timeout_s = config.cluster.timeout_s if isinstance(config.cluster, TorchrunCluster) else 600.0
+    cluster = config.cluster
+    assert isinstance(cluster, RanksCluster), "refused by config.combinations"
     ranks = join(
-        context, config.mesh, device=runtime.device, timeout_s=timeout_s, rendezvous=rendezvous
+        context,
+        config.mesh,
+        device=runtime.device,
+        timeout_s=cluster.timeout_s,
+        backend=cluster.backend,
+        rendezvous=rendezvous,
     )
     load = partial(
         load_sharded,

@@ -4,6 +4,8 @@ other.
 How ranks are arranged is said by `config.mesh.Mesh`; here is torch's DeviceMesh of it. Every tensor
 is split by its rows (dimension 0) over all ranks of a replica; with one replica (full shard) these
 are all ranks. Rows are dealt as torch.chunk deals them, so the last ranks may have fewer, or none.
+With expert parallelism a group of ep neighbours shares the experts of a layer: a rank's parameter
+has E / ep experts, whose rows are split over the ranks of other groups that have the same ones.
 Whatever is decided from what ranks tell each other is decided from all of it, in rank order: the
 same on every rank.
 """
@@ -21,21 +23,31 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from homeostat.config.mesh import Mesh
+from homeostat.config.ranks import CollectiveBackend
+from homeostat.train.sequence.links import SequenceLinks
 from homeostat.train.shards import Rows
+from homeostat.workers.activity import ActivityRecord
 from homeostat.workers.context import WorkerContext
 
 T = TypeVar("T")
+# Dimensions of the mesh over which experts are split; ranks that differ in _EXPERT share them.
+_EXPERT_SHARD, _EXPERT = "expert_shard", "expert"
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank among the others. `device_mesh` is what tensors are split over. `opened`: the
-    process group is ours to end."""
+    """This rank among the others. `device_mesh` is what tensors are split over; `expert_mesh` what
+    experts are, where several ranks share them. `opened`: the process group is ours to end. `links`
+    lead to the ranks that share this one's micro-batches; None if it has them alone. `record` has
+    the last collective that this rank began."""
 
     rank: int
     mesh: Mesh
     device_mesh: DeviceMesh
     opened: bool
+    record: ActivityRecord
+    expert_mesh: DeviceMesh | None = None
+    links: SequenceLinks | None = None
 
     @property
     def is_first(self) -> bool:
@@ -55,28 +67,58 @@ class Ranks:
         """Return whether this rank saves its shard. All replicas hold the same; the first saves."""
         return self.mesh.coordinates(self.rank).replicate == 0
 
+    @property
+    def is_in_first_group(self) -> bool:
+        """Return whether this rank shares its micro-batches with the first one, or is it."""
+        return self.mesh.data_group(self.rank) == 0
+
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order."""
         found: list = [None] * self.mesh.world_size
-        dist.all_gather_object(found, value)
+        with self.record.collective.lasting("gather of values"):
+            dist.all_gather_object(found, value)
         return found
 
     def of_first(self, value: T) -> T:
         """The first rank's value."""
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        with self.record.collective.lasting("broadcast of a value"):
+            dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def split(self, num_rows: int) -> tuple[int, int]:
-        """First and last (exclusive) of the rows that this rank holds."""
-        each = -(-num_rows // self.num_shards)
-        return min(self.shard * each, num_rows), min((self.shard + 1) * each, num_rows)
+    def shape(self, parameter: Tensor) -> torch.Size:
+        """Return the shape of a whole parameter: one of experts has the own group's share here."""
+        if not is_of_experts(parameter):
+            return parameter.shape
+        return torch.Size((len(parameter) * self.mesh.ep, *parameter.shape[1:]))
 
-    def rows(self, local: Tensor, shape: torch.Size) -> Rows:
-        """A rank's part of a tensor, with its place in the whole."""
-        start, stop = self.split(shape[0]) if shape else (0, 0)
-        assert not shape or len(local) == stop - start, (local.shape, shape, start, stop)
-        return Rows(local, start, tuple(shape))
+    def split(self, parameter: Tensor) -> tuple[int, int]:
+        """First and last (exclusive) of the rows that this rank holds of a whole parameter."""
+        if not is_of_experts(parameter):
+            return _chunk(len(parameter), self.shard, self.num_shards)
+        group, member = divmod(self.shard, self.mesh.ep)
+        start, stop = _chunk(len(parameter), group, self.mesh.num_expert_shards)
+        return member * len(parameter) + start, member * len(parameter) + stop
+
+    def rows(self, local: Tensor, parameter: Tensor) -> Rows:
+        """A rank's part of a parameter, or of its moments, with its place in the whole."""
+        start, stop = self.split(parameter)
+        assert len(local) == stop - start, (local.shape, parameter.shape, start, stop)
+        return Rows(local, start, tuple(self.shape(parameter)))
+
+    @property
+    def expert_group(self) -> dist.ProcessGroup:
+        """Return the ranks that share the experts of a layer with this one."""
+        assert self.expert_mesh is not None, "trainer.backend.expert_parallel_size is 1"
+        return self.expert_mesh.get_group(_EXPERT)
+
+    @property
+    def expert_shards(self) -> DeviceMesh:
+        """Return what the experts of this rank are split over, and the replicas."""
+        assert self.expert_mesh is not None, "trainer.backend.expert_parallel_size is 1"
+        if self.mesh.replicate == 1:
+            return self.expert_mesh[_EXPERT_SHARD]
+        return self.expert_mesh["replicate", _EXPERT_SHARD]
 
     def close(self) -> None:
         if self.opened and dist.is_initialized():
@@ -89,6 +131,7 @@ def join(
     *,
     device: torch.device,
     timeout_s: float,
+    backend: CollectiveBackend = "auto",
     rendezvous: str = "env://",
 ) -> Ranks:
     """Meet the other ranks. A process group that stands already is used."""
@@ -96,14 +139,27 @@ def join(
     opened = not dist.is_initialized()
     if opened:
         # Control messages go over gloo, so they never synchronise with the GPU.
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=rendezvous,
-            rank=context.rank,
-            world_size=context.size,
-            timeout=timedelta(seconds=timeout_s),
+        is_nccl = backend == "nccl" or (backend == "auto" and device.type == "cuda")
+        with context.record.collective.lasting(f"meeting of {context.size} ranks"):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if is_nccl else "gloo",
+                init_method=rendezvous,
+                rank=context.rank,
+                world_size=context.size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+    with context.record.collective.lasting("making the meshes"):
+        return Ranks(
+            context.rank,
+            mesh,
+            parameter_mesh(mesh, device),
+            opened,
+            context.record,
+            expert_mesh=expert_mesh(mesh, device),
+            links=SequenceLinks.of(
+                mesh, rank=context.rank, device=device, entry=context.record.collective
+            ),
         )
-    return Ranks(context.rank, mesh, parameter_mesh(mesh, device), opened)
 
 
 def parameter_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
@@ -115,6 +171,30 @@ def parameter_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
         return init_device_mesh(device.type, (mesh.num_shards,), mesh_dim_names=("shard",))
     sizes = (mesh.replicate, mesh.num_shards)
     return init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard"))
+
+
+def expert_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh | None:
+    """Return the DeviceMesh of experts; None where every rank has all of them.
+
+    Members of a group are neighbours: what they exchange most stays within a machine.
+    """
+    if mesh.ep == 1:
+        return None
+    sizes = (mesh.replicate, mesh.num_expert_shards, mesh.ep)
+    names = ("replicate", _EXPERT_SHARD, _EXPERT)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=names)
+
+
+def is_of_experts(parameter: Tensor) -> bool:
+    """Return whether a parameter is of experts that are shared by several ranks."""
+    assert isinstance(parameter, DTensor), type(parameter)
+    return _EXPERT_SHARD in (parameter.device_mesh.mesh_dim_names or ())
+
+
+def _chunk(num_rows: int, index: int, count: int) -> tuple[int, int]:
+    """Return the rows of one of `count` chunks, as torch.chunk makes them."""
+    each = -(-num_rows // count)
+    return min(index * each, num_rows), min((index + 1) * each, num_rows)
 
 
 def local_part(parameter: Tensor) -> Tensor:

@@ -17,10 +17,13 @@ from typing import TypeVar
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch import distributed as dist
 
+from homeostat.data.dealing import one_per_group
 from homeostat.errors import (
     CheckpointWriteError,
     HomeostatError,
+    LostRanksError,
     OutOfMemoryHaltError,
     TrainingHaltedError,
 )
@@ -30,6 +33,7 @@ from homeostat.ops.memory import is_out_of_memory, reason_of
 from homeostat.train.fsdp.mesh import Ranks, local_part
 from homeostat.train.fsdp.model import computed_dtype, give_back, whole_tensor
 from homeostat.train.optim import MasterOptimizer
+from homeostat.train.sequence.links import SequenceLinks
 from homeostat.train.shards import Rows, write_shard
 from homeostat.train.update import UpdateShare, merge
 
@@ -52,6 +56,14 @@ class FsdpShards:
         return self.ranks.is_first
 
     @property
+    def is_in_first_group(self) -> bool:
+        return self.ranks.is_in_first_group
+
+    @property
+    def links(self) -> SequenceLinks | None:
+        return self.ranks.links
+
+    @property
     def saves(self) -> bool:
         return self.ranks.saves
 
@@ -65,10 +77,11 @@ class FsdpShards:
         return local_part(parameter).to(computed_dtype(parameter, self.dtype))
 
     def whole(self, parameter: Tensor) -> Tensor:
-        return whole_tensor(parameter, dtype=self.dtype)
+        with self.ranks.record.collective.lasting("gather of a parameter"):
+            return whole_tensor(parameter, ranks=self.ranks, dtype=self.dtype)
 
-    def rows(self, tensor: Tensor, shape: torch.Size) -> Rows:
-        return self.ranks.rows(tensor, shape)
+    def rows(self, tensor: Tensor, parameter: Tensor) -> Rows:
+        return self.ranks.rows(tensor, parameter)
 
     def masters(self, optimizer: MasterOptimizer) -> Mapping[str, Tensor]:
         if self.dtype == torch.float32:
@@ -96,20 +109,28 @@ class FsdpShards:
         norms = _same_in_all_replicas(
             [share.grad_norm for share in shares], num_shards=self.ranks.num_shards
         )
-        return merge(shares, grad_norm=math.sqrt(math.fsum(norm * norm for norm in norms)))
+        # The ranks of a data group have computed the same rows, and each knows all of them.
+        counted = one_per_group(shares, self.ranks.mesh)
+        return merge(counted, grad_norm=math.sqrt(math.fsum(norm * norm for norm in norms)))
 
     def write(self, folder: Path, stem: str, group: Mapping[str, Rows]) -> None:
         which = {"rank": self.ranks.shard, "size": self.ranks.num_shards}
         write_shard(folder, stem, group, **which)
 
     @contextmanager
-    def naming_memory(self) -> Iterator[None]:
-        """The others wait for a rank that ran out of memory: there is no second try."""
+    def naming_faults(self) -> Iterator[None]:
+        """The others wait for a rank that ran out of memory: there is no second try. A collective
+        that fails is not the fault of what is computed: new ranks can resume."""
         try:
             yield
         except HomeostatError:
             raise
         except (RuntimeError, MemoryError) as error:
+            if is_lost_connection(error):
+                last = self.ranks.record.collective.read()
+                where = f" in {last.name!r} (collective {last.number})" if last is not None else ""
+                text = f"rank {self.ranks.rank} lost the other ranks{where}: {error}"
+                raise LostRanksError(text) from None
             if not is_out_of_memory(error):
                 raise
             why = reason_of(error)
@@ -125,6 +146,11 @@ class FsdpShards:
 
     def close(self) -> None:
         self.ranks.close()
+
+
+def is_lost_connection(error: RuntimeError | MemoryError) -> bool:
+    """Return whether a collective failed by itself: NCCL has a class of errors, gloo its name."""
+    return isinstance(error, dist.DistError) or "gloo/" in str(error)
 
 
 def _same_in_all_replicas(norms: list[float], *, num_shards: int) -> list[float]:

@@ -1,17 +1,19 @@
-"""Weights are published rarely, and nothing corrects for the age of the samples.
+"""Samples are of old weights, and nothing corrects for their age.
 
 ## What it sees
-A sync interval above `max_interval` steps while the importance correction is off.
+A sync interval above `max_interval` steps, or groups that are sampled as far ahead of the trainer
+(rollout.max_staleness), while the importance correction is off.
 
 ## Why it matters
 Samples of a policy that is several updates old are trained on as if they were fresh: the gradient
 is biased, and the more so the longer the interval. A longer interval never helps against this.
 
 ## Likely causes
-- sync-interval-without-correction: publishing was made rarer to save time.
+- sync-interval-without-correction: publishing was made rarer, or sampling was moved ahead, to save
+  time.
 
 ## What to do
-Publish every step, or switch the correction on.
+Publish every step and sample fewer steps ahead, or switch the correction on.
 
 ## Known false alarms
 Very small learning rates, at which the policy hardly moves in between.
@@ -33,22 +35,27 @@ class Options(RuleOptions):
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     interval = view.number("sync.interval")
-    if interval is None or interval <= options.max_interval:
+    ahead = view.number("rollout.max_staleness") or 0.0
+    if interval is None or max(interval, ahead) <= options.max_interval:
         return
     ours = view.framework.name == "homeostat" and "algorithm.correction" in view.settings
     off = ours and view.settings["algorithm.correction"] is None
     switch = raw(view, "vllm_importance_sampling_correction", "use_tis", "rollout_is")
     if not (off or is_false(switch)):
         return
+    by_interval = interval > options.max_interval
+    setting = "sync.interval" if by_interval else "rollout.max_staleness"
+    age = interval if by_interval else ahead
+    what = "published every" if by_interval else "behind the trainer by up to"
     yield Sighting(
-        message=f"Weights are published every {interval:g} steps and the age of the samples is not "
-        "corrected for. Publish every step, or switch the correction on.",
-        causes=(Cause("sync-interval-without-correction", f"{interval:g} steps old, uncorrected"),),
+        message=f"Weights of the engine are {what} {age:g} steps and the age of the samples is not "
+        f"corrected for. Lower {setting}, or switch the correction on.",
+        causes=(Cause("sync-interval-without-correction", f"{age:g} steps old, uncorrected"),),
         fixes=(
-            Fix("sync.interval", "1", "samples of the policy that is trained", Grade.UNSAFE),
+            Fix(setting, "1", "samples of the policy that is trained", Grade.UNSAFE),
             Fix("algorithm.correction.weight.type", "token", "weighs old samples", Grade.UNSAFE),
         ),
-        value=interval,
+        value=age,
         limit=options.max_interval,
     )
 

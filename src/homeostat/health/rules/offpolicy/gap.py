@@ -56,7 +56,8 @@ def staleness(view: RunView) -> float:
     if age is not None:
         return age
     interval, updates = view.number("sync.interval"), view.number("trainer.updates_per_step")
-    return max(0.0, (interval or 1.0) / (updates or 1.0) - 1.0)
+    behind = max(0.0, (interval or 1.0) / (updates or 1.0) - 1.0)
+    return max(behind, view.number("rollout.max_staleness") or 0.0)
 
 
 def is_other_policy(view: RunView) -> bool:

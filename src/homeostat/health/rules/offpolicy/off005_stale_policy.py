@@ -16,7 +16,8 @@ almost 0 for most of them, a few samples decide the update.
 
 ## What to do
 Publish more often: a SMALLER sync.interval, at best one publication per step. (Advice to raise the
-interval against low ratios is wrong.) Or learn more slowly, or mask samples that are
+interval against low ratios is wrong.) If groups are sampled ahead of the trainer, lower
+rollout.max_staleness. Or learn more slowly, or mask samples that are
 too far off (`algorithm.correction.off_policy_mask`).
 
 ## Known false alarms
@@ -78,6 +79,21 @@ def _above(series: Series | None, limit: float, *, below: bool = False) -> np.nd
     return series.values < limit if below else series.values > limit
 
 
+def _fresher(view: RunView) -> tuple[str, Fix]:
+    """Say which setting gives fresher samples: where they are sampled ahead, by how much."""
+    ahead, interval = view.number("rollout.max_staleness"), view.number("sync.interval")
+    if ahead is not None and ahead > 0:
+        fix = Fix("rollout.max_staleness", f"{int(ahead / 2)}", "fresher samples", Grade.UNSAFE)
+        return "Sample fewer steps ahead: a smaller rollout.max_staleness.", fix
+    fix = Fix(
+        "sync.interval",
+        f"{max(1, int((interval or 2) / 2))}",
+        "smaller: fresher samples",
+        Grade.UNSAFE,
+    )
+    return "Publish the weights more often: a smaller sync.interval.", fix
+
+
 def _sighting(view: RunView, name: str, series: Series, age: float, options: Options) -> Sighting:
     value = float(np.median(series.finite().values))
     reward = trend(view.series("reward"))
@@ -85,22 +101,17 @@ def _sighting(view: RunView, name: str, series: Series, age: float, options: Opt
     evidence = [f"{name} {value:.3g}", f"the samples' policy is {age:.2g} steps old"]
     if lowest is not None:
         evidence.append(f"smallest importance ratio {lowest:.2g}")
-    interval = view.number("sync.interval")
+    advice, fresher = _fresher(view)
     return Sighting(
         message=f"Since step {series.steps[0]} {name} {value:.3g}, with samples {age:.2g} steps "
-        "old. Publish the weights more often: a smaller sync.interval.",
+        f"old. {advice}",
         evidence=tuple(evidence),
         causes=(
             Cause("stale-policy", f"the samples' policy is {age:.2g} steps old"),
             Cause("lr-too-high", "a few updates already carry far"),
         ),
         fixes=(
-            Fix(
-                "sync.interval",
-                f"{max(1, int((interval or 2) / 2))}",
-                "smaller: fresher samples",
-                Grade.UNSAFE,
-            ),
+            fresher,
             Fix("algorithm.correction.off_policy_mask", "0.5", "drops the worst", Grade.UNSAFE),
             Fix("trainer.lr", "a half", "less drift between publications", Grade.UNSAFE),
         ),

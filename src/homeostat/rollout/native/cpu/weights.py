@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock, RMSNorm
+from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
 from homeostat.models.lora import LoraLinear, lora_modules
+from homeostat.models.norms import RMSNorm
 from homeostat.models.side_by_side import joined_adapters, neighbours
 from homeostat.ops.linear import Linear
 from homeostat.ops.moe_shape import MoeShape

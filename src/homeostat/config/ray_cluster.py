@@ -1,0 +1,60 @@
+"""Settings of a run whose processes are placed by Ray, on one machine or on many."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from homeostat.config.base import key
+from homeostat.config.ranks import LOOPBACK, Launcher, RanksCluster, WorkerKind
+
+Placement = Literal["colocated", "disaggregated"]
+
+
+class RayCluster(RanksCluster):
+    """Run trainer ranks and engines where Ray has room for them; one controller drives them."""
+
+    type: Literal["ray"]
+    address: str | None = key(
+        None,
+        resume="free",
+        help="Address of a running Ray cluster of which this machine is a node: host:port, or auto "
+        "for the one that was started here. Default: a Ray of this machine alone is started for "
+        "the run, and ends with it.",
+    )
+    nodes: int = key(
+        1,
+        ge=1,
+        le=4096,
+        resume="free",
+        help="Number of machines that the Ray cluster must have before anything is placed. They "
+        "are waited for, for start_timeout_s at most.",
+    )
+    placement: Placement = key(
+        "disaggregated",
+        resume="free",
+        help="disaggregated: trainer ranks and engines have devices of their own. colocated: an "
+        "engine uses the devices of as many trainer ranks as it spans, and each sleeps while the "
+        "other works (engine.sleep).",
+    )
+    cpus_per_worker: float = key(
+        1.0,
+        gt=0,
+        le=1024,
+        resume="free",
+        help="CPUs that Ray reserves for each trainer rank and each engine; fractions are allowed. "
+        "A colocated engine shares those of its ranks.",
+    )
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Return the number of trainer ranks on each machine."""
+        return max(1, self.processes // self.nodes)
+
+    @property
+    def host(self) -> str:
+        """Return the address of the controller's own helpers. Workers are told their node's."""
+        return LOOPBACK
+
+    def launcher(self, kind: WorkerKind) -> Launcher:
+        """Return what launches workers of any kind, which is Ray."""
+        return "ray"

@@ -1,0 +1,58 @@
+"""Defaults of other frameworks that differ from ours and change what is learnt.
+
+A recipe states them, because its user never wrote them down. They are those of TRL 1.16 (which
+LLaMA-Factory shares through transformers), axolotl 0.10, verl 0.6, OpenRLHF 0.8 and Megatron-LM's
+argument parser (slime, miles); an older version may differ, so each is marked in the recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TRANSFORMERS: dict[str, Any] = {
+    "trainer.epochs": 3,
+    "trainer.schedule.type": "linear",
+    "trainer.schedule.warmup_steps": 0,
+    "trainer.optimizer.weight_decay": 0.0,
+}
+# Framework -> our key -> its default there.
+OF_ALL: dict[str, dict[str, Any]] = {
+    "trl": _TRANSFORMERS,
+    "llama_factory": {**_TRANSFORMERS, "trainer.lr": 5e-5},
+    "axolotl": {
+        "trainer.schedule.type": "cosine",
+        "trainer.schedule.min_lr_share": 0.0,
+        "trainer.optimizer.weight_decay": 0.0,
+    },
+    "verl": {"trainer.schedule.type": "constant", "trainer.schedule.warmup_steps": 0},
+    "slime": {"trainer.schedule.type": "linear", "trainer.schedule.warmup_steps": 0},
+    "miles": {"trainer.schedule.type": "linear", "trainer.schedule.warmup_steps": 0},
+    "openrlhf": {"trainer.optimizer.weight_decay": 0.0},
+}
+# The same for RL alone, and for runs that do not sample.
+OF_RL: dict[str, dict[str, Any]] = {
+    "trl": {"trainer.lr": 1e-6, "algorithm.normalise": "token"},
+    "axolotl": {"algorithm.normalise": "token"},
+    "verl": {"trainer.lr": 1e-6, "algorithm.normalise": "token"},
+}
+OF_ROWS: dict[str, dict[str, Any]] = {"trl": {"data.max_length": 1024}}
+_LR_OF_TRL = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward_model": 1e-4}
+# Keys of which one replaces the other.
+_INSTEAD = {
+    "trainer.epochs": "trainer.max_steps",
+    "trainer.schedule.warmup_steps": "trainer.schedule.warmup_share",
+}
+
+
+def defaults_of(framework: str, *, algorithm: str, is_rl: bool) -> dict[str, Any]:
+    """Return our key -> the framework's default, where it differs from ours."""
+    part = OF_RL if is_rl else OF_ROWS
+    found = {**OF_ALL.get(framework, {}), **part.get(framework, {})}
+    if framework == "trl" and algorithm in _LR_OF_TRL:
+        found["trainer.lr"] = _LR_OF_TRL[algorithm]
+    return found
+
+
+def replaced_by(key: str) -> str:
+    """Return the key that, if it is set, replaces this one; empty if none does."""
+    return _INSTEAD.get(key, "")

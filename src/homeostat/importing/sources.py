@@ -1,0 +1,192 @@
+"""Set the data sources and rewards of a recipe."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+from homeostat.config.data import AnySource
+from homeostat.importing.algorithms import is_rl
+from homeostat.importing.draft import Draft
+from homeostat.importing.entries import Given, Status
+
+# The source that the rows of an algorithm have, where a file does not say which.
+_OF_ALGORITHM = {
+    "kto": "unpaired_preference",
+    **dict.fromkeys(("dpo", "ipo", "orpo", "simpo", "reward_model"), "preference"),
+}
+_ALPACA = "alpaca's column input is not put into the prompt: join it to instruction first"
+_INDEX = re.compile(r"\[(\d+)\]")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_FILES = (".json", ".jsonl", ".parquet", ".csv", ".gz", ".zst", ".arrow", ".gguf")
+_COLUMNS = "check that the columns are named so"
+# Graders of frameworks that compare a mathematical answer with the expected one.
+_MATH = ("accuracy", "accuracy_reward", "math", "deepscaler", "dapo", "gsm8k", "math_verify")
+
+
+def is_hub_name(path: str) -> bool:
+    """Return whether a path looks like `owner/name` on the hub, and not like a file or folder."""
+    return bool(_HUB_NAME.fullmatch(path)) and not path.lower().endswith(_FILES)
+
+
+def fields_of_source(name: str) -> set[str]:
+    """Return the keys that a type of source has."""
+    classes = get_args(get_args(AnySource)[0])
+    return {
+        key
+        for one in classes
+        if name in get_args(one.model_fields["type"].annotation)
+        for key in one.model_fields
+    }
+
+
+def set_sources(draft: Draft) -> None:
+    """Set data.train and data.validation, with the columns that the file names."""
+    for part in ("train", "validation"):
+        sources: list[dict[str, Any]] = []
+        origins: list[str] = []
+        for given in draft.all(f"data.{part}.path"):
+            for name, path in _paths(draft, given):
+                sources.append({"type": _type(draft), **({"name": name} if name else {})})
+                sources[-1]["path"] = path
+                origins.append(given.name)
+                _look_at(draft, f"data.{part}.{len(sources) - 1}.path", path)
+            draft.note(given, f"data.{part}", [one["path"] for one in sources])
+        if sources:
+            draft.set(f"data.{part}", sources)
+            _set_types(draft, part, sources, origins)
+            _set_columns(draft, part, sources, origins)
+    if not draft.get("data.train"):
+        draft.set("data.train", [{"type": _type(draft), "path": "data/train.jsonl"}])
+        draft.need("data.train.0.path", "the file names no data that can be read: name yours")
+
+
+def _type(draft: Draft) -> str:
+    if is_rl(draft):
+        return "prompts"
+    if draft.value("algorithm.type") == "pt":
+        return "text"
+    return _OF_ALGORITHM.get(draft.get("algorithm.type"), "messages")
+
+
+def _paths(draft: Draft, given: Given) -> list[tuple[str, str]]:
+    """Return pairs of name (or empty) and path: frameworks write one, several, or both."""
+    value = given.value
+    if draft.framework.name in ("slime", "miles") and isinstance(value, list):
+        # --eval-prompt-data has a name before each path.
+        return [(str(name), str(path)) for name, path in zip(value[::2], value[1::2], strict=False)]
+    if isinstance(value, list):
+        return [("", str(one)) for one in value]
+    separates = draft.framework.name in ("llama_factory", "openrlhf")
+    return [("", one.strip()) for one in (str(value).split(",") if separates else [str(value)])]
+
+
+def _look_at(draft: Draft, place: str, path: str) -> None:
+    if draft.framework.name == "llama_factory":
+        draft.need(place, "a name in dataset_info.json: name the file, and check type and columns")
+    elif is_hub_name(path):
+        draft.need(place, "a name on the hub: where it cannot be loaded, the path of a local file")
+    elif "$" in path:
+        draft.need(place, "insert the value of the variable")
+
+
+def _set_types(draft: Draft, part: str, sources: list[dict[str, Any]], origins: list[str]) -> None:
+    for given in draft.all(f"data.{part}.type"):
+        source = _of(given, sources, origins)
+        name = str(given.value).partition(".")[0]
+        place, kind, how = f"data.{part}", source["type"], _COLUMNS
+        if name.startswith("alpaca") and kind == "messages":
+            source["type"] = kind = "prompt_completion"
+            source |= {"prompt_column": "instruction", "completion_column": "output"}
+            how = _ALPACA
+        elif name in ("completion", "pretrain") and kind == "messages":
+            source["type"] = kind = "text"
+            how = ""
+        elif name == "sharegpt" and kind == "messages":
+            source["messages_column"] = "conversations"
+            how = "its messages must have role and content in place of from and value"
+        elif name == "chat_template":
+            how = ""
+        draft.note(given, f"{place}.type", kind, how=how)
+
+
+def _of(given: Given, sources: list[dict[str, Any]], origins: list[str]) -> dict[str, Any]:
+    """Return the source to which a setting belongs, by its place in a list."""
+    index = _INDEX.search(given.name)
+    start = given.name[: index.end()] if index else ""
+    for source, origin in zip(sources, origins, strict=True):
+        if start and origin.startswith(start):
+            return source
+    return sources[0]
+
+
+def _set_columns(
+    draft: Draft, part: str, sources: list[dict[str, Any]], origins: list[str]
+) -> None:
+    start = f"data.{part}."
+    for given in draft:
+        key = next((one for one in draft.keys(given) if one.startswith(start)), "")
+        name = key.removeprefix(start)
+        if not name or name in ("path", "type"):
+            continue
+        chosen = sources if _INDEX.search(given.name) is None else [_of(given, sources, origins)]
+        fitting = [one for one in chosen if name in fields_of_source(one["type"])]
+        for source in fitting:
+            source[name] = given.value
+        if fitting:
+            draft.note(given, key, given.value)
+        elif name == "split":
+            why = "the recipe names the files themselves: name that of this part"
+            draft.leave(given, Status.NOT_NEEDED, why)
+        else:
+            why = f"a source of type {chosen[0]['type']} has no such key"
+            draft.leave(given, Status.NOT_NEEDED, why)
+
+
+def set_rewards(draft: Draft) -> None:
+    """Set the reward functions (RL)."""
+    named, models = draft.all("rewards.names"), draft.all("rewards.model")
+    columns, weights = draft.all("rewards.column"), draft.all("rewards.weights")
+    if not is_rl(draft):
+        for given in (*named, *models, *columns, *weights):
+            draft.leave(given, Status.NOT_NEEDED, "nothing is sampled, so nothing has a reward")
+        return
+    column = str(columns[0].value) if columns else "answer"
+    functions: list[dict[str, Any]] = []
+    for given in models:
+        functions.append({"type": "classifier", "path": str(given.value)})
+        draft.note(given, "rewards.functions", str(given.value))
+        _look_at(draft, f"rewards.functions.{len(functions) - 1}.path", str(given.value))
+    for given in named:
+        _name_functions(draft, given, functions, column=column)
+    if not functions:
+        functions = [{"type": "math_verify", "column": column}]
+        why = "the file names no reward that can be read: choose one (docs/guide)"
+        draft.need("rewards.functions.0.type", why)
+    given_weights = weights[0].value if weights else None
+    if isinstance(given_weights, list) and len(given_weights) == len(functions):
+        for function, weight in zip(functions, given_weights, strict=True):
+            function["weight"] = weight
+        draft.note(weights[0], "rewards.functions", given_weights)
+    for given in columns:
+        draft.note(given, "rewards.functions.0.column", column)
+    draft.set("rewards.functions", functions)
+
+
+def _name_functions(
+    draft: Draft, given: Given, functions: list[dict[str, Any]], *, column: str
+) -> None:
+    names = given.value if isinstance(given.value, list) else [given.value]
+    how = ""
+    for name in map(str, names):
+        if name.lower() in _MATH:
+            functions.append({"type": "math_verify", "column": column})
+            how = "math_verify compares answers in its own manner"
+            continue
+        function = re.sub(r"\W", "_", name.rpartition("/")[2].removesuffix(".py")) or "reward"
+        path = name if name.endswith(".py") else "rewards.py"
+        functions.append({"type": "function", "path": f"{path}:{function}"})
+        place = f"rewards.functions.{len(functions) - 1}.path"
+        draft.need(place, "write or copy this function: f(completions, **columns) -> floats")
+        how = how or "a function of yours, called as TRL does"
+    draft.note(given, "rewards.functions", names, how=how)

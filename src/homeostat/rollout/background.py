@@ -1,0 +1,210 @@
+"""Keeps an engine sampling in a thread while its caller trains.
+
+    submit(requests, take) -> thread: engine.poll, engine.poll, ... -> take(completion)
+    quiesced(): nothing is in flight, and the engine is the caller's -> what was cut off continues
+
+An engine in the caller's own process has no thread: it computes while the caller waits, in turns.
+
+Invariants: only one thread calls the engine at any moment, and the caller goes first. The thread
+calls the engine and `take`, never the trainer, so that it cannot issue a collective between two of
+the trainer's. A request comes back exactly once. Every wait ends: with what was waited for, with
+what went wrong in the thread, or because the engine finished nothing for `stall_s`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from homeostat.errors import EngineError
+from homeostat.rollout.engine import Engine, Request
+from homeostat.types import Completion
+
+# How long the thread polls at a time: a caller who wants the engine waits for the end of it.
+SLICE_SECONDS = 0.2
+# How long the thread may take to end: a slice, and what a remote engine allows for a late answer.
+JOIN_SECONDS = 15.0
+
+Take = Callable[[Completion], None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """A request in flight. One that is `whole` is never cut off: it ends under its weights."""
+
+    request: Request
+    take: Take
+    whole: bool
+
+
+class Background:
+    """Samples from one engine in the background. To be closed before the engine is.
+
+    With `interrupts`, `quiesced` cuts off what is in flight, and lets it continue from its tokens
+    afterwards; without, it waits until all of it is finished.
+    """
+
+    def __init__(self, engine: Engine, *, stall_s: float, interrupts: bool) -> None:
+        self.engine = engine
+        self.stall_s = stall_s
+        self.interrupts = interrupts
+        self.busy_s = 0.0
+        # Held while the engine is called; _claims counts those who want it, besides the thread.
+        self._turn = threading.RLock()
+        self._claims = 0
+        self._changed = threading.Condition()
+        self._awaited: dict[str, _Awaited] = {}
+        self._last_sign = time.monotonic()
+        self._is_closed = False
+        self._executor: ThreadPoolExecutor | None = None
+        # The end of the thread, which an error brings about.
+        self._thread: Future[None] | None = None
+        if engine.capabilities.own_process:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="sampling")
+            self._thread = self._executor.submit(self._run)
+
+    def submit(self, requests: Iterable[Request], take: Take, *, whole: bool = False) -> None:
+        """Queue requests; `take` is given each completion, in the thread that samples."""
+        with self._exclusively():
+            for request in requests:
+                self._awaited[request.id] = _Awaited(request, take, whole)
+                self.engine.submit(request)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._awaited)
+
+    def begun(self, id: str) -> Request | None:
+        """Return a request in flight, with the tokens that it had when it was last cut off."""
+        found = self._awaited.get(id)
+        return None if found is None else found.request
+
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        """Wait until a condition holds. It is asked again after every completion."""
+        while not is_done():
+            if self._thread is None:
+                with self._exclusively():
+                    self._poll()
+            else:
+                with self._changed:
+                    self._changed.wait_for(is_done, timeout=SLICE_SECONDS)
+            self._require_sound()
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Give the caller the engine, whose requests stay in flight."""
+        with self._exclusively():
+            yield
+
+    @contextmanager
+    def quiesced(self) -> Iterator[None]:
+        """Give the caller the engine with nothing in flight, for new weights.
+
+        What was cut off continues from its tokens when the block ends without an error.
+        """
+        self.wait(lambda: not any(self._drained()))
+        with self._exclusively():
+            cut_off = self._cut_off() if self.interrupts else []
+            yield
+            for request in cut_off:
+                self.engine.submit(request)
+
+    def close(self) -> None:
+        """End the thread; what is in flight is given up. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            self._awaited.clear()
+            self._changed.notify_all()
+        if self._executor is not None and self._thread is not None:
+            wait([self._thread], timeout=JOIN_SECONDS)
+            if not self._thread.done():
+                log.warning("the sampling thread is still at the engine, which is closed now")
+            self._executor.shutdown(wait=False)
+
+    def _drained(self) -> Iterator[_Awaited]:
+        """Yield the requests that must end before the weights change."""
+        awaited = list(self._awaited.values())
+        return (one for one in awaited if one.whole or not self.interrupts)
+
+    def _cut_off(self) -> list[Request]:
+        """Abort what is in flight, and return the requests that continue it."""
+        continued = []
+        for completion in self.engine.abort():
+            found = self._awaited[completion.request_id]
+            found.request = replace(
+                found.request,
+                begun=completion.segments,
+                prompt_columns=completion.prompt_columns,
+            )
+            continued.append(found.request)
+        # In the order of submission: what was admitted first is served first.
+        places = {id: place for place, id in enumerate(self._awaited)}
+        return sorted(continued, key=lambda request: places[request.id])
+
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        with self._changed:
+            self._claims += 1
+        try:
+            with self._turn:
+                yield
+        finally:
+            with self._changed:
+                self._claims -= 1
+                self._last_sign = time.monotonic()
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        """Run by the thread: poll while there is something to wait for and nobody else's turn."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._may_poll)
+                if self._is_closed:
+                    return
+            with self._turn:
+                self._poll()
+
+    def _may_poll(self) -> bool:
+        return self._is_closed or (bool(self._awaited) and not self._claims)
+
+    def _poll(self) -> None:
+        started = time.monotonic()
+        finished = self.engine.poll(timeout_s=SLICE_SECONDS)
+        self.busy_s += time.monotonic() - started
+        self._hand_out(finished)
+
+    def _hand_out(self, finished: Sequence[Completion]) -> None:
+        for completion in finished:
+            found = self._awaited.get(completion.request_id)
+            if found is None:
+                # Closed meanwhile.
+                continue
+            # Taken first: whoever sees that it is no longer awaited finds it.
+            found.take(completion)
+            with self._changed:
+                self._awaited.pop(completion.request_id, None)
+                self._last_sign = time.monotonic()
+                self._changed.notify_all()
+
+    def _require_sound(self) -> None:
+        """Raise what went wrong in the thread, or EngineError where the engine is stuck."""
+        if self._thread is not None and self._thread.done():
+            self._thread.result()
+        waited_s = time.monotonic() - self._last_sign
+        if not self._awaited or waited_s < self.stall_s:
+            return
+        with self._exclusively():
+            why = self.engine.health() or (
+                f"waited {waited_s:.0f} s; where it needs longer, raise engine.stall_s"
+            )
+        raise EngineError(
+            f"the {self.engine.capabilities.name} engine finished none of {len(self._awaited)} "
+            f"requests ({next(iter(self._awaited))} and others): {why}."
+        )

@@ -1,0 +1,61 @@
+"""Check the Ray cluster of a recipe: its resources, with the sum, and what every node has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from homeostat.config.ray_cluster import RayCluster
+from homeostat.config.run import RunConfig
+from homeostat.run.preflight.item import Item
+from homeostat.run.ray.nodes import require_nodes
+from homeostat.run.ray.placement import Node, describe_sum, find_shortages, needs_of
+from homeostat.run.ray.proofs import prove
+from homeostat.run.ray.vendor import connected, import_ray
+
+# How long missing nodes are waited for: a check answers soon.
+MAX_WAIT_SECONDS = 10.0
+
+
+def cluster_items(config: RunConfig, *, device: str) -> Iterator[Item]:
+    """Yield what Ray has for the run, and the problems of each node. Nothing is started on it.
+
+    A Ray that the run would start on this machine has this machine's resources.
+    """
+    cluster = config.cluster
+    if not isinstance(cluster, RayCluster):
+        return
+    if cluster.address is None:
+        import_ray()
+        yield from _sums(config, _this_machine(), device=device)
+        return
+    soon = cluster.model_copy(
+        update={"start_timeout_s": min(MAX_WAIT_SECONDS, cluster.start_timeout_s)}
+    )
+    with connected(cluster) as ray:
+        nodes = require_nodes(ray, soon)
+        yield from _sums(config, nodes, device=device)
+        for found in prove(ray, config, nodes):
+            yield Item("cluster", "error" if found.is_error else "warning", found.problem.render())
+
+
+def _this_machine() -> list[Node]:
+    has = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+    return [Node("this machine", has)]
+
+
+def _sums(config: RunConfig, nodes: Sequence[Node], *, device: str) -> Iterator[Item]:
+    needs = needs_of(config, device=device)
+    problems = find_shortages(config, needs, nodes)
+    for problem in problems:
+        yield Item("cluster", "error", problem.render())
+    if problems:
+        return
+    resource = "GPU" if device == "cuda" else "CPU"
+    has = sum(node.resources.get(resource, 0.0) for node in nodes)
+    names = ", ".join(node.address for node in nodes)
+    text = f"Ray on {len(nodes)} node{'s' * (len(nodes) > 1)} ({names}): "
+    facts = {"nodes": [node.address for node in nodes], "resource": resource, "has": has}
+    yield Item("cluster", "ok", text + describe_sum(needs, resource, has=has), facts)

@@ -1,0 +1,161 @@
+"""Publication to several engines behind a router, and replacements for those that die.
+
+    an engine dies -> the router goes on with the others -> another process is started meanwhile
+    -> at the next publication it is sent the weights that the others have, and joins them
+
+If the last engine dies, the run waits for a replacement. A publication during which engines die
+goes on with the others; where the transport cannot do that (a broadcast), it begins again without
+them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from homeostat.config.parts import PublicationSettings
+from homeostat.errors import EngineDiedError, EngineError, SyncError
+from homeostat.rollout.engine import Engine
+from homeostat.rollout.remote import RemoteEngine
+from homeostat.rollout.router import Router
+from homeostat.run.publication.host_weights import PolicyWeights
+from homeostat.run.publication.publish import SentWeights
+from homeostat.run.session.replacements import Replacements
+from homeostat.run.session.restarts import Restarts, death_in
+from homeostat.run.session.session import Session
+from homeostat.sync.bucket import Manifest
+from homeostat.sync.publish import WeightSource
+from homeostat.sync.verify import Probe
+from homeostat.train.run_state import RlState
+from homeostat.train.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+class SentToSeveral(SentWeights):
+    """Publishes to the engines of a router."""
+
+    def __init__(
+        self,
+        engine: Router,
+        config: PublicationSettings,
+        *,
+        trainer: Trainer,
+        probe: Probe,
+        rl_state: RlState,
+        session: Session,
+        restarts: Restarts,
+        replacements: Replacements,
+    ) -> None:
+        super().__init__(
+            engine,
+            config,
+            trainer=trainer,
+            probe=probe,
+            rl_state=rl_state,
+            session=session,
+            restarts=restarts,
+        )
+        self.router = engine
+        self.replacements = replacements
+        self._num_lost = 0
+        engine.on_loss = self._lose
+        engine.revive = self._await_replacement
+
+    def publish(self, step: int, *, must: bool) -> dict[str, float]:
+        """After it, engines that were started meanwhile join: the trainer's weights are the others'
+        again, or a copy of theirs is kept."""
+        metrics = super().publish(step, must=must)
+        while (found := self.replacements.take(wait=False)) is not None:
+            engine = self._served(*found)
+            if engine is not None:
+                self.router.join(engine)
+                self._tell_joined(engine)
+        return metrics
+
+    def close(self) -> None:
+        super().close()
+        self.replacements.close()
+
+    def _deliver(self, source: Callable[[], WeightSource], version: int) -> Manifest:
+        """Send the weights; again, if engines died and the others were left without them."""
+        while True:
+            num_lost = self._num_lost
+            try:
+                manifest = self._send_until_served(source, version)
+            except (EngineDiedError, SyncError):
+                self._disconnect()
+                self.router.cancel_update()
+                if self._num_lost == num_lost:
+                    raise
+                continue
+            if self._num_lost > num_lost:
+                self._disconnect()
+            return manifest
+
+    def _lose(self, engine: Engine, error: EngineDiedError) -> None:
+        """Continue without an engine that died, and start another one if restarts are left."""
+        assert isinstance(engine, RemoteEngine), engine
+        self._num_lost += 1
+        if not self._is_sending:
+            # A broadcast has a fixed number of receivers: the next publication meets anew.
+            self._disconnect()
+        left = len(self.router.engines) - 1
+        self.session.event("engine_lost", self._step, error=str(error), left=left)
+        if left:
+            log.warning("%s\nIts requests begin again in the %d others.", error, left)
+        self._begin(engine.name, error, must=not left and not self.replacements.num_starting)
+
+    def _begin(self, name: str, error: EngineDiedError, *, must: bool) -> None:
+        """Start a replacement. If no restart is left, raise only where the run `must` have one."""
+        if self.restarts.is_exhausted and not must:
+            log.warning("No restart is left (engine.max_restarts): %s is not replaced.", name)
+            return
+        self.restarts.count(error, step=self._step)
+        self.replacements.begin(name)
+
+    def _await_replacement(self) -> Engine:
+        """Return an engine for a router that has none left."""
+        while True:
+            found = self.replacements.take(wait=True)
+            assert found is not None, "it waits, or raises"
+            engine = self._served(*found)
+            if engine is not None:
+                self._tell_joined(engine)
+                return engine
+
+    def _served(self, name: str, outcome: RemoteEngine | EngineError) -> RemoteEngine | None:
+        """Send a new engine the weights that the others have. None if its process died."""
+        if isinstance(outcome, EngineError):
+            if not isinstance(outcome, EngineDiedError):
+                raise outcome
+            self._begin_again(name, outcome)
+            return None
+        # It has its own transport, for a broadcast has a fixed number of receivers.
+        self._disconnect()
+        try:
+            self._send_alone(outcome)
+        except (EngineDiedError, SyncError) as error:
+            death = death_in(error, outcome)
+            outcome.close()
+            self._begin_again(name, death)
+            return None
+        return outcome
+
+    def _send_alone(self, engine: RemoteEngine) -> None:
+        publisher = self._publisher_to(engine)
+        # Without a copy, the others are just being sent what the trainer has, and so will this one.
+        is_lost = self.is_behind and self._copy is None
+        source = PolicyWeights(self.trainer) if is_lost else self._for_replacement()
+        try:
+            self._published(publisher, engine, source, self.rl_state.published_version)
+        finally:
+            publisher.close()
+
+    def _begin_again(self, name: str, death: EngineDiedError) -> None:
+        others = len(self.router.engines) + self.replacements.num_starting
+        self._begin(name, death, must=not others)
+
+    def _tell_joined(self, engine: RemoteEngine) -> None:
+        version = self.rl_state.published_version
+        self.session.event("engine_joined", self._step, name=engine.name, version=version)

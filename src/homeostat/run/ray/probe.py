@@ -1,0 +1,90 @@
+"""Facts of one machine, gathered there by a Ray task. No torch; everything is looked at only."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homeostat.run.ray.actors import free_port
+
+# Packages whose versions decide what is computed, and what a message means.
+PACKAGES = ("homeostat", "torch", "transformers", "numpy", "safetensors")
+REACH_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The facts that are asked of every node. `token_file` holds `token` where it was written."""
+
+    paths: tuple[str, ...]
+    token_file: str
+    token: str
+    controller: tuple[str, int]
+    node_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The answer of a node. `network` is what is wrong with its ports; empty if nothing is."""
+
+    python: str
+    packages: dict[str, str | None]
+    missing: tuple[str, ...]
+    shares_runs: bool
+    network: str
+
+
+def probe(question: Question) -> Facts:
+    """Gather the facts of the machine that this runs on."""
+    return Facts(
+        python=platform.python_version(),
+        packages={name: version_of(name) for name in PACKAGES},
+        missing=tuple(path for path in question.paths if not os.path.exists(path)),
+        shares_runs=_reads(question.token_file) == question.token,
+        network=_network(question),
+    )
+
+
+def version_of(package: str) -> str | None:
+    """Return the installed version; None if there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _reads(file: str) -> str | None:
+    try:
+        with open(file, encoding="utf-8") as lines:
+            return lines.read()
+    except OSError:
+        return None
+
+
+def _network(question: Question) -> str:
+    try:
+        free_port(question.node_address)
+    except OSError as error:
+        return f"no port of its address {question.node_address} can be used: {error}"
+    host, port = question.controller
+    try:
+        with socket.create_connection((host, port), timeout=REACH_SECONDS):
+            return ""
+    except OSError as error:
+        return f"the controller at {host}:{port} cannot be reached from it: {error}"
+
+
+def differing(ours: Facts, theirs: Facts) -> Sequence[str]:
+    """Return what is of another version there, as sentences."""
+    found = []
+    if ours.python.rpartition(".")[0] != theirs.python.rpartition(".")[0]:
+        found.append(f"Python {theirs.python}, the controller has {ours.python}")
+    for name, version in ours.packages.items():
+        if theirs.packages.get(name) != version:
+            there = theirs.packages.get(name) or "is missing"
+            found.append(f"{name} {there}, the controller has {version or 'none'}")
+    return found

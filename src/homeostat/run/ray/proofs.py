@@ -1,0 +1,130 @@
+"""Proofs from every node before a run starts: paths, shared folders, versions, ports.
+
+A node that lacks something would fail in its own words minutes later, or never answer.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from homeostat.config.run import RunConfig
+from homeostat.errors import ConfigError, Problem
+from homeostat.run.ray.nodes import own_node
+from homeostat.run.ray.placement import Node
+from homeostat.run.ray.probe import Facts, Question, differing, probe
+
+PROBE_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem of one node. One that does not keep the run from working is no error."""
+
+    problem: Problem
+    is_error: bool = True
+
+
+def require_proofs(ray: Any, config: RunConfig, nodes: Sequence[Node]) -> None:
+    """Raise ConfigError with all problems, node by node."""
+    errors = [found.problem for found in prove(ray, config, nodes) if found.is_error]
+    if errors:
+        raise ConfigError(errors)
+
+
+def prove(ray: Any, config: RunConfig, nodes: Sequence[Node]) -> list[Finding]:
+    """Ask every node for its facts, and judge them."""
+    with _question(ray, config) as question:
+        ours = probe(replace(question, node_address=question.controller[0]))
+        found: list[Finding] = []
+        for node, facts in _asked(ray, question, nodes):
+            if isinstance(facts, str):
+                found.append(_finding(node, facts, "Look at Ray's logs there."))
+            else:
+                found += judge(config, node, ours=ours, theirs=facts)
+    return found
+
+
+@contextmanager
+def _question(ray: Any, config: RunConfig) -> Iterator[Question]:
+    """Yield what is asked, while the file that proves a shared folder and a port are there."""
+    folder = config.run_dir.resolve()
+    while not folder.exists():
+        folder = folder.parent
+    address = own_node(ray).address
+    token = secrets.token_hex(8)
+    paths = (*needed_paths(config), *data_paths(config))
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with (
+        socket.create_server((address, 0), family=family, backlog=4096) as server,
+        tempfile.NamedTemporaryFile("w", dir=folder, prefix=".homeostat-shared-") as file,
+    ):
+        file.write(token)
+        file.flush()
+        yield Question(paths, file.name, token, (address, server.getsockname()[1]))
+
+
+def _asked(
+    ray: Any, question: Question, nodes: Sequence[Node]
+) -> Iterator[tuple[Node, Facts | str]]:
+    """Yield the facts of each node, or what kept it from telling them."""
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    asked = [
+        ray.remote(probe)
+        .options(num_cpus=0, max_retries=0, scheduling_strategy=strategy(node.node_id, soft=False))
+        .remote(replace(question, node_address=node.address))
+        for node in nodes
+    ]
+    ray.wait(asked, num_returns=len(asked), timeout=PROBE_SECONDS)
+    for node, answer in zip(nodes, asked, strict=True):
+        try:
+            yield node, ray.get(answer, timeout=0)
+        except ray.exceptions.GetTimeoutError:
+            yield node, f"it did not answer within {PROBE_SECONDS:g} s."
+        except ray.exceptions.RayError as error:
+            last = str(error).strip().splitlines()[-1]
+            yield node, f"it cannot run homeostat: {last}"
+
+
+def judge(config: RunConfig, node: Node, *, ours: Facts, theirs: Facts) -> Iterator[Finding]:
+    """Yield what is wrong with a node."""
+    for words in differing(ours, theirs):
+        yield _finding(node, f"{words}.", "Install the same versions on every machine.")
+    for path in theirs.missing:
+        if path in needed_paths(config):
+            hint = "Put it there under the same path, or on a file system that all machines share."
+            yield _finding(node, f"{path} does not exist there.", hint)
+        elif path not in ours.missing:
+            why = f"{path} does not exist there. The controller alone reads it."
+            yield Finding(Problem(f"node {node.address}", why), is_error=False)
+    if not theirs.shares_runs:
+        why = f"it does not see the run's folder under {config.run_dir}, to which ranks save."
+        hint = "Set runs_dir to a folder on a file system that all machines share."
+        yield _finding(node, why, hint)
+    if theirs.network:
+        yield _finding(node, f"{theirs.network}.", "Look at its firewall and its address in Ray.")
+
+
+def _finding(node: Node, message: str, hint: str) -> Finding:
+    return Finding(Problem(f"node {node.address}", message, hint))
+
+
+def needed_paths(config: RunConfig) -> tuple[str, ...]:
+    """Return the paths that ranks and engines read; names of a hub are no paths."""
+    # Workers run in the controller's folder, to which paths of the recipe are relative.
+    places = [os.getcwd(), config.model.path, getattr(config.reference, "path", None)]
+    return tuple(str(Path(place).resolve()) for place in places if place and Path(place).exists())
+
+
+def data_paths(config: RunConfig) -> tuple[str, ...]:
+    """Return the files that rows are read from."""
+    sources = [*config.data.train, *(config.data.validation or ())]
+    paths = [getattr(source, "path", None) for source in sources]
+    return tuple(str(Path(path).resolve()) for path in paths if path and Path(path).exists())

@@ -1,0 +1,85 @@
+"""Import Ray, connect to it, and say in our words what its errors mean.
+
+Ray is an extra (`homeostat[ray]`), so nothing imports it before a recipe asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from homeostat.config.ray_cluster import RayCluster
+from homeostat.errors import ConfigError, MissingDependencyError, Problem
+
+# Nothing of ours is in Ray's object store, whose default is a third of the memory.
+STORE_BYTES = 80 * 2**20
+# Handlers that Ray replaces when it connects: a run has its own.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def import_ray() -> Any:
+    """Return the package. Raises MissingDependencyError with the command that installs it."""
+    try:
+        import ray
+        import ray.exceptions
+        import ray.util
+        import ray.util.placement_group
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise MissingDependencyError.of(
+            "ray", extra="ray", needed_for="cluster.type: ray"
+        ) from error
+    return ray
+
+
+@contextmanager
+def connected(cluster: RayCluster) -> Iterator[Any]:
+    """Yield Ray, connected to the recipe's cluster. On exit its actors and its local Ray end."""
+    ray = import_ray()
+    with _own_handlers():
+        _connect(ray, cluster)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _connect(ray: Any, cluster: RayCluster) -> None:
+    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if cluster.address is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        settings |= {"address": "local", "include_dashboard": False}
+        settings["object_store_memory"] = STORE_BYTES
+    else:
+        settings["address"] = cluster.address
+    try:
+        ray.init(**settings)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise ConfigError(
+            [
+                Problem(
+                    "cluster.address",
+                    f"no Ray cluster answers at {cluster.address or 'this machine'}: {error}",
+                    "Run `ray start --head` on one machine and `ray start --address=...` on the "
+                    "others. Remove the key for a Ray of this machine alone.",
+                )
+            ]
+        ) from error
+
+
+@contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Keep the handlers of signals: Ray's end the process before a run has saved anything."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,354 @@
+"""`homeostat import`: settings of other frameworks become a recipe that its own checks accept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from homeostat.cli.verbs import app
+from homeostat.config import load_config
+from homeostat.errors import ConfigError
+from homeostat.importing.convert import convert
+from homeostat.importing.entries import Entry, Imported, Status
+from homeostat.importing.hints import load_recipe
+from homeostat.importing.reading import read_foreign
+from homeostat.importing.recognise import recognise
+from homeostat.importing.render import render_listing, render_recipe
+
+AXOLOTL = """\
+base_model: some/model
+datasets:
+  - path: rows.jsonl
+    type: alpaca
+adapter: qlora
+load_in_4bit: true
+lora_r: 8
+lora_alpha: 16
+lora_target_linear: true
+sequence_len: 512
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 2
+optimizer: paged_adamw_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+tensor_parallel_size: 2
+val_set_size: 0
+flux_capacitor: 3
+hub_token: hf_not_to_be_shown
+"""
+TRL_SHELL = """\
+#!/bin/bash
+# --learning_rate 1.0 is a comment
+RATE=${RATE:-2e-6}
+ARGS=(
+   --beta 0.04   # a weight
+   --num_generations 4
+)
+accelerate launch --num_processes 2 grpo.py \\
+  --model_name_or_path ./model --dataset_name ./prompts.jsonl --learning_rate $RATE \\
+  --per_device_train_batch_size 4 --gradient_accumulation_steps 8 \\
+  --max_completion_length 64 --max_steps 30 --num_train_epochs 3 --seed $SEED "${ARGS[@]}" $@
+"""
+TRL_PYTHON = """\
+from trl import DPOConfig, DPOTrainer
+open("touched", "w").write("executed")
+NAME = "./base"
+model = AutoModelForCausalLM.from_pretrained(NAME, torch_dtype=torch.bfloat16)
+config = DPOConfig(output_dir="out/dpo", beta=0.2, learning_rate=1e-6, warmup_ratio=compute())
+peft = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+DPOTrainer(model=model, args=config, train_dataset=load_dataset("pairs.jsonl"), peft_config=peft)
+"""
+LLAMA_FACTORY = """\
+model_name_or_path: ./model
+stage: dpo
+finetuning_type: lora
+lora_rank: 4
+dataset: a, b
+template: llama3
+cutoff_len: 256
+pref_beta: 0.3
+pref_loss: orpo
+per_device_train_batch_size: 2
+num_train_epochs: 1.5
+warmup_ratio: 0.1
+"""
+VERL = """\
+set -x
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
+    data.train_files=train.parquet data.val_files='["test.parquet"]' \\
+    data.train_batch_size=64 data.max_prompt_length=128 data.max_response_length=256 \\
+    data.truncation='error' actor_rollout_ref.model.path=./model \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.rollout.n=4 \\
+    actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.01 \\
+    actor_rollout_ref.actor.kl_loss_type=low_var_kl actor_rollout_ref.rollout.name=sglang \\
+    trainer.n_gpus_per_node=2 trainer.nnodes=1 trainer.total_epochs=3 trainer.test_freq=5
+"""
+SLIME = """\
+ROLLOUT_ARGS=(
+   --prompt-data prompts.jsonl
+   --input-key question
+   --label-key solution
+   --rm-type my_grader
+   --rollout-batch-size 16
+   --n-samples-per-prompt 8
+   --rollout-max-response-len 128
+   --global-batch-size 64
+   --num-rollout 50
+)
+ray job submit --runtime-env-json="{}" -- python3 train.py --hf-checkpoint ./model \\
+   --advantage-estimator gspo --use-kl-loss --kl-loss-coef 0.00 --eps-clip 3e-4 \\
+   --tensor-model-parallel-size 4 --lr 1e-6 --lr-decay-style constant \\
+   --wandb-key abcdef0123456789 ${ROLLOUT_ARGS[@]} ${MODEL_ARGS[@]}
+"""
+OPENRLHF = """\
+read -r -d '' commands <<EOF
+openrlhf.cli.train_dpo --model.model_name_or_path ./model --data.dataset pairs.jsonl \\
+   --train.batch_size 32 --train.micro_batch_size 1 --train.max_epochs 2 --data.max_len 640 \\
+   --adam.lr 5e-7 --model.beta 0.2 --data.chosen_key good --data.rejected_key bad
+EOF
+deepspeed --module $commands
+"""
+FILES = {
+    "axolotl": ("a.yml", AXOLOTL),
+    "trl": ("t.sh", TRL_SHELL),
+    "llama_factory": ("l.yaml", LLAMA_FACTORY),
+    "verl": ("v.sh", VERL),
+    "slime": ("s.sh", SLIME),
+    "openrlhf": ("o.sh", OPENRLHF),
+}
+
+
+def imported(folder: Path, name: str, text: str, *, devices: int | None = None) -> Imported:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    file = read_foreign(path)
+    framework = recognise(file)
+    assert framework is not None
+    return convert(file, framework, stem="run", devices=devices)
+
+
+def entry(found: Imported, name: str) -> Entry:
+    return next(one for one in found.entries if one.given.name == name)
+
+
+def at(recipe: dict[str, Any], place: str) -> Any:
+    here: Any = recipe
+    for part in place.split("."):
+        here = here[int(part)] if part.isdigit() else here[part]
+    return here
+
+
+@pytest.mark.parametrize("framework", FILES)
+def test_recipes_are_accepted_and_every_setting_is_listed_once(
+    framework: str, tmp_path: Path
+) -> None:
+    name, text = FILES[framework]
+    found = imported(tmp_path, name, text)
+    assert (found.framework, found.problems) == (framework, ())
+    given = [one.given.name for one in found.entries]
+    assert given == [one.name for one in read_foreign(tmp_path / name).settings]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(render_recipe(found, source=name), encoding="utf-8")
+    loaded = load_config(recipe)
+    assert loaded.algorithm.type == found.recipe["algorithm"]["type"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "expected"),
+    [
+        (
+            "axolotl",
+            {
+                "model.path": "some/model",
+                "model.quantization": "nf4",
+                "lora.targets": ["all-linear"],
+                "trainer.batch_rows": 8,
+                "trainer.optimizer.moments": "8bit",
+                "trainer.schedule.min_lr_share": 0.0,
+                "data.train.0.prompt_column": "instruction",
+            },
+        ),
+        (
+            "trl",
+            {
+                "algorithm.kl.coefficient": 0.04,
+                "rollout.prompts_per_step": 16,
+                "rollout.samples_per_prompt": 4,
+                "trainer.max_steps": 30,
+                "trainer.lr": 2e-6,
+                "cluster.processes": 2,
+                "engine.own_process": True,
+            },
+        ),
+        (
+            "llama_factory",
+            {
+                "algorithm.type": "orpo",
+                "preference.beta": 0.3,
+                "lora.alpha": 8,
+                "trainer.epochs": 2,
+                "trainer.schedule.type": "linear",
+                "data.train.1.path": "b",
+            },
+        ),
+        (
+            "verl",
+            {
+                "algorithm.kl.coefficient": 0.01,
+                "algorithm.kl.estimator": "k3",
+                "algorithm.normalise": "token",
+                "trainer.updates_per_step": 4,
+                "data.max_length": 128,
+                "data.overlong": "refuse",
+                "data.validation.0.path": "test.parquet",
+                "engine.type": "native",
+            },
+        ),
+        (
+            "slime",
+            {
+                "algorithm.type": "gspo",
+                "algorithm.clip_high": 3e-4,
+                "trainer.updates_per_step": 2,
+                "data.train.0.prompt_column": "question",
+                "rewards.functions.0.path": "rewards.py:my_grader",
+            },
+        ),
+        (
+            "openrlhf",
+            {
+                "algorithm.type": "dpo",
+                "trainer.epochs": 2,
+                "trainer.batch_rows": 32,
+                "data.max_length": 640,
+                "data.train.0.chosen_column": "good",
+            },
+        ),
+    ],
+)
+def test_values_are_converted(framework: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    found = imported(tmp_path, *FILES[framework])
+    assert {place: at(found.recipe, place) for place in expected} == expected
+
+
+def test_a_python_script_is_parsed_and_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = imported(tmp_path, "d.py", TRL_PYTHON)
+    assert not (tmp_path / "touched").exists()
+    assert found.problems == ()
+    expected = {"algorithm.type": "dpo", "model.path": "./base", "lora.rank": 4}
+    assert {place: at(found.recipe, place) for place in expected} == expected
+    assert entry(found, "warmup_ratio").status is Status.UNKNOWN
+
+
+def test_each_status_has_its_reason(tmp_path: Path) -> None:
+    found = imported(tmp_path, *FILES["axolotl"])
+    assert entry(found, "learning_rate").status is Status.TAKEN
+    assert "paged" in entry(found, "optimizer").why
+    assert entry(found, "tensor_parallel_size").status is Status.NOT_NEEDED
+    assert "fsdp splits every layer" in entry(found, "tensor_parallel_size").why
+    assert entry(found, "hub_token").status is Status.NOT_NEEDED
+    assert entry(found, "flux_capacitor").status is Status.UNKNOWN
+    assert "hf_not_to_be_shown" not in render_listing(found)
+    assert "abcdef0123456789" not in render_listing(imported(tmp_path, *FILES["slime"]))
+
+
+def test_devices_multiply_the_batch_and_end_the_guess(tmp_path: Path) -> None:
+    text = LLAMA_FACTORY.replace("num_train_epochs: 1.5", "num_train_epochs: 1")
+    guess, sure = (imported(tmp_path, "l.yaml", text, devices=one) for one in (None, 4))
+    name = "per_device_train_batch_size"
+    assert (entry(guess, name).status, guess.recipe["trainer"]["batch_rows"]) == (
+        Status.APPROXIMATED,
+        2,
+    )
+    assert (entry(sure, name).status, sure.recipe["trainer"]["batch_rows"]) == (Status.TAKEN, 8)
+
+
+def test_keys_to_look_at_are_marked_where_they_are(tmp_path: Path) -> None:
+    found = imported(tmp_path, *FILES["axolotl"])
+    lines = render_recipe(found, source="a.yml").splitlines()
+    assert any("path: some/model" in line and "# LOOK" in line for line in lines)
+
+
+def test_the_verb_writes_a_recipe_and_overwrites_none(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.yml", tmp_path / "recipe.yaml"
+    source.write_text(AXOLOTL, encoding="utf-8")
+    runner = CliRunner()
+    first = runner.invoke(app, ["import", str(source), "--out", str(out)])
+    assert (first.exit_code, "taken over" in first.stdout) == (0, True)
+    assert load_config(out).lora is not None
+    assert runner.invoke(app, ["import", str(source), "--out", str(out)]).exit_code != 0
+    told = json.loads(runner.invoke(app, ["import", str(source), "--format", "json"]).stdout)
+    assert (told["framework"], told["ok"]) == ("axolotl", True)
+
+
+def test_a_file_that_no_framework_knows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("one: 1\ntwo: 2\nthree: 3\n", encoding="utf-8")
+    assert recognise(read_foreign(path)) is None
+    with pytest.raises(ConfigError, match="no such file"):
+        read_foreign(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize("framework", FILES)
+def test_a_foreign_file_given_as_a_recipe_is_one_problem(framework: str, tmp_path: Path) -> None:
+    name, text = FILES[framework]
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="homeostat import") as caught:
+        load_recipe(path)
+    assert len(caught.value.problems) == 1
+
+
+def recipe_with(folder: Path, text: str, *, model: str = "model") -> Path:
+    path = folder / "recipe.yaml"
+    head = f"name: x\nmodel: {{path: {model}}}\ndata: {{train: [{{type: text, path: a.jsonl}}]}}\n"
+    path.write_text(head + text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("trainer: {learning_rate: 1e-5}", "Did you mean trainer.lr?"),
+        ("trainer: {num_train_epochs: 1}", "Did you mean trainer.epochs?"),
+        ("lora: {lora_alpha: 8}", "Did you mean lora.alpha?"),
+    ],
+)
+def test_names_of_other_frameworks_lead_to_our_keys(text: str, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe_with(tmp_path, text))
+    assert [problem.hint for problem in caught.value.problems] == [hint]
+
+
+def test_an_algorithm_that_is_not_here_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Choose one of.*'grpo'"):
+        load_recipe(recipe_with(tmp_path, "algorithm: {type: xyzzy}"))
+
+
+def test_an_adapter_given_as_a_model_points_at_lora_path(tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    settings = {"base_model_name_or_path": "the/base"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"the/base.*lora\.path"):
+        load_recipe(recipe_with(tmp_path, "", model=str(folder)))
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    assert load_recipe(recipe_with(tmp_path, "", model=str(folder))).name == "x"
+
+
+def test_words_of_a_tokenizer_are_shown_and_counts_per_epoch_name_their_key(tmp_path: Path) -> None:
+    more = "evals_per_epoch: 4\nspecial_tokens:\n  pad_token: <pad>\n"
+    file = tmp_path / "a.yaml"
+    file.write_text(AXOLOTL + more)
+    listed = CliRunner().invoke(app, ["import", str(file), "-o", str(tmp_path / "r.yaml")]).output
+    assert "pad_token = <pad>  ->  model.pad_token" in listed
+    assert "evals_per_epoch = 4  ->  eval.interval_steps" in listed
+    assert "hf_not_to_be_shown" not in listed

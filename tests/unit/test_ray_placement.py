@@ -1,0 +1,126 @@
+"""What a run asks of a Ray cluster, with the sum; the order of ranks; the judgement of nodes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homeostat.config import RunConfig
+from homeostat.config.load import build_config
+from homeostat.config.sync import CollectiveConfig, SharedMemoryConfig
+from homeostat.errors import ConfigError
+from homeostat.run.ray.actors import Place, free_port, interface_of
+from homeostat.run.ray.placement import Node, describe_sum, find_shortages, needs_of
+from homeostat.run.ray.probe import Facts
+from homeostat.run.ray.proofs import judge, needed_paths
+from homeostat.run.ray.seats import by_node
+from homeostat.run.ray.transports import require_reachable
+
+NODES = [Node(f"10.0.0.{n}", {"GPU": 3.0, "CPU": 16.0}, f"id{n}") for n in (1, 2)]
+SAME = Facts("3.11.9", {"homeostat": "1", "torch": "2"}, (), shares_runs=True, network="")
+
+
+def build(*overrides: str, **cluster: Any) -> RunConfig:
+    raw = {
+        "name": "run",
+        "runs_dir": "runs",
+        "algorithm": {"type": "grpo"},
+        "model": {"path": "m"},
+        "engine": {"type": "vllm", "tensor_parallel_size": 2, "data_parallel_size": 2},
+        "cluster": {"type": "ray", "processes": 4, **cluster},
+        "trainer": {"backend": {"type": "fsdp"}},
+        "data": {"train": [{"type": "prompts", "path": "p.jsonl"}]},
+        "rewards": {"functions": [{"type": "exact_match", "column": "answer"}]},
+    }
+    return build_config(raw, list(overrides), file=None)
+
+
+def shortages(config: RunConfig, *, device: str = "cuda") -> list[str]:
+    problems = find_shortages(config, needs_of(config, device=device), NODES)
+    return [problem.render() for problem in problems]
+
+
+def test_the_sum_is_written_out() -> None:
+    needs = needs_of(build(), device="cuda")
+    sentence = "trainer 4 x 1 GPU + engines 2 x 2 GPU = 8, the cluster has 6"
+    assert describe_sum(needs, "GPU", has=6.0) == sentence
+    (told,) = shortages(build())
+    assert told.startswith(f"cluster.processes: {sentence}. Set cluster.placement=colocated")
+
+
+def test_engines_that_share_the_trainers_devices_need_none() -> None:
+    assert shortages(build(placement="colocated")) == []
+    (told,) = shortages(build("engine.data_parallel_size=3", placement="colocated"))
+    assert "engines 3 x 2 = 6 devices" in told
+    assert "there are 4 (cluster.processes)" in told
+
+
+def test_on_the_cpu_only_cpus_are_counted() -> None:
+    assert shortages(build(), device="cpu") == []
+    (told,) = shortages(build(cpus_per_worker=8.0), device="cpu")
+    assert "trainer 4 x 8 CPU + engines 2 x 8 CPU = 48, the cluster has 32" in told
+    assert "cluster.cpus_per_worker" in told
+
+
+def test_an_engine_must_fit_on_one_machine() -> None:
+    wide = build("engine.tensor_parallel_size=4", "engine.data_parallel_size=1", processes=2)
+    (told,) = shortages(wide)
+    assert told.startswith("engine.tensor_parallel_size: one of the engines needs 4 GPU of one")
+    assert "largest machine has 3" in told
+
+
+def test_ranks_of_one_node_are_neighbours() -> None:
+    places = [Place(node, node, ()) for node in "abab"]
+    assert by_node(places) == [0, 2, 1, 3]
+
+
+def test_memory_of_one_machine_reaches_no_engine_on_another() -> None:
+    here, there = Place("a", "10.0.0.1", ()), Place("b", "10.0.0.2", ())
+    for transport in (None, SharedMemoryConfig(type="shared_memory")):
+        require_reachable(transport, [here, there], here)
+        with pytest.raises(ConfigError, match=r"on 10\.0\.0\.1, and the engine on 10\.0\.0\.2"):
+            require_reachable(transport, [here, there], there)
+    require_reachable(CollectiveConfig(type="collective"), [here], there)
+
+
+def test_problems_are_told_node_by_node(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    data = tmp_path / "rows.jsonl"
+    data.touch()
+    config = build(f"model.path={tmp_path}/model", f"data.train=[{{type: prompts, path: {data}}}]")
+    here, model = needed_paths(config)
+    assert here == os.getcwd()
+
+    def found(**changes: Any) -> list[tuple[str, bool]]:
+        judged = judge(config, NODES[1], ours=SAME, theirs=replace(SAME, **changes))
+        return [(one.problem.render(), one.is_error) for one in judged]
+
+    assert found() == []
+    ((text, is_error),) = found(missing=(model,))
+    assert text.startswith(f"node 10.0.0.2: {model} does not exist there.")
+    assert is_error
+    # The controller alone reads data.
+    ((text, is_error),) = found(missing=(str(data),))
+    assert not is_error
+    ((text, _),) = found(packages={"homeostat": "1", "torch": "3"})
+    assert "torch 3, the controller has 2" in text
+    ((text, _),) = found(python="3.12.1")
+    assert "Python 3.12.1, the controller has 3.11.9" in text
+    # A patch release of Python speaks the same.
+    assert found(python="3.11.2") == []
+    ((text, _),) = found(shares_runs=False)
+    assert "does not see the run's folder" in text
+    ((text, _),) = found(network="the controller at h:1 cannot be reached from it: no")
+    assert "cannot be reached" in text
+
+
+def test_addresses_of_this_machine() -> None:
+    assert free_port("127.0.0.1") > 0
+    with pytest.raises(OSError, match="assign"):
+        free_port("192.0.2.77")
+    assert interface_of("127.0.0.2") in ("lo", None)
+    assert interface_of("192.0.2.77") is None
