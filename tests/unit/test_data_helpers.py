@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from homeostat.data.helpers import HelperDiedError, computed
+from homeostat.data import helpers
+from homeostat.data.helpers import HelperDiedError, HelperHungError, computed
 
 
 def square(number: int) -> int:
@@ -47,6 +48,17 @@ def test_one_that_is_killed_in_the_middle_of_its_answer_is_an_error():
         time.sleep(0.01)
     os.kill(victim.pid, signal.SIGKILL)
     with pytest.raises(HelperDiedError):
+        list(results)
+    assert multiprocessing.active_children() == []
+
+
+def test_one_that_is_stopped_is_an_error_after_a_while(monkeypatch):
+    monkeypatch.setattr(helpers, "ANSWER_SECONDS", 1.0)
+    results = computed(megabytes, range(20), num_processes=1)
+    next(results)
+    (victim,) = multiprocessing.active_children()
+    os.kill(victim.pid, signal.SIGSTOP)
+    with pytest.raises(HelperHungError):
         list(results)
     assert multiprocessing.active_children() == []
 

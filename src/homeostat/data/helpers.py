@@ -14,6 +14,8 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -28,10 +30,16 @@ Result = TypeVar("Result")
 # never waits for a process that itself waits for its answer to be read.
 IN_FLIGHT = 3
 _END_SECONDS = 5.0
+# A task is a chunk of rows, which takes seconds.
+ANSWER_SECONDS = 900.0
 
 
 class HelperDiedError(Exception):
     """A process ended without an answer."""
+
+
+class HelperHungError(Exception):
+    """A process that lives gave no answer within ANSWER_SECONDS."""
 
 
 def computed(
@@ -39,8 +47,8 @@ def computed(
 ) -> Iterator[Result]:
     """Yield work(task) for each task, in order; `work` is sent to each process once.
 
-    What `work` raises is raised here. Raises HelperDiedError if a process is killed. No process is
-    left when the iterator ends or is closed.
+    What `work` raises is raised here. Raises HelperDiedError if a process is killed, and
+    HelperHungError if one gives no answer. No process is left when the iterator ends or is closed.
     """
     helpers = [_Helper(work) for _ in range(num_processes)]
     try:
@@ -63,6 +71,7 @@ class _Helper:
         # Use spawn: the parent may have threads and a GPU, which a forked child must not inherit.
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
+        _limit_reads(self._pipe, ANSWER_SECONDS)
         self._process: SpawnProcess = context.Process(target=_serve, args=(theirs, work))
         self._process.start()
         # The pipe must end with the process, so nobody else may hold that side of it.
@@ -77,6 +86,8 @@ class _Helper:
     def answer(self) -> Any:
         try:
             is_error, value = self._pipe.recv()
+        except BlockingIOError:
+            raise HelperHungError from None
         except (EOFError, OSError):
             raise HelperDiedError from None
         if is_error:
@@ -90,6 +101,13 @@ class _Helper:
             self._process.kill()
             self._process.join()
         self._process.close()
+
+
+def _limit_reads(pipe: Connection, seconds: float) -> None:
+    """Have reads fail with BlockingIOError after so long, also in the middle of a message."""
+    limit = struct.pack("ll", *divmod(round(seconds * 1e6), 1_000_000))
+    with socket.socket(fileno=os.dup(pipe.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from homeostat.config.data import DataConfig, LabelledSource, MessagesSource, TrainSource
-from homeostat.data.helpers import HelperDiedError, computed
+from homeostat.data.helpers import ANSWER_SECONDS, HelperDiedError, HelperHungError, computed
 from homeostat.data.overlong import OverlongTextError
 from homeostat.data.preferences import Labelled, encode_labelled, labelled_columns
 from homeostat.data.rows import columns_of, encode_row, needs_chat_template, truncate
@@ -308,4 +308,9 @@ def _encode_all(encoder: _Encoder, sizes: list[int], num_processes: int) -> Iter
         raise DataError(
             "a process that tokenises rows ended without a message, most likely killed for lack of "
             f"memory. Set data.num_processes below {num_processes}, or free memory."
+        ) from None
+    except HelperHungError:
+        raise DataError(
+            f"a process that tokenises rows gave no answer within {ANSWER_SECONDS:.0f} s: it was "
+            "stopped, or the machine swaps. data.num_processes=1 tokenises in this process."
         ) from None

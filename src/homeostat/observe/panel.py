@@ -103,10 +103,11 @@ def time_items(progress: Progress, room: Room, *, rank: int) -> list[Item]:
     if not found:
         return []
     width = max(10, min(40, room.width // 3))
-    mark = "█" if room.blocks else "#"
     bar = Text()
-    for (part, _), num in zip(found, time_bar.widths(found, width), strict=True):
-        bar.append((mark if room.blocks else part.letter) * num, style=part.style)
+    for at, ((part, _), num) in enumerate(zip(found, time_bar.widths(found, width), strict=True)):
+        # Neighbours also differ without colours.
+        mark = "█▓"[at % 2] if room.blocks else part.letter
+        bar.append(mark * num, style=part.style)
     cells = [Text.assemble(bar, (f" {fmt.duration(progress.latest['time/step'])}", "bold"))]
     largest = sorted(found, key=lambda one: -one[1])
     for part, share in largest:

@@ -19,6 +19,7 @@ from homeostat.clinic.processes import descendants
 from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
 from homeostat.models.decoder import Decoder
+from homeostat.rollout.remote import RemoteEngine
 from homeostat.run.session.session import Session
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.trainer import Trainer
@@ -181,6 +182,8 @@ class EngineHung(Injector):
     expects = ("engine-restarts", "engine-step-timeout")
     body, onset = OWN_PROCESS, (5, 12)
     cure, vital, stays = Cure.SAFE, "reward", True
+    # Two deadlines, two reports, and two starts of the engine.
+    deadline_s = 300.0
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         raw["engine"]["stall_s"] = 4.0
@@ -189,6 +192,25 @@ class EngineHung(Injector):
         if step - self.dose.onset in (0, 3):
             for process in descendants("homeostat.workers.child"):
                 os.kill(process, signal.SIGSTOP)
+
+
+class SlowPublication(Injector):
+    """The path that weights take to the engine is slow, as over a full network."""
+
+    name, family, strength = "slow_publication", Family.SYNC, (1.2, 1.6)
+    expects = ("slow-weight-sync",)
+    body, onset = OWN_PROCESS, (5, 9)
+
+    def started(self, parts: Any, session: Session) -> None:
+        engine: RemoteEngine = parts.engine
+        apply = engine.apply
+
+        def slow(bucket: Bucket) -> None:
+            if self.is_ill(parts.state.step + 1):
+                time.sleep(self.dose.strength)
+            apply(bucket)
+
+        setattr(engine, "apply", slow)  # noqa: B010 (a method, on purpose)
 
 
 class SlowEngine(Injector):
@@ -223,6 +245,7 @@ FAULTS: tuple[type[Injector], ...] = (
     EngineKilled,
     EngineHung,
     SlowEngine,
+    SlowPublication,
     BadPublication,
     BadPublicationVerified,
 )

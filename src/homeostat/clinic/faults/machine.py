@@ -13,13 +13,26 @@ from typing import Any
 
 import torch
 
-from homeostat.clinic.injector import SORT_SFT, Cure, Injector
+from homeostat.clinic.injector import SORT_SFT, Cure, Dose, Injector
+from homeostat.clinic.processes import descendants
 from homeostat.clinic.recipes import Body, Raw
 from homeostat.health.finding import Family
 from homeostat.run.session.session import Session
 from homeostat.types import LossSpec, Role, TrainBatch
 
 SAVES_OFTEN = Body("sort", "sft", steps=40, changes={"checkpoint.interval_steps": 5})
+
+
+OVER_RANKS = Body(
+    "sort",
+    "sft",
+    steps=24,
+    changes={
+        "checkpoint.interval_steps": 4,
+        "cluster": {"type": "torchrun", "processes": 1},
+        "trainer.backend": {"type": "fsdp"},
+    },
+)
 
 
 class LeakedMemory(Injector):
@@ -161,7 +174,30 @@ class SlowData(Injector):
         object.__setattr__(rows, "rows", SlowStore(rows.rows, self.dose.strength))
 
 
+class RankKilled(Injector):
+    """A rank of the trainer is killed, twice in a few steps."""
+
+    name, family = "rank_killed", Family.DISTRIBUTED
+    expects = ("trainer-ranks-lost",)
+    body, onset = OVER_RANKS, (6, 10)
+    cure, vital, stays = Cure.SAFE, "train/loss", True
+    # Three starts of torchrun, each of which imports torch.
+    deadline_s = 400.0
+
+    def __init__(self, dose: Dose) -> None:
+        super().__init__(dose)
+        self.left = {dose.onset, dose.onset + 6}
+
+    def before_step(self, step: int, parts: Any) -> None:
+        # A step comes again after a restart.
+        if step in self.left:
+            self.left.remove(step)
+            for process in descendants("homeostat.workers.child"):
+                os.kill(process, signal.SIGKILL)
+
+
 FAULTS: tuple[type[Injector], ...] = (
+    RankKilled,
     LeakedMemory,
     OutOfMemory,
     DiskFull,

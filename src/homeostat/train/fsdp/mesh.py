@@ -30,6 +30,8 @@ from homeostat.workers.activity import ActivityRecord
 from homeostat.workers.context import WorkerContext
 
 T = TypeVar("T")
+# The controller's deadline for a call comes first, and finds the ranks still in their collective.
+AFTER_THE_CALL_SECONDS = 30.0
 # Dimensions of the mesh over which experts are split; ranks that differ in _EXPERT share them.
 _EXPERT_SHARD, _EXPERT = "expert_shard", "expert"
 
@@ -146,7 +148,7 @@ def join(
                 init_method=rendezvous,
                 rank=context.rank,
                 world_size=context.size,
-                timeout=timedelta(seconds=timeout_s),
+                timeout=timedelta(seconds=timeout_s + AFTER_THE_CALL_SECONDS),
             )
     with context.record.collective.lasting("making the meshes"):
         return Ranks(

@@ -9,7 +9,7 @@ Each restart repeats the updates since the last checkpoint. Nothing is lost, but
 will do so again.
 
 ## Likely causes
-- trainer-ranks-lost: a machine that is about to fail, memory, or an input that one rank cannot take.
+- trainer-ranks-lost: a machine that is about to fail, memory, or rows that one rank cannot take.
 - straggler-rank: a rank that is only slow, and a deadline that is shorter than a call takes.
 
 ## What to do
