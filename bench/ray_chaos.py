@@ -169,14 +169,8 @@ class ChaosRun(Run):
         """Return the seconds from the blow until the step that it came in was in the metrics."""
         if not self.note.exists():
             return None
-        lines = (self.folder / "events.jsonl").read_text().splitlines()
-        saved = [json.loads(line) for line in lines]
-        times = [
-            one["time"]
-            for one in saved
-            if one["kind"] == "checkpoint_saved" and one["step"] >= STEP
-        ]
-        after = [one for one in times if one > self.hit_at()]
+        saved = [one for one in self.events("checkpoint_saved") if one["step"] >= STEP]
+        after = [one["time"] for one in saved if one["time"] > self.hit_at()]
         return round(after[0] - self.hit_at(), 1) if after else None
 
 
