@@ -20,6 +20,7 @@ from typing import Any
 
 import common
 import torch
+import triton
 from torch import Tensor
 from torch.nn import functional
 from triton.runtime.errors import OutOfResources
@@ -79,7 +80,7 @@ class Product:
         small = max(1, min(128, int(COLD_BYTES // matrix.num_bytes) + 1))
         self.weights = [exact.clone() for _ in range(self.copies)]
         self.matrices = [
-            Int4Matrix(matrix.bytes_OH.clone(), matrix.scales_GO.clone(), inputs, GROUP)
+            Int4Matrix(matrix.bytes_OH.clone(), matrix.scales_OG.clone(), inputs, GROUP)
             for _ in range(small)
         ]
         self.norm = torch.rand(inputs, device=DEVICE, dtype=torch.bfloat16) + 0.5
@@ -109,22 +110,22 @@ class Product:
 
         return timed(step, self.copies)
 
-    def narrow(
-        self, outputs: int = int4_narrow.OUTPUTS, warps: int | None = None
-    ) -> tuple[float, float]:
+    def narrow(self, tile: int4_narrow.Tile | None = None) -> tuple[float, float]:
         """Time one row; return how far the result is from the dequantised weights', and seconds."""
         x, residual = self.rows(1)
-        is_gated, is_added = self.name == "gate", self.name in ("o", "down")
-        width = self.num_outputs // 2 if is_gated else self.num_outputs
-        out = torch.zeros_like(residual[:, :width]).contiguous()
-        how = {"is_gated": is_gated, "is_added": is_added, "eps": EPS, "outputs": outputs}
-        how |= {"norm_D": None if is_added else self.norm, "warps": warps}
+        is_added = self.name in ("o", "down")
 
-        def step(n: int) -> None:
-            int4_narrow.launch(x, self.matrices[n], out, **how)
+        def step(n: int) -> Tensor:
+            matrix = self.matrices[n]
+            if is_added:
+                int4_narrow.added(residual, x, matrix, None, tile=tile)
+                return residual
+            if self.name == "gate":
+                return int4_narrow.gated(x, self.norm, matrix, eps=EPS, tile=tile)
+            return int4_narrow.into_heads(x, self.norm, matrix, None, eps=EPS, tile=tile)
 
-        step(0)
-        wanted = x.float()
+        residual.zero_()
+        wanted, out = x.float(), step(0)
         if not is_added:
             wanted = functional.rms_norm(wanted, x.shape[1:], self.norm.float(), EPS)
         return self._difference(out, wanted), timed(step, len(self.matrices))
@@ -198,21 +199,28 @@ def compare() -> dict[str, Any]:
     return found
 
 
-# Outputs at a time and warps of a program for one row.
-NARROW = ((4, None), (2, None), (8, None), (4, 4), (4, 8), (2, 8), (4, 2), (8, 8))
-# Tiles for more rows: outputs, rows, shares, warps, stages.
+# Outputs, warps and programs for each multiprocessor, for one row.
+NARROW = ((8, 4, 0), (8, 4, 4), (4, 8, 4), (8, 8, 4), (4, 4, 8))
+# Tiles of tensor cores: outputs, rows, shares, warps, stages.
 TILES = {
+    1: ((64, 16, 1, 4, 4), (64, 16, 4, 4, 4), (32, 16, 1, 4, 4), (32, 16, 4, 4, 4)),
     32: ((64, 32, 1, 4, 4), (64, 32, 4, 4, 4), (64, 32, 8, 4, 4), (64, 32, 11, 4, 3),
          (128, 32, 4, 8, 4), (64, 32, 4, 4, 6)),
     256: ((64, 128, 1, 4, 2), (128, 128, 1, 8, 2), (64, 64, 1, 4, 3)),
 }  # fmt: skip
 
 
+def narrow_tiles(product: Product) -> list[int4_narrow.Tile]:
+    """Return tiles of one row for a product."""
+    chunks = triton.next_power_of_2(product.matrices[0].bytes_OH.shape[1] // 16)
+    return [int4_narrow.Tile(o, min(chunks, 256), w, programs=p) for o, w, p in NARROW]
+
+
 def sweep(product: Product, label: str) -> None:
     """Print the time of a product with every tile."""
     print(label, "bf16", [round(product.bf16(rows) * 1e6, 1) for rows in ROWS], flush=True)
     tries: list[tuple[int, Any, Callable[[], tuple[float, float]]]] = [
-        (1, tile, partial(product.narrow, *tile)) for tile in NARROW
+        (1, tile, partial(product.narrow, tile)) for tile in narrow_tiles(product)
     ]
     for rows, tiles in TILES.items():
         chosen = [Tile(*sizes) for sizes in tiles if sizes[2] == 1 or product.name != "gate"]

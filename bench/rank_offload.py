@@ -1,11 +1,12 @@
-"""Claim: a rank that offloads its weights and Adam's state trains the same model in less memory.
+"""Claim: a rank that offloads its weights and Adam's state trains as well, in less device memory.
 
     python bench/rank_offload.py [--device cuda|cpu] [--layers N]
 
 One rank (FSDP2; NCCL on a GPU) makes a few updates of a random model of about 0.5 B parameters in
-bf16, three times in one process: all on the device, Adam's state in host memory
-(offload_optimizer), and the weights and gradients, too (offload_params). The losses must be the
-same bits; peak memory of the device and seconds per update are listed, beside the estimate.
+bf16 in one process: all on the device, the same once more, with Adam's state in host memory
+(offload_optimizer), and with the weights and gradients there, too (offload_params). Losses may
+differ from the first run's by TOLERANCE; how far the repeated run differs says what of it is the
+GPU's own. Peak memory of the device and seconds per update are listed, beside the estimate.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ ASSETS = Path(__file__).resolve().parents[1] / "recipes" / "assets"
 POLICY = Role.POLICY
 CHOICES: dict[str, dict[str, bool]] = {
     "on the device": {},
+    "once more": {},
     "offload_optimizer": {"offload_optimizer": True},
     "offload_params": {"offload_optimizer": True, "offload_params": True},
 }
 LENGTHS = (900, 500, 400, 240)
 UPDATES = 4
+# Relative, of losses in bf16 over these updates.
+TOLERANCE = 1e-3
 
 
 def config_of(folder: Path, backend: dict[str, bool], *, device: str, layers: int) -> RunConfig:
@@ -128,11 +132,14 @@ def main() -> None:
             shown = {key: value for key, value in found[name].items() if key != "losses"}
             print(f"{name:18s} {json.dumps(shown)}", flush=True)
     torch.distributed.destroy_process_group()
-    same = [one["losses"] == found["on the device"]["losses"] for one in found.values()]
-    result = {**common.machine(("torch",)), "updates": UPDATES, "same_bits": all(same), **found}
+    first = np.array(found["on the device"]["losses"])
+    for one in found.values():
+        one["loss_difference"] = float((np.abs(np.array(one["losses"]) - first) / first).max())
+    largest = max(one["loss_difference"] for one in found.values())
+    result = {**common.machine(("torch",)), "updates": UPDATES, "tolerance": TOLERANCE, **found}
     common.write_result(f"rank_offload_{arguments.device}", result)
-    if not all(same):
-        sys.exit(f"losses differ: {[one['losses'] for one in found.values()]}")
+    if largest > TOLERANCE:
+        sys.exit(f"losses differ by {largest:.1e}")
 
 
 if __name__ == "__main__":

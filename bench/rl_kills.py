@@ -3,12 +3,13 @@
     python bench/rl_kills.py --kills 60
 
 There are four kinds of run: the engine in the trainer's process, in a separate process, in the
-trainer's process with a helper, and in a separate process that samples ahead of the trainer. One run of each kind is left alone. The others are disturbed:
-at random moments a random victim is killed (the main process, its process group, the engine, a
-helper, a reward worker; worker, guardian or both), and in half of the cases its successor once more
-while it starts. A run whose main process was killed is begun again with the same command until it
-is complete. Then the tensors of the last checkpoint and all groups of the journal are compared byte
-by byte, the metrics that do not measure time value by value, and no process may be left.
+trainer's process with a helper, and in a separate process that samples ahead of the trainer. One
+run of each kind is left alone. The others are disturbed: at random moments a random victim is
+killed (the main process, its process group, the engine, a helper, a reward worker; worker, guardian
+or both), and in half of the cases its successor once more while it starts. A run whose main process
+was killed is begun again with the same command until it is complete. Then the tensors of the last
+checkpoint and all groups of the journal are compared byte by byte, the metrics that do not measure
+time value by value, and no process may be left.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ ORPHAN_S = 10.0
 STEPS = 16
 MOMENTS_PER_RUN = 8
 # Not a function of seed and recipe alone.
-MEASURED = ("time", "throughput", "memory", "engine", "gpu", "sync", "rollout/replayed_rounds")
+MEASURED = (
+    "time", "throughput", "memory", "engine", "gpu", "sync", "rollout/replayed_rounds",
+    "rollout/buffer_groups", "rollout/groups_in_flight",
+)  # fmt: skip
 ENGINES: dict[str, dict[str, Any]] = {
     "in_process": {},
     "own_process": {"own_process": True, "max_restarts": 50},

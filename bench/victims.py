@@ -61,12 +61,27 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def worker_pids(mark: str, group_name: str) -> list[tuple[int, int]]:
+    """Guardian and worker of every rank of a group, whatever launched it, by the run's mark."""
+    found = []
+    for guardian in marked(mark):
+        if _kind(guardian) == group_name and _kind(_parent(guardian)) != group_name:
+            found += [(guardian, worker) for worker in _children(guardian)]
+    return found
+
+
 def orphans(mark: str, *, patience_s: float) -> list[int]:
     """Return what is left of a run after a while."""
     end = time.monotonic() + patience_s
     while (left := marked(mark)) and time.monotonic() < end:
         time.sleep(0.1)
     return left
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _children(pid: int) -> list[int]:

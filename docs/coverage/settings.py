@@ -3,7 +3,7 @@
 A row: their name, our place, a note. A place is one of
 
     trainer.lr                        a key of a recipe (several: with blanks between them)
-    pending: sync.overlap             a key that a later stage brings (health/frameworks/planned.py)
+    pending: engine.prefix_caching    a key that a later stage brings (health/frameworks/planned.py)
     none                              nothing to set here; the note says why
 """
 # ruff: noqa: E501 (a table)
@@ -58,9 +58,9 @@ MILES: tuple[Row, ...] = (
     ("--draft-ema-decay", "pending: engine.speculative.draft_ema", "Averaged updates of the draft."),
     ("--reinit-draft-interval", "pending: engine.speculative.reset_interval", "The draft starts anew."),
     ("--profile-speculative", "observe.profiler.steps", "One profiler for all; `spec/*` metrics come with the feature."),
-    ("--use-zero-copy-sync", "sync.transport.type", "`in_process` shares the weights, `cuda_ipc` their memory."),
+    ("--use-zero-copy-sync", "sync.transport.type", "`in_process` shares the weights, `cuda_ipc` their memory, tried before it is relied on; `delta` sends what changed."),
     ("--sync-bucket-size", "sync.transport.bucket_bytes", "Takes `2GB`."),
-    ("--async-weight-sync", "pending: sync.overlap", "Comes with asynchronous training."),
+    ("--async-weight-sync", "sync.overlap", "With rollout.max_staleness of 1 or more: weights are sent while the engine goes on sampling, and put in place at the end of a step. Falls back only if told to (if_possible), with an event."),
     ("--colocate", "cluster.placement engine.own_process engine.sleep", "On Ray: `placement: colocated`. On one machine the native engine has the trainer's own weights. vLLM sleeps while the trainer works."),
     ("--aux-loss-coef", "model.moe.aux_loss_coefficient model.moe.balancing", "0 by default; it counts with `balancing: aux` or `sequence_aux`. In RL see MOE004."),
     ("--moe-capacity-factor", "model.moe.capacity_factor", "No limit by default; SFT only, as drops depend on the batch. MOE003 says when tokens are dropped."),
@@ -214,7 +214,7 @@ SLIME: tuple[Row, ...] = (
     ("--colocate", "engine.own_process engine.sleep", "Native engine: the trainer's own weights. vLLM: sleeps while the trainer works."),
     ("actor_num_nodes", "cluster.nodes", "Machines that the Ray cluster must have; ranks are packed on as few as possible."),
     ("actor_num_gpus_per_node", "cluster.processes", "Ranks of the trainer on all machines, one GPU each; Ray finds the machines."),
-    ("rollout_num_gpus", "engine.tensor_parallel_size engine.data_parallel_size", "Their product; `cluster.placement` says whether these are the trainer's GPUs."),
+    ("rollout_num_gpus", "engine.data_parallel_size engine.tensor_parallel_size", "Their product: engines, and the devices of each. One that dies is replaced while the others go on. `cluster.placement` says whether these are the trainer's GPUs."),
     ("tensor parallelism of SGLang's servers", "engine.tensor_parallel_size", "vLLM; SGLang is pending."),
     ("--max-tokens-per-gpu", "trainer.max_tokens_per_device", "8192 by default, up to 32768 on a GPU."),
     ("--use-dynamic-batch-size", "trainer.packing", "Not a second switch: packing always goes by the budget."),

@@ -47,7 +47,7 @@ def train(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunRe
     restarts = TrainerRestarts(most, session)
     emit = partial(session.event, step=session.start_step)
     device = resolve_device(config)
-    with own_compile_cache(device, emit=emit), ray_opened(config, device=device.type):
+    with own_compile_cache(device, emit=emit), ray_opened(config.for_placement, device=device.type):
         while True:
             try:
                 return loop(config, session, hooks)

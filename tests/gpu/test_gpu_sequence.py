@@ -1,4 +1,4 @@
-"""Ranks that share a row, on a GPU: block kernels against the reference, and a whole update.
+"""Ranks that share a row, on a GPU: block kernels against the reference, and two ranks on one GPU.
 
 Each test has a twin on the CPU (tests/unit/test_sequence_parts.py, tests/parity/test_sequence.py).
 """
@@ -13,7 +13,7 @@ from subprocess import PIPE, STDOUT
 
 import pytest
 import torch
-from tests.support import sequence_gpu, tiny
+from tests.support import sequence_gpu
 from tests.support.sequence_blocks import expected_halves, joined_halves, random_qkv
 
 from homeostat.train.sequence.blocks import block_kernel
@@ -46,20 +46,17 @@ def test_attention_to_parts_of_the_keys_joins_to_attention_to_all(
 
 
 @pytest.mark.parametrize(("cp", "sp"), [(2, 1), (1, 2)])
-@pytest.mark.parametrize(("precision", "limit"), [("bf16", 0.03), ("fp32", 1e-4)])
-def test_two_ranks_on_one_gpu_compute_what_a_local_trainer_does(
-    tmp_path: Path, cp: int, sp: int, precision: str, limit: float
+@pytest.mark.parametrize(("kind", "limit"), [("bf16", 0.02), ("fp32", 1e-4)])
+def test_two_ranks_on_one_gpu_attend_as_one(
+    tmp_path: Path, cp: int, sp: int, kind: str, limit: float
 ) -> None:
-    tiny.write_model(tmp_path / "model", vocab_size=97, hidden_size=128, head_dim=32)
-    args = [str(tmp_path), str(cp), str(sp), precision]
     command = [sys.executable, "-m", sequence_gpu.__name__]
+    args = [str(tmp_path), str(cp), str(sp), kind]
     ranks = [
         subprocess.Popen([*command, str(rank), "2", *args], stdout=PIPE, stderr=STDOUT, text=True)
         for rank in range(2)
     ]
     logs = [process.communicate(timeout=120)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], logs
-    found = json.loads((tmp_path / f"result_{cp}_{sp}_{precision}.json").read_text())
-    print(found)
-    assert found["loss"] == pytest.approx(found["local_loss"], rel=limit / 10)
-    assert found["gradient_error"] < limit
+    found = json.loads((tmp_path / f"result_{cp}_{sp}_{kind}.json").read_text())
+    assert max(found["errors"]) < limit, found

@@ -111,6 +111,22 @@ def few_rows_are_multiplied_alike(
     near(sum_BO, wanted)
 
 
+@pytest.mark.parametrize("group", [32, pytest.param(128, marks=pytest.mark.slow)])
+def test_results_that_are_stored_plane_by_plane_are_read_so(group: int) -> None:
+    """The second matrix has an odd number of groups, and is read in several steps."""
+    gates, rounded_gates = packed(6 * group, 2 * group, group=group)
+    down, rounded = packed(12, 3 * group, group=group)
+    x_BD, norm_D, sum_BO = drawn(2, 2 * group), drawn(2 * group, seed=1), drawn(2, 12, seed=3)
+    normed = functional.rms_norm(x_BD.float(), (2 * group,), norm_D.float(), EPS)
+    gate, up = (normed @ rounded_gates.float().T).to(DTYPE).float().chunk(2, dim=1)
+    inputs_BK = (functional.silu(gate) * up).to(DTYPE)
+    wanted = sum_BO.float() + inputs_BK.float() @ rounded.float().T
+    tile = int4_narrow.Tile(outputs=8, chunks=16, warps=1, programs=1)
+    inputs = int4_narrow.gated_by_planes(x_BD, norm_D, gates, eps=EPS, tile=tile)
+    int4_narrow.added(sum_BO, inputs, down, None, tile=int4_narrow.Tile(4, chunks=4, warps=1))
+    torch.testing.assert_close(sum_BO.float(), wanted, rtol=2e-2, atol=2e-2 * wanted.abs().max())
+
+
 @pytest.mark.parametrize("num_rows", [2, pytest.param(21, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("group", [32, pytest.param(128, marks=pytest.mark.slow)])
 def test_products_of_rows(num_rows: int, group: int) -> None:

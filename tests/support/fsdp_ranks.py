@@ -332,6 +332,13 @@ def check_divided_experts(place: Place) -> None:
     assert place.trainer(drawn).sheet.num_params == local(drawn).sheet.num_params
     adapter = place.config("qwen3_moe", backend=backend, lora={"rank": 2, "targets": ["q_proj"]})
     assert_parity(place, adapter)
+    # In invariant numerics the bits of a token do not depend on where its experts are.
+    tiled = place.config("qwen3_moe", backend=backend, at={"numerics": "invariant"})
+    sharded, whole, batches = place.trainer(tiled), local(tiled), batches_of(random_rows(seed=9))
+    mine = [batch for batch in place.deal(batches) if batch is not None]
+    expected = score(whole, POLICY, mine, temperature=0.7)
+    found = scores(place, sharded, POLICY, batches)
+    assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=True))
 
 
 def check_divided_experts_follow_recorded_routes(place: Place) -> None:

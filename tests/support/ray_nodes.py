@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ def one_node(*, cpus: int) -> Any:
     """Start a raylet at 127.0.0.2, without a driver. Returns Ray's own object, to shut it down."""
     from ray.cluster_utils import Cluster
 
+    # What `ray start` would have to be given on a machine that does other work, too.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     settings = {"num_cpus": cpus, "object_store_memory": STORE_BYTES, "include_dashboard": False}
     return Cluster(
         initialize_head=True, head_node_args={**settings, "node_ip_address": "127.0.0.2"}

@@ -21,6 +21,7 @@ from tests.support import fsdp_ranks, tiny_rl
 from tests.support.fsdp_ranks import (
     POLICY,
     SMOOTH,
+    VOCABULARY,
     Place,
     assert_same_gradients,
     assert_same_report,
@@ -35,6 +36,7 @@ from tests.support.tiny_moe import with_routes
 
 from homeostat.algorithms.policy import policy_spec
 from homeostat.algorithms.value import value_spec
+from homeostat.columns import KEPT_IDS, Ragged
 from homeostat.config import RunConfig
 from homeostat.data.dealing import deal, in_order
 from homeostat.train.fsdp.trainer import FsdpTrainer
@@ -141,6 +143,33 @@ def check_sequence_ratios(place: Place) -> None:
         how = {"denominator": 8.0, "temperature": 1.0, "kl_coefficient": 0.1}
         made = policy_spec(config.algorithm, **how)
         assert_parity(place, config, rows=policy_rows, spec=lambda _, made=made: made)
+
+
+def check_kept_sets_and_truth(place: Place) -> None:
+    """Some tokens were drawn from a part of the vocabulary, and some rows were not sampled."""
+
+    def rows(step: int) -> list[TokenRow]:
+        return [_drawn_from_some(row) for row in policy_rows(step)]
+
+    for cp, sp in EVERY_KIND[place.size]:
+        config = rl_config(place, cp, sp)
+        how = {"denominator": 40.0, "temperature": 0.9, "kl_coefficient": 0.1}
+        made = replace(policy_spec(config.algorithm, **how), name="policy_and_truth")
+        assert_parity(place, config, rows=rows, spec=lambda _, made=made: made)
+
+
+def _drawn_from_some(row: TokenRow) -> TokenRow:
+    rng = np.random.default_rng(row.row_id)
+    is_truth = row.row_id % 3 == 0
+    sets = [
+        sorted({int(token), *rng.integers(0, VOCABULARY, 5).tolist()})
+        if weight and not is_truth and rng.random() < 0.7
+        else []
+        for token, weight in zip(row.tokens_T, row.weights_T, strict=True)
+    ]
+    columns = {"truth": np.full(len(row), is_truth, dtype=np.float32)}
+    kept = {KEPT_IDS: Ragged.of(sets, np.int32)}
+    return replace(row, columns={**row.columns, **columns, **kept})
 
 
 def check_experts(place: Place) -> None:

@@ -18,6 +18,7 @@ from homeostat.rollout.vllm.engine import VllmEngine
 from homeostat.sync.bucket import Packer, Receiver, Transport
 from homeostat.sync.collective import CollectivePacker, CollectiveReceiver, CollectiveTransport
 from homeostat.sync.cuda_ipc import CudaIpcPacker, CudaIpcReceiver, CudaIpcTransport
+from homeostat.sync.delta import DeltaPacker, DeltaReceiver, DeltaTransport
 from homeostat.sync.disk import DiskPacker, DiskReceiver, DiskTransport
 from homeostat.sync.in_process import InProcessPacker, InProcessReceiver, InProcessTransport
 from homeostat.sync.shared_memory import (
@@ -35,7 +36,7 @@ from homeostat.train.optimizers.slots import Rule
 from homeostat.train.sharded import ShardedTrainer
 from homeostat.train.sharding import Shards, Whole
 from homeostat.train.trainer import Trainer
-from homeostat.workers.channel import Channel, Listener, SocketChannel, SocketListener
+from homeostat.workers.channel import Channel, Listener, SocketChannel, SocketListener, TcpListener
 from homeostat.workers.group import WorkerGroup
 from homeostat.workers.in_process import InProcessGroup
 from homeostat.workers.processes import ProcessGroup
@@ -53,11 +54,12 @@ PARTS: list[type[Part]] = [OwnPart, WholePart]
 SHARDS: list[type[Shards]] = [FsdpShards, Whole]
 TRAINERS: list[type[Trainer]] = [LocalTrainer, ShardedTrainer]
 CHANNELS: list[type[Channel]] = [SocketChannel]
-LISTENERS: list[type[Listener]] = [SocketListener]
+LISTENERS: list[type[Listener]] = [SocketListener, TcpListener]
 WORKER_GROUPS: list[type[WorkerGroup]] = [InProcessGroup, ProcessGroup]
 PACKERS: list[type[Packer]] = [
     CollectivePacker,
     CudaIpcPacker,
+    DeltaPacker,
     DiskPacker,
     InProcessPacker,
     SharedMemoryPacker,
@@ -65,6 +67,7 @@ PACKERS: list[type[Packer]] = [
 RECEIVERS: list[type[Receiver]] = [
     CollectiveReceiver,
     CudaIpcReceiver,
+    DeltaReceiver,
     DiskReceiver,
     InProcessReceiver,
     SharedMemoryReceiver,
@@ -72,6 +75,7 @@ RECEIVERS: list[type[Receiver]] = [
 TRANSPORTS: list[type[Transport]] = [
     CollectiveTransport,
     CudaIpcTransport,
+    DeltaTransport,
     DiskTransport,
     InProcessTransport,
     SharedMemoryTransport,

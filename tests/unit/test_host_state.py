@@ -17,8 +17,9 @@ from homeostat.config.optimizer import AdafactorConfig, AdamWConfig, AnyOptimize
 from homeostat.ops.host_memory import HostMemory
 from homeostat.train import host_state
 from homeostat.train.host_state import HostState
-from homeostat.train.optim import MasterOptimizer
+from homeostat.train.optim import MasterOptimizer, make_slot
 from homeostat.train.optimizers import muon
+from homeostat.train.optimizers.catalogue import rule_of
 
 CPU = torch.device("cpu")
 SHAPES = {
@@ -138,6 +139,25 @@ def test_updates_have_the_bits_of_state_on_the_device(
         sums = zip(away.checksums().items(), plain.checksums().items(), strict=True)
         assert all(int(a) == int(b) and n == m for (n, a), (m, b) in sums)
         torch.testing.assert_close(away.master_norms(), plain.master_norms(), rtol=1e-5, atol=0)
+
+
+def test_weights_in_host_memory_are_there_when_the_update_returns() -> None:
+    """Whoever copies them for the next pass does not know of the streams here."""
+    config, name = AdamWConfig(), "model.layers.0.up_proj.weight"
+    rule = rule_of(config)
+    found = []
+    for on_host in ((), (name,)):
+        param = some(0)[name].clone()
+        slot = make_slot(name, param, config, rule, seed=0, memory=HostMemory(pinned=False))
+        state = HostState([(slot, param)], rule, device=CPU, on_host=on_host)
+        grads = {name: some(1)[name].clone()}
+        rule.count([slot])
+        state.update(grads, learning_rate=0.1, measure=False)
+        # The gradient's memory is free for the next one, too.
+        grads[name].zero_()
+        found.append(param)
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], some(0)[name])
 
 
 def test_the_first_buckets_are_loaded_before_the_next_update_asks() -> None:

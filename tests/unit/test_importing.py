@@ -260,6 +260,20 @@ def test_each_status_has_its_reason(tmp_path: Path) -> None:
     assert "abcdef0123456789" not in render_listing(imported(tmp_path, *FILES["slime"]))
 
 
+def test_sampling_ahead_is_explained_and_not_switched_on(tmp_path: Path) -> None:
+    """Files of sync runs have such settings, too, with their defaults."""
+    name, text = FILES["slime"]
+    found = imported(
+        tmp_path,
+        name,
+        text.replace("--rollout-batch-size", "--partial-rollout --rollout-batch-size", 1),
+    )
+    partial = entry(found, "--partial-rollout")
+    assert partial.status is Status.APPROXIMATED
+    assert "rollout.max_staleness" in partial.why
+    assert "partial" not in found.recipe["rollout"]
+
+
 def test_devices_multiply_the_batch_and_end_the_guess(tmp_path: Path) -> None:
     text = LLAMA_FACTORY.replace("num_train_epochs: 1.5", "num_train_epochs: 1")
     guess, sure = (imported(tmp_path, "l.yaml", text, devices=one) for one in (None, 4))

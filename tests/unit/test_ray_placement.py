@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from homeostat.config import RunConfig
 from homeostat.config.load import build_config
+from homeostat.config.parts import PlacementSettings
 from homeostat.config.sync import CollectiveConfig, SharedMemoryConfig
 from homeostat.errors import ConfigError
 from homeostat.run.ray.actors import Place, free_port, interface_of
@@ -24,7 +24,7 @@ NODES = [Node(f"10.0.0.{n}", {"GPU": 3.0, "CPU": 16.0}, f"id{n}") for n in (1, 2
 SAME = Facts("3.11.9", {"homeostat": "1", "torch": "2"}, (), shares_runs=True, network="")
 
 
-def build(*overrides: str, **cluster: Any) -> RunConfig:
+def build(*overrides: str, **cluster: Any) -> PlacementSettings:
     raw = {
         "name": "run",
         "runs_dir": "runs",
@@ -36,10 +36,10 @@ def build(*overrides: str, **cluster: Any) -> RunConfig:
         "data": {"train": [{"type": "prompts", "path": "p.jsonl"}]},
         "rewards": {"functions": [{"type": "exact_match", "column": "answer"}]},
     }
-    return build_config(raw, list(overrides), file=None)
+    return build_config(raw, list(overrides), file=None).for_placement
 
 
-def shortages(config: RunConfig, *, device: str = "cuda") -> list[str]:
+def shortages(config: PlacementSettings, *, device: str = "cuda") -> list[str]:
     problems = find_shortages(config, needs_of(config, device=device), NODES)
     return [problem.render() for problem in problems]
 

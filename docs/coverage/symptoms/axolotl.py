@@ -79,7 +79,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("Common errors", "NumPy does not know bf16, during a weight sync", "ERR600", "Weights travel as their bytes, in their own format."),
     ("Common errors", "The end of a turn's content comes before its start", "ERR480 ERR454", "Spans are found in the template's own output, and a template that rewrites turns is refused."),
     ("Common errors", "The hub's CAS service fails", "ERR353 ERR352", "Models and data are read from local folders."),
-    ("Common errors", "A run over several devices hangs: FSDP and asynchronous prefetch", "CFG011 ERR148", "Sampling and updates never gather weights at once."),
+    ("Common errors", "A run over several devices hangs: FSDP and asynchronous prefetch", "CFG011 ERR148", "The thread that samples ahead (`rollout.max_staleness`) never calls the trainer, so collectives keep their order."),
     ("Logging", "The console's output was not kept, and nothing is left to look at", "not evaluated", "console.log holds all that was shown, and traceback.txt what ended the run."),
     ("Charts", "The reward has no upward trend", "RWD015 RWD006 RWD010", "Fluctuations are told from a fall by the run's own noise."),
     ("Charts", "Entropy falls to almost nothing in place of slowly", "POL001", "Judged against where it began."),

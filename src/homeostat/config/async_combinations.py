@@ -45,6 +45,12 @@ def _without_effect(config: RunConfig) -> Iterator[Problem]:
             "nothing is sampled while the weights change, so no completion is cut off by it.",
             "Set rollout.max_staleness to 1 or more, or remove it.",
         )
+    if config.sync.overlap != "never" and not config.engine.shares_weights:
+        yield Problem(
+            "sync.overlap",
+            "nothing is sampled while weights are sent, so there is nothing to overlap with.",
+            "Set rollout.max_staleness to 1 or more, or remove it.",
+        )
     if not config.eval.sampling.blocking:
         yield Problem(
             "eval.sampling.blocking",

@@ -38,21 +38,15 @@ def find_cluster_conflicts(config: RunConfig) -> Iterator[Problem]:
     yield from _one_process_only(config)
 
 
-def has_engines(config: RunConfig) -> bool:
-    """Return whether a run samples, with engines in processes of their own."""
-    is_asked = config.debug is None or config.debug.mode != "train_only"
-    return config.is_rl and is_asked and not config.engine.shares_weights
-
-
 def _ray(config: RunConfig) -> Iterator[Problem]:
     cluster = config.cluster
     if not isinstance(cluster, RayCluster):
         return
-    if cluster.placement == "colocated" and not has_engines(config):
+    if cluster.placement == "colocated" and not config.num_engines:
         yield Problem(
             "cluster.placement",
             "colocated is about engines, which share the devices of trainer ranks, and this run "
-            "has none in processes of their own.",
+            "has none in separate processes.",
             "Remove it.",
         )
     if cluster.address is None and cluster.nodes > 1:

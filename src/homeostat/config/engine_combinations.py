@@ -24,6 +24,12 @@ def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
             "the engine is in its own process, where the trainer's tensors do not exist.",
             "Set it to shared_memory, or leave sync.transport out.",
         )
+    elif config.sync.overlap == "always" and config.engine.type != "native":
+        yield Problem(
+            "sync.overlap",
+            f"the {config.engine.type} engine takes weights only while it stands still.",
+            "Set it to if_possible or never, or engine.type=native.",
+        )
     yield from _abilities(config)
     yield from _precision(config)
     yield from _processes(config.engine)
@@ -58,7 +64,7 @@ def _shared(config: RunConfig) -> Iterator[Problem]:
             "the engine shares the trainer's weights: nothing is sent, so it would have no effect.",
             _OWN,
         )
-    for name in ("verify", "timeout_s"):
+    for name in ("verify", "timeout_s", "overlap"):
         if name in sync.model_fields_set:
             yield Problem(
                 f"sync.{name}",

@@ -8,6 +8,7 @@ bundles below, which names what the sections are for. `RunConfig` makes each bun
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from homeostat.config.algorithm import AnyAlgorithm, SftConfig
 from homeostat.config.cluster import AnyCluster
@@ -149,3 +150,21 @@ class TrainerSetup:
     energy: EbftConfig | None
     rows_per_example: int
     longest_example: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSettings:
+    """The settings of where the processes of a run are placed, and of what they need there.
+
+    `num_engines` are in separate processes; `mesh` is the trainer's.
+    """
+
+    cluster: AnyCluster
+    engine: AnyEngine
+    num_engines: int
+    sync: SyncConfig
+    mesh: Mesh
+    model: ModelConfig
+    reference: AnyReference | None
+    data: DataConfig
+    run_dir: Path

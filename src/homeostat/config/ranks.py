@@ -33,7 +33,7 @@ def _check_env(env: dict[str, str]) -> dict[str, str]:
 
 
 class RanksCluster(Settings):
-    """Keys of every cluster that has trainer ranks in processes of their own."""
+    """Keys of every cluster that has trainer ranks in separate processes."""
 
     processes: int = key(2, ge=1, le=1024, resume="free", help="Number of trainer ranks.")
     start_timeout_s: float = key(

@@ -32,7 +32,7 @@ class RayCluster(RanksCluster):
     placement: Placement = key(
         "disaggregated",
         resume="free",
-        help="disaggregated: trainer ranks and engines have devices of their own. colocated: an "
+        help="disaggregated: trainer ranks and engines have separate devices. colocated: an "
         "engine uses the devices of as many trainer ranks as it spans, and each sleeps while the "
         "other works (engine.sleep).",
     )
@@ -52,7 +52,7 @@ class RayCluster(RanksCluster):
 
     @property
     def host(self) -> str:
-        """Return the address of the controller's own helpers. Workers are told their node's."""
+        """Return the address of the controller's own helpers. Workers get their node's."""
         return LOOPBACK
 
     def launcher(self, kind: WorkerKind) -> Launcher:

@@ -27,6 +27,7 @@ from homeostat.config.parts import (
     ExportSettings,
     InputSettings,
     LearningSettings,
+    PlacementSettings,
     PublicationSettings,
     RowLearningSettings,
     SavingSettings,
@@ -320,6 +321,28 @@ class RunConfig(Settings):
             steps_between_publications=self.steps_between_publications,
             samples_ahead=self.samples_ahead,
             max_request_tokens=self.max_request_tokens,
+        )
+
+    @property
+    def num_engines(self) -> int:
+        """Return the number of engines in separate processes."""
+        is_asked = self.debug is None or self.debug.mode != "train_only"
+        samples = self.is_rl and is_asked and not self.engine.shares_weights
+        return self.engine.data_parallel_size if samples else 0
+
+    @property
+    def for_placement(self) -> PlacementSettings:
+        """Return the settings of where processes are placed, and of what they need there."""
+        return PlacementSettings(
+            cluster=self.cluster,
+            engine=self.engine,
+            num_engines=self.num_engines,
+            sync=self.sync,
+            mesh=self.mesh,
+            model=self.model,
+            reference=self.used_reference,
+            data=self.data,
+            run_dir=self.run_dir,
         )
 
     @property

@@ -15,7 +15,8 @@ def find_sequence_conflicts(config: RunConfig, backend: FsdpBackend) -> Iterator
     """Yield every conflict of the two sizes with other settings, with its reason and remedy."""
     if backend.ranks_per_micro_batch == 1:
         return
-    yield from _one_host(backend, config.cluster.ranks_per_host)
+    if config.cluster.ranks_per_host < config.cluster.processes:
+        yield from _one_host(backend, config.cluster.ranks_per_host)
     yield from _experts(config, backend)
     if backend.context_parallel_size > 1:
         yield from _ring(config)

@@ -201,7 +201,8 @@ class TrainerConfig(Settings):
         True,
         resume="warn",
         help="If several rows of a micro-batch begin with the same prompt, compute it once "
-        "(native decoder, no dropout). The result is the same up to rounding.",
+        "(native decoder, no dropout). The result is the same up to rounding. Not with "
+        "trainer.backend.context_parallel_size above 1: a ring has whole rows.",
     )
     lr: float | None = key(
         None,

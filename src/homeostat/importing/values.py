@@ -259,6 +259,14 @@ def _refresh(given: Given, draft: Draft) -> Outcome:
     return Converted(given.value, more={"reference.type": "initial"})
 
 
+def _sampled_ahead(given: Given, _: Draft) -> Outcome:
+    """Say how to sample ahead; other frameworks keep the setting in files of sync runs, too."""
+    if given.value in (None, False, 0):
+        return Left("off is the default here")
+    why = "to sample while the trainer trains, set rollout.max_staleness, with an engine in its own"
+    return Left(f"{why} process; rollout.partial continues completions", Status.APPROXIMATED)
+
+
 CONVERTERS: dict[str, Converter] = {
     **TRAINING,
     "reference.path": _reference,
@@ -280,6 +288,8 @@ CONVERTERS: dict[str, Converter] = {
     "data.validation_share": _validation_share,
     "data.overlong": _overlong_rows,
     "rollout.max_prompt_tokens": _max_prompt,
+    "rollout.max_staleness": _sampled_ahead,
+    "rollout.partial": _sampled_ahead,
     "rollout.top_k": positive,
     "rollout.stop_token_ids": lambda given, _: Converted(
         given.value if isinstance(given.value, list) else [given.value]

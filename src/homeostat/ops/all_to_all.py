@@ -3,8 +3,7 @@
     sent[r] rows go to rank r of the group; received[r] rows come from rank r, in rank order
 
 Every rank of the group must take part, also one that sends and receives nothing: the others wait
-for it, in the forward pass and again in the backward pass. Works with gloo on a CPU and with NCCL;
-if ranks on GPUs talk by gloo, which has no all-to-all there, rows go through host memory.
+for it, in the forward pass and again in the backward pass. Works with gloo on a CPU and with NCCL.
 """
 
 from __future__ import annotations
@@ -43,12 +42,10 @@ class RankGroup:
 
     def move(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """Send rows and return those that came, outside of autograd."""
-        is_staged = rows.is_cuda and dist.get_backend(self.group) == "gloo"
-        here = (rows.cpu() if is_staged else rows).contiguous()
-        found = here.new_empty((sum(received), *rows.shape[1:]))
-        with self.note(self.name, num_bytes=here.nbytes):
-            dist.all_to_all_single(found, here, received, sent, group=self.group)
-        return found.to(rows.device)
+        found = rows.new_empty((sum(received), *rows.shape[1:]))
+        with self.note(self.name, num_bytes=rows.nbytes):
+            dist.all_to_all_single(found, rows.contiguous(), received, sent, group=self.group)
+        return found
 
 
 def exchange(rows: Tensor, *, sent: list[int], received: list[int], group: RankGroup) -> Tensor:

@@ -16,7 +16,6 @@ the rest comes out bitwise the same, if the engine can do that at all.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,8 +75,6 @@ class RemoteEngine:
         self.timeout_s = timeout_s
         self.update_timeout_s = update_timeout_s
         self.on_death: Callable[[EngineDiedError], None] = _raise
-        # The worker polls its engine for so long at a time: other calls wait for the end of it.
-        self.slice_s = math.inf
         self._start = start
         # Every request of the round, and those of them that are still to be sent.
         self._round: dict[str, Request] = {}
@@ -134,7 +131,7 @@ class RemoteEngine:
         until = time.monotonic() + timeout_s
         while self.life.in_flight and not self.life.finished:
             try:
-                self._exchange(min(self.slice_s, max(0.0, until - time.monotonic())))
+                self._exchange(max(0.0, until - time.monotonic()))
             except EngineDiedError as error:
                 self.on_death(error)
                 until = time.monotonic() + timeout_s
@@ -171,8 +168,8 @@ class RemoteEngine:
         self.life.commit(version)
 
     def stage(self, bucket: Bucket) -> None:
-        """The worker takes it between two polls, of which each is short while weights are staged.
-        Nothing of what a poll in another thread changes is touched here."""
+        """The worker takes it between two polls, of which each is short if it is polled by a thread
+        (background.py). Nothing of what a poll changes is touched here."""
         deadline = _Deadline("sync.timeout_s", self.update_timeout_s)
         self._settled("stage", self._call("stage", bucket), deadline)
 

@@ -203,8 +203,9 @@ class Router:
 
     def stage(self, bucket: Bucket) -> None:
         """Beside a poll in another thread, which finds out itself which engines died."""
-        with ThreadPoolExecutor(len(self.engines), thread_name_prefix="stage") as threads:
-            calls = [threads.submit(engine.stage, bucket) for engine in list(self.engines)]
+        engines = list(self.engines)
+        with ThreadPoolExecutor(max(1, len(engines)), thread_name_prefix="stage") as threads:
+            calls = [threads.submit(engine.stage, bucket) for engine in engines]
         for call in calls:
             with suppress(EngineDiedError):
                 call.result()

@@ -73,8 +73,11 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
         learned = now.learn(step, rollouts)
         hooks.after_update(step, parts)
         state.step = step
-        with now.stage("publish", step), ahead.quiesced():
-            published = feed.publish(config.policy_version(step), must=True)
+        version = config.policy_version(step)
+        with now.stage("publish", step):
+            feed.stage(version, must=True)
+            with ahead.quiesced():
+                published = feed.publish(version, must=True)
         now.refresh_reference()
         seconds = time.perf_counter() - started
         metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds)
@@ -86,8 +89,7 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
             metrics |= now.judged(evaluation.metrics())[0]
             evaluation = None
         if now.evaluates(step):
-            # The last step waits for its own, and its record has room for no other.
-            if config.eval.sampling.blocking or step + 1 >= parts.total_steps:
+            if _waits_for_evaluation(now, step):
                 found, is_best = now.evaluated()
                 metrics |= found
             else:
@@ -109,6 +111,12 @@ def _admit(now: RlStep, step: int) -> None:
 
 def _evaluation_under_way(now: RlStep) -> Evaluation | None:
     """Begin the evaluation again that a run did not wait for when it was left."""
-    parts, step = now.parts, now.parts.state.step
-    is_blocking = parts.config.eval.sampling.blocking
-    return None if is_blocking or step == 0 or not now.evaluates(step) else Evaluation.begin(parts)
+    step = now.parts.state.step
+    if step == 0 or not now.evaluates(step) or _waits_for_evaluation(now, step):
+        return None
+    return Evaluation.begin(now.parts)
+
+
+def _waits_for_evaluation(now: RlStep, step: int) -> bool:
+    # The last step waits for its own, and its record has room for no other.
+    return now.parts.config.eval.sampling.blocking or step + 1 >= now.parts.total_steps

@@ -4,8 +4,12 @@ A stage's seconds are linear in the rates, and two configurations cannot determi
 the fit keeps as close as it can to the rates that it starts from (the machine's file, in relative
 terms) while it explains what was measured, in relative errors, too:
 
-    minimise  sum over stages ((predicted - measured) / measured)^2 + pull * sum over rates (d_r)^2
+    minimise  sum over stages ((predicted - measured) / measured)^2
+              + pull * sum over rates (d_r / uncertainty_r)^2
     where     rate = start * (1 + d_r) is at least a hundredth of where it started
+
+A rate that a benchmark measured on its own has a small uncertainty in the machine's file; the cost
+of Python around it, which differs from host to host, has 1.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from homeostat.simulator.layout import Layout
 from homeostat.simulator.loop import StepSeconds, start
 from homeostat.simulator.machine import Machine
 from homeostat.simulator.publication import published_bytes
-from homeostat.simulator.rates import Rates, Work, added
+from homeostat.simulator.rates import RATE_NAMES, Rates, Work, added
 from homeostat.simulator.shape import ModelShape
 from homeostat.simulator.training import step_work
 from homeostat.simulator.workload import Workload
@@ -50,7 +54,9 @@ def fit(machine: Machine, measured: Sequence[Measured], *, pull: float = _PULL) 
             for stage in STAGES
             if case.seconds.get(stage, 0.0) > 0 and works[stage]
         ]
-    return replace(machine, rates=_solve(machine.rates, rows, pull=pull))
+    sure = dict(machine.uncertainty)
+    pulls = {name: pull / sure.get(name, 1.0) ** 2 for name in RATE_NAMES}
+    return replace(machine, rates=_solve(machine.rates, rows, pulls=pulls))
 
 
 def stage_work(case: Measured, machine: Machine) -> dict[str, dict[str, float]]:
@@ -93,14 +99,16 @@ def _reward_waves(case: Measured, waited: bool) -> dict[str, float]:
     }
 
 
-def _solve(rates: Rates, rows: Sequence[tuple[Work, float]], *, pull: float) -> Rates:
+def _solve(
+    rates: Rates, rows: Sequence[tuple[Work, float]], *, pulls: Mapping[str, float]
+) -> Rates:
     """Solve the normal equations; rates that would fall below the least are held there."""
     begin = rates.as_dict()
     names = sorted({name for work, _ in rows for name in work if begin[name] > 0})
     held: dict[str, float] = {}
     while True:
         free = [name for name in names if name not in held]
-        found = _changes(begin, free, held, rows, pull=pull)
+        found = _changes(begin, free, held, rows, pulls=pulls)
         low = {name for name in free if found[name] < _LEAST - 1}
         if not low:
             values = {name: begin[name] * (1 + d) for name, d in {**held, **found}.items()}
@@ -114,10 +122,10 @@ def _changes(
     held: Mapping[str, float],
     rows: Sequence[tuple[Work, float]],
     *,
-    pull: float,
+    pulls: Mapping[str, float],
 ) -> dict[str, float]:
     size = len(free)
-    matrix = [[pull * (i == j) for j in range(size)] for i in range(size)]
+    matrix = [[pulls[free[i]] * (i == j) for j in range(size)] for i in range(size)]
     right = [0.0] * size
     for work, seconds in rows:
         shares = [begin[name] * work.get(name, 0.0) / seconds for name in free]

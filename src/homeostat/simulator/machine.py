@@ -45,6 +45,8 @@ class Machine:
     # Where the figures come from, by group.
     sources: tuple[tuple[str, str], ...] = ()
     dtype_bytes: int = 2
+    # How far a rate may be off, as a share of it, where that is not 1: for fits.
+    uncertainty: tuple[tuple[str, float], ...] = ()
 
 
 def machine_names() -> list[str]:
@@ -81,6 +83,7 @@ def _machine(raw: Mapping[str, Any], *, name: str) -> Machine:
         rates=rates,
         sources=tuple(raw.get("sources", {}).items()),
         dtype_bytes=raw.get("dtype_bytes", 2),
+        uncertainty=tuple(raw.get("uncertainty", {}).items()),
         **sizes,
     )
 

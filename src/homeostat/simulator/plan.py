@@ -13,7 +13,13 @@ from typing import Any
 from homeostat.errors import PlanError
 from homeostat.simulator.layout import Layout
 from homeostat.simulator.machine import Machine
-from homeostat.simulator.search import Candidate, Job, best_candidate
+from homeostat.simulator.search import (
+    Candidate,
+    Job,
+    best_candidate,
+    rough_candidate,
+    rough_step,
+)
 from homeostat.simulator.workload import Lengths, Workload
 
 # A change below this share of a step is not worth a line.
@@ -146,24 +152,24 @@ RESOURCES: dict[str, Callable[[Job], Job]] = {
 
 
 def _bindings(job: Job, layout: Layout) -> Iterator[Gain]:
-    now = job.rough.simulate(layout, counted=2).step_s
+    now = rough_step(job, layout).step_s
     for name, change in RESOURCES.items():
-        step_s = change(job.rough).simulate(layout, counted=2).step_s
+        step_s = rough_step(change(job), layout).step_s
         yield Gain(name, step_s, 1 - step_s / now)
 
 
 def _helping(job: Job, gpus: int, best: Candidate, *, max_staleness: int) -> Iterator[Gain]:
-    now, workload = best.step.step_s, job.workload
+    now, workload = rough_step(job, best.layout).step_s, job.workload
 
     def gain(name: str, other: Job, count: int, staleness: int) -> Iterator[Gain]:
         try:
-            step_s = best_candidate(other, count, max_staleness=staleness).step.step_s
+            step_s = rough_candidate(other, count, max_staleness=staleness).step.step_s
         except PlanError:
             return
         yield Gain(name, step_s, 1 - step_s / now)
 
     even = replace(job, workload=replace(workload, lengths=_even(workload)))
-    step_s = even.simulate(best.layout).step_s
+    step_s = rough_step(even, best.layout).step_s
     yield Gain("completions of equal length", step_s, 1 - step_s / now)
     staler = max_staleness + 1
     yield from gain(f"rollout.max_staleness={staler}", job, gpus, staler)
@@ -173,6 +179,6 @@ def _helping(job: Job, gpus: int, best: Candidate, *, max_staleness: int) -> Ite
         most = min(rows, 4 * job.max_concurrency)
         name = f"engine.max_concurrency={most}"
         yield from gain(name, replace(job, max_concurrency=most), gpus, max_staleness)
-    if best.step.reward_s > _LEAST_GAIN * now:
+    if best.step.reward_s > _LEAST_GAIN * best.step.step_s:
         name = f"rewards.workers={2 * workload.reward_workers}"
         yield from gain(name, _more_rewards(job), gpus, max_staleness)

@@ -38,7 +38,8 @@ class Rates:
     pass_element: float
     train_flop: float
     score_flop: float
-    # A parameter of an optimizer update.
+    # An optimizer update, and a parameter of it.
+    update: float
     update_param: float
     # A publication, and a byte of it.
     publication: float

@@ -90,16 +90,27 @@ class Candidate:
 
 def best_candidate(job: Job, gpus: int, *, max_staleness: int = 0) -> Candidate:
     """Return the fastest split that fits. Raises DoesNotFitError, with the sums, if none does."""
+    best = rough_candidate(job, gpus, max_staleness=max_staleness)
+    return replace(best, step=job.simulate(best.layout))
+
+
+def rough_candidate(job: Job, gpus: int, *, max_staleness: int = 0) -> Candidate:
+    """Return the fastest split, with a step that was simulated on a coarser grid of lengths."""
     best: Candidate | None = None
     for layout in layouts(job, gpus, max_staleness=max_staleness):
         if best is not None and _seconds(job, layout) >= best.step.step_s:
             continue
-        step = job.rough.simulate(layout, counted=2 if max_staleness else 1)
+        step = rough_step(job, layout)
         if best is None or step.step_s < best.step.step_s:
             best = Candidate(layout, job.memory(layout), step)
     if best is None:
         raise DoesNotFitError(why_not(job, gpus))
-    return replace(best, step=job.simulate(best.layout))
+    return best
+
+
+def rough_step(job: Job, layout: Layout) -> StepSeconds:
+    """Return a step that is good enough to be compared with others of its kind."""
+    return job.rough.simulate(layout, counted=2 if layout.max_staleness else 1)
 
 
 def layouts(job: Job, gpus: int, *, max_staleness: int = 0) -> Iterator[Layout]:

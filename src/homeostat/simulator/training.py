@@ -77,7 +77,8 @@ def _elements(shape: ModelShape, workload: Workload) -> float:
 def score_work(shape: ModelShape, workload: Workload, layout: Layout) -> Work:
     """Return one rank's work of the passes without gradients before training."""
     share = _busiest_share(workload, layout)
-    passes = micro_batches(workload, layout) * workload.scored
+    # All rows are scored at once, however many updates they are for.
+    passes = micro_batches(replace(workload, updates=1), layout) * workload.scored
     return {
         "score_flop": pass_flops(shape, workload) * share * workload.scored,
         "pass_layer": shape.layers * passes * FORWARD_SHARE,
@@ -97,6 +98,7 @@ def train_work(shape: ModelShape, workload: Workload, layout: Layout) -> Work:
         "train_flop": flops * share,
         "pass_layer": float(shape.layers * micro_batches(workload, layout) * workload.epochs),
         "pass_element": _elements(shape, workload) * share,
+        "update": float(updates),
         "update_param": trained * updates / layout.mesh.num_shards,
     }
 

@@ -1,9 +1,9 @@
 """Weights by broadcast: one sender and the engine's processes in a separate group.
 
 The group is gloo on the CPU and NCCL on GPUs, and knows nothing of torch.distributed's default
-group, which trainer and engine may each have for themselves. Its members meet in a folder: each
-holds a file there while it lives, so that who never came, and who died, can be said by name, and no
-port has to be free. A folder is for one group: after a failure, open a new transport.
+group, which trainer and engine may each have for themselves. Its members meet in a folder, or over
+several hosts at a port of the sender's (meeting.py). A meeting is for one group: after a failure,
+open a new transport.
 
 The broadcast runs in a thread of the sender while the bucket is being sent to the receivers, which
 take part in it when they unpack. It does not matter which side starts first.
@@ -11,8 +11,6 @@ take part in it when they unpack. It does not matter which side starts first.
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,24 +27,24 @@ from torch import distributed as dist
 from homeostat.errors import SyncError
 from homeostat.sync.bucket import Bucket
 from homeostat.sync.layout import entries_of, fill, flat_bytes, grouped, verified, views
-from homeostat.sync.presence import hold, is_held
+from homeostat.sync.meeting import SENDER, FolderMeeting, Meeting, StoreMeeting, own_host
 
-# Of the names of meeting places.
-PREFIX = "collective-"
-_SENDER = 0
 _POLL_S = 0.01
 _DEATH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveBucket(Bucket):
-    """Its bytes are wherever the broadcast is."""
+    """Its bytes are wherever the broadcast is; `address` is where its group meets."""
+
+    address: str = ""
 
 
 @dataclass(frozen=True)
 class CollectiveTransport:
-    """`folder` is where the group meets; receivers are ranks 1 to `num_receivers` of it. gloo's
-    connections are bound to the address `host`."""
+    """`folder` is where the group meets, unless it is `over_hosts`; receivers are ranks 1 to
+    `num_receivers` of it. gloo's connections are bound to the address `host`, or to that of the
+    host that a process is on."""
 
     folder: Path
     bucket_bytes: int
@@ -54,10 +52,11 @@ class CollectiveTransport:
     device: torch.device
     timeout_s: float
     host: str
+    over_hosts: bool = False
     name: ClassVar[str] = "collective"
 
     def packer(self) -> CollectivePacker:
-        return CollectivePacker(Group(self, _SENDER), self.bucket_bytes)
+        return CollectivePacker(Group(self, SENDER), self.bucket_bytes)
 
     def receiver(self, rank: int, size: int) -> CollectiveReceiver:
         if size != self.num_receivers:
@@ -66,6 +65,12 @@ class CollectiveTransport:
                 f"{self.num_receivers}: they would wait for each other forever."
             )
         return CollectiveReceiver(Group(self, rank + 1))
+
+    def meeting(self, rank: int) -> Meeting:
+        """Return the part of one member in the meeting."""
+        if self.over_hosts:
+            return StoreMeeting(self.host, rank, timeout_s=self.timeout_s)
+        return FolderMeeting(self.folder, rank)
 
 
 class CollectivePacker:
@@ -85,14 +90,14 @@ class CollectivePacker:
             num_bytes = flat_bytes(entries)
             flat = self.group.buffer(num_bytes)
             fill(flat, named)
+            address = self.group.come()
             self._sending = _Sending(partial(self.group.broadcast, flat))
-            yield CollectiveBucket(entries, num_bytes)
+            yield CollectiveBucket(entries, num_bytes, address)
             self._sending.finish()
             self._sending = None
 
     def close(self) -> None:
         self.group.close()
-        shutil.rmtree(self.group.transport.folder, ignore_errors=True)
 
 
 class CollectiveReceiver:
@@ -100,8 +105,9 @@ class CollectiveReceiver:
         self.group = group
 
     def unpack(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+        assert isinstance(bucket, CollectiveBucket), bucket
         flat = self.group.buffer(bucket.num_bytes)
-        self.group.broadcast(flat)
+        self.group.broadcast(flat, bucket.address)
         yield from verified(bucket, views(flat, bucket.entries), transport=CollectiveTransport.name)
 
     def close(self) -> None:
@@ -114,10 +120,9 @@ class Group:
     def __init__(self, transport: CollectiveTransport, rank: int) -> None:
         self.transport = transport
         self.rank = rank
-        self._descriptor: int | None = None
+        self._meeting: Meeting | None = None
         self._backend: Any = None
         self._flat: Tensor | None = None
-        # Written to this member's place, so that the others can say who did not take part.
         self._num_calls = 0
 
     def buffer(self, num_bytes: int) -> Tensor:
@@ -125,19 +130,32 @@ class Group:
         if self._flat is None or len(self._flat) < num_bytes:
             # The transport's device is the sender's; the receiver's is the current one of its kind.
             own = self.transport.device
-            device = own if self.rank == _SENDER else torch.device(own.type)
+            device = own if self.rank == SENDER else torch.device(own.type)
             self._flat = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return self._flat[:num_bytes]
 
-    def broadcast(self, flat: Tensor) -> None:
+    def come(self, address: str = "") -> str:
+        """Come to the meeting at `address`, and return its address. Idempotent."""
+        if self._meeting is None:
+            meeting = self.transport.meeting(self.rank)
+            try:
+                meeting.join(address)
+            except SyncError as error:
+                title = _title(self.rank, self.transport.num_receivers)
+                raise SyncError(f"{title} {error}") from None
+            self._meeting = meeting
+        return self._meeting.address
+
+    def broadcast(self, flat: Tensor, address: str = "") -> None:
         """Send bytes from the sender to all. Raises SyncError if one is missing by the deadline."""
+        self.come(address)
+        assert self._meeting is not None
         if self._backend is None:
-            self._backend = self._join()
+            self._backend = self._joined(self._meeting)
         self._num_calls += 1
-        assert self._descriptor is not None, "who joins holds its place"
-        os.pwrite(self._descriptor, f"{self._num_calls:>12}".encode(), 0)
+        self._meeting.tell(self._num_calls)
         options = dist.BroadcastOptions()
-        options.rootRank = _SENDER
+        options.rootRank = SENDER
         try:
             if flat.device.type == "cuda":
                 torch.cuda.synchronize(flat.device)
@@ -149,49 +167,48 @@ class Group:
             self._leave()
             raise self._broken(error) from None
         # A small broadcast ends once the system has it, whether or not it is ever read.
-        if self.rank == _SENDER and (missing := self._missing()):
+        if self.rank == SENDER and (missing := self._missing()):
             raise self._failure(missing, "the process has ended")
 
     def close(self) -> None:
         self._leave()
         self._flat = None
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._meeting is not None:
+            self._meeting.leave()
+            if self.rank == SENDER:
+                self._meeting.end()
+            self._meeting = None
 
     def _leave(self) -> None:
         if self._backend is not None and self.transport.device.type == "cuda":
             self._backend.abort()
         self._backend = None
 
-    def _join(self) -> Any:
-        transport = self.transport
-        try:
-            transport.folder.mkdir(parents=True, exist_ok=True)
-            self._descriptor = self._descriptor or hold(self._place(self.rank))
-        except OSError as error:
-            raise SyncError(
-                f"{_title(self.rank, transport.num_receivers)} cannot take its place in "
-                f"{transport.folder}: {error.strerror}. Is it taken already, or the disk full?"
-            ) from None
-        if self.rank == _SENDER:
-            _remove_stale(transport.folder)
-        deadline = time.monotonic() + transport.timeout_s
+    def _joined(self, meeting: Meeting) -> Any:
+        """Wait until all are there, and return the process group."""
+        deadline = time.monotonic() + self.transport.timeout_s
         while missing := self._missing():
             if time.monotonic() > deadline:
-                raise self._failure(missing, f"waited {transport.timeout_s:g} s")
+                raise self._failure(missing, f"waited {self.transport.timeout_s:g} s")
             time.sleep(_POLL_S)
         try:
-            return _backend(transport, self.rank)
+            return _backend(self.transport, self.rank, meeting)
         except RuntimeError as error:
             raise self._broken(error) from None
 
-    def _missing(self) -> list[int]:
-        others = (rank for rank in range(self.transport.num_receivers + 1) if rank != self.rank)
-        return [rank for rank in others if not is_held(self._place(rank))]
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.transport.num_receivers + 1) if rank != self.rank]
 
-    def _place(self, rank: int) -> Path:
-        return self.transport.folder / f"rank_{rank}"
+    def _missing(self) -> list[int]:
+        meeting = self._meeting
+        return [rank for rank in self._others if meeting is None or not meeting.is_there(rank)]
+
+    def _late(self) -> list[int]:
+        """Members that live, and have not come to the broadcast that this one is at."""
+        meeting = self._meeting
+        assert meeting is not None, "the member has come"
+        return [rank for rank in self._others if meeting.num_calls(rank) < self._num_calls]
 
     def _broken(self, error: RuntimeError) -> SyncError:
         # A process that dies may let go of its connections before it lets go of its file.
@@ -210,11 +227,6 @@ class Group:
             f"the weights' broadcast failed at {_title(self.rank, size)}: {who} ({why}). Look at "
             "the engine's log; sync.timeout_s is how long it may take."
         )
-
-    def _late(self) -> list[int]:
-        """Members that live, and have not come to the broadcast that this one is at."""
-        others = (rank for rank in range(self.transport.num_receivers + 1) if rank != self.rank)
-        return [rank for rank in others if _num_calls(self._place(rank)) < self._num_calls]
 
 
 class _Sending:
@@ -241,10 +253,10 @@ class _Sending:
         assert self._is_sent, "the broadcast ended by an error that is no SyncError"
 
 
-def _backend(transport: CollectiveTransport, rank: int) -> Any:
+def _backend(transport: CollectiveTransport, rank: int, meeting: Meeting) -> Any:
     """A ProcessGroupNCCL or ProcessGroupGloo: torch's stubs leave out most of what both have."""
     size = transport.num_receivers + 1
-    store = dist.FileStore(str(transport.folder / "store"), size)  # pyright: ignore
+    store = meeting.store(size)
     timeout = timedelta(seconds=transport.timeout_s)
     if transport.device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
@@ -253,23 +265,9 @@ def _backend(transport: CollectiveTransport, rank: int) -> Any:
         return dist.ProcessGroupNCCL(store, rank, size, options)
     options = dist.ProcessGroupGloo._Options()  # pyright: ignore
     options._timeout = timeout
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=transport.host)]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_host(transport.host))]
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _num_calls(place: Path) -> int:
-    try:
-        return int(place.read_text() or 0)
-    except (OSError, ValueError):
-        return 0
-
-
-def _remove_stale(folder: Path) -> None:
-    """Meeting places beside this one whose sender was killed."""
-    for place in folder.parent.glob(f"{PREFIX}*/rank_{_SENDER}"):
-        if not is_held(place):
-            shutil.rmtree(place.parent, ignore_errors=True)
-
-
 def _title(rank: int, num_receivers: int) -> str:
-    return "the sender" if rank == _SENDER else f"receiver {rank - 1} of {num_receivers}"
+    return "the sender" if rank == SENDER else f"receiver {rank - 1} of {num_receivers}"

@@ -3,6 +3,10 @@
 The sender fills one buffer again for each bucket, and hands over torch's IPC handle of it, as
 torch.multiprocessing does. The sender waits for its copies before it hands out a bucket; the
 receiver waits for its own before it is done with one: no event has to travel.
+
+Whether that works is tried before it is relied on: the transport carries a few bytes in the same
+manner, which a receiver opens and verifies when it is made. Containers without a common IPC
+namespace, some allocators and processes that do not see the GPU fail here, and not in mid-run.
 """
 
 from __future__ import annotations
@@ -60,7 +64,10 @@ class CudaIpcReceiver:
         rebuild, arguments = bucket.handle
         arguments = list(arguments)
         arguments[_DEVICE_ARGUMENT] = index = _index_of(bucket.device)
-        flat = rebuild(*arguments)
+        try:
+            flat = rebuild(*arguments)
+        except RuntimeError as error:
+            raise SyncError(_why_not("the engine", error)) from None
         yield from verified(bucket, views(flat, bucket.entries), transport=CudaIpcTransport.name)
         # The caller's copies may still be queued, and the sender is about to fill it again.
         torch.cuda.synchronize(index)
@@ -71,15 +78,53 @@ class CudaIpcReceiver:
 
 @dataclass(frozen=True)
 class CudaIpcTransport:
+    """`trial` is what receivers try to open first; None where the sender is another process than
+    the one that opens the transport."""
+
     device: torch.device
     bucket_bytes: int
+    trial: Trial | SentTrial | None = None
     name: ClassVar[str] = "cuda_ipc"
 
     def packer(self) -> CudaIpcPacker:
         return CudaIpcPacker(self.device, self.bucket_bytes)
 
     def receiver(self, rank: int, size: int) -> CudaIpcReceiver:
-        return CudaIpcReceiver()
+        receiver = CudaIpcReceiver()
+        if self.trial is not None:
+            list(receiver.unpack(self.trial.bucket))
+        return receiver
+
+
+class Trial:
+    """A few bytes on the GPU, which live as long as this object; only their handle is pickled."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._packer = CudaIpcPacker(device, 1)
+        numbers = torch.arange(64, device=device)
+        try:
+            self.bucket = next(iter(self._packer.pack([("trial", numbers)])))
+        except RuntimeError as error:
+            raise SyncError(_why_not("the trainer", error)) from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SentTrial, (self.bucket,)
+
+
+@dataclass(frozen=True, slots=True)
+class SentTrial:
+    """A trial in the receiver's process."""
+
+    bucket: Bucket
+
+
+def _why_not(who: str, error: RuntimeError) -> str:
+    reason = str(error).partition("\n")[0]
+    return (
+        f"{who} cannot share memory of the GPU with another process ({reason}). Set "
+        "sync.transport.type to shared_memory; or give both processes one IPC namespace "
+        "(docker run --ipc=host), and leave expandable_segments out of PYTORCH_CUDA_ALLOC_CONF."
+    )
 
 
 def _gpu_id(device: torch.device | int) -> str:

@@ -22,11 +22,12 @@ from homeostat.config.sync import (
 )
 from homeostat.errors import SyncError
 from homeostat.sync.bucket import Transport
-from homeostat.sync.collective import PREFIX, CollectiveTransport
-from homeostat.sync.cuda_ipc import CudaIpcTransport
+from homeostat.sync.collective import CollectiveTransport
+from homeostat.sync.cuda_ipc import CudaIpcTransport, Trial
 from homeostat.sync.delta import DeltaTransport
 from homeostat.sync.disk import DiskTransport
 from homeostat.sync.in_process import InProcessTransport
+from homeostat.sync.meeting import PREFIX
 from homeostat.sync.shared_memory import SharedMemoryTransport
 
 
@@ -38,10 +39,13 @@ def open_transport(
     timeout_s: float,
     host: str = LOOPBACK,
     num_receivers: int = 1,
+    over_hosts: bool = False,
+    own_weights: bool = True,
     own: Mapping[str, Tensor] | None = None,
 ) -> Transport:
     """`folder` belongs to the run, `device` holds the weights that are sent; processes meet on the
-    address `host`; `own` are the tensors of an engine that shares them."""
+    address `host`, or are `over_hosts`. With `own_weights` this process is the sender. `own` are
+    the tensors of an engine that shares them."""
     prefix = f"homeostat-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
     match config:
         case InProcessConfig():
@@ -57,7 +61,7 @@ def open_transport(
         case CollectiveConfig():
             meeting = folder / f"{PREFIX}{secrets.token_hex(4)}"
             return CollectiveTransport(
-                meeting, config.bucket_bytes, num_receivers, device, timeout_s, host
+                meeting, config.bucket_bytes, num_receivers, device, timeout_s, host, over_hosts
             )
         case CudaIpcConfig():
             if device.type != "cuda":
@@ -65,4 +69,5 @@ def open_transport(
                     f"sync.transport.type is cuda_ipc, and the weights are on the {device.type}. "
                     "Set it to shared_memory, or train on a GPU."
                 )
-            return CudaIpcTransport(device, config.bucket_bytes)
+            trial = Trial(device) if own_weights else None
+            return CudaIpcTransport(device, config.bucket_bytes, trial)

@@ -12,7 +12,8 @@ update begins, because the passes that come before it take longer. Gradients and
 on the device, or come and go with their bucket if they are in host memory, too.
 
 Invariants: a buffer is loaded only after what it held was stored, and updated only after it was
-loaded. The rule computes with the same operands as without, so the bits are the same.
+loaded. Weights and gradients in host memory may be used as soon as an update has returned. The rule
+computes with the same operands as without, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ class HostState:
         on_host: Collection[str] = (),
     ) -> None:
         self.rule = rule
+        self._has_weights = bool(on_host)
         parts = [
             _Part(slot, param.detach(), *cut, on_host=slot.name in on_host)
             for slot, param in slots
@@ -180,6 +182,9 @@ class HostState:
             self._store(here)
             if number + NUM_BUFFERS < len(self.buckets):
                 self._load(number + NUM_BUFFERS)
+        if self._has_weights:
+            # The next pass copies weights from host memory on streams that know nothing of these.
+            self.settle()
         self.prefetch()
         return {n: torch.linalg.vector_norm(torch.stack(found)) for n, found in squares.items()}
 

@@ -92,8 +92,12 @@ class SocketChannel:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._has_ended = False
 
     def send(self, message: bytes) -> None:
+        # TCP takes a first message to an end that is gone.
+        if self._has_ended:
+            raise ChannelClosedError("the other end is gone")
         try:
             self._connection.send_bytes(message)
         except OSError as error:
@@ -107,6 +111,7 @@ class SocketChannel:
         except BlockingIOError as error:
             raise TimeoutError(f"no message within {timeout_s:.4g} s") from error
         except (EOFError, OSError) as error:
+            self._has_ended = True
             raise ChannelClosedError(str(error)) from error
         finally:
             if timeout_s is not None and not self._connection.closed:

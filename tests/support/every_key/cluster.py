@@ -169,9 +169,9 @@ CASES: dict[str, Case] = {
     "trainer.backend.sequence_parallel_size (fsdp)": all_of(
         shares_rows("trainer.backend.sequence_parallel_size"),
         refuses(
-            "cluster.processes=3",
+            "trainer.backend.sequence_parallel_size=3",
             r"4 query heads \(4 = 1 x 3 \+ 1\)",
-            base=(*TWO_RANKS, "trainer.backend.sequence_parallel_size=3"),
+            base=(*ALONE, "cluster.processes=3"),
         ),
     ),
     "trainer.backend.offload_optimizer (fsdp)": ranks_keep_weights_and_state_in_host_memory,

@@ -38,6 +38,16 @@ def refused(change: str, why: str) -> Case:
     return on_ray(lambda base: refuses(change, why, base=base))
 
 
+def impatient(why: str) -> Case:
+    """No update is that fast; ranks that are late are not started again."""
+
+    def make(base: tuple[str, ...]) -> Case:
+        hasty = base[0].replace("}", ", timeout_s: 0.005, max_restarts: 0}")
+        return refuses(hasty, why, base=base)
+
+    return on_ray(make)
+
+
 def engines_share_the_ranks_devices(workshop: Workshop) -> None:
     """Four CPUs hold a rank of four and no engine, unless they share; tests/integration/
     test_ray_run.py runs with it."""
@@ -47,7 +57,7 @@ def engines_share_the_ranks_devices(workshop: Workshop) -> None:
     found = {}
     for placement in ("disaggregated", "colocated"):
         recipe["cluster"]["placement"] = placement
-        config = tiny_rl.build_config(recipe, [], file=None)
+        config = tiny_rl.build_config(recipe, [], file=None).for_placement
         needs = needs_of(config, device="cpu")
         found[placement] = find_shortages(config, needs, [Node("here", {"CPU": 4.0})])
     assert "trainer 1 x 4 CPU + engines 1 x 4 CPU = 8" in found["disaggregated"][0].message
@@ -75,9 +85,8 @@ CASES: dict[str, Case] = {
         "cluster.cpus_per_worker=4.5", r"trainer 1 x 4\.5 CPU = 4\.5, the cluster has 4"
     ),
     "cluster.start_timeout_s (ray)": refused("cluster.start_timeout_s=0.05", r"within 0\.05 s"),
-    "cluster.timeout_s (ray)": refused(
-        "cluster.timeout_s=0.005", r"within 0\.005 s|timed out after 5ms"
-    ),
+    "cluster.timeout_s (ray)": impatient(r"within 0\.005 s|timed out after 5ms"),
+    "cluster.max_restarts (ray)": impatient("restarted 0 times in a row"),
     "cluster.backend (ray)": refused("cluster.backend=nccl", "NCCL connects GPUs"),
     "cluster.env (ray)": on_ray(variables_reach_the_ranks),
 }

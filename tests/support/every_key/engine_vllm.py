@@ -241,7 +241,15 @@ def vllm_is_told_of_an_fp8_cache(workshop: VllmWorkshop) -> None:
     assert quantised_arguments(config.engine, None) == {"kv_cache_dtype": "fp8"}
 
 
+def two_engines_divide_the_requests(workshop: VllmWorkshop) -> None:
+    """In processes that are started for the run: each has a log of its own."""
+    run = workshop.again(*VLLM, "engine.data_parallel_size=2")
+    assert all((run.dir / f"engine{number}.log").is_file() for number in (1, 2))
+    assert texts(run) == texts(workshop.plain.run)
+
+
 CASES: dict[str, VllmCase] = {
+    "engine.data_parallel_size (vllm)": two_engines_divide_the_requests,
     "engine.type (vllm)": it_samples_with_vllm,
     "engine.max_concurrency (vllm)": few_run_at_one_time,
     "engine.memory_share (vllm)": memory_bounds_what_runs,

@@ -34,7 +34,23 @@ def unfinished_completions_continue(workshop: Workshop) -> None:
     assert max(partial.metric("stale/mixed_share")) > 0.0
 
 
+def staged(run: Run) -> list[bool]:
+    """For each step, whether weights were sent while the engine sampled."""
+    steps = run.steps_with("sync/staged_seconds")
+    return [step in steps for step in (1, 2, 3)]
+
+
 CASES: dict[str, Case] = {
+    "sync.overlap": all_of(
+        warm(
+            shows(
+                "sync.overlap=always", staged, was=[False] * 3, now=[True] * 3, base=AHEAD,
+                same="bits",
+            )
+        ),
+        warm(refuses("sync.overlap=always", "nothing to overlap with", base=OWN)),
+        refuses("sync.overlap=always", "nothing is sent"),
+    ),
     "rollout.max_staleness": all_of(
         warm(
             shows("rollout.max_staleness=1", stale, was=[0] * 3, now=[0, 1, 1], base=(*OWN, STEPS))

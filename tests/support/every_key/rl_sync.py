@@ -8,6 +8,7 @@ from functools import cache, wraps
 from typing import Any
 
 import pytest
+import torch
 from tests.support.every_key.rl_sampling import tokens_per_forward
 from tests.support.every_key.rl_workshop import PRETRAINED, transports
 from tests.support.every_key.workshop import (
@@ -15,7 +16,6 @@ from tests.support.every_key.workshop import (
     Run,
     Workshop,
     all_of,
-    alters,
     assert_same,
     refuses,
     shows,
@@ -24,6 +24,8 @@ from tests.support.kills import killed_at
 from tests.support.own_process import shared_engine_process
 
 from homeostat.errors import EngineError
+from homeostat.models.build import load_model
+from homeostat.models.lora import adapter_state, merged_state
 from homeostat.rollout.remote import RemoteEngine
 
 OWN = ("engine.own_process=true",)
@@ -106,6 +108,7 @@ def files_lie_where_they_are_told_to(workshop: Workshop) -> None:
 
 BY_SHARED_MEMORY = warm(weights_travel_by("shared_memory"))
 BY_DISK = warm(files_lie_where_they_are_told_to)
+BY_DELTA = warm(weights_travel_by("delta", "folder: differences"))
 BY_COLLECTIVE = warm(weights_travel_by("collective"))
 NEEDS_A_GPU = warm(
     refuses("sync.transport={type: cuda_ipc, bucket_bytes: 64}", "cuda_ipc", base=OWN)
@@ -113,14 +116,33 @@ NEEDS_A_GPU = warm(
 
 
 def sent_bytes(run: Run) -> list[int]:
-    return [event["bytes"] for event in run.events("weights_published")]
+    return [event["sent_bytes"] for event in run.events("weights_published")]
 
 
 ADAPTED = (*OWN, *PRETRAINED, "lora={rank: 4}")
 
+
+def the_adapter_alone_travels(workshop: Workshop) -> None:
+    """Merged weights have the bytes of the model, an adapter only its own."""
+    merged, alone = (workshop.run(*ADAPTED, *more) for more in ((), ("lora.publish=adapter",)))
+    model = load_model(
+        alone.config.model,
+        alone.config.lora,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        seed=0,
+        gradient_checkpointing=False,
+    ).module
+    adapter = sum(tensor.nbytes for _, tensor in adapter_state(model))
+    whole = sum(tensor.nbytes for _, tensor in merged_state(model))
+    assert set(sent_bytes(alone)) == {adapter}
+    assert set(sent_bytes(merged)) == {whole}
+    assert 0 < adapter < whole
+
+
 CASES: dict[str, Case] = {
     "lora.publish": all_of(
-        warm(alters("lora.publish=adapter", sent_bytes, base=ADAPTED)),
+        warm(the_adapter_alone_travels),
         refuses("lora.publish=adapter", "nothing is sent", base=ADAPTED[1:]),
         warm(
             refuses(
@@ -139,6 +161,13 @@ CASES: dict[str, Case] = {
             was=False, now=True, same="losses",
         ),
         refuses("engine.processes=2", "own_process", base=OWN),
+    ),
+    "engine.data_parallel_size (native)": all_of(
+        shows(
+            "engine.data_parallel_size=2", lambda run: (run.dir / "engine2.log").is_file(),
+            was=False, now=True, base=OWN, same="losses",
+        ),
+        refuses("engine.data_parallel_size=2", "own_process=true"),
     ),
     "engine.start_timeout_s (native)": refuses(
         "engine.start_timeout_s=0.001", "engine", base=OWN
@@ -161,6 +190,9 @@ CASES: dict[str, Case] = {
     "sync.transport.type (disk)": BY_DISK,
     "sync.transport.bucket_bytes (disk)": BY_DISK,
     "sync.transport.folder (disk)": BY_DISK,
+    "sync.transport.type (delta)": BY_DELTA,
+    "sync.transport.bucket_bytes (delta)": BY_DELTA,
+    "sync.transport.folder (delta)": BY_DELTA,
     "sync.transport.type (collective)": BY_COLLECTIVE,
     "sync.transport.bucket_bytes (collective)": BY_COLLECTIVE,
     "sync.transport.type (cuda_ipc)": NEEDS_A_GPU,

@@ -19,6 +19,7 @@ from homeostat.clinic.processes import descendants, workers
 from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
 from homeostat.models.decoder import Decoder
+from homeostat.rollout.remote import RemoteEngine
 from homeostat.run.session.session import Session
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.trainer import Trainer
@@ -193,6 +194,25 @@ class EngineHung(Injector):
                 os.kill(process, signal.SIGSTOP)
 
 
+class SlowPublication(Injector):
+    """The path that weights take to the engine is slow, as over a full network."""
+
+    name, family, strength = "slow_publication", Family.SYNC, (1.2, 1.6)
+    expects = ("slow-weight-sync",)
+    body, onset = OWN_PROCESS, (5, 9)
+
+    def started(self, parts: Any, session: Session) -> None:
+        engine: RemoteEngine = parts.engine
+        apply = engine.apply
+
+        def slow(bucket: Bucket) -> None:
+            if self.is_ill(parts.state.step + 1):
+                time.sleep(self.dose.strength)
+            apply(bucket)
+
+        setattr(engine, "apply", slow)  # noqa: B010 (a method, on purpose)
+
+
 class SlowEngine(Injector):
     """The engine samples at a fraction of its speed."""
 
@@ -225,6 +245,7 @@ FAULTS: tuple[type[Injector], ...] = (
     EngineKilled,
     EngineHung,
     SlowEngine,
+    SlowPublication,
     BadPublication,
     BadPublicationVerified,
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 PLANNED: dict[str, str] = {
     "engine.prefix_caching": "Keep the cache of prompts that requests share.",
     "engine.expert_parallel_size": "Devices that share the experts in the engine.",
-    "engine.data_parallel_size": "Replicas of the engine.",
     "engine.speculative.draft_model": "The model that drafts tokens.",
     "engine.speculative.num_tokens": "Tokens drafted before each verification.",
     "engine.speculative.update_interval": "Steps between updates of the draft model.",
@@ -17,7 +16,6 @@ PLANNED: dict[str, str] = {
     "engine.speculative.draft_ema": "Share of the old draft that an update keeps.",
     "engine.speculative.reset_interval": "Steps after which the draft starts anew.",
     "rollout.repetition_penalty": "Makes tokens that were said less likely.",
-    "sync.overlap": "Send weights while the engine goes on sampling.",
     "rollout.max_turns": "Turns of a conversation with tools.",
     "agents.update_strategy": "Which agents are updated in a step.",
     "agents.update_interval": "Steps between updates of an agent.",

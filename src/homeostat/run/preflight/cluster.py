@@ -37,7 +37,7 @@ def cluster_items(config: RunConfig, *, device: str) -> Iterator[Item]:
     with connected(cluster) as ray:
         nodes = require_nodes(ray, soon)
         yield from _sums(config, nodes, device=device)
-        for found in prove(ray, config, nodes):
+        for found in prove(ray, config.for_placement, nodes):
             yield Item("cluster", "error" if found.is_error else "warning", found.problem.render())
 
 
@@ -47,8 +47,9 @@ def _this_machine() -> list[Node]:
 
 
 def _sums(config: RunConfig, nodes: Sequence[Node], *, device: str) -> Iterator[Item]:
-    needs = needs_of(config, device=device)
-    problems = find_shortages(config, needs, nodes)
+    settings = config.for_placement
+    needs = needs_of(settings, device=device)
+    problems = find_shortages(settings, needs, nodes)
     for problem in problems:
         yield Item("cluster", "error", problem.render())
     if problems:

@@ -6,7 +6,8 @@ from homeostat.config.parts import PublicationSettings
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.router import Router
-from homeostat.run.publication.publish import NoEngine, SentWeights, SharedWeights, probe_of
+from homeostat.run.publication.nothing_sent import NoEngine, SharedWeights
+from homeostat.run.publication.publish import SentWeights, probe_of
 from homeostat.run.publication.several import SentToSeveral
 from homeostat.run.session.replacements import Replacements, StartEngine
 from homeostat.run.session.restarts import Restarts

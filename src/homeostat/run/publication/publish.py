@@ -16,7 +16,6 @@ that is saved while the engine is behind holds it (published.safetensors).
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,87 +30,24 @@ from homeostat.config.sync import SharedMemoryConfig
 from homeostat.errors import CheckpointError, EngineDiedError, NotServedError, SyncError
 from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
-from homeostat.rollout.engine import Engine, Quiesce
+from homeostat.rollout.engine import Quiesce
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.router import Router
 from homeostat.run.publication.fp8_checkpoint import fp8_checkpoint
 from homeostat.run.publication.host_weights import PolicyWeights, host_weights
+from homeostat.run.publication.nothing_sent import PUBLISHED
 from homeostat.run.session.restarts import Restarts, death_in
 from homeostat.run.session.session import Session
 from homeostat.sync.bucket import Bucket, Manifest, Packer
 from homeostat.sync.publish import Publisher, ScoreEach, WeightSource
 from homeostat.sync.transports import open_transport
 from homeostat.sync.verify import Probe, require_received
+from homeostat.train.local import LocalTrainer
 from homeostat.train.run_state import RlState
 from homeostat.train.trainer import Trainer
 from homeostat.types import FloatArray, TokenRow
 
 log = logging.getLogger(__name__)
-
-PUBLISHED = "published.safetensors"
-# How long an engine's process polls at a time if buckets are to be staged in between.
-STAGING_SLICE_SECONDS = 0.5
-
-
-class NoEngine:
-    """Publishes nothing, for a run that samples nothing. Weights of an engine that was behind are
-    copied from `checkpoint` to the next one."""
-
-    state_bytes = 0
-
-    def __init__(self, checkpoint: Path | None, *, rl_state: RlState) -> None:
-        self.published = None if checkpoint is None else checkpoint / PUBLISHED
-        self.rl_state = rl_state
-
-    def make_room(self) -> None:
-        """Nothing takes any."""
-
-    def stage(self, step: int, *, must: bool) -> None:
-        """Nothing is sent."""
-
-    def publish(self, step: int, *, must: bool) -> dict[str, float]:
-        self.rl_state.published_version = step
-        self.published = None
-        return {}
-
-    def save(self, folder: Path) -> None:
-        if self.published is not None and self.published.is_file():
-            shutil.copyfile(self.published, folder / PUBLISHED)
-
-    def close(self) -> None:
-        """Nothing was opened."""
-
-
-class SharedWeights:
-    """Publishes to an engine that computes with the trainer's own tensors."""
-
-    state_bytes = 0
-
-    def __init__(self, engine: Engine, *, sleeps: bool, rl_state: RlState) -> None:
-        self.engine = engine
-        self.sleeps = sleeps
-        self.rl_state = rl_state
-
-    def make_room(self) -> None:
-        """Sampling is over: the weights may change, and the cache may go."""
-        self.engine.begin_update(Quiesce.DRAIN)
-        if self.sleeps:
-            self.engine.sleep()
-
-    def stage(self, step: int, *, must: bool) -> None:
-        """Nothing is sent."""
-
-    def publish(self, step: int, *, must: bool) -> dict[str, float]:
-        """After the updates of a step. Returns metrics, where anything was sent."""
-        self.engine.commit(step)
-        self.rl_state.published_version = step
-        return {}
-
-    def save(self, folder: Path) -> None:
-        """The trainer's weights are the engine's."""
-
-    def close(self) -> None:
-        """Nothing was opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +91,6 @@ class SentWeights:
         self._step = 0
         if isinstance(engine, RemoteEngine):
             engine.on_death = self._revive
-            if config.sync.overlap != "never":
-                engine.slice_s = STAGING_SLICE_SECONDS
 
     @property
     def is_behind(self) -> bool:
@@ -205,16 +139,31 @@ class SentWeights:
         mode = self.config.sync.overlap
         if mode == "never" or not self._is_due(step, must=must):
             return
-        if self._publisher is None:
+        if not self.engine.capabilities.stages:
+            name = self.engine.capabilities.name
+            self._tell_not_staged(
+                step, f"the {name} engine takes weights only while it stands still"
+            )
+            return
+        publisher = self._publisher
+        if publisher is None:
             # To connect, the engine would have to stand still.
             self._tell_not_staged(step, "the transport is opened anew after an engine died")
             return
         try:
-            self._publisher.stage(PolicyWeights(self.trainer), self.engine, version=step)
+            publisher.stage(PolicyWeights(self.trainer), self.engine, version=step)
         except SyncError as error:
-            if mode == "always":
+            has_died = self._publisher is not publisher or self._has_dead_engine()
+            # What was begun cannot be continued: `publish` opens another transport.
+            self._disconnect()
+            if mode == "always" and not has_died:
                 raise
             self._tell_not_staged(step, str(error))
+
+    def _has_dead_engine(self) -> bool:
+        one = self.engine
+        engines = one.engines if isinstance(one, Router) else [one]
+        return any(isinstance(e, RemoteEngine) and e.death() is not None for e in engines)
 
     def _is_due(self, step: int, *, must: bool) -> bool:
         age = step - self.rl_state.published_version
@@ -362,6 +311,8 @@ class SentWeights:
             timeout_s=self.config.sync.timeout_s,
             host=self.config.cluster.host,
             num_receivers=engine.capabilities.num_receivers,
+            over_hosts=self.config.cluster.type == "ray",
+            own_weights=isinstance(self.trainer, LocalTrainer),
         )
         checkpoint = fp8_checkpoint(self.config)
         publisher = Publisher(

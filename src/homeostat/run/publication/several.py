@@ -144,13 +144,18 @@ class SentToSeveral(SentWeights):
 
     def _send_alone(self, engine: RemoteEngine) -> None:
         publisher = self._publisher_to(engine)
-        # Without a copy, the others are just being sent what the trainer has, and so will this one.
-        is_lost = self.is_behind and self._copy is None
-        source = PolicyWeights(self.trainer) if is_lost else self._for_replacement()
         try:
-            self._published(publisher, engine, source, self.rl_state.published_version)
+            version = self.rl_state.published_version
+            self._published(publisher, engine, self._current(), version)
         finally:
             publisher.close()
+
+    def _current(self) -> WeightSource:
+        """The weights that the other engines have, or are just being sent."""
+        if self.is_behind and self._copy is None:
+            # All engines are just being sent what the trainer has, and so will this one be.
+            return PolicyWeights(self.trainer)
+        return self._for_replacement()
 
     def _begin_again(self, name: str, death: EngineDiedError) -> None:
         others = len(self.router.engines) + self.replacements.num_starting

@@ -38,11 +38,26 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an actor is: its node, the address at which others reach it, and its GPUs."""
+    """The node of an actor, the address at which others reach it, and its GPUs."""
 
     node_id: str
     address: str
     gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The surroundings of the controller: the `folder` to which paths are relative, where it finds
+    modules (`path`, as far as it exists elsewhere), and its priority."""
+
+    folder: str
+    path: tuple[str, ...]
+    niceness: int
+
+    @classmethod
+    def of_this_process(cls) -> Site:
+        path = tuple(os.path.abspath(entry) for entry in sys.path)
+        return cls(os.getcwd(), path, os.getpriority(os.PRIO_PROCESS, 0))
 
 
 class Keeper:
@@ -57,24 +72,23 @@ class Keeper:
         """Return a port of this node at which ranks may meet."""
         return free_port(address)
 
-    def launch(
-        self, ticket: Ticket, env: Mapping[str, str], path: Sequence[str], folder: str
-    ) -> int:
-        """Start the worker's process in the controller's `folder`, to which paths are relative.
-
-        `path` is where the controller finds modules, as far as that exists here."""
-        shared = [entry for entry in path if os.path.exists(entry)]
+    def launch(self, ticket: Ticket, env: Mapping[str, str], site: Site) -> int:
+        """Start the worker's process as the controller would start it."""
+        shared = [entry for entry in site.path if os.path.exists(entry)]
         found = os.pathsep.join(dict.fromkeys([*shared, *filter(None, sys.path)]))
         own = {**network_variables(ticket.host), HOST_VARIABLE: ticket.host, "PYTHONPATH": found}
         self._process = subprocess.Popen(
             CHILD,
-            cwd=folder,
+            cwd=site.folder,
             env={**os.environ, **own, **env, **ticket.environment()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        # Ray runs its workers at low priority (RAY_worker_niceness); only root may undo that.
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, site.niceness)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         return self._process.pid

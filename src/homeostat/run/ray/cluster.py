@@ -9,8 +9,6 @@ kill -9; a worker's process ends when its channel to the controller closes.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -18,11 +16,11 @@ from functools import partial
 from typing import Any
 
 from homeostat.config.cluster import AnyCluster
+from homeostat.config.parts import PlacementSettings
 from homeostat.config.ray_cluster import RayCluster
-from homeostat.config.run import RunConfig
 from homeostat.config.sync import AnyTransport
 from homeostat.errors import ConfigError, WorkerError
-from homeostat.run.ray.actors import Place
+from homeostat.run.ray.actors import Place, Site
 from homeostat.run.ray.nodes import own_node, require_nodes
 from homeostat.run.ray.placement import find_shortages, needs_of
 from homeostat.run.ray.proofs import require_proofs
@@ -44,7 +42,7 @@ PATIENCE_SECONDS = 0.5
 
 
 @contextmanager
-def ray_opened(config: RunConfig, *, device: str) -> Iterator[None]:
+def ray_opened(config: PlacementSettings, *, device: str) -> Iterator[None]:
     """Place workers by Ray for the duration of the block, where the recipe's cluster is one.
 
     Raises ConfigError if the cluster can never hold the run, or a node lacks what the run needs.
@@ -162,7 +160,7 @@ class RayLauncher:
         log: WorkerLog,
         deadline: Deadline,
     ) -> list[ActorProcess]:
-        path = [os.path.abspath(entry) for entry in sys.path]
+        site = Site.of_this_process()
         variables = self._variables(spec, seats, deadline=deadline)
         asked = []
         for rank, seat in enumerate(seats):
@@ -177,7 +175,7 @@ class RayLauncher:
                 local_rank=_local_rank(seats, rank),
                 sends_log=True,
             )
-            asked.append(seat.actor.launch.remote(ticket, variables[rank], path, os.getcwd()))
+            asked.append(seat.actor.launch.remote(ticket, variables[rank], site))
         self._answers(spec, asked, deadline=deadline)
         return [
             ActorProcess(seat.actor, seat.place, rank=rank, log=log)

@@ -1,4 +1,4 @@
-"""How many GPUs and CPUs a run asks of a Ray cluster, and whether the cluster has them.
+"""Count the GPUs and CPUs that a run asks of a Ray cluster, and compare with what it has.
 
 Pure arithmetic, written out in the message: a placement group that can never be placed waits for
 ever without a word.
@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from homeostat.config.cluster_combinations import has_engines
+from homeostat.config.parts import PlacementSettings
 from homeostat.config.ray_cluster import RayCluster
-from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
 Resource = Literal["GPU", "CPU"]
@@ -40,20 +39,16 @@ class Node:
     node_id: str = ""
 
 
-def needs_of(config: RunConfig, *, device: str) -> list[Need]:
+def needs_of(config: PlacementSettings, *, device: str) -> list[Need]:
     """Return what the run asks for. `device` is cpu or cuda, as trainer.device was resolved."""
     cluster = config.cluster
     assert isinstance(cluster, RayCluster)
     is_gpu = device == "cuda"
     found = [Need("trainer", cluster.processes, float(is_gpu), cluster.cpus_per_worker)]
-    if has_engines(config) and cluster.placement == "disaggregated":
+    if config.num_engines and cluster.placement == "disaggregated":
         span = config.engine.num_devices if is_gpu else 0
-        found.append(Need("engines", num_engines(config), span, cluster.cpus_per_worker))
+        found.append(Need("engines", config.num_engines, span, cluster.cpus_per_worker))
     return found
-
-
-def num_engines(config: RunConfig) -> int:
-    return config.engine.data_parallel_size
 
 
 def describe_sum(needs: Sequence[Need], resource: Resource, *, has: float) -> str:
@@ -64,7 +59,7 @@ def describe_sum(needs: Sequence[Need], resource: Resource, *, has: float) -> st
 
 
 def find_shortages(
-    config: RunConfig, needs: Sequence[Need], nodes: Sequence[Node]
+    config: PlacementSettings, needs: Sequence[Need], nodes: Sequence[Node]
 ) -> list[Problem]:
     """Return what the cluster can never give, with the sum."""
     problems = []
@@ -103,13 +98,13 @@ def _too_wide(need: Need, resource: Resource, largest: float) -> Problem:
     return Problem(place, why, "Lower it.")
 
 
-def _unshared(config: RunConfig, nodes: Sequence[Node]) -> list[Problem]:
+def _unshared(config: PlacementSettings, nodes: Sequence[Node]) -> list[Problem]:
     """Find colocated engines that have no ranks whose devices they could share."""
     cluster = config.cluster
     assert isinstance(cluster, RayCluster)
-    if cluster.placement != "colocated" or not has_engines(config):
+    if cluster.placement != "colocated":
         return []
-    count, span = num_engines(config), config.engine.num_devices
+    count, span = config.num_engines, config.engine.num_devices
     if count * span <= cluster.processes:
         return []
     why = (

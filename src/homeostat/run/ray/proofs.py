@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from homeostat.config.run import RunConfig
+from homeostat.config.parts import PlacementSettings
 from homeostat.errors import ConfigError, Problem
 from homeostat.run.ray.nodes import own_node
 from homeostat.run.ray.placement import Node
@@ -32,14 +32,14 @@ class Finding:
     is_error: bool = True
 
 
-def require_proofs(ray: Any, config: RunConfig, nodes: Sequence[Node]) -> None:
+def require_proofs(ray: Any, config: PlacementSettings, nodes: Sequence[Node]) -> None:
     """Raise ConfigError with all problems, node by node."""
     errors = [found.problem for found in prove(ray, config, nodes) if found.is_error]
     if errors:
         raise ConfigError(errors)
 
 
-def prove(ray: Any, config: RunConfig, nodes: Sequence[Node]) -> list[Finding]:
+def prove(ray: Any, config: PlacementSettings, nodes: Sequence[Node]) -> list[Finding]:
     """Ask every node for its facts, and judge them."""
     with _question(ray, config) as question:
         ours = probe(replace(question, node_address=question.controller[0]))
@@ -53,7 +53,7 @@ def prove(ray: Any, config: RunConfig, nodes: Sequence[Node]) -> list[Finding]:
 
 
 @contextmanager
-def _question(ray: Any, config: RunConfig) -> Iterator[Question]:
+def _question(ray: Any, config: PlacementSettings) -> Iterator[Question]:
     """Yield what is asked, while the file that proves a shared folder and a port are there."""
     folder = config.run_dir.resolve()
     while not folder.exists():
@@ -93,7 +93,9 @@ def _asked(
             yield node, f"it cannot run homeostat: {last}"
 
 
-def judge(config: RunConfig, node: Node, *, ours: Facts, theirs: Facts) -> Iterator[Finding]:
+def judge(
+    config: PlacementSettings, node: Node, *, ours: Facts, theirs: Facts
+) -> Iterator[Finding]:
     """Yield what is wrong with a node."""
     for words in differing(ours, theirs):
         yield _finding(node, f"{words}.", "Install the same versions on every machine.")
@@ -116,14 +118,14 @@ def _finding(node: Node, message: str, hint: str) -> Finding:
     return Finding(Problem(f"node {node.address}", message, hint))
 
 
-def needed_paths(config: RunConfig) -> tuple[str, ...]:
+def needed_paths(config: PlacementSettings) -> tuple[str, ...]:
     """Return the paths that ranks and engines read; names of a hub are no paths."""
     # Workers run in the controller's folder, to which paths of the recipe are relative.
     places = [os.getcwd(), config.model.path, getattr(config.reference, "path", None)]
     return tuple(str(Path(place).resolve()) for place in places if place and Path(place).exists())
 
 
-def data_paths(config: RunConfig) -> tuple[str, ...]:
+def data_paths(config: PlacementSettings) -> tuple[str, ...]:
     """Return the files that rows are read from."""
     sources = [*config.data.train, *(config.data.validation or ())]
     paths = [getattr(source, "path", None) for source in sources]

@@ -17,6 +17,9 @@ from homeostat.errors import ConfigError, MissingDependencyError, Problem
 
 # Nothing of ours is in Ray's object store, whose default is a third of the memory.
 STORE_BYTES = 80 * 2**20
+# Variables of a Ray that is started here: no usage reports; its workers are not put behind every
+# other process of the machine.
+LOCAL_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 # Handlers that Ray replaces when it connects: a run has its own.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -51,7 +54,8 @@ def connected(cluster: RayCluster) -> Iterator[Any]:
 def _connect(ray: Any, cluster: RayCluster) -> None:
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if cluster.address is None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in LOCAL_RAY.items():
+            os.environ.setdefault(name, value)
         settings |= {"address": "local", "include_dashboard": False}
         settings["object_store_memory"] = STORE_BYTES
     else:

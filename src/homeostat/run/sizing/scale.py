@@ -102,11 +102,11 @@ def workload_of(config: RunConfig, shape: ModelShape, assumed: Assumed) -> Workl
         lengths=Lengths(mean, rollout.max_new_tokens, assumed.spread),
         updates=trainer.updates_per_step,
         epochs=trainer.epochs_per_step,
-        max_tokens=trainer.tokens_per_micro_batch,
+        max_tokens=trainer.tokens_per_device,
         scored=1 - 1 / trainer.updates_in_step + reference,
         holds_reference=reference and config.lora is None,
         reward_s=assumed.reward_s,
-        reward_workers=config.rewards.workers,
+        reward_workers=config.reward_functions.workers,
         adapter_params=_adapter_params(config, shape),
     )
 
@@ -139,5 +139,4 @@ def plan_recipe(
         device = replace(device, node_gpus=gpus // nodes)
     workload = workload_of(config, model, assumed or Assumed())
     job = Job(model, workload, device, config.engine.max_concurrency)
-    staleness = getattr(config.rollout, "max_staleness", 0)
-    return make_plan(job, gpus, max_staleness=staleness or 0)
+    return make_plan(job, gpus, max_staleness=config.rollout.max_staleness or 0)

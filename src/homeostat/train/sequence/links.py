@@ -5,8 +5,8 @@
     shift     a tensor goes to the next rank of the ring, and the previous rank's comes here
 
 All of them are torch.distributed over groups of a DeviceMesh, by gloo on a CPU and by NCCL on GPUs.
-If ranks on GPUs talk by gloo (several of them on one GPU, which NCCL refuses), what gloo cannot
-send from a GPU goes through host memory.
+If ranks on GPUs talk by gloo (several of them on one GPU, which NCCL refuses), their messages go
+through host memory: gloo does not send all of them from a GPU.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Link:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors. Outside of autograd."""
-        total = tensor.detach().clone(memory_format=torch.contiguous_format)
+        total = self._sendable(tensor.detach().clone())
         with self.entry.lasting(f"sum over ranks {self.ranks}", num_bytes=total.nbytes):
             dist.all_reduce(total, group=self.group)
-        return total
+        return total.to(tensor.device)
 
     def exchange(self, parts: Tensor) -> Tensor:
         """Send parts[j] to rank j; return what was sent here, by sender. Outside of autograd."""

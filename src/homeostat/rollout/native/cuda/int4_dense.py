@@ -24,7 +24,7 @@ _OUTPUTS = 32
 
 @triton.jit
 def _dense(
-    bytes_ptr, scales_ptr, out_ptr, num_outputs, num_inputs, num_blocks, scale_stride,
+    bytes_ptr, scales_ptr, out_ptr, num_outputs, num_inputs, num_blocks,
     GROUP: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
@@ -34,7 +34,7 @@ def _dense(
     pairs = tl.load(bytes_ptr + at_byte, mask=is_out[:, None], other=0)
     for half in tl.static_range(2):
         group = block.to(tl.int64) * 2 + half
-        at_scale = scales_ptr + group * scale_stride + at_O
+        at_scale = scales_ptr + at_O.to(tl.int64) * (2 * num_blocks) + group
         scales = tl.load(at_scale, mask=is_out, other=0.0).to(tl.float32)[:, None]
         nibbles = pairs & 15 if half == 0 else pairs >> 4
         weight = (nibbles.to(tl.float32) - 8.0) * scales
@@ -44,18 +44,17 @@ def _dense(
         tl.store(out_ptr + at, weight.to(out_ptr.dtype.element_ty), mask=is_in)
 
 
-def dense(bytes_OH: Tensor, scales_GO: Tensor, matrix: Int4Matrix, *, dtype: torch.dtype) -> Tensor:
+def dense(bytes_OH: Tensor, scales_OG: Tensor, matrix: Int4Matrix, *, dtype: torch.dtype) -> Tensor:
     """Return [O, K] of some rows of a matrix, which `bytes` and `scales` are views of."""
     num_outputs, num_blocks = len(bytes_OH), matrix.num_blocks
     out_OK = torch.empty(num_outputs, matrix.num_inputs, dtype=dtype, device=bytes_OH.device)
     _dense[(triton.cdiv(num_outputs, _OUTPUTS), num_blocks)](
         bytes_OH,
-        scales_GO,
+        scales_OG,
         out_OK,
         num_outputs,
         matrix.num_inputs,
         num_blocks,
-        scales_GO.stride(0),
         GROUP=matrix.group_size,
         OUTPUTS=_OUTPUTS,
     )

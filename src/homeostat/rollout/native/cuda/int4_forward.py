@@ -23,6 +23,7 @@ from homeostat.models.decoder import MLP, Attention, Decoder, Layer
 from homeostat.ops.linear import Linear
 from homeostat.rollout.native.cuda import int4_narrow, int4_products, rows
 from homeostat.rollout.native.cuda.forward import DecodeForward, Layers, fed_forward, maps_of
+from homeostat.rollout.native.cuda.int4_narrow import PlaneRows
 from homeostat.rollout.native.cuda.int4_weights import Int4Layer, Int4Weights, Maps, SwitchWatch
 from homeostat.rollout.native.cuda.products import Scaled
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
@@ -84,8 +85,9 @@ class Int4Forward(DecodeForward):
         """Add what the block after attention makes of the rows to them."""
         norm_D, eps, mlp = layer.post_attention_layernorm.weight, self.shape.eps, layer.mlp
         if isinstance(mlp, MLP) and packed.gate_up is not None:
-            gated_BI = int4_narrow.gated(x_BD, norm_D, packed.gate_up.matrix, eps=eps)
-            _add_few(x_BD, gated_BI, mlp.down_proj, packed.down)
+            gated = int4_narrow.gated if packed.down is None else int4_narrow.gated_by_planes
+            inputs = gated(x_BD, norm_D, packed.gate_up.matrix, eps=eps)
+            _add_few(x_BD, inputs, mlp.down_proj, packed.down)
         else:
             normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
             x_BD += fed_forward(normed_BD, mlp, state)
@@ -134,9 +136,10 @@ class Int4Forward(DecodeForward):
         return int4_products.added(x_BD, inputs_BK, *how)
 
 
-def _add_few(x_BD: Tensor, inputs_BK: Tensor, linear: Linear, packed: Maps | None) -> None:
+def _add_few(x_BD: Tensor, inputs: Tensor | PlaneRows, linear: Linear, packed: Maps | None) -> None:
     """Compute x += the linear map of the inputs, in place."""
-    if packed is None:
-        x_BD += linear(inputs_BK)
+    if packed is not None:
+        int4_narrow.added(x_BD, inputs, packed.matrix, packed.bias_O)
     else:
-        int4_narrow.added(x_BD, inputs_BK, packed.matrix, packed.bias_O)
+        assert isinstance(inputs, Tensor), "only packed weights are read plane by plane"
+        x_BD += linear(inputs)

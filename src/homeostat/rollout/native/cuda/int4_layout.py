@@ -3,8 +3,8 @@
 Two neighbouring groups of an output's inputs are a block. They share bytes: the low half of byte j
 holds integer j of the first group, the high half that of the second. So the low halves of a block's
 bytes are one group, in order, and the high halves the other, and a product takes a group at a time
-without shuffling. Inputs are padded with zeros to whole blocks. Scales are stored group by group,
-because a program reads the scales of neighbouring outputs.
+without shuffling. Inputs are padded with zeros to whole blocks. The scales of a block's two groups
+are neighbours, so that they can be read as one word.
 
 Suffixes: `_O` outputs, `_K` inputs, `_H` bytes, each of two integers, `_G` groups.
 """
@@ -24,10 +24,10 @@ from homeostat.precision.int4 import OFFSET, Quantised, quantise
 
 @dataclass(frozen=True, slots=True)
 class Int4Matrix:
-    """A weight [O, K] in INT4: bytes [O, H] of two integers each, and scales [G, O] in bf16."""
+    """A weight [O, K] in INT4: bytes [O, H] of two integers each, and scales [O, G] in bf16."""
 
     bytes_OH: Tensor
-    scales_GO: Tensor
+    scales_OG: Tensor
     num_inputs: int
     group_size: int
 
@@ -41,7 +41,7 @@ class Int4Matrix:
 
     @property
     def num_bytes(self) -> int:
-        return self.bytes_OH.nbytes + self.scales_GO.nbytes
+        return self.bytes_OH.nbytes + self.scales_OG.nbytes
 
     @classmethod
     def of(cls, weights: Sequence[Quantised]) -> Int4Matrix:
@@ -56,8 +56,7 @@ class Int4Matrix:
         nibbles = (values_OK + OFFSET).to(torch.uint8).unflatten(1, (-1, 2, group_size))
         bytes_OH = (nibbles[:, :, 0] | (nibbles[:, :, 1] << 4)).flatten(1).contiguous()
         # bf16 holds a scale exactly: it has five significant bits.
-        scales_GO = scales_OG.t().to(torch.bfloat16).contiguous()
-        return cls(bytes_OH, scales_GO, num_inputs, group_size)
+        return cls(bytes_OH, scales_OG.to(torch.bfloat16).contiguous(), num_inputs, group_size)
 
     @classmethod
     def of_weights(cls, weights: Sequence[Tensor], *, group_size: int) -> Int4Matrix:
@@ -67,16 +66,16 @@ class Int4Matrix:
     def copy_(self, other: Int4Matrix) -> None:
         """Take over the numbers of another matrix of the same shape, in place."""
         self.bytes_OH.copy_(other.bytes_OH)
-        self.scales_GO.copy_(other.scales_GO)
+        self.scales_OG.copy_(other.scales_OG)
 
     def dequantised(self, *, dtype: torch.dtype, rows: slice = slice(None)) -> Tensor:
         """Return the weight [O, K] that it stands for, or some of its rows."""
-        bytes_OH, scales_GO = self.bytes_OH[rows], self.scales_GO[:, rows]
-        if kernels.fused(scales_GO):
+        bytes_OH, scales_OG = self.bytes_OH[rows], self.scales_OG[rows]
+        if kernels.fused(scales_OG):
             from homeostat.rollout.native.cuda.int4_dense import dense
 
-            return dense(bytes_OH, scales_GO, self, dtype=dtype)
+            return dense(bytes_OH, scales_OG, self, dtype=dtype)
         blocks = bytes_OH.unflatten(1, (-1, 1, self.group_size))
         halves = torch.cat([blocks & 15, blocks >> 4], dim=2).to(torch.float32) - OFFSET
-        grouped = halves.flatten(1, 2) * scales_GO.t().float()[..., None]
+        grouped = halves.flatten(1, 2) * scales_OG.float()[..., None]
         return grouped.flatten(1)[:, : self.num_inputs].to(dtype).contiguous()

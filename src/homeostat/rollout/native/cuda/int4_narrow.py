@@ -1,23 +1,30 @@
 """Linear maps of very few rows by packed INT4 weights, bound by reading them: one launch each, with
 what comes before and after them.
 
-A program holds a row of inputs in registers, normed where a norm comes first, and goes through
-some of the outputs; the weights of the next ones are in flight while it sums. Four bytes are one
-word, whose nibbles belong to inputs four apart: the row is read in that order, once. An integer q
-becomes the float 24 + q by two operations on bits, because its nibble is moved to the top of the
-mantissa of a number between 16 and 32; what that adds to the sums is known from the row.
+A thread reads 16 bytes of an output at a time: 16 inputs of each of a block's two groups. Their 32
+integers are eight planes, one for each nibble of a word, and inputs are read plane by plane. An
+integer q becomes the float 24 + q by two operations on bits, because its nibble is moved to the top
+of the mantissa of a number between 16 and 32; what that adds to the sums is known from the inputs.
 
     into_heads   norm -> q, k and v           three weights, one matrix
     gated        norm -> silu(gate) * up      two weights, one matrix
     added        x += out @ weight.T          in place
 
-Suffixes: `_B` blocks of two groups, `_W` words of a block, `_O` outputs, `_K` inputs.
+Programs of the first two hold a row of inputs in registers and go through some of the outputs; the
+weights of the next ones are in flight while they sum. Those of `added` own some outputs, and read
+all their weights before they wait for the inputs. `gated` can store its results plane by plane
+(`PlaneRows`), so that `added` reads them as they are.
+
+Suffixes: `_B` rows, `_G` groups of 16 bytes, `_O` outputs, `_K` inputs.
 """
 
 # Triton compiles its kernels from source: pyright misreads their calls.
 # pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -30,11 +37,28 @@ from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 
 # Rows up to which reading the weights costs more than multiplying by them one by one.
 MAX_ROWS = 4
-# Outputs that a program sums up at a time, words that a thread holds of each, and warps that a
-# multiprocessor's registers have room for.
-OUTPUTS = 4
-_WORDS_PER_THREAD = 4
-_WARPS = 16
+# Outputs up to which a program for each tile of them is computed in one wave.
+_FEW_OUTPUTS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneRows:
+    """Rows whose numbers lie in the order in which `added` reads them; padding is undefined."""
+
+    values_BK: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The outputs and chunks of 16 bytes that a program handles at a time, and its warps.
+
+    `programs` bounds the number of programs that go through the outputs; 0: one for each tile.
+    """
+
+    outputs: int
+    chunks: int
+    warps: int
+    programs: int = 0
 
 
 @triton.jit
@@ -45,37 +69,53 @@ def _plane(words, NUMBER: tl.constexpr):
 
 
 @triton.jit
-def _inputs(x_ptr, norm_ptr, at_B, at_W, place, rstd, num_inputs, HAS_NORM: tl.constexpr,
+def _words(words_ptr, at_O, is_out, at_G, row_words):
+    """The chunks of some outputs, [outputs, chunks, 4]."""
+    at = at_G[:, None] * 4 + tl.arange(0, 4)[None, :]
+    is_in = is_out[:, None, None] & (at < row_words)[None, :, :]
+    at_row = at_O[:, None, None].to(tl.int64) * row_words
+    return tl.load(words_ptr + at_row + at[None, :, :], mask=is_in, other=0)
+
+
+@triton.jit
+def _scales(scales_ptr, at_O, is_out, at_G, row_words, GROUP: tl.constexpr):
+    """The scales of both groups of each chunk's block, as one word: [outputs, chunks]."""
+    at_row = at_O[:, None] * (row_words // (GROUP // 4))
+    is_in = is_out[:, None] & (at_G * 4 < row_words)[None, :]
+    return tl.load(scales_ptr + at_row + (at_G // (GROUP // 16))[None, :], mask=is_in, other=0)
+
+
+@triton.jit
+def _inputs(x_ptr, at_G, num_inputs, PLANE: tl.constexpr, BY_PLANES: tl.constexpr,
             GROUP: tl.constexpr):  # fmt: skip
-    """Every fourth input of one group of each block: [B, W]."""
-    at_K = at_B[:, None] * (2 * GROUP) + place + at_W[None, :] * 4
-    is_in = at_K < num_inputs
-    x = tl.load(x_ptr + at_K, mask=is_in, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        norm = tl.load(norm_ptr + at_K, mask=is_in, other=0.0).to(tl.float32)
-        x = (x * rstd * norm).to(x_ptr.dtype.element_ty).to(tl.float32)
-    return x
+    """A plane of the inputs, [chunks, 4]: 0 to 3 of the first group, 4 to 7 of the second."""
+    per_block: tl.constexpr = GROUP // 16
+    first = at_G // per_block * (2 * GROUP) + (PLANE // 4) * GROUP + at_G % per_block * 16
+    at_4 = tl.arange(0, 4)[None, :]
+    if BY_PLANES:
+        at = at_G[:, None] * 32 + PLANE * 4 + at_4
+    else:
+        at = first[:, None] + PLANE % 4 + at_4 * 4
+    return tl.load(x_ptr + at, mask=(first < num_inputs)[:, None], other=0.0)
 
 
 @triton.jit
-def _words(words_ptr, at_O, is_out, at_B, at_W, num_blocks, WORDS: tl.constexpr):
-    at = (at_O[:, None].to(tl.int64) * num_blocks + at_B[None, :])[:, :, None] * WORDS
-    is_in = is_out[:, None] & (at_B < num_blocks)[None, :]
-    return tl.load(words_ptr + at + at_W[None, None, :], mask=is_in[:, :, None], other=0)
-
-
-@triton.jit
-def _scales(scales_ptr, at_O, is_out, at_B, half, num_blocks, num_scales):
-    at = (at_B[None, :] * 2 + half).to(tl.int64) * num_scales + at_O[:, None]
-    is_in = is_out[:, None] & (at_B < num_blocks)[None, :]
-    return tl.load(scales_ptr + at, mask=is_in, other=0.0)
-
-
-@triton.jit
-def _rstd(x_ptr, width, eps, WIDTH: tl.constexpr):
-    at_D = tl.arange(0, WIDTH)
-    x = tl.load(x_ptr + at_D, mask=at_D < width, other=0.0).to(tl.float32)
-    return 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+def _sums(words, scales, planes):
+    """Sum the products of each chunk, times the scales: [outputs, chunks]."""
+    first = _plane(words, 0) * planes[0][None]
+    first += _plane(words, 2) * planes[1][None]
+    first += _plane(words, 4) * planes[2][None]
+    first += _plane(words, 6) * planes[3][None]
+    second = _plane(words, 1) * planes[4][None]
+    second += _plane(words, 3) * planes[5][None]
+    second += _plane(words, 5) * planes[6][None]
+    second += _plane(words, 7) * planes[7][None]
+    first_less = 24.0 * tl.sum(planes[0] + planes[1] + planes[2] + planes[3], 1)
+    second_less = 24.0 * tl.sum(planes[4] + planes[5] + planes[6] + planes[7], 1)
+    low = (scales << 16).to(tl.float32, bitcast=True)
+    high = (scales & -65536).to(tl.float32, bitcast=True)
+    first = tl.sum(first, 2) - first_less[None]
+    return first * low + (tl.sum(second, 2) - second_less[None]) * high
 
 
 @triton.jit
@@ -90,139 +130,246 @@ def _outputs(first, num_outputs, OUTPUTS: tl.constexpr, IS_GATED: tl.constexpr):
 
 
 @triton.jit
-def _store(total, bias_ptr, out_ptr, first, at_O, is_out, num_outputs, OUTPUTS: tl.constexpr,
-           HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, IS_ADDED: tl.constexpr):  # fmt: skip
+def _store_gated(total, out_ptr, first, num_outputs, OUTPUTS: tl.constexpr,
+                 BY_PLANES: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     element = out_ptr.dtype.element_ty
-    if IS_GATED:
-        gate, up = tl.split(tl.trans(tl.reshape(total, (2, OUTPUTS // 2))))
-        gate, up = gate.to(element).to(tl.float32), up.to(element).to(tl.float32)
-        activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
-        at_out = first + tl.arange(0, OUTPUTS // 2)
-        tl.store(out_ptr + at_out, (activated * up).to(element), mask=at_out < num_outputs)
-    else:
-        if HAS_BIAS:
-            total += tl.load(bias_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
-        out = total.to(element)
-        if IS_ADDED:
-            so_far = tl.load(out_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
-            out = (so_far + out.to(tl.float32)).to(element)
-        tl.store(out_ptr + at_O, out, mask=is_out)
+    gate, up = tl.split(tl.trans(tl.reshape(total, (2, OUTPUTS // 2))))
+    gate, up = gate.to(element).to(tl.float32), up.to(element).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
+    at_out = first + tl.arange(0, OUTPUTS // 2)
+    place = at_out
+    if BY_PLANES:
+        chunk = at_out // (2 * GROUP) * (GROUP // 16) + at_out % GROUP // 16
+        place = chunk * 32 + at_out // GROUP % 2 * 16 + at_out % 4 * 4 + at_out % 16 // 4
+    tl.store(out_ptr + place, (activated * up).to(element), mask=at_out < num_outputs)
 
 
 @triton.jit
-def _narrow(
-    x_ptr, norm_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, eps, num_inputs, num_blocks,
-    num_scales, num_outputs, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    IS_GATED: tl.constexpr, IS_ADDED: tl.constexpr, GROUP: tl.constexpr, OUTPUTS: tl.constexpr,
-    BLOCKS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
+def _normed_planes(x_ptr, norms, at_G, rstd, num_inputs, GROUP: tl.constexpr):
+    """The planes of a row after its norm, as the module rounds it, in fp32."""
+    planes = ()
+    for number in tl.static_range(8):
+        x = _inputs(x_ptr, at_G, num_inputs, number, False, GROUP).to(tl.float32)
+        normed = x * rstd * norms[number].to(tl.float32)
+        planes += (normed.to(x_ptr.dtype.element_ty).to(tl.float32),)
+    return planes
+
+
+@triton.jit
+def _normed_product(
+    x_ptr, norm_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, eps, width, row_words, num_outputs,
+    out_stride, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, BY_PLANES: tl.constexpr,
+    GROUP: tl.constexpr, OUTPUTS: tl.constexpr, CHUNKS: tl.constexpr, WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
-    WORDS: tl.constexpr = GROUP // 4
     per_step: tl.constexpr = OUTPUTS // 2 if IS_GATED else OUTPUTS
-    at_B, at_W = tl.arange(0, BLOCKS), tl.arange(0, WORDS)
     first, stride = tl.program_id(0) * per_step, tl.num_programs(0) * per_step
     at_O, is_out = _outputs(first, num_outputs, OUTPUTS, IS_GATED)
-    words = _words(words_ptr, at_O, is_out, at_B, at_W, num_blocks, WORDS)
-    low = _scales(scales_ptr, at_O, is_out, at_B, 0, num_blocks, num_scales)
-    high = _scales(scales_ptr, at_O, is_out, at_B, 1, num_blocks, num_scales)
+    at_G, at_D = tl.arange(0, CHUNKS), tl.arange(0, WIDTH)
+    words = _words(words_ptr, at_O, is_out, at_G, row_words)
+    scales = _scales(scales_ptr, at_O, is_out, at_G, row_words, GROUP)
+    norms = ()
+    for number in tl.static_range(8):
+        norms += (_inputs(norm_ptr, at_G, width, number, False, GROUP),)
     wait_for_last(EARLY)
-    x_ptr += tl.program_id(1) * num_inputs
-    out_ptr += tl.program_id(1) * num_outputs
-    rstd = _rstd(x_ptr, num_inputs, eps, WIDTH) if HAS_NORM else 1.0
-    x0 = _inputs(x_ptr, norm_ptr, at_B, at_W, 0, rstd, num_inputs, HAS_NORM, GROUP)
-    x1 = _inputs(x_ptr, norm_ptr, at_B, at_W, 1, rstd, num_inputs, HAS_NORM, GROUP)
-    x2 = _inputs(x_ptr, norm_ptr, at_B, at_W, 2, rstd, num_inputs, HAS_NORM, GROUP)
-    x3 = _inputs(x_ptr, norm_ptr, at_B, at_W, 3, rstd, num_inputs, HAS_NORM, GROUP)
-    y0 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP, rstd, num_inputs, HAS_NORM, GROUP)
-    y1 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 1, rstd, num_inputs, HAS_NORM, GROUP)
-    y2 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 2, rstd, num_inputs, HAS_NORM, GROUP)
-    y3 = _inputs(x_ptr, norm_ptr, at_B, at_W, GROUP + 3, rstd, num_inputs, HAS_NORM, GROUP)
-    less_x, less_y = -24.0 * (x0 + x1 + x2 + x3), -24.0 * (y0 + y1 + y2 + y3)
+    x_ptr += tl.program_id(1) * width
+    out_ptr += tl.program_id(1) * out_stride
+    x = tl.load(x_ptr + at_D, mask=at_D < width, other=0.0).to(tl.float32)
+    rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+    planes = _normed_planes(x_ptr, norms, at_G, rstd, width, GROUP)
     for start in range(first, num_outputs, stride):
         # The next outputs' weights are in flight while these are summed up.
         next_O, is_next = _outputs(start + stride, num_outputs, OUTPUTS, IS_GATED)
-        next_words = _words(words_ptr, next_O, is_next, at_B, at_W, num_blocks, WORDS)
-        next_low = _scales(scales_ptr, next_O, is_next, at_B, 0, num_blocks, num_scales)
-        next_high = _scales(scales_ptr, next_O, is_next, at_B, 1, num_blocks, num_scales)
-        sums = _plane(words, 0) * x0[None] + less_x[None]
-        sums += _plane(words, 2) * x1[None]
-        sums += _plane(words, 4) * x2[None]
-        sums += _plane(words, 6) * x3[None]
-        more = _plane(words, 1) * y0[None] + less_y[None]
-        more += _plane(words, 3) * y1[None]
-        more += _plane(words, 5) * y2[None]
-        more += _plane(words, 7) * y3[None]
-        scaled = sums * low.to(tl.float32)[:, :, None] + more * high.to(tl.float32)[:, :, None]
-        total = tl.sum(tl.sum(scaled, 2), 1)
-        _store(
-            total, bias_ptr, out_ptr, start, at_O, is_out, num_outputs, OUTPUTS, HAS_BIAS,
-            IS_GATED, IS_ADDED,
-        )  # fmt: skip
-        at_O, is_out, words, low, high = next_O, is_next, next_words, next_low, next_high
+        next_words = _words(words_ptr, next_O, is_next, at_G, row_words)
+        next_scales = _scales(scales_ptr, next_O, is_next, at_G, row_words, GROUP)
+        total = tl.sum(_sums(words, scales, planes), 1)
+        if IS_GATED:
+            _store_gated(total, out_ptr, start, num_outputs, OUTPUTS, BY_PLANES, GROUP)
+        else:
+            if HAS_BIAS:
+                total += tl.load(bias_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
+            tl.store(out_ptr + at_O, total.to(out_ptr.dtype.element_ty), mask=is_out)
+        at_O, is_out, words, scales = next_O, is_next, next_words, next_scales
+
+
+@triton.jit
+def _added(
+    x_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, num_inputs, row_words, num_outputs, x_stride,
+    HAS_BIAS: tl.constexpr, BY_PLANES: tl.constexpr, GROUP: tl.constexpr, OUTPUTS: tl.constexpr,
+    CHUNKS: tl.constexpr, STEPS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    let_next_start(EARLY)
+    at_O = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    is_out = at_O < num_outputs
+    words, scales, x = (), (), ()
+    for step in tl.static_range(STEPS):
+        at_G = step * CHUNKS + tl.arange(0, CHUNKS)
+        words += (_words(words_ptr, at_O, is_out, at_G, row_words),)
+        scales += (_scales(scales_ptr, at_O, is_out, at_G, row_words, GROUP),)
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
+    wait_for_last(EARLY)
+    x_ptr += tl.program_id(1) * x_stride
+    out_ptr += tl.program_id(1) * num_outputs
+    so_far = tl.load(out_ptr + at_O, mask=is_out, other=0.0).to(tl.float32)
+    for step in tl.static_range(STEPS):
+        at_G = step * CHUNKS + tl.arange(0, CHUNKS)
+        for number in tl.static_range(8):
+            x += (_inputs(x_ptr, at_G, num_inputs, number, BY_PLANES, GROUP),)
+    sums = tl.zeros((OUTPUTS, CHUNKS), tl.float32)
+    for step in tl.static_range(STEPS):
+        planes = ()
+        for number in tl.static_range(8):
+            planes += (x[step * 8 + number].to(tl.float32),)
+        sums += _sums(words[step], scales[step], planes)
+    total = tl.sum(sums, 1)
+    if HAS_BIAS:
+        total += bias
+    element = out_ptr.dtype.element_ty
+    added = total.to(element).to(tl.float32)
+    tl.store(out_ptr + at_O, (so_far + added).to(element), mask=is_out)
 
 
 def into_heads(
-    x_BD: Tensor, norm_D: Tensor, matrix: Int4Matrix, bias_O: Tensor | None, *, eps: float
+    x_BD: Tensor,
+    norm_D: Tensor,
+    matrix: Int4Matrix,
+    bias_O: Tensor | None,
+    *,
+    eps: float,
+    tile: Tile | None = None,
 ) -> Tensor:
     """[B, O]: q, k and v of the normed rows, one after the other."""
     out_BO = x_BD.new_empty(len(x_BD), matrix.num_outputs)
-    launch(x_BD, matrix, out_BO, norm_D=norm_D, bias_O=bias_O, eps=eps)
+    tile = tile or tile_of_heads(matrix)
+    _launch_normed(x_BD, norm_D, matrix, bias_O, out_BO, matrix.num_outputs, tile, eps=eps)
     return out_BO
 
 
-def gated(x_BD: Tensor, norm_D: Tensor, matrix: Int4Matrix, *, eps: float) -> Tensor:
+def gated(
+    x_BD: Tensor, norm_D: Tensor, matrix: Int4Matrix, *, eps: float, tile: Tile | None = None
+) -> Tensor:
     """[B, I]: silu(gate) * up of the normed rows. The matrix has gate's rows, then up's."""
-    out_BI = x_BD.new_empty(len(x_BD), matrix.num_outputs // 2)
-    launch(x_BD, matrix, out_BI, norm_D=norm_D, is_gated=True, eps=eps)
+    num_outputs = matrix.num_outputs // 2
+    out_BI, tile = x_BD.new_empty(len(x_BD), num_outputs), tile or tile_of_gates(matrix)
+    how = {"eps": eps, "is_gated": True}
+    _launch_normed(x_BD, norm_D, matrix, None, out_BI, num_outputs, tile, **how)
     return out_BI
 
 
-def added(x_BO: Tensor, inputs_BK: Tensor, matrix: Int4Matrix, bias_O: Tensor | None) -> None:
-    """Compute x += inputs @ weight.T + bias in place."""
-    launch(inputs_BK, matrix, x_BO, bias_O=bias_O, is_added=True)
+def gated_by_planes(
+    x_BD: Tensor, norm_D: Tensor, matrix: Int4Matrix, *, eps: float, tile: Tile | None = None
+) -> PlaneRows:
+    """Return what `gated` does in the order in which `added` reads it."""
+    num_outputs, block = matrix.num_outputs // 2, 2 * matrix.group_size
+    assert num_outputs % matrix.group_size == 0, (num_outputs, matrix.group_size)
+    out_BK = x_BD.new_empty(len(x_BD), triton.cdiv(num_outputs, block) * block)
+    how = {"eps": eps, "is_gated": True, "by_planes": True}
+    tile = tile or tile_of_gates(matrix)
+    _launch_normed(x_BD, norm_D, matrix, None, out_BK, num_outputs, tile, **how)
+    return PlaneRows(out_BK)
 
 
-def launch(
-    x_BK: Tensor,
+def added(
+    x_BO: Tensor,
+    inputs: Tensor | PlaneRows,
     matrix: Int4Matrix,
-    out_BO: Tensor,
+    bias_O: Tensor | None,
     *,
-    norm_D: Tensor | None = None,
-    bias_O: Tensor | None = None,
-    is_gated: bool = False,
-    is_added: bool = False,
-    eps: float = 0.0,
-    outputs: int = OUTPUTS,
-    warps: int | None = None,
+    tile: Tile | None = None,
 ) -> None:
-    """Write the product of each row to `out`, or add it."""
-    num_outputs = out_BO.shape[1]
-    blocks = triton.next_power_of_2(matrix.num_blocks)
-    threads = blocks * matrix.group_size // 4 // _WORDS_PER_THREAD
-    warps = warps or min(max(threads // 32, 1), _WARPS)
-    steps = triton.cdiv(num_outputs, outputs // 2 if is_gated else outputs)
-    # As many as are computed at once: a second wave would read the row again.
-    most = num_programs(out_BO.device) // 8 * (_WARPS // warps) if out_BO.is_cuda else 2
-    _narrow[(min(steps, most), len(x_BK))](
-        x_BK,
-        x_BK if norm_D is None else norm_D,
+    """Compute x += inputs @ weight.T + bias in place."""
+    by_planes = isinstance(inputs, PlaneRows)
+    inputs_BK = inputs.values_BK if isinstance(inputs, PlaneRows) else inputs
+    tile = tile or tile_of_added(matrix)
+    row_words = matrix.bytes_OH.shape[1] // 4
+    _added[(triton.cdiv(x_BO.shape[1], tile.outputs), len(x_BO))](
+        inputs_BK,
         matrix.bytes_OH.view(torch.int32),
-        matrix.scales_GO,
-        x_BK if bias_O is None else bias_O,
+        matrix.scales_OG.view(torch.int32),
+        x_BO if bias_O is None else bias_O,
+        x_BO,
+        matrix.num_inputs,
+        row_words,
+        x_BO.shape[1],
+        inputs_BK.stride(0),
+        HAS_BIAS=bias_O is not None,
+        BY_PLANES=by_planes,
+        STEPS=triton.cdiv(row_words // 4, tile.chunks),
+        **_options(matrix, tile, x_BO.device),
+    )
+
+
+def tile_of_heads(matrix: Int4Matrix) -> Tile:
+    """Few outputs: a program for each tile of them, unless they take more than one wave."""
+    chunks = _padded_chunks(matrix)
+    if matrix.num_outputs <= _FEW_OUTPUTS:
+        return Tile(8, chunks, warps=4)
+    return Tile(4, chunks, warps=8, programs=4)
+
+
+def tile_of_gates(matrix: Int4Matrix) -> Tile:
+    """Many outputs: as many programs as are computed at once go through them."""
+    chunks = _padded_chunks(matrix)
+    return Tile(8, chunks, warps=4, programs=4) if chunks <= 64 else Tile(4, chunks, 8, programs=4)
+
+
+def tile_of_added(matrix: Int4Matrix) -> Tile:
+    """A row that is long is read in several steps, all of them at once."""
+    chunks = _padded_chunks(matrix)
+    if chunks <= 128:
+        return Tile(8, chunks, warps=4)
+    is_wide = matrix.num_outputs > _FEW_OUTPUTS
+    return Tile(4, 256, warps=8) if is_wide else Tile(4, 128, warps=8)
+
+
+def _launch_normed(
+    x_BD: Tensor,
+    norm_D: Tensor,
+    matrix: Int4Matrix,
+    bias_O: Tensor | None,
+    out_BO: Tensor,
+    num_outputs: int,
+    tile: Tile,
+    *,
+    eps: float,
+    is_gated: bool = False,
+    by_planes: bool = False,
+) -> None:
+    grid = triton.cdiv(num_outputs, tile.outputs // 2 if is_gated else tile.outputs)
+    if tile.programs:
+        grid = min(grid, tile.programs * (num_programs(out_BO.device) // 8 or 1))
+    _normed_product[(grid, len(x_BD))](
+        x_BD,
+        norm_D,
+        matrix.bytes_OH.view(torch.int32),
+        matrix.scales_OG.view(torch.int32),
+        x_BD if bias_O is None else bias_O,
         out_BO,
         eps,
         matrix.num_inputs,
-        matrix.num_blocks,
-        matrix.num_outputs,
+        matrix.bytes_OH.shape[1] // 4,
         num_outputs,
-        HAS_NORM=norm_D is not None,
+        out_BO.stride(0),
         HAS_BIAS=bias_O is not None,
         IS_GATED=is_gated,
-        IS_ADDED=is_added,
-        GROUP=matrix.group_size,
-        OUTPUTS=outputs,
-        BLOCKS=blocks,
+        BY_PLANES=by_planes,
         WIDTH=triton.next_power_of_2(matrix.num_inputs),
-        num_warps=warps,
-        **early(out_BO.device),
+        **_options(matrix, tile, out_BO.device),
     )
+
+
+def _options(matrix: Int4Matrix, tile: Tile, device: torch.device) -> dict[str, Any]:
+    """The flags of a launch that all products have."""
+    return {
+        "GROUP": matrix.group_size,
+        "OUTPUTS": tile.outputs,
+        "CHUNKS": tile.chunks,
+        "num_warps": tile.warps,
+        **early(device),
+    }
+
+
+def _padded_chunks(matrix: Int4Matrix) -> int:
+    return triton.next_power_of_2(matrix.bytes_OH.shape[1] // 16)

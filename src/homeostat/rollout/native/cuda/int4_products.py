@@ -81,12 +81,12 @@ def _integers(pairs, IS_HIGH: tl.constexpr, HAS_ASM: tl.constexpr, dtype: tl.con
 
 
 @triton.jit
-def _scales(scales_ptr, at_O, is_out, block, num_blocks, num_scales):
+def _scales(scales_ptr, at_O, is_out, block, num_blocks):
     """The scales of a block's two groups; those beyond the end are not read."""
-    at = scales_ptr + block * 2 * num_scales + at_O
+    at = scales_ptr + (at_O.to(tl.int64) * num_blocks + block) * 2
     is_there = at_O < tl.where(block < num_blocks, at_O + 1, 0)
     low = tl.load(at, mask=is_out & is_there, other=0.0)
-    return low, tl.load(at + num_scales, mask=is_out & is_there, other=0.0)
+    return low, tl.load(at + 1, mask=is_out & is_there, other=0.0)
 
 
 @triton.jit
@@ -139,7 +139,7 @@ def _whole(sums, sums_ptr, arrived_ptr, OUTPUTS: tl.constexpr, ROWS: tl.constexp
 @triton.jit
 def _product(
     x_ptr, bytes_ptr, scales_ptr, bias_ptr, out_ptr, norm_ptr, scaled_ptr, squares_ptr, sums_ptr,
-    arrived_ptr, eps, num_rows, num_inputs, num_blocks, num_scales, num_outputs,
+    arrived_ptr, eps, num_rows, num_inputs, num_blocks, num_outputs,
     HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, IS_ADDED: tl.constexpr, TILES: tl.constexpr,
     PADDED_TILES: tl.constexpr, GROUP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
     SHARES: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
@@ -154,22 +154,20 @@ def _product(
     per_share = tl.cdiv(num_blocks, SHARES)
     first = tl.program_id(2) * per_share
     end = tl.minimum(first + per_share, num_blocks)
-    low, high = _scales(scales_ptr, at_O, is_out, first, num_blocks, num_scales)
+    low, high = _scales(scales_ptr, at_O, is_out, first, num_blocks)
     if IS_GATED:
         at_up = num_outputs + at_O
-        up_low, up_high = _scales(scales_ptr, at_up, is_out, first, num_blocks, num_scales)
+        up_low, up_high = _scales(scales_ptr, at_up, is_out, first, num_blocks)
     for block in range(first, end):
         # The next block's scales are in flight while this one is multiplied.
-        next_low, next_high = _scales(scales_ptr, at_O, is_out, block + 1, num_blocks, num_scales)
+        next_low, next_high = _scales(scales_ptr, at_O, is_out, block + 1, num_blocks)
         sums = _sums_of_block(
             sums, low, high, x_ptr, bytes_ptr, at_O, at_B, is_out, is_row, block, num_inputs,
             num_blocks, GROUP, HAS_ASM, PRECISION,
         )  # fmt: skip
         low, high = next_low, next_high
         if IS_GATED:
-            next_low, next_high = _scales(
-                scales_ptr, at_up, is_out, block + 1, num_blocks, num_scales
-            )
+            next_low, next_high = _scales(scales_ptr, at_up, is_out, block + 1, num_blocks)
             up_sums = _sums_of_block(
                 up_sums, up_low, up_high, x_ptr, bytes_ptr, at_up, at_B, is_out, is_row, block,
                 num_inputs, num_blocks, GROUP, HAS_ASM, PRECISION,
@@ -312,7 +310,7 @@ def launch(
     _product[grid](
         x.rows_BD,
         matrix.bytes_OH,
-        matrix.scales_GO,
+        matrix.scales_OG,
         out_BO if bias_O is None else bias_O,
         out_BO,
         out_BO if norm_O is None else norm_O,
@@ -324,7 +322,6 @@ def launch(
         num_rows,
         matrix.num_inputs,
         matrix.num_blocks,
-        matrix.num_outputs,
         num_outputs,
         HAS_BIAS=bias_O is not None,
         IS_GATED=is_gated,

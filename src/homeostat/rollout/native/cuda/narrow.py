@@ -41,6 +41,9 @@ MAX_WIDTH = 4096
 # Outputs of a program, and inputs that it multiplies at a time.
 OUTPUTS = 4
 INPUTS = 1024
+# Numbers of `low` are spread over all threads of a program. If there were fewer than threads, each
+# warp would read all of them, and that line of the cache is what all programs wait for.
+_THREADS = 128
 
 
 @triton.jit
@@ -288,8 +291,9 @@ def _low(
     maps = adapter.maps
     # A's rows are padded with zeros to more than a multiple of OUTPUTS.
     lows = triton.cdiv(len(maps.sizes) * maps.rank, OUTPUTS) * OUTPUTS
-    tensors = (maps.whole_PK, *adapter.tensors())
-    return tensors, maps.scale, {**adapter.options(), "LOWS": lows}
+    tensors, options = (maps.whole_PK, *adapter.tensors()), adapter.options()
+    options["PADDED_RANK"] = max(options["PADDED_RANK"], _THREADS)
+    return tensors, maps.scale, {**options, "LOWS": lows}
 
 
 def into_heads(
