@@ -267,7 +267,7 @@ def test_all_of_several_receivers_get_the_same(
 def test_a_receiver_that_dies_or_hangs_costs_the_others_nothing_or_is_named_in_time(
     tmp_path: Path, children: list[Child], doomed: Child, kind: str, ending: signal.Signals
 ) -> None:
-    """A broadcast needs all of its members; every other transport goes on with the rest."""
+    """A broadcast needs all of its members; every other transport continues with the rest."""
     receivers = [children[0], doomed, children[1]]
     device = device_of(kind)
     transport = opened(kind, tmp_path, num_receivers=3, timeout_s=3.0, bucket_bytes=1)

@@ -1,4 +1,4 @@
-"""Several engines behind a router: the run is the same for any number of them, and goes on if one
+"""Several engines behind a router: the run is the same for any number of them, and continues if one
 of them dies, which is replaced.
 
 In invariant mode an engine's tokens do not depend on what else is in its batch, so everything here
