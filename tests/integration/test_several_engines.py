@@ -88,7 +88,7 @@ class Killing(Hooks):
 
 def kill(engine: RemoteEngine) -> None:
     """End the worker of an engine by SIGKILL."""
-    for launcher in engine._group._launchers:  # type: ignore[attr-defined]
+    for launcher in engine._group._started.launchers:  # type: ignore[attr-defined]
         for worker in children_of(launcher.pid):
             os.kill(worker, signal.SIGKILL)
 
