@@ -2,7 +2,7 @@
 included, from the moment at which the engine is quiet to the one at which it samples again.
 
 Seconds and bytes of one publication by every transport, from begin to commit, median of some: to
-one native engine in a process of its own (shared memory, disk, delta, broadcast by gloo on a CPU;
+one native engine in a separate process (shared memory, disk, delta, broadcast by gloo on a CPU;
 CUDA IPC on a GPU), and to an engine that computes with the trainer's tensors (`in_process`, where
 every tensor is proven to be the same memory, with its checksum). Between publications the weights
 change as by an update: a share of their bf16 numbers moves by one unit in the last place.

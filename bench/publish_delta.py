@@ -1,7 +1,7 @@
 """Claim: an RL update changes few of the bytes of bf16 weights, so that differences are a small
 part of what a whole publication sends.
 
-`homeostat train` with GRPO from random bf16 weights, the engine in a process of its own, weights by
+`homeostat train` with GRPO from random bf16 weights, the engine in a separate process, weights by
 `sync.transport.type: delta`, at three learning rates. Each publication reports the bytes of the
 weights and those that were sent; the first of a run is always whole. The share of bytes that differ
 between two versions, in whole elements of 2 bytes, is counted from the checkpoints' weights.

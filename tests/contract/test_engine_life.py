@@ -254,7 +254,7 @@ def test_after_a_cancelled_update_another_one_is_served(build: Backend) -> None:
 
 
 def test_staged_weights_wait_for_the_commit(build: Backend) -> None:
-    """What is in flight goes on with the weights it has; the next request has the new ones."""
+    """What is in flight continues with the weights it has; the next request has the new ones."""
     model = load("qwen3")
     engine = build(model)
     if not engine.capabilities.stages:

@@ -267,7 +267,7 @@ def test_all_of_several_receivers_get_the_same(
 def test_a_receiver_that_dies_or_hangs_costs_the_others_nothing_or_is_named_in_time(
     tmp_path: Path, children: list[Child], doomed: Child, kind: str, ending: signal.Signals
 ) -> None:
-    """A broadcast needs all of its members; every other transport goes on with the rest."""
+    """A broadcast needs all of its members; every other transport continues with the rest."""
     receivers = [children[0], doomed, children[1]]
     device = device_of(kind)
     transport = opened(kind, tmp_path, num_receivers=3, timeout_s=3.0, bucket_bytes=1)
@@ -469,35 +469,21 @@ def test_a_segment_that_is_gone_is_named(connect: Connect) -> None:
 # Collective.
 
 
-@pytest.mark.parametrize("ending", [None, signal.SIGSTOP])
 def test_a_group_over_several_hosts_meets_without_a_common_folder(
-    tmp_path: Path, children: list[Child], doomed: Child, ending: signal.Signals | None
+    tmp_path: Path, children: list[Child]
 ) -> None:
     weights = many_weights(5, torch.device("cpu"))
-    transport = replace(
-        opened("collective", tmp_path, num_receivers=2, timeout_s=5.0), over_hosts=True
-    )
-    receivers = [children[0], doomed]
+    transport = replace(opened("collective", tmp_path, num_receivers=2), over_hosts=True)
+    receivers = children[:2]
     joined(transport, receivers)
     packer = transport.packer()
-    buckets = packer.pack(weights.items())
-    for number, bucket in enumerate(buckets):
+    for bucket in packer.pack(weights.items()):
         assert bucket.address.startswith("127.0.0.1:")
-        if number == 1 and ending is not None:
-            assert doomed.process.pid is not None
-            os.kill(doomed.process.pid, ending)
         for child in receivers:
             child.send("apply", bucket)
-        if number == 1 and ending is not None:
-            with pytest.raises(SyncError, match="receiver 1 of 2 did not take part"):
-                next(buckets)
-            with pytest.raises(SyncError):
-                children[0].result()
-            break
         for child in receivers:
             child.result()
-    else:
-        assert [child.call("arrived") for child in receivers] == [wanted(weights)] * 2
+    assert [child.call("arrived") for child in receivers] == [wanted(weights)] * 2
     assert not list(tmp_path.iterdir())
     packer.close()
 

@@ -1,4 +1,4 @@
-"""Several engines behind a router: the run is the same for any number of them, and goes on if one
+"""Several engines behind a router: the run is the same for any number of them, and continues if one
 of them dies, which is replaced.
 
 In invariant mode an engine's tokens do not depend on what else is in its batch, so everything here
@@ -88,7 +88,7 @@ class Killing(Hooks):
 
 def kill(engine: RemoteEngine) -> None:
     """End the worker of an engine by SIGKILL."""
-    for launcher in engine._group._launchers:  # type: ignore[attr-defined]
+    for launcher in engine._group._started.launchers:  # type: ignore[attr-defined]
         for worker in children_of(launcher.pid):
             os.kill(worker, signal.SIGKILL)
 

@@ -41,8 +41,8 @@ class AlteringReceiver(CollectiveReceiver):
     def unpack(self, bucket: Bucket) -> Any:
         broadcast = self.group.broadcast
 
-        def altered(flat: Tensor) -> None:
-            broadcast(flat)
+        def altered(flat: Tensor, address: str = "") -> None:
+            broadcast(flat, address)
             flat[5] ^= 1
 
         self.group.broadcast = altered

@@ -102,7 +102,7 @@ class Workshop:
 
     def _signal_helper(self, number: signal.Signals) -> None:
         """Send a signal to the launcher's children, which compute, and to the launcher."""
-        (launcher,) = self.helper._group._launchers
+        (launcher,) = self.helper._group._started.launchers
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
         for pid in [*map(int, children.split()), launcher.pid]:
             os.kill(pid, number)

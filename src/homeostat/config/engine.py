@@ -55,9 +55,9 @@ class EngineConfig(Settings):
         ge=1,
         le=1024,
         resume="warn",
-        help="Number of engines, each in a process of its own with a copy of the weights, between "
+        help="Number of engines, each in a separate process with a copy of the weights, between "
         "which requests are divided. On GPUs each gets the next tensor_parallel_size devices. If "
-        "one dies, the others go on with its requests, and a new one is started in its place. The "
+        "one dies, the others continue its requests, and a new one is started in its place. The "
         "native engine needs own_process.",
     )
     sleep: bool = key(

@@ -95,7 +95,7 @@ class SyncConfig(Settings):
     overlap: Literal["never", "always", "if_possible"] = key(
         "never",
         resume="free",
-        help="Send new weights while the engine goes on sampling, so that it stands still only "
+        help="Send new weights while the engine keeps sampling, so that it stands still only "
         "until they are put in place (sync/seconds; sync/staged_seconds is what was hidden). The "
         "engine holds the weights twice meanwhile. always: an error if that fails. if_possible: "
         "they are sent as with never then, and an event says so.",

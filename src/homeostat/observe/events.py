@@ -241,7 +241,7 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "engine_lost",
-        "One of several engines died. The others go on with its requests, and a new one is "
+        "One of several engines died. The others continue its requests, and a new one is "
         "started in its place while restarts are left.",
         ("error", "left"),
         "warn",

@@ -210,7 +210,7 @@ class Engine(Protocol):
         ...
 
     def stage(self, bucket: Bucket) -> None:
-        """Take in some weights of the next update while sampling goes on: the commit of the next
+        """Take in some weights of the next update while sampling continues: the commit of the next
         update puts them in place. Only an engine whose capabilities say `stages` can do this. May
         be called beside a `poll` in another thread."""
         ...

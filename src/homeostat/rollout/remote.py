@@ -100,7 +100,7 @@ class RemoteEngine:
 
     @property
     def name(self) -> str:
-        """The name of its process, by which logs and errors tell engines apart."""
+        """The name of its process, by which logs and errors distinguish engines."""
         return self._group.name
 
     @property

@@ -4,7 +4,7 @@
 
 An update of bf16 weights moves few numbers, and those by one unit in the last place: the distances
 are small and the bits that differ few, so that most byte planes are zeros. A number is compared by
-its bits, so that NaNs and signed zeros are told apart.
+its bits, so that NaNs and signed zeros are distinguished.
 """
 
 from __future__ import annotations

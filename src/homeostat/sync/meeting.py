@@ -5,7 +5,8 @@
     StoreMeeting    processes of several hosts: a key-value store that the sender opens at a free
                     port of its host; its address travels with the buckets
 
-Each member tells at which broadcast it is: if one fails, the others can say who did not take part.
+Each member records at which broadcast it is: if one fails, the others can say who did not take
+part.
 """
 
 from __future__ import annotations

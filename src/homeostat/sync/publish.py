@@ -102,7 +102,7 @@ class Publisher:
         self._packer = packer if through is None else through(packer)
 
     def stage(self, source: WeightSource, engine: StagingSink, *, version: int) -> None:
-        """Send the weights while the engine goes on sampling; `publish` of this version then only
+        """Send the weights while the engine keeps sampling; `publish` of this version then only
         puts them in place. Raises SyncError if they did not arrive."""
         self._staged = None
         started = time.perf_counter()

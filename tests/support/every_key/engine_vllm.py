@@ -242,7 +242,7 @@ def vllm_is_told_of_an_fp8_cache(workshop: VllmWorkshop) -> None:
 
 
 def two_engines_divide_the_requests(workshop: VllmWorkshop) -> None:
-    """In processes that are started for the run: each has a log of its own."""
+    """In processes that are started for the run: each has its own log."""
     run = workshop.again(*VLLM, "engine.data_parallel_size=2")
     assert all((run.dir / f"engine{number}.log").is_file() for number in (1, 2))
     assert texts(run) == texts(workshop.plain.run)

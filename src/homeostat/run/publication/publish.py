@@ -16,6 +16,7 @@ that is saved while the engine is behind holds it (published.safetensors).
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,8 @@ class SentWeights:
         self._publisher: Publisher | None = None
         self._is_sending = False
         self._step = 0
+        # While the engine samples ahead, its thread may find it dead as weights are staged here.
+        self._turn = threading.RLock()
         if isinstance(engine, RemoteEngine):
             engine.on_death = self._revive
 
@@ -134,7 +137,7 @@ class SentWeights:
         }
 
     def stage(self, step: int, *, must: bool) -> None:
-        """Send the weights that `publish` of this step will put in place, while the engine goes on
+        """Send the weights that `publish` of this step will put in place, while the engine keeps
         sampling: it may be polled in another thread. Without sync.overlap nothing happens."""
         mode = self.config.sync.overlap
         if mode == "never" or not self._is_due(step, must=must):
@@ -145,18 +148,22 @@ class SentWeights:
                 step, f"the {name} engine takes weights only while it stands still"
             )
             return
+        with self._turn:
+            self._stage(step)
+
+    def _stage(self, step: int) -> None:
         publisher = self._publisher
         if publisher is None:
             # To connect, the engine would have to stand still.
-            self._tell_not_staged(step, "the transport is opened anew after an engine died")
+            self._tell_not_staged(step, "the transport is opened again after an engine died")
             return
         try:
             publisher.stage(PolicyWeights(self.trainer), self.engine, version=step)
         except SyncError as error:
-            has_died = self._publisher is not publisher or self._has_dead_engine()
+            has_died = self._has_dead_engine()
             # What was begun cannot be continued: `publish` opens another transport.
             self._disconnect()
-            if mode == "always" and not has_died:
+            if self.config.sync.overlap == "always" and not has_died:
                 raise
             self._tell_not_staged(step, str(error))
 
@@ -204,7 +211,7 @@ class SentWeights:
 
     @property
     def _process(self) -> RemoteEngine:
-        assert isinstance(self.engine, RemoteEngine), "several engines have a feed of their own"
+        assert isinstance(self.engine, RemoteEngine), "several engines have their own feed"
         return self.engine
 
     @property
@@ -254,7 +261,8 @@ class SentWeights:
         if self._is_sending:
             raise error
         version = self.rl_state.published_version
-        self._restarted(error, lambda: self._send_until_served(self._for_replacement, version))
+        with self._turn:
+            self._restarted(error, lambda: self._send_until_served(self._for_replacement, version))
 
     def _restarted(self, error: EngineDiedError, send: Callable[[], Manifest]) -> Manifest:
         """Start processes until one lives to have the weights, or no restart is left."""

@@ -1,10 +1,10 @@
 """Publication to several engines behind a router, and replacements for those that die.
 
-    an engine dies -> the router goes on with the others -> another process is started meanwhile
+    an engine dies -> the router continues with the others -> another process is started meanwhile
     -> at the next publication it is sent the weights that the others have, and joins them
 
 If the last engine dies, the run waits for a replacement. A publication during which engines die
-goes on with the others; where the transport cannot do that (a broadcast), it begins again without
+continues with the others; where the transport cannot do that (a broadcast), it begins again without
 them.
 """
 
@@ -98,8 +98,9 @@ class SentToSeveral(SentWeights):
         assert isinstance(engine, RemoteEngine), engine
         self._num_lost += 1
         if not self._is_sending:
-            # A broadcast has a fixed number of receivers: the next publication meets anew.
-            self._disconnect()
+            # A broadcast has a fixed number of receivers: the next publication opens another one.
+            with self._turn:
+                self._disconnect()
         left = len(self.router.engines) - 1
         self.session.event("engine_lost", self._step, error=str(error), left=left)
         if left:
@@ -132,7 +133,8 @@ class SentToSeveral(SentWeights):
             self._begin_again(name, outcome)
             return None
         # It has its own transport, for a broadcast has a fixed number of receivers.
-        self._disconnect()
+        with self._turn:
+            self._disconnect()
         try:
             self._send_alone(outcome)
         except (EngineDiedError, SyncError) as error:

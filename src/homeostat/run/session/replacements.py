@@ -1,4 +1,4 @@
-"""Replacements of engines that died: started in the background, while the others go on sampling."""
+"""Replacements of engines that died: started in the background, while the others keep sampling."""
 
 from __future__ import annotations
 

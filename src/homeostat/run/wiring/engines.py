@@ -1,4 +1,4 @@
-"""Open the engine of a recipe: in this process, with helpers, or in processes of their own."""
+"""Open the engine of a recipe: in this process, with helpers, or in separate processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def open_engine(
     restarts: Restarts,
     start: StartEngine,
 ) -> Engine:
-    """Open the engine. Those in processes of their own, which `start` starts, have no weights yet
+    """Open the engine. Those in separate processes, which `start` starts, have no weights yet
     that count: run/publication sends them."""
     if not config.engine.shares_weights:
         return _started(engine_names(config.engine), start, restarts=restarts, step=version)
@@ -89,7 +89,7 @@ def engine_names(engine: EngineConfig) -> list[str]:
 
 
 def engine_environment(config: RunConfig, device: torch.device, *, number: int) -> dict[str, str]:
-    """Return the variables that give the engine `number` devices of its own.
+    """Return the variables that give the engine `number` its own devices.
 
     Empty where there is one engine, where there are no GPUs, and where the launcher places engines.
     """

@@ -14,7 +14,7 @@ The engine is idle in the meantime, and so is the trainer.
 Take the transport that the message names. On one machine that is memory that both share: CUDA IPC
 on a GPU, shared memory otherwise. From machine to machine it is a broadcast, or differences alone
 where the network is slow. An adapter can be sent without the weights under it, and an engine that
-samples ahead can go on sampling meanwhile (sync.overlap). Publishing less often makes samples
+samples ahead can keep sampling meanwhile (sync.overlap). Publishing less often makes samples
 older: only with importance correction.
 
 ## Known false alarms
@@ -89,7 +89,7 @@ def _fixes(view: RunView, by: str) -> Iterator[Fix]:
         yield Fix(
             "sync.overlap",
             "always",
-            "the engine goes on sampling while weights are sent",
+            "the engine keeps sampling while weights are sent",
             Grade.SAFE,
         )
     yield Fix("sync.transport.bucket_bytes", "2GB", "fewer, larger messages", Grade.SAFE)
