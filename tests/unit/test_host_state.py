@@ -143,7 +143,7 @@ def test_updates_have_the_bits_of_state_on_the_device(
 
 def test_weights_in_host_memory_are_there_when_the_update_returns() -> None:
     """Whoever copies them for the next pass does not know of the streams here."""
-    config, name = AdamWConfig(), "model.layers.0.up_proj.weight"
+    config, name = AdamWConfig(weight_decay=0.0), "model.layers.0.up_proj.weight"
     rule = rule_of(config)
     found = []
     for on_host in ((), (name,)):
