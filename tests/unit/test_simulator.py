@@ -183,7 +183,9 @@ def test_rates_are_found_again_from_two_steps() -> None:
         Measured("", shape, work, predicted(step))
         for (shape, work), step in zip(cases[:2], steps, strict=False)
     ]
-    fitted = fit(H200, given)
+    # Its file says that some rates are nearly certain; here none is.
+    fitted = fit(replace(H200, uncertainty=()), given)
+    assert fitted.rates.train_flop > fit(H200, given).rates.train_flop
     for (shape, work), step in zip(cases, steps, strict=True):
         before = simulate(shape, work, Layout(1, 1), H200).step_s
         after = simulate(shape, work, Layout(1, 1), fitted).step_s

@@ -32,6 +32,8 @@ _SIZES = (1, 2, 4, 8)
 # (context, sequence): Ulysses first, because its exchanges stay in a node.
 _ROW_SPLITS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (4, 8), (8, 8))
 _LARGEST_CLUSTER = 65536
+# Of splits that take at most this many times as long as the fastest, the simplest is taken.
+_AS_FAST = 1.02
 # Steps that are counted, and a grid of lengths that is good enough to compare splits.
 _COUNTED_STEPS, _ROUGH_RESOLUTION = 4, 32
 
@@ -146,8 +148,17 @@ def best_trainer(job: Job, base: Layout) -> Layout | None:
         away = replace(base, offload_optimizer=moments, offload_params=weights)
         fitting = [layout for layout in _trainers(job, away) if fits_training(job, layout)]
         if fitting:
-            return min(fitting, key=lambda layout: _seconds(job, layout))
+            seconds = {layout: _seconds(job, layout) for layout in fitting}
+            limit = _AS_FAST * min(seconds.values())
+            return min((one for one in fitting if seconds[one] <= limit), key=_parts)
     return None
+
+
+def _parts(layout: Layout) -> tuple[int, ...]:
+    """Order splits from simple to involved: by rows, then experts, then shards."""
+    rows = layout.context_parallel_size * layout.sequence_parallel_size
+    recomputes = int(layout.gradient_checkpointing)
+    return (rows, layout.expert_parallel_size, recomputes, -layout.replicas)
 
 
 def _seconds(job: Job, layout: Layout) -> float:

@@ -120,7 +120,9 @@ def train_seconds(
     reduce = _reduce_s(shape, workload, layout, machine) * passes
     waited = _exchange_s(shape, workload, layout, machine)
     layers = shape.layers
-    hidden = workload.epochs * (2 * gather + reduce)
+    # Keys and values go round the ring once forward, and with their gradients twice backward.
+    ring = 3 * _ring_s(shape, workload, layout, machine)
+    hidden = workload.epochs * (2 * gather + reduce + ring)
     exposed = max(0.0, hidden - compute) + hidden / layers + workload.epochs * 3 * waited
     exposed += _offload_s(shape, workload, layout)
     scored = max(score, gather * workload.scored) + waited * workload.scored
@@ -198,6 +200,20 @@ def _exchange_s(shape: ModelShape, workload: Workload, layout: Layout, machine: 
         sent = width * shape.heads * shape.head_dim / shape.hidden * (2 + kv) * (sp - 1) / sp
         seconds += shape.layers * (sent / machine.link_bytes_per_s + 2 * calls)
     return seconds
+
+
+def _ring_s(shape: ModelShape, workload: Workload, layout: Layout, machine: Machine) -> float:
+    """Return the seconds in which all keys and values of a forward pass go round the ring."""
+    mesh = layout.mesh
+    if mesh.cp == 1:
+        return 0.0
+    own = busiest_tokens(workload, layout) / (mesh.cp * mesh.sp)
+    # Ulysses inside a ring leaves each rank its share of the heads, of all its group's tokens.
+    sent = own * shape.kv_elements * 2.0 * (mesh.cp - 1)
+    in_node = mesh.cp * mesh.sp <= machine.node_gpus
+    rate = machine.link_bytes_per_s if in_node else machine.network_bytes_per_s
+    calls = micro_batches(workload, layout) * shape.layers * (mesh.cp - 1) * machine.collective_s
+    return sent / rate + calls
 
 
 def _offload_s(shape: ModelShape, workload: Workload, layout: Layout) -> float:
