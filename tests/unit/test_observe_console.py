@@ -233,7 +233,8 @@ def test_the_panel_of_rewards_fits_its_terminal(size: tuple[int, int]) -> None:
         assert text.count("●") >= 6
     if size[1] >= 40:
         for part in ("sampling 12/64", "held-out 0.450", "pass@8 90 %", "best 0.4500 at step 90",
-                     "clipped 1.2 %", "engine   diff 1.4e-07", "kl 0.0021", "generate 0.9 s",
+                     "clipped 1.2 %", "engine   diff 1.4e-07", "kl 0.0021", "2.4 s",
+                     "train 58 %", "generate 38 %",
                      "tokens/s 4.12k", "0.67  90+2= → 92", "checkpoint saved"):  # fmt: skip
             assert part in text, part
         assert "eval done" not in text
@@ -479,11 +480,13 @@ def test_plain_lines_of_rewards_show_what_is_there_and_no_more() -> None:
     few = {"reward": math.nan, "time/step": 3.0}
     view.step(200, few)
     view.record(200, few)
-    _, start, first, second, last = out.getvalue().splitlines()
+    _, start, legend, first, second, last = out.getvalue().splitlines()
     assert start == "step   0/200  eval 0.0500 (best)  pass@1 5.0 %"
+    assert legend.startswith("time of a step: G generate, R reward")
     assert first.startswith(
         "step  12/200  reward  0.060  +- 0.310  len   5.9  cut  2.1 %  entropy 1.940  "
-        "kl 2.10e-03  clip  1.2 %  diff 1.4e-07  gen 0.9 s  train 1.4 s  4.12k tok/s  eta "
+        "kl 2.10e-03  clip  1.2 %  diff 1.4e-07  gen 0.9 s  train 1.4 s  4.12k tok/s  "
+        "[GGGGTTTTTTT.]  eta "
     )
     assert first.endswith("eval 0.0600 (best)  pass@1 6.0 %  pass@8 12 %")
     assert second.index("entropy") == first.index("entropy")

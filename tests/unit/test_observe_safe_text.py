@@ -44,6 +44,7 @@ ECHOES = {
     "export.py": "safe_text",
     "generate.py": "JSON, or safe_text",
     "generation_options.py": "a text of ours",
+    "import_.py": "JSON, or safe_text",
     "inspect.py": "JSON",
     "layers.py": "JSON; the rest on the console of inspect",
     "main.py": "JSON, or safe_text",

@@ -99,11 +99,14 @@ class PlainView(QuietView):
         super().__init__(progress)
         self._console = console
         self._print(f"{label.run_name}: {label.model_line}, {label.total_steps} steps")
-        self._print(time_bar.LEGEND)
+        self._explains_bars = True
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         line = self._transcript.record(step, metrics)
         if line is not None:
+            if self._explains_bars and time_bar.letters(metrics):
+                self._print(time_bar.LEGEND)
+                self._explains_bars = False
             self._print(line)
 
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:

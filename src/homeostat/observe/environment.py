@@ -30,12 +30,14 @@ PACKAGES = (
 
 # Extra -> module that it installs, and its purpose. A test compares this with pyproject.toml.
 EXTRAS: dict[str, tuple[str, str]] = {
+    "train": ("torch", "training, sampling, checks of models and rows"),
     "gguf": ("gguf", "GGUF checkpoints"),
     "tasks": ("reasoning_gym", "reasoning-gym prompts, math-verify rewards"),
     "tensorboard": ("tensorboard", "the TensorBoard sink"),
     "wandb": ("wandb", "the W&B sink"),
     "trackio": ("trackio", "the trackio sink"),
     "gpu": ("pynvml", "GPU memory and utilisation"),
+    "ray": ("ray", "cluster.type: ray"),
     "vllm": ("vllm", "the vLLM engine"),
 }
 

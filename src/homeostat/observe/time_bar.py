@@ -7,6 +7,7 @@ What no part covers is shown as "other", so that the bar is always one whole ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,10 @@ def shares(metrics: Mapping[str, float]) -> list[tuple[Part, float]]:
     In a run on given rows all that is not waiting is training. In an asynchronous one the engine
     samples beside the trainer: its time counts only as far as the trainer waited for it.
     """
-    step_s = metrics.get("time/step", 0.0)
+    step_s = metrics.get("time/step", math.nan)
+    metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    if not 0 < step_s < math.inf:
+        return []
     if "time/wait_groups" in metrics:
         metrics = {n: v for n, v in metrics.items() if n not in ("time/generate", "time/reward")}
     seconds = {
@@ -52,7 +56,7 @@ def shares(metrics: Mapping[str, float]) -> list[tuple[Part, float]]:
     known_s = sum(seconds.values())
     # Parts that overlap others (an engine that samples beside the trainer) exceed the step.
     whole_s = max(step_s, known_s)
-    if not whole_s > 0 or not known_s > 0:
+    if not 0 < known_s < math.inf:
         return []
     found = [(part, value / whole_s) for part, value in seconds.items() if value > 0]
     rest = 1.0 - known_s / whole_s

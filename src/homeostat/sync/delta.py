@@ -33,7 +33,7 @@ BROKEN_OFF = "the publication before it broke off"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a tensor is in the file, and whether as a difference."""
+    """The place of a tensor in the file, and whether it is stored as a difference."""
 
     start: int
     num_bytes: int

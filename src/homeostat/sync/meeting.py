@@ -1,4 +1,4 @@
-"""Where the members of a broadcast meet, and what they know of each other.
+"""Meeting places of the members of a broadcast, and what members know of each other.
 
     FolderMeeting   processes of one host: each holds a file while it lives, so that who never came,
                     and who died, can be said by name, and no port has to be free
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from homeostat.errors import SyncError
 from homeostat.sync.presence import hold, is_held
@@ -149,7 +150,7 @@ class StoreMeeting:
         return int(self._store.get(key))
 
     def store(self, size: int) -> Any:
-        return dist.PrefixStore("group", self._store)
+        return PrefixStore("group", self._store)
 
     def leave(self) -> None:
         self._store = None

@@ -30,7 +30,7 @@ class Restarts:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether none is left."""
+        """Return whether no restart is left."""
         return self.count_so_far == self.most
 
     def count(self, death: EngineDiedError, *, step: int) -> None:

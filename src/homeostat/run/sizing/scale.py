@@ -20,7 +20,7 @@ SHAPES = Path(__file__).resolve().parents[2] / "simulator" / "shapes"
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What a recipe does not say of its step."""
+    """Facts about a step that a recipe does not state."""
 
     prompt_tokens: int = 512
     # None: half of rollout.max_new_tokens.
