@@ -100,8 +100,8 @@ METRICS: tuple[MetricInfo, ...] = (
         "sync/staged_seconds",
         "s",
         MEAN,
-        "Time for which weights were sent while the engine continued to sample (sync.overlap); it is "
-        "not part of sync/seconds.",
+        "Time for which weights were sent while the engine continued to sample (sync.overlap); it "
+        "is not part of sync/seconds.",
     ),
     MetricInfo("sync/bytes", "bytes", LAST, "Size of the published weights."),
     MetricInfo(
