@@ -41,12 +41,11 @@ COLOURS = {
 
 
 @cache
-def plan_of(model: str, gpus: int, staleness: int) -> Plan | str:
+def plan_of(model: str, gpus: int) -> Plan | str:
     """Return the plan, or why there is none."""
-    overrides = [f"rollout.max_staleness={staleness}"] if staleness else []
-    config = load_config(RECIPE, overrides)
+    assumed = Assumed(mean_tokens=MEAN_TOKENS)
     try:
-        return plan_recipe(config, gpus=gpus, shape=model, assumed=Assumed(mean_tokens=MEAN_TOKENS))
+        return plan_recipe(load_config(RECIPE), gpus=gpus, shape=model, assumed=assumed)
     except DoesNotFitError as error:
         return str(error)
 
