@@ -68,7 +68,8 @@ def split_text(layout: Layout) -> str:
     if layout.offload_optimizer:
         parts.append(f"{'all state' if layout.offload_params else 'moments'} in host memory")
     place = "colocated" if layout.colocated else f"on {layout.trainer_gpus} of {layout.gpus} GPUs"
-    engines = f"{layout.data_parallel_size} engines of TP {layout.tensor_parallel_size}"
+    count = layout.data_parallel_size
+    engines = f"{count} engine{'s' * (count > 1)} of TP {layout.tensor_parallel_size}"
     mode = f"async, staleness {layout.max_staleness}" if layout.max_staleness else "synchronous"
     return f"{mode}; trainer {place} ({', '.join(parts)}); {engines}"
 
