@@ -38,12 +38,11 @@ def refused(change: str, why: str) -> Case:
     return on_ray(lambda base: refuses(change, why, base=base))
 
 
-def impatient(why: str) -> Case:
-    """No update is that fast; ranks that are late are not started again."""
+def changed(keys: str, why: str) -> Case:
+    """Several keys of the cluster are changed at once, which is refused."""
 
     def make(base: tuple[str, ...]) -> Case:
-        hasty = base[0].replace("}", ", timeout_s: 0.005, max_restarts: 0}")
-        return refuses(hasty, why, base=base)
+        return refuses(base[0].replace("}", f", {keys}}}"), why, base=base)
 
     return on_ray(make)
 
@@ -66,6 +65,9 @@ def engines_share_the_ranks_devices(workshop: Workshop) -> None:
         on_ray(lambda base: lambda shop: shop.again(*base, "cluster.placement=colocated"))(workshop)
 
 
+# No update is that fast; ranks that are late are not started again.
+HASTY = "timeout_s: 0.005, max_restarts: 0"
+
 CASES: dict[str, Case] = {
     "cluster.type (ray)": refuses("cluster={type: ray}", "the ranks would have nothing to do"),
     "cluster.address (ray)": refused("cluster.address='127.0.0.1:9'", "no Ray cluster answers at"),
@@ -75,18 +77,14 @@ CASES: dict[str, Case] = {
             refuses("cluster.processes=5", "trainer 5 x 1 CPU = 5, the cluster has 4", base=base),
         )
     ),
-    "cluster.nodes (ray)": on_ray(
-        lambda base: refuses(
-            "cluster.nodes=2", "2 machines are asked for", base=(*base, "cluster.start_timeout_s=9")
-        )
-    ),
+    "cluster.nodes (ray)": changed("nodes: 2, start_timeout_s: 1.0", "2 machines are asked for"),
     "cluster.placement (ray)": engines_share_the_ranks_devices,
     "cluster.cpus_per_worker (ray)": refused(
         "cluster.cpus_per_worker=4.5", r"trainer 1 x 4\.5 CPU = 4\.5, the cluster has 4"
     ),
     "cluster.start_timeout_s (ray)": refused("cluster.start_timeout_s=0.05", r"within 0\.05 s"),
-    "cluster.timeout_s (ray)": impatient(r"within 0\.005 s|timed out after 5ms"),
-    "cluster.max_restarts (ray)": impatient("restarted 0 times in a row"),
+    "cluster.timeout_s (ray)": changed(HASTY, r"within 0\.005 s|timed out after 5ms"),
+    "cluster.max_restarts (ray)": changed(HASTY, "restarted 0 times in a row"),
     "cluster.backend (ray)": refused("cluster.backend=nccl", "NCCL connects GPUs"),
     "cluster.env (ray)": on_ray(variables_reach_the_ranks),
 }

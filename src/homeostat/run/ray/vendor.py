@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from homeostat.errors import ConfigError, MissingDependencyError, Problem
 
 # Nothing of ours is in Ray's object store, whose default is a third of the memory.
 STORE_BYTES = 80 * 2**20
+# How long an address may take to take a call.
+REACH_SECONDS = 10.0
 # Variables of a Ray that is started here: no usage reports; its workers are not put behind every
 # other process of the machine.
 LOCAL_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
@@ -61,18 +64,30 @@ def _connect(ray: Any, cluster: RayCluster) -> None:
     else:
         settings["address"] = cluster.address
     try:
+        _require_listener(cluster.address)
         ray.init(**settings)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise ConfigError(
-            [
-                Problem(
-                    "cluster.address",
-                    f"no Ray cluster answers at {cluster.address or 'this machine'}: {error}",
-                    "Run `ray start --head` on one machine and `ray start --address=...` on the "
-                    "others. Remove the key for a Ray of this machine alone.",
-                )
-            ]
-        ) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError([_no_ray(cluster.address, error)]) from error
+
+
+def _require_listener(address: str | None) -> None:
+    """Raise OSError or ValueError if nothing listens there: Ray would try for minutes."""
+    if address is None or address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if "/" in host or not host or not port.isdecimal():
+        raise ValueError("an address is host:port, without a scheme")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS):
+        pass
+
+
+def _no_ray(address: str | None, error: Exception) -> Problem:
+    return Problem(
+        "cluster.address",
+        f"no Ray cluster answers at {address or 'this machine'}: {error}.",
+        "Run `ray start --head` on one machine and `ray start --address=...` on the others. Remove "
+        "the key for a Ray of this machine alone.",
+    )
 
 
 @contextmanager
