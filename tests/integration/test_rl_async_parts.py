@@ -69,7 +69,7 @@ def test_routes_are_replayed_in_completions_of_several_versions(tmp_path: Path) 
     """The engine returns the experts of every token, also of those before it was cut off."""
     config = moe_config(
         tmp_path,
-        "engine.own_process=true", "engine.max_concurrency=1", "rollout.max_new_tokens=60",
+        "engine.own_process=true", "engine.max_concurrency=4", "rollout.max_new_tokens=60",
         "trainer.max_tokens_per_device=512", STALE, "rollout.partial=true",
     )  # fmt: skip
     runs.train(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,8 +54,9 @@ class Lease:
     name = "engine"
     size = 1
 
-    def __init__(self, group: WorkerGroup) -> None:
+    def __init__(self, group: WorkerGroup, *, on_end: Callable[[], None]) -> None:
         self._group = group
+        self._on_end = on_end
         self._is_closed = False
 
     def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Pending[Any]:
@@ -65,6 +66,15 @@ class Lease:
 
     def health(self) -> str | None:
         return self._group.health()
+
+    def report_hang(self) -> str:
+        return self._group.report_hang()
+
+    def abandon(self) -> None:
+        """End the process itself: the next engine gets another."""
+        self._is_closed = True
+        self._group.abandon()
+        self._on_end()
 
     def close(self) -> None:
         if not self._is_closed:
@@ -101,7 +111,7 @@ class OwnProcess:
             )
             self._group = open_group(InProcessCluster(), spec)
         self._group.call(0, "rebuild", kwargs).result(timeout_s=TIMEOUT_S)
-        return Lease(self._group)
+        return Lease(self._group, on_end=self.close)
 
     def close(self) -> None:
         if self._group is not None:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from homeostat.run.session.signals import StopRequest
 
 ASKS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Have no signal ignored: a shell in the background, and nohup, start programs so."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ASKS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", ASKS)

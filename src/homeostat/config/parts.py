@@ -165,6 +165,6 @@ class PlacementSettings:
     sync: SyncConfig
     mesh: Mesh
     model: ModelConfig
-    reference: AnyReference | None
+    used_reference: AnyReference | None
     data: DataConfig
     run_dir: Path

@@ -340,7 +340,7 @@ class RunConfig(Settings):
             sync=self.sync,
             mesh=self.mesh,
             model=self.model,
-            reference=self.used_reference,
+            used_reference=self.used_reference,
             data=self.data,
             run_dir=self.run_dir,
         )

@@ -112,11 +112,15 @@ class Timeline:
         self._num_bytes += self._file.write(separator + json.dumps(record))
 
     def _end_file(self) -> None:
-        if self._file is not None:
-            self._file.write("\n]\n")
-            self._file.close()
-        self._file = None
+        file, self._file = self._file, None
         self._num_bytes = 0
+        if file is None:
+            return
+        try:
+            with file:
+                file.write("\n]\n")
+        except OSError as error:
+            log.warning("the timeline has no end: %s", error)
 
 
 def _order(row: str) -> dict[str, int]:

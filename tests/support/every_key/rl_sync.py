@@ -125,8 +125,9 @@ ADAPTED = (*OWN, *PRETRAINED, "lora={rank: 4}")
 def the_adapter_alone_travels(workshop: Workshop) -> None:
     """Merged weights have the bytes of the model, an adapter only its own."""
     merged, alone = (workshop.run(*ADAPTED, *more) for more in ((), ("lora.publish=adapter",)))
+    path = str(workshop.folder / alone.config.model.path)
     model = load_model(
-        alone.config.model,
+        alone.config.model.model_copy(update={"path": path}),
         alone.config.lora,
         dtype=torch.float32,
         device=torch.device("cpu"),

@@ -121,7 +121,7 @@ def _finding(node: Node, message: str, hint: str) -> Finding:
 def needed_paths(config: PlacementSettings) -> tuple[str, ...]:
     """Return the paths that ranks and engines read; names of a hub are no paths."""
     # Workers run in the controller's folder, to which paths of the recipe are relative.
-    places = [os.getcwd(), config.model.path, getattr(config.reference, "path", None)]
+    places = [os.getcwd(), config.model.path, getattr(config.used_reference, "path", None)]
     return tuple(str(Path(place).resolve()) for place in places if place and Path(place).exists())
 
 
