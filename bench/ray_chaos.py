@@ -10,7 +10,6 @@ step comes to a phase, one process is sent SIGKILL or SIGSTOP.
     driver    `homeostat train` itself; where it was killed, it is started again
     rank      a trainer rank        engine    the engine's process
     reward    a reward worker       actor     the Ray actor that started a trainer rank
-    raylet    the engine's whole node; another one joins the cluster
 
 A run that ends with an error is started again with the same command. At the end the run must have
 the right number of steps, a journal and weights that are bitwise those of the undisturbed run (so
@@ -42,7 +41,7 @@ import common
 from rl_kills import MEASURED, Run, recipe
 from victims import MARK, orphans, pairs, worker_pids
 
-VICTIMS = ("driver", "rank", "engine", "reward", "actor", "raylet")
+VICTIMS = ("driver", "rank", "engine", "reward", "actor")
 PHASES = ("start", "generate", "reward", "train", "publish", "checkpoint")
 SIGNALS = ("KILL", "STOP")
 STEPS = 4
@@ -118,6 +117,7 @@ class ChaosRun(Run):
         self.folder = folder / name
         self.file = folder / f"{name}.json"
         self.mark = uuid.uuid4().hex
+        self.address = address
         self.blow = blow
         self.note = folder / f"{name}.hit"
         made = ray_recipe(name, folder, address=address, mark=self.mark)
@@ -253,10 +253,8 @@ def find(victim: str) -> int | None:
         found = [worker for _, worker in worker_pids(mark, "trainer")]
     elif victim == "engine":
         found = [worker for _, worker in worker_pids(mark, "engine")]
-    elif victim == "actor":
-        found = [_parent(guardian) for guardian, _ in worker_pids(mark, "trainer")]
     else:
-        found = [_parent(_parent(guardian)) for guardian, _ in worker_pids(mark, "engine")]
+        found = [_parent(guardian) for guardian, _ in worker_pids(mark, "trainer")]
     return found[-1] if found else None
 
 
@@ -277,31 +275,16 @@ def run_driver(arguments: argparse.Namespace) -> None:
 # In the benchmark
 
 
-class Nodes:
-    """Two Ray nodes of this machine. A second one that was lost is replaced."""
+def start_nodes() -> Any:
+    """Start two Ray nodes of this machine: two ranks fill the first, the engine the second."""
+    from ray.cluster_utils import Cluster
 
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        self._common = {"object_store_memory": 80 * 2**20}
-        head = {"num_cpus": 2, "node_ip_address": "127.0.0.2", "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, head_node_args={**self._common, **head})
-        self._add()
-
-    def _add(self) -> None:
-        address = {"node_ip_address": "127.0.0.3", "num_cpus": 1}
-        self.node = self.cluster.add_node(**self._common, **address)
-
-    def keep_two(self) -> None:
-        """Replace the second node if its raylet has ended, or does not run any more."""
-        raylet = self.node.all_processes["raylet"][0].process
-        stat = Path(f"/proc/{raylet.pid}/stat")
-        is_gone = raylet.poll() is not None or not stat.exists()
-        if is_gone or stat.read_text().rpartition(")")[2].split()[0] in "TZ":
-            raylet.kill()
-            self.cluster.remove_node(self.node, allow_graceful=False)
-            self._add()
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    common = {"object_store_memory": 80 * 2**20}
+    head = {"num_cpus": 2, "node_ip_address": "127.0.0.2", "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={**common, **head})
+    cluster.add_node(**common, num_cpus=1, node_ip_address="127.0.0.3")
+    return cluster
 
 
 def cases(arguments: argparse.Namespace) -> list[Blow]:
@@ -312,24 +295,9 @@ def cases(arguments: argparse.Namespace) -> list[Blow]:
     return [every[number % len(every)] for number in range(arguments.runs)]
 
 
-def disturbed(
-    number: int, blow: Blow, alone: ChaosRun, nodes: Nodes, cpus: Callable[[], float]
-) -> Outcome:
-    folder, address = alone.file.parent, nodes.cluster.address
-    run = ChaosRun(f"hit_{number:03d}", folder, address=address, blow=blow)
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(1.0):
-            nodes.keep_two()
-
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    try:
-        run.complete()
-    finally:
-        done.set()
-        watching.join()
+def disturbed(number: int, blow: Blow, alone: ChaosRun, cpus: Callable[[], float]) -> Outcome:
+    run = ChaosRun(f"hit_{number:03d}", alone.file.parent, address=alone.address, blow=blow)
+    run.complete()
     return judged(run, alone, cpus)
 
 
@@ -347,8 +315,8 @@ def main() -> None:
     started = time.monotonic()
     import ray
 
-    nodes = Nodes()
-    ray.init(address=nodes.cluster.address, log_to_driver=False, logging_level="ERROR")
+    nodes = start_nodes()
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
 
     def cpus_held() -> float:
         return ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
@@ -357,20 +325,19 @@ def main() -> None:
     failures: list[str] = []
     try:
         with tempfile.TemporaryDirectory(prefix="homeostat-chaos-") as place:
-            address = nodes.cluster.address
-            alone = ChaosRun("alone", Path(place), address=address, blow=None)
+            alone = ChaosRun("alone", Path(place), address=nodes.address, blow=None)
             alone.complete()
             print(f"alone: {time.monotonic() - started:.0f} s", flush=True)
             for number, blow in enumerate(cases(arguments)):
                 try:
-                    outcomes.append(disturbed(number, blow, alone, nodes, cpus_held))
+                    outcomes.append(disturbed(number, blow, alone, cpus_held))
                     print(outcomes[-1], flush=True)
                 except RuntimeError as error:
                     failures.append(f"{blow}: {error}")
                     print(failures[-1], flush=True)
     finally:
         ray.shutdown()
-        nodes.cluster.shutdown()
+        nodes.shutdown()
     report(outcomes, failures, seconds=time.monotonic() - started)
 
 
