@@ -68,6 +68,7 @@ def grpo_by_torchrun(folder: Path) -> RunConfig:
     return config
 
 
+@pytest.mark.slow
 def test_sft_on_two_nodes_is_bitwise_the_run_of_torchrun(folder: Path, address: str) -> None:
     """A rank on each node: every worker takes a whole one."""
     before = own_processes()

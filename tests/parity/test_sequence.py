@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def results(request: pytest.FixtureRequest, folder: Path) -> tuple[int, dict[str, str]]:
     """Number of ranks, and check -> what went wrong on any of them."""
     return request.param, run_ranks(folder, request.param)

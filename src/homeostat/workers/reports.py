@@ -80,6 +80,9 @@ def report_on(worker: int, *, rank: int, record: ActivityRecord, stacks: StackFi
     # A stopped process prints only when it is continued; a young one would be killed by the signal.
     can_print = record.prints_stacks and state not in (_STATES["T"], _STATES["t"], _STATES["Z"])
     text = stacks.ask(worker) if can_print else ""
+    if can_print and not text:
+        # A signal takes a moment to stop a process: it may have run when it was first looked at.
+        state, cpu_seconds = _state_of(worker)
     return WorkerReport(rank, state, cpu_seconds, record.read(), text)
 
 

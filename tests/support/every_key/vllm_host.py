@@ -87,8 +87,7 @@ class VllmHost:
     def open(self, cluster: AnyCluster, spec: GroupSpec) -> Seat:
         assert spec.factory == SERVER, spec.factory
         if self._group is not None and self._group.health() is not None:
-            self._group.close()
-            self._group = None
+            self._end()
         if self._group is None:
             log_file = Path(self._folder.name) / "engine.log"
             host = GroupSpec(
@@ -96,7 +95,7 @@ class VllmHost:
             )
             self._group = open_group(cluster, host)
         self.settings = self._group.call(0, "rebuild", spec.kwargs).result(timeout_s=TIMEOUT_S)
-        return Seat(self._group)
+        return Seat(self._group, on_end=self._end)
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -106,8 +105,11 @@ class VllmHost:
             yield
 
     def close(self) -> None:
+        self._end()
+        self._folder.cleanup()
+
+    def _end(self) -> None:
         if self._group is not None:
             with suppress(WorkerError):
                 self._group.close()
             self._group = None
-        self._folder.cleanup()
