@@ -29,7 +29,7 @@ from homeostat.workers.outside import Launch
 from homeostat.workers.wire import pack, unpack
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # pyright: ignore
 
 # The call that ends a seat; it is no method of a Keeper.
 END = "(end)"
@@ -104,7 +104,7 @@ def open_store(launch: Launch, *, timeout_s: float) -> TCPStore:
 
     Raises WorkerError.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # pyright: ignore
 
     serves = launch.rank == 0 and not launch.has_store
     try:

@@ -97,10 +97,9 @@ class Core:
             arguments["max_total_tokens"] = cache_tokens(
                 folder, config, dtype=dtype, max_tokens=max_tokens
             )
+        make = require_sglang("sglang.srt.entrypoints.engine").Engine
         try:
-            self._engine = require_sglang("sglang.srt.entrypoints.engine").Engine(
-                **arguments, nccl_port=free_port(host)
-            )
+            self._engine = make(**arguments, nccl_port=free_port(host))
         except (ValueError, RuntimeError, OSError, TypeError, AssertionError) as error:
             raise EngineError(
                 f"SGLang does not start on {folder}: {error} "
