@@ -2,7 +2,7 @@
 
     add(key, tokens, ...) -> step() -> Emitted(tokens, log-probs) ...
 
-SGLang's `Engine` computes in scheduler processes of its own, one per tensor-parallel rank, and runs
+SGLang's `Engine` computes in separate scheduler processes, one per tensor-parallel rank, and runs
 on whether it is asked or not; requests are tasks on its event loop, which runs only inside of a
 verb. Tokens come in the order in which they were sampled.
 
@@ -252,7 +252,7 @@ class Core:
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), patience_s)
-        # All requests of a batch are told one after another.
+        # The tokens of one batch arrive request by request.
         await asyncio.sleep(0)
         found, self._emitted = self._emitted, []
         return found
