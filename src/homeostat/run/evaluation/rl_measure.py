@@ -21,6 +21,7 @@ from homeostat.run.learning.probes import worst
 from homeostat.run.learning.routes import route_metrics
 from homeostat.run.learning.updates import step_rows
 from homeostat.run.wiring.rl_setup import RlParts
+from homeostat.train.device_report import speed_metrics
 from homeostat.types import RolloutGroup, Sample, UpdateReport
 
 
@@ -268,11 +269,12 @@ def async_metrics(rollouts: StepRollouts, *, seconds: float, busy_s: float) -> d
 
 
 def _resource_metrics(parts: RlParts) -> dict[str, float]:
-    memory = parts.trainer.memory_report()
+    device = parts.trainer.device_report()
     metrics = {
-        "memory/max_alloc": memory.max_alloc,
-        "memory/max_reserved": memory.max_reserved,
+        "memory/max_alloc": device.max_alloc,
+        "memory/max_reserved": device.max_reserved,
         "memory/host_rss": host_rss(),
+        **speed_metrics(device.probe_seconds),
     }
     if parts.engine is not None:
         stats = parts.engine.stats()
