@@ -92,7 +92,10 @@ def commands() -> list[Any]:
     for block in blocks("bash"):
         for line in block.values[0].splitlines():
             if line.strip() and not line.startswith("#"):
-                found.setdefault(line, pytest.param(line, id=line))
+                # A plan for many GPUs takes seconds: one of them is made by day.
+                planned = "--gpus" in line and any("--gpus" in other for other in found)
+                marks = [pytest.mark.slow] if planned else []
+                found.setdefault(line, pytest.param(line, id=line, marks=marks))
     return list(found.values())
 
 

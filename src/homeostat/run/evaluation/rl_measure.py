@@ -11,6 +11,7 @@ from homeostat.algorithms.baselines import has_signal
 from homeostat.columns import dense
 from homeostat.data.mixing import source_shares
 from homeostat.observe.devices import host_rss
+from homeostat.rollout.background import Spent
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.evaluation.expert_load import load_metrics
 from homeostat.run.learning.critic import critic_metrics
@@ -252,10 +253,10 @@ def _time_metrics(
     return metrics
 
 
-def async_metrics(rollouts: StepRollouts, *, seconds: float, busy_s: float) -> dict[str, float]:
+def async_metrics(rollouts: StepRollouts, *, seconds: float, spent: Spent) -> dict[str, float]:
     """Say how long trainer and engine waited for each other in a step of the async loop.
 
-    `busy_s` is how long the engine sampled, for this step or for later ones.
+    The engine samples for this step or for later ones.
     """
     samples = [sample for group in rollouts.all_groups for sample in group.samples]
     new_tokens = sum(sample.completion.num_policy_tokens for sample in samples)
@@ -263,9 +264,12 @@ def async_metrics(rollouts: StepRollouts, *, seconds: float, busy_s: float) -> d
     metrics = {
         "stale/mixed_share": float(np.mean(mixed)),
         "time/wait_groups": rollouts.generate_s + rollouts.reward_s,
-        "time/engine_idle": max(0.0, seconds - busy_s),
+        "time/wait_drain": spent.drain_s,
+        "time/engine_idle": max(0.0, seconds - spent.busy_s),
     }
-    return metrics | ({"engine/tokens_per_s": new_tokens / busy_s} if busy_s > 0 else {})
+    if spent.busy_s > 0:
+        metrics["engine/tokens_per_s"] = new_tokens / spent.busy_s
+    return metrics
 
 
 def _resource_metrics(parts: RlParts) -> dict[str, float]:
