@@ -23,7 +23,7 @@ def peak_memory(device: torch.device) -> DeviceReport:
 
 
 def probe_seconds(device: torch.device) -> float:
-    """Time a few products of matrices, without any collective: what this rank is capable of now.
+    """Time a few products of matrices, without any collective: the current speed of this rank.
 
     Between collectives ranks wait for each other, so that a step takes all of them equally long.
     """
@@ -33,7 +33,7 @@ def probe_seconds(device: torch.device) -> float:
     _finish(device)
     begun = time.perf_counter()
     for _ in range(3):
-        matrix @ matrix
+        torch.mm(matrix, matrix)
     _finish(device)
     return time.perf_counter() - begun
 
