@@ -75,7 +75,7 @@ RL_SOURCES = {"prompts", "reasoning_gym"}
 # Verbs whose commands are parsed and not run. scaffold would write to this checkout
 # (tests/health/test_scaffold.py runs it in a copy); the others need a model that is not in the
 # repository, a keyboard or a port (tests/integration/test_generation.py runs what they call).
-PARSED = ("scaffold", "generate", "chat", "serve", "export")
+PARSED = ("scaffold", "generate", "chat", "serve", "export", "dashboard")
 
 
 def blocks(language: str) -> list[Any]:
@@ -272,7 +272,7 @@ def test_a_command_does_what_is_said(
         assert extras_of(words[-1]) <= set(known_extras())
     else:
         # The body of the curl line is a request of tests/integration/test_generation.py.
-        assert words[0] in ("source", "python", "curl"), "say here how this is checked"
+        assert words[0] in ("source", "python", "curl", "ssh"), "say here how this is checked"
         assert words[0] != "python" or (ROOT / words[-1]).is_file()
 
 

@@ -6,6 +6,7 @@ from homeostat.cli import (
     chat,
     check,
     clinic,
+    dashboard,
     doctor,
     env,
     estimate,
@@ -31,6 +32,7 @@ app.command()(chat.chat)
 app.command()(serve.serve)
 app.command()(export.export)
 app.command()(doctor.doctor)
+app.command()(dashboard.dashboard)
 app.command()(explain.explain)
 app.command()(rules.rules)
 app.command()(inspect.inspect)

@@ -28,11 +28,11 @@ def probe_seconds(device: torch.device) -> float:
     Between collectives ranks wait for each other, so that a step takes all of them equally long.
     """
     on_gpu = device.type == "cuda"
-    size = 2048 if on_gpu else 256
+    size = 2048 if on_gpu else 320
     matrix = torch.ones(size, size, device=device)
     _finish(device)
     begun = time.perf_counter()
-    for _ in range(3):
+    for _ in range(4):
         torch.mm(matrix, matrix)
     _finish(device)
     return time.perf_counter() - begun

@@ -221,13 +221,13 @@ class SlowRank(Injector):
             threading.Thread(target=self._hold_up, args=(slowed,), daemon=True).start()
 
     def _hold_up(self, process: int) -> None:
-        """Stop the rank again and again until it ends. It runs for 2 ms in between."""
+        """Stop the rank again and again until it ends. It runs for 1 ms in between."""
         with contextlib.suppress(ProcessLookupError):
             while True:
                 os.kill(process, signal.SIGSTOP)
                 time.sleep(self.dose.strength)
                 os.kill(process, signal.SIGCONT)
-                time.sleep(0.002)
+                time.sleep(0.001)
 
 
 FAULTS: tuple[type[Injector], ...] = (
