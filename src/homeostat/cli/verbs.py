@@ -6,6 +6,7 @@ from homeostat.cli import (
     chat,
     check,
     clinic,
+    dev,
     doctor,
     env,
     estimate,
@@ -38,4 +39,5 @@ app.command()(clinic.clinic)
 app.command()(env.env)
 app.command("import")(import_.import_)
 app.command()(scaffold.scaffold)
+app.add_typer(dev.app, name="dev")
 app.command()(schema.schema)
