@@ -7,6 +7,7 @@ from homeostat.cli import (
     check,
     clinic,
     dashboard,
+    dev,
     doctor,
     env,
     estimate,
@@ -40,4 +41,5 @@ app.command()(clinic.clinic)
 app.command()(env.env)
 app.command("import")(import_.import_)
 app.command()(scaffold.scaffold)
+app.add_typer(dev.app, name="dev")
 app.command()(schema.schema)
