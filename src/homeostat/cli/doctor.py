@@ -9,11 +9,20 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from homeostat.cli.options import ReportFormat
+from homeostat.cli.health_options import (
+    AnswerFormat,
+    ForMaintainers,
+    Ignore,
+    ReportFormat,
+    RunConfigFile,
+    RunPath,
+    Select,
+    ShownLevel,
+)
 from homeostat.errors import HomeostatError
 from homeostat.health.finding import Finding, Level
 from homeostat.observe.redact import Scrubber, mask_text
@@ -30,54 +39,13 @@ MAX_RUNS = 20
 
 
 def doctor(
-    path: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH",
-            help="A run folder, a console log, JSONL or CSV metrics, trainer_state.json, "
-            "TensorBoard events or a W&B offline folder, of any framework. - reads standard input.",
-            show_default=False,
-        ),
-    ],
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="File with the run's settings (YAML, JSON, TOML), if PATH does not contain them.",
-        ),
-    ] = None,
-    format: Annotated[
-        ReportFormat,
-        typer.Option(
-            "--format",
-            help="text for people; json for programs; sarif for code scanning; github for "
-            "annotations of a workflow; markdown for a comment.",
-        ),
-    ] = ReportFormat.TEXT,
-    for_maintainers: Annotated[
-        bool,
-        typer.Option(
-            "--for-maintainers",
-            help="Write the text of an issue, as Markdown: versions, the lines that matter, "
-            "settings that reproduce the run, what was ruled out. Read it before you send it.",
-        ),
-    ] = False,
-    select: Annotated[
-        str,
-        typer.Option(
-            "--select",
-            metavar="CODES",
-            help="Evaluate only these codes, prefixes, names or families.",
-        ),
-    ] = "",
-    ignore: Annotated[
-        str,
-        typer.Option("--ignore", metavar="CODES", help="Skip these rules; same form as --select."),
-    ] = "",
-    level: Annotated[
-        Level, typer.Option("--level", help="Show findings of this level and above.")
-    ] = Level.INFO,
+    path: RunPath,
+    config: RunConfigFile = None,
+    format: AnswerFormat = ReportFormat.TEXT,
+    for_maintainers: ForMaintainers = False,
+    select: Select = "",
+    ignore: Ignore = "",
+    level: ShownLevel = Level.INFO,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List the rules that could not be evaluated.")
     ] = False,
@@ -167,7 +135,7 @@ def _page(report: Report, *, verbose: bool) -> str:
         report.view,
         findings=report.findings,
         width=shutil.get_terminal_size().columns,
-        color=has_color(),
+        color=use_color(sys.stdout),
         verbose=verbose,
     )
     return mask_text(text.rstrip("\n"))
@@ -261,11 +229,11 @@ def _matching(rules: tuple[Rule, ...], words: str, *, option: str) -> list[Rule]
     return found
 
 
-def has_color() -> bool:
+def use_color(stream: TextIO) -> bool:
     """Return whether to use colour, as https://no-color.org and most tools define it."""
     if os.environ.get("NO_COLOR"):
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def _write(text: str) -> None:

@@ -31,16 +31,6 @@ class Format(StrEnum):
     JSON = "json"
 
 
-class ReportFormat(StrEnum):
-    """The format of the doctor's answer."""
-
-    TEXT = "text"
-    JSON = "json"
-    SARIF = "sarif"
-    GITHUB = "github"
-    MARKDOWN = "markdown"
-
-
 OutputFormat = Annotated[
     Format, typer.Option("--format", help="text for people, json for programs.")
 ]

@@ -19,6 +19,7 @@ from homeostat.cli import (
     schema,
     serve,
     train,
+    watch,
 )
 from homeostat.cli.app import new_app
 
@@ -31,6 +32,7 @@ app.command()(chat.chat)
 app.command()(serve.serve)
 app.command()(export.export)
 app.command()(doctor.doctor)
+app.command()(watch.watch)
 app.command()(explain.explain)
 app.command()(rules.rules)
 app.command()(inspect.inspect)
