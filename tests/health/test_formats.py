@@ -1,4 +1,4 @@
-"""The doctor's answer for programs: SARIF, workflow commands, Markdown, and the text of an issue."""
+"""The doctor's answer for programs: SARIF, workflow commands, Markdown, an issue's text."""
 
 from __future__ import annotations
 
@@ -153,7 +153,5 @@ def test_formats_are_options_of_the_command(
     assert (code_, out.startswith("::error file=")) == (1, True)
     code_, out, _ = run(monkeypatch, capsys, "doctor", oom.path, "--for-maintainers")
     assert (code_, "## To reproduce" in out) == (1, True)
-    code_, _, err = run(
-        monkeypatch, capsys, "doctor", oom.path, "--for-maintainers", "--format=json"
-    )
+    code_, _, _ = run(monkeypatch, capsys, "doctor", oom.path, "--for-maintainers", "--format=json")
     assert code_ == 2

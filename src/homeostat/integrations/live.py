@@ -123,7 +123,7 @@ class LiveDoctor:
     def record(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Take in what the trainer logged at a step, and tell what changed."""
         started = time.monotonic()
-        row = row_of({**metrics, "step": step})
+        row = row_of({**{name: _plain(value) for name, value in metrics.items()}, "step": step})
         if row is None or row.kind is RowKind.SUMMARY:
             return
         self._keep(step, row.values, is_train=row.kind is RowKind.TRAIN)
@@ -199,6 +199,11 @@ class LiveDoctor:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(found) + "\n")
         self._sender.send(found)
+
+
+def _plain(value: Any) -> Any:
+    """Return a scalar of numpy or torch as a number of Python's, and anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _failed_to_send(why: str) -> None:
