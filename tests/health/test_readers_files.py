@@ -321,7 +321,7 @@ def test_json_lines_that_are_alike_give_the_same_numbers() -> None:
         rows = [
             {name: step if name == "step" else value() for name in names} for step in range(1, 40)
         ]
-        lines = [json.dumps(row, separators=separators) for row in rows]
+        lines = [json.dumps(row, separators=separators, ensure_ascii=False) for row in rows]
         assert column_batches._columns_of_alike([line.encode() for line in lines]) is not None
         assert taken(lines, alike=True) == taken(lines, alike=False) is not None
 

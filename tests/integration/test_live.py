@@ -39,13 +39,18 @@ def tiny_model() -> LlamaForCausalLM:
     )  # fmt: skip
 
 
-def train(tmp_path: Path, callback: HealthCallback, **settings: Any) -> Trainer:
+def train(
+    tmp_path: Path, callback: HealthCallback, *, is_broken: bool = False, **settings: Any
+) -> Trainer:
+    model = tiny_model()
+    if is_broken:
+        model.model.norm.weight.data[0] = math.nan
     args = TrainingArguments(
         output_dir=str(tmp_path / "out"), per_device_train_batch_size=4, logging_steps=1,
         report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
         **{"max_steps": 12, "learning_rate": 1e-3, **settings},
     )  # fmt: skip
-    trainer = Trainer(model=tiny_model(), args=args, train_dataset=Rows(), callbacks=[callback])
+    trainer = Trainer(model=model, args=args, train_dataset=Rows(), callbacks=[callback])
     trainer.train()
     return trainer
 
@@ -66,13 +71,14 @@ def test_an_ill_run_is_told_written_down_and_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     callback = HealthCallback(stop_on="error")
-    trainer = train(tmp_path, callback, learning_rate=float("nan"), logging_nan_inf_filter=False)
+    trainer = train(tmp_path, callback, is_broken=True, logging_nan_inf_filter=False)
     assert trainer.state.global_step < 12, "it was asked to stop"
     err = capsys.readouterr().err
-    assert err.count("error NUM002 nan-loss") == 1
-    assert "asking the trainer to stop because of NUM002" in err
+    assert err.count("homeostat: step") == 1
+    assert "train/loss is nan" in err
+    assert "asking the trainer to stop because of VIT004" in err
     lines = (tmp_path / "out" / FINDINGS_FILE).read_text().splitlines()
-    assert [json.loads(line)["finding"]["code"] for line in lines] == ["NUM002"]
+    assert [json.loads(line)["finding"]["code"] for line in lines] == ["VIT004"]
     trainer.save_state()
     view = open_run(tmp_path / "out")
     assert not any("value" in name for name in view.metrics), "our own file is no metrics"

@@ -41,7 +41,8 @@ _PACKAGES = (
 )  # fmt: skip
 _STATED = re.compile(
     rf"(?<![\w/.-])({'|'.join(map(re.escape, _PACKAGES))})"
-    r"(?:[ _]version)?['\"]?(?:==|[ :=v]{1,4}|\()['\"]?(\d{1,4}(?:\.\d{1,6}){1,3}[\w.+-]{0,30})",
+    r"(?:(?: [A-Za-z]{1,20}){0,3}[ _]version)?['\"]?(?:==|[ :=v]{1,4}|\()['\"]?"
+    r"(\d{1,4}(?:\.\d{1,6}){1,3}[\w.+-]{0,30})",
     re.IGNORECASE,
 )
 _MOST_VERSIONS = 24
