@@ -58,9 +58,9 @@ def run(
     callback = HealthCallback()
     text = (folder / "prompts.jsonl").read_text(encoding="utf-8")
     trainer = make_trainer(
-        Workload(str(folder), steps, learning_rate=lr),
+        Workload(str(folder), steps, prompts_per_step=4, max_new_tokens=32, learning_rate=lr),
         scratch,
-        variant="rows64",
+        variant="rows32",
         reward_funcs=reward,
         train_dataset=Dataset.from_list([json.loads(line) for line in text.splitlines()]),
         callbacks=[callback],
@@ -105,11 +105,11 @@ def compared(name: str, result: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the doctor costs inside TRL, and finds.")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
-        facts = build_workload(root / "model", num_prompts=8 * chosen.steps)
+        facts = build_workload(root / "model", num_prompts=4 * chosen.steps)
         runs = {
             "healthy": (digit_share, 1e-4),
             "reward_constant": (ConstantFrom(ONSET), 1e-4),

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from homeostat.errors import HomeostatError
 from homeostat.health.readers.growing import GrowingLog
@@ -124,7 +124,7 @@ def run_command(command: Command, watcher: Watcher, *, interval_s: float) -> int
     return code
 
 
-def _pass_signals_on(command: Command) -> dict[int, object]:
+def _pass_signals_on(command: Command) -> dict[int, Any]:
     """Let the command decide what a signal means. Return the handlers that were there before."""
 
     def pass_on(number: int, _: FrameType | None) -> None:

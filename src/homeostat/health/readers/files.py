@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -207,6 +208,9 @@ class LogLines:
         self._waiting: list[bytes] = []
 
     def take(self, lines: list[bytes]) -> None:
+        if not self._waiting and not any(map(_is_object_start, lines)):
+            self.reader.feed_bytes(lines)
+            return
         plain: list[bytes] = []
         for line in lines:
             if line[:1] == b"{" and line.rstrip()[-1:] == b"}":
@@ -217,7 +221,8 @@ class LogLines:
                 if len(self._waiting) >= BATCH:
                     self.flush()
             else:
-                self.flush()
+                if self._waiting:
+                    self.flush()
                 plain.append(line)
         self.reader.feed_bytes(plain)
 
@@ -232,6 +237,9 @@ class LogLines:
             self.reader.skip(len(lines))
         elif lines:
             self.reader.feed_bytes(lines)
+
+
+_is_object_start = operator.methodcaller("startswith", b"{")
 
 
 def found_by(reader: TextReader, *, name: str) -> Found:
