@@ -73,9 +73,19 @@ RL_SOURCES = {"prompts", "reasoning_gym"}
 
 
 # Verbs whose commands are parsed and not run. scaffold would write to this checkout
-# (tests/health/test_scaffold.py runs it in a copy); the others need a model that is not in the
+# (tests/health/test_scaffold.py runs it in a copy); watch would wait for more
+# (tests/health/test_cli_watch.py runs it); the others need a model that is not in the
 # repository, a keyboard or a port (tests/integration/test_generation.py runs what they call).
-PARSED = ("scaffold", "dev", "generate", "chat", "serve", "export", "dashboard")
+PARSED = (
+    "scaffold",
+    "dev",
+    "watch",
+    "generate",
+    "chat",
+    "serve",
+    "export",
+    "dashboard",
+)
 
 
 def blocks(language: str) -> list[Any]:

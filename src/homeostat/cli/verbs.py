@@ -21,6 +21,7 @@ from homeostat.cli import (
     schema,
     serve,
     train,
+    watch,
 )
 from homeostat.cli.app import new_app
 
@@ -34,6 +35,7 @@ app.command()(serve.serve)
 app.command()(export.export)
 app.command()(doctor.doctor)
 app.command()(dashboard.dashboard)
+app.command()(watch.watch)
 app.command()(explain.explain)
 app.command()(rules.rules)
 app.command()(inspect.inspect)

@@ -50,7 +50,10 @@ _CONFIGS = frozenset(
 )
 # A later file replaces a metric of an earlier one only with clearly more of it.
 _MORE = 1.2
-_NOT_METRICS = ("dataset", "data", "train.jsonl", "test.jsonl", "completions", "samples")
+# Parts of names of files that hold rows, texts or what the doctor itself wrote, and no metrics.
+_NOT_METRICS = (
+    "dataset", "data", "train.jsonl", "test.jsonl", "completions", "samples", "homeostat_findings",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
