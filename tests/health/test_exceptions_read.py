@@ -141,7 +141,7 @@ GROUP = """  + Exception Group Traceback (most recent call last):
     | KeyError: 'y'
     +------------------------------------
 """
-RAY = f"""The actor died because of an error raised in its creation task, ray::PPO.__init__() (pid=2)
+RAY = f"""The actor died because of an error raised in its creation task, ray::PPO.__init__()
   File "{SITE}/ray/rllib/worker_set.py", line 229, in _setup
     self.add_workers(
   File "/data/a/env.py", line 31, in reset

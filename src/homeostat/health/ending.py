@@ -166,8 +166,7 @@ def _is_cut_in_record(view: RunView) -> bool:
     last, reading = view.log.lines[-1], view.facts.get("reading")
     if reading is None or last.number < reading.num_lines:
         return False
-    text = last.text.strip()
-    return text[:2] in ('{"', "{'") and text[-1:] != "}"
+    return last.text.count("{") > last.text.count("}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,8 @@ _FORMS = (
     _Form("dtype", r"Input type \(([\w.]{1,60})\) and (?:weight|bias) type \(([\w.]{1,60})\)",
           "the input is {0} and the weight {1}"),
     _Form("dtype", r"[Aa]ttempting to cast .{0,40}? from ([\w.]{1,30}) to ([\w.]{1,30})", "{0} cannot become {1}"),
+    _Form("dtype", r"dtype[^a-z]{0,4}(?:src |expected |got )?(torch\.\w{1,30})\W{1,4}(?:and |but |dst |got |vs\.? |!= ?){0,2}(torch\.\w{1,30})",
+          "one is {0} and the other {1}"),
     # Devices
     _Form("device", r"at least two devices, ([\w:]{1,20}) and ([\w:]{1,20})", "one is on {0} and the other on {1}"),
     _Form("argument", r"when checking argument for argument (\w{1,60}) in method (\w{1,80})",
@@ -100,6 +102,7 @@ _FORMS = (
           r"(.{1,200})", "{0}() needs {1}"),
     _Form("argument", r"([\w.<>]{1,120})\(\) takes ([\w ]{1,40}?) positional arguments? but (\d{1,4}) "
           r"(?:was|were) given", "{0}() takes {1} arguments and is given {2}"),
+    _Form("argument", r"(missing) a required argument: '(\w{1,80})'", "{1} is not given"),
     _Form("argument", r"'(\w{1,80})' is an invalid keyword argument for ([\w.]{1,80})", "{1} does not take {0}"),
     _Form("setting", r"unrecognized arguments: (.{1,200})", "the command line has {0}, which is not known"),
     _Form("setting", r"following arguments are required: (.{1,200})", "the command line lacks {0}"),
@@ -110,6 +113,13 @@ _FORMS = (
     _Form("setting", r"Missing mandatory value: ([\w.]{1,120})", "the config gives no value for {0}"),
     _Form("setting", r"[Ss]ome keys are not used by the HfArgumentParser: (\[.{1,200}\])", "{0} are not known"),
     _Form("setting", r"(\d{1,4}) validation errors? for (\w{1,80})", "{1} is refused, in {0} places"),
+    _Form("resume", r"(\w{1,80}) value from checkpoint \((.{1,60}?)\) is not equal to the input argument value \((.{1,60}?)\)",
+          "{0} is {1} in the checkpoint and {2} in the settings"),
+    _Form("quantised", r"(?:not supported|not possible|can't|cannot) .{0,60}?(4-bit|8-bit|quantized|quantised)", "that is not possible with {0} weights"),
+    _Form("exclusive", r"([\w ().`'-]{1,80}?) (?:is|are) (?:incompatible with|not supported (?:in|with|for|when|together)|not compatible with) ([\w ().`'-]{1,80})",
+          "{0} does not go together with {1}"),
+    _Form("exclusive", r"([\w ().`'-]{1,80}?) (?:is|are) only (?:supported|available|allowed) (?:for|with|in|when) ([\w ().`'-]{1,80})",
+          "{0} needs {1}"),
     # Names
     _Form("attribute", r"module '([\w.]{1,120})' has no attribute '(\w{1,120})'", "{0} has no {1}"),
     _Form("attribute", r"'NoneType' object has no attribute '(\w{1,120})'",
@@ -164,7 +174,7 @@ def _compiled() -> tuple[tuple[_Form, re.Pattern[str]], ...]:
 def details_of(kind: str, message: str) -> tuple[Detail, ...]:
     """Return what the exception's words state, most telling first; () if no form fits."""
     text = message[:_MAX_CHARS]
-    found = [*_by_kind(kind, text)]
+    found = [*_by_kind(kind, text.partition("\n")[0])]
     for form, pattern in _compiled():
         match = pattern.search(text)
         if match is None or any(match[0] in one.words for one in found):

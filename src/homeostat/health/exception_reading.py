@@ -8,6 +8,7 @@ it says where to look, and not what to change. Pure.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from homeostat.health.code_owners import owner_of, package_of
 from homeostat.health.exception_details import Detail, details_of
 from homeostat.health.first_failure import is_aftermath
-from homeostat.health.frames import Frame
+from homeostat.health.frames import BOX, Frame
 from homeostat.health.log import Log
 from homeostat.health.speakers import rank_of, speaker_in
 from homeostat.health.tracebacks import Traceback
@@ -40,7 +41,11 @@ _CAUSES = {
     "setting": "unknown-setting",
     "file": "path-missing",
     "keys": "checkpoint-keys-mismatch",
+    "resume": "checkpoint-world-size-change",
+    "quantised": "quantised-weights-misused",
+    "exclusive": "settings-exclusive",
 }
+_STDLIB = frozenset(sys.stdlib_module_names)
 _LOADS_WEIGHTS = ("state_dict", "from checkpoint", "checkpoint")
 
 
@@ -85,6 +90,11 @@ class ExceptionReading:
         """Return the illness that the words usually are, and why; None if they do not tell."""
         for one in self.details:
             name = _CAUSES.get(one.kind) or self._by_owner(one)
+            if one.kind == "import" and not _STDLIB.isdisjoint(one.names):
+                # What Python itself lacks is a matter of the system, not of versions.
+                name = ""
+            if one.kind == "resume" and "parallel" not in one.words:
+                name = "checkpoint-keys-mismatch"
             if name == "shape-mismatch" and any(w in self.failure.message for w in _LOADS_WEIGHTS):
                 name = "checkpoint-keys-mismatch"
             if name:
@@ -152,7 +162,8 @@ def whole_message(failure: Traceback, log: Log) -> str:
             continue
         # A message goes on in lines that are indented, as loaders of weights print them, or that
         # begin in the middle of a sentence, as rich breaks them.
-        if not (text[:1].isspace() or text[:1].islower()) or 'File "' in text:
+        is_more = text[:1].isspace() or text[:1].islower()
+        if not is_more or 'File "' in text or text.strip()[:1] in BOX:
             break
         parts.append(text.strip())
     return "\n".join(parts)

@@ -15,8 +15,8 @@ _CELL = re.compile(
 )
 # Older ones name no line; an arrow below does. Colab makes the file a link.
 _OLD_CELL = re.compile(
-    r"\[?(?P<file>(?:/|~|[A-Z]:)[^\s\]]{1,400}\.py|<ipython-input-[\w-]{1,60}>)\]?"
-    r"(?:\([^)]{1,100}\))? in (?P<name>[\w.<>]{1,120})"
+    r"\[?(?P<file>[/~\w][^\s\]]{1,400}\.py|<ipython-input-[\w-]{1,60}>)\]?"
+    r"(?:\([^)]{1,100}\))? in (?P<name>[\w.<>]{1,120}(?=\(|$))"
 )
 _ARROW = re.compile(r"-{1,6}> ?(?P<line>\d{1,9})\b")
 _BOXED = re.compile(
@@ -79,9 +79,9 @@ def _frame_in(text: str) -> Frame | None:
     found = FRAME.search(text[:2_000])
     if found is not None:
         return Frame(found["file"], int(found["line"]), (found["name"] or "").strip())
-    if text[:1] in ("/", "~", "[", "<"):
-        old = _OLD_CELL.match(text[:1_000])
-        return Frame(old["file"], 0, old["name"]) if old is not None else None
+    old = _OLD_CELL.match(text[:1_000]) if " in " in text else None
+    if old is not None:
+        return Frame(old["file"], 0, old["name"])
     cell = _CELL.match(text) if text.startswith(("File ", "Cell In")) else None
     if cell is None:
         return None

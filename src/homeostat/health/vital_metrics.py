@@ -133,6 +133,11 @@ def ends_not_finite(view: RunView) -> Iterable[str]:
         series = view.series(name)
         if series is not None and not np.isfinite(series.latest):
             yield name
+    for name, series in view.metrics.items():
+        # A loss under a name that nobody knows has to be a number, too.
+        if name not in _FINITE and "loss" in name.lower() and len(series):
+            if _is_bad_now(~np.isfinite(series.values)):
+                yield name
     for name, value in view.facts.get("summary", {}).items():
         if name.endswith("loss") and not np.isfinite(value):
             yield f"{name} of the whole run"

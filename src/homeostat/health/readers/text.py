@@ -96,7 +96,7 @@ class TextReader:
     def open_bar(self) -> tuple[int, int] | None:
         """Return count and total of the bar in which the text ends; None if it ends otherwise."""
         line, count, total = self._bar_at
-        return (count, total) if count < total and line >= self._number - 1 else None
+        return (count, total) if count < total and line >= self._number - 2 else None
 
     def feed(self, lines: Iterable[str]) -> None:
         for line in lines:
