@@ -49,6 +49,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "deepspeed-config-mismatch": "DeepSpeed config and trainer arguments contradict each other.",
         "deepspeed-optimizer-clash": "Optimizer of the DeepSpeed config and of the trainer exclude each other.",
         "device-map-with-distributed": "Model spread by device_map while several processes train it.",
+        "shape-mismatch": "Tensors of one operation have shapes that do not fit.",
         "device-mismatch": "Tensors of one operation lie on different devices.",
         "lora-targets-missing": "The adapter's target modules are not in the model.",
         "quantised-base-not-trainable": "Quantised weights were to be trained without an adapter.",
@@ -116,6 +117,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "nonfinite-metric": "A logged value was not finite.",
     },
     Family.LEARNING: {
+        "vital-sign-gone": "Loss, reward, gradient norm or KL is no longer logged although the run goes on.",
         "benign-grpo-loss-zero": "GRPO loss prints as 0 by construction while grad_norm/reward_std/kl show learning.",
         "benign-loss-tracks-kl": "GRPO loss rises because it equals beta*kl; reward improves.",
         "benign-gradnorm-version-change": "Reported grad_norm changes scale with a library version; losses identical.",

@@ -98,6 +98,8 @@ def row_of(mapping: Mapping[str, Any], *, before: str = "", source: str = "") ->
     # The prefix ends where the mapping begins; earlier text is not part of it.
     before = before[-_MAX_PREFIX:]
     named = _PREFIX.search(before) if before else None
+    if named is not None and _is_place(before, named):
+        named = None
     step = int(named["step"]) if named else _step_in(mapping)
     if not _is_row(mapping, values, has_step=named is not None):
         return None
@@ -113,6 +115,12 @@ def row_of(mapping: Mapping[str, Any], *, before: str = "", source: str = "") ->
     if row.kind is RowKind.EVAL:
         values.pop("epoch", None)
     return row
+
+
+def _is_place(before: str, named: re.Match[str]) -> bool:
+    """Return whether a number is that of a line of code, as loguru prints it: trainer:train:301."""
+    is_joined = before[named.end("word") : named.start("step")] == ":"
+    return is_joined and before[: named.start()].endswith(":")
 
 
 def numbers_in(mapping: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -258,4 +258,5 @@ def found_by(reader: TextReader, *, name: str) -> Found:
         summary=recorder.summary,
         sources=[name],
         reading=reader.reading(),
+        open_bar=reader.open_bar(),
     )

@@ -69,6 +69,8 @@ class TextReader:
         self._number = 0
         self._num_kept = 0
         self._bars = BarRows()
+        # Line, count and total of the newest bar.
+        self._bar_at = (0, 0, 0)
         self._blocks = Blocks()
         self._tables = Tables()
         self._in_traceback = False
@@ -90,6 +92,11 @@ class TextReader:
             unread_rows=tuple(self._unread),
             notes=(_cut_note(self._num_cut),) if self._num_cut else (),
         )
+
+    def open_bar(self) -> tuple[int, int] | None:
+        """Return count and total of the bar in which the text ends; None if it ends otherwise."""
+        line, count, total = self._bar_at
+        return (count, total) if count < total and line >= self._number - 2 else None
 
     def feed(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -312,6 +319,7 @@ class TextReader:
 
     def _bar_row(self, bar: Any, rest: str, source: str) -> tuple[Row | None, bool]:
         """Take a bar's own metrics, or the row that follows it on the same line."""
+        self._bar_at = (self._number, bar.count, bar.total)
         if bar.is_training and not bar.values:
             self.recorder.bar(bar.count, bar.total)
         if "{" in rest:
