@@ -29,6 +29,9 @@ from homeostat.types import TokenRow
 CPU = torch.device("cpu")
 LENGTHS = (7, 3, 7, 1, 12)
 TEMPERATURE = 0.7
+SLOW = pytest.mark.slow
+# Their blocks are parts of others'.
+LIKE_OTHERS = ("qwen2_window", "phi3", "glm")
 
 
 @dataclass
@@ -61,7 +64,10 @@ def reference_logits(model, documents):
     return torch.cat([model(input_ids=document[None]).logits[0] for document in documents])
 
 
-@pytest.fixture(scope="module", params=BLOCKS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=SLOW) if n in LIKE_OTHERS else n for n in BLOCKS],
+)
 def family(request, tmp_path_factory):
     reference = random_family(request.param)
     folder = save(reference, tmp_path_factory.mktemp(request.param))
@@ -88,7 +94,14 @@ def assert_close(found, wanted, *, tolerance=1e-5):
     torch.testing.assert_close(found, wanted, atol=tolerance * scale, rtol=0)
 
 
-@pytest.mark.parametrize("how", [{}, {"attention": "eager"}, {"numerics": "invariant"}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        pytest.param({"attention": "eager"}, marks=SLOW),
+        pytest.param({"numerics": "invariant"}, marks=SLOW),
+    ],
+)
 def test_packed_logits_equal_transformers(family, how):
     loaded = family.load(**how)
     with torch.no_grad():
@@ -116,7 +129,7 @@ def reference_loss(model, documents):
     return total
 
 
-@pytest.mark.parametrize("checkpointing", [False, "selective"])
+@pytest.mark.parametrize("checkpointing", ["selective", pytest.param(False, marks=SLOW)])
 def test_gradients_equal_transformers(family, checkpointing):
     module = family.load(gradient_checkpointing=checkpointing).module
     documents = [document for document in family.documents if len(document) > 1]
@@ -155,9 +168,23 @@ def reference_logps(model, prompt, tokens_T):
 
 @pytest.mark.parametrize(
     ("numerics", "settings"),
-    [("fast", {"prefill_tokens": 4}), ("fast", {"in_rows": False}), ("invariant", {})],
+    [
+        ("fast", {"prefill_tokens": 4}),
+        pytest.param("fast", {"in_rows": False}, marks=SLOW),
+        pytest.param("invariant", {}, marks=SLOW),
+    ],
 )
 def test_the_engine_samples_from_the_transformers_distribution(family, numerics, settings):
+    require_engine(family, numerics, settings)
+
+
+def test_invariant_numerics_have_the_same_bits_in_engine_and_trainer(tmp_path):
+    reference = random_family("gemma2")
+    family = Family("gemma2", save(reference, tmp_path), reference, rows((9, 12)), None)
+    require_engine(family, "invariant", {})
+
+
+def require_engine(family, numerics, settings):
     engine = engine_of(family.load(numerics=numerics).module, **settings)
     wanted = requests(family.documents)
     for request, completion in zip(wanted, generate(engine, wanted, timeout_s=60), strict=True):
@@ -195,7 +222,20 @@ def test_an_export_is_the_same_model_in_transformers(family, tmp_path):
         assert torch.equal(reference_logits(again, family.documents), family.logits)
 
 
+@SLOW
 def test_an_adapter_on_the_default_targets_covers_every_linear_map(family):
+    require_adapter(family)
+
+
+def test_an_adapter_on_the_default_targets_covers_fused_maps(tmp_path):
+    reference = random_family("phi3")
+    documents = rows()
+    with torch.no_grad():
+        logits = reference_logits(reference, documents)
+    require_adapter(Family("phi3", save(reference, tmp_path), reference, documents, logits))
+
+
+def require_adapter(family):
     lora = LoraConfig(rank=2, alpha=4)
     module = family.load(lora).module
     everywhere = family.load(lora.model_copy(update={"targets": ("all-linear",)})).module
@@ -215,6 +255,7 @@ def test_an_adapter_on_the_default_targets_covers_every_linear_map(family):
     np.testing.assert_allclose(completion.engine_logp_T, scored, atol=1e-5)
 
 
+@SLOW
 def test_random_weights_are_drawn_as_the_family_starts(family):
     module = family.load(init="random").module
     with torch.no_grad():
