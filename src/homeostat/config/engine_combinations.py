@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from homeostat.config.engine import EngineConfig
 from homeostat.config.model import LoraConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.rollout import RolloutConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import CudaIpcConfig, InProcessConfig
@@ -77,12 +78,8 @@ def _shared(config: RunConfig) -> Iterator[Problem]:
 def _abilities(config: RunConfig) -> Iterator[Problem]:
     """Find what the recipe asks of the engine although the engine cannot do it."""
     engine = config.engine
-    if engine.needs_native_decoder and config.model.implementation == "transformers":
-        yield Problem(
-            "model.implementation",
-            f"the {engine.type} engine samples with the native decoder.",
-            "Set model.implementation=native, or engine.type=vllm.",
-        )
+    if isinstance(engine, NativeEngineConfig) and config.model.implementation == "transformers":
+        yield from _through_transformers(engine)
     if config.rollout.is_cut and not engine.returns_kept_ids:
         yield Problem(
             f"rollout.{_cut_by(config.rollout)}",
@@ -98,6 +95,23 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
             f"replay lets the engine score what was sampled, and {engine.type} scores at "
             "temperature 1 only.",
             "Set debug.mode=train_only, or rollout.temperature=1.",
+        )
+
+
+def _through_transformers(engine: NativeEngineConfig) -> Iterator[Problem]:
+    """Find settings of our own engine that only the native decoder follows."""
+    wanted = {
+        "own_process": engine.own_process,
+        "processes": (engine.processes or 1) > 1,
+        "decode": engine.decode not in ("auto", "plain"),
+        "quantization": engine.quantization is not None,
+    }
+    for name in (name for name, is_set in wanted.items() if is_set):
+        yield Problem(
+            f"engine.{name}",
+            "model.implementation is transformers, whose layers the engine calls in the trainer's "
+            "process, one step at a time, as they are.",
+            "Remove it, or set model.implementation=native, or engine.type=vllm.",
         )
 
 

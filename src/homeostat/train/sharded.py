@@ -38,7 +38,7 @@ from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.memory import ladder_text
 from homeostat.train.replay import portions
 from homeostat.train.runtime import Runtime
-from homeostat.train.sequence.heads import require_heads_of
+from homeostat.train.sequence.heads import require_sequence_of
 from homeostat.train.trainer import DeviceReport, Origin
 from homeostat.train.update import Measured
 from homeostat.types import (
@@ -68,7 +68,7 @@ def start_sharded(
     """Start the ranks and have each build its share of the model."""
     cluster = config.cluster
     assert isinstance(cluster, RanksCluster), "combinations asks for it"
-    require_heads_of(config.model, config.mesh.sp)
+    require_sequence_of(config.model, config.mesh)
     spec = GroupSpec(
         factory=FACTORY,
         kwargs={"config": _on(config, runtime), "threads": runtime.threads},
