@@ -17,16 +17,9 @@ _OF_ALGORITHM = {
 }
 _ALPACA = "alpaca's column input is not put into the prompt: join it to instruction first"
 _INDEX = re.compile(r"\[(\d+)\]")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_FILES = (".json", ".jsonl", ".parquet", ".csv", ".gz", ".zst", ".arrow", ".gguf")
 _COLUMNS = "check that the columns are named so"
 # Graders of frameworks that compare a mathematical answer with the expected one.
 _MATH = ("accuracy", "accuracy_reward", "math", "deepscaler", "dapo", "gsm8k", "math_verify")
-
-
-def is_hub_name(path: str) -> bool:
-    """Return whether a path looks like `owner/name` on the hub, and not like a file or folder."""
-    return bool(_HUB_NAME.fullmatch(path)) and not path.lower().endswith(_FILES)
 
 
 def fields_of_source(name: str) -> set[str]:
@@ -84,8 +77,6 @@ def _paths(draft: Draft, given: Given) -> list[tuple[str, str]]:
 def _look_at(draft: Draft, place: str, path: str) -> None:
     if draft.framework.name == "llama_factory":
         draft.need(place, "a name in dataset_info.json: name the file, and check type and columns")
-    elif is_hub_name(path):
-        draft.need(place, "a name on the hub: where it cannot be loaded, the path of a local file")
     elif "$" in path:
         draft.need(place, "insert the value of the variable")
 
