@@ -29,7 +29,8 @@ def _one(place: str, source: Source) -> Iterator[Problem]:
         yield Problem(f"{place}.revision", _NOT_A_NAME, hint)
     for ours, theirs in source.columns.items():
         key = f"{place}.columns.{ours}"
-        if not theirs or "" in theirs:
+        names = (theirs,) if isinstance(theirs, str) else theirs
+        if not names or "" in names:
             yield Problem(key, "a column needs a name.", "Name one, or a list of them.")
         elif f"{ours}_column" in source.model_fields_set:
             yield Problem(key, f"{ours}_column names this column, too.", "Remove one of the two.")

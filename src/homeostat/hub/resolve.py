@@ -183,17 +183,18 @@ def _with_others(config: RunConfig, door: _Door) -> RunConfig:
             was = getattr(getattr(saved, section, None), "path", None)
             new = door.model(path, f"{section}.path", need="weights", was=was)
             update[section] = _changed(own, {"path": new})
-    functions = [
-        _with_classifier(one, index, door) for index, one in enumerate(config.rewards.functions)
-    ]
-    update["rewards"] = _changed(config.rewards, {"functions": tuple(functions)})
+    if config.rewards is not None:
+        given = enumerate(config.rewards.functions)
+        functions = tuple(_with_classifier(one, index, door) for index, one in given)
+        update["rewards"] = _changed(config.rewards, {"functions": functions})
     return _changed(config, update)
 
 
 def _with_classifier(reward: Any, index: int, door: _Door) -> Any:
     if not isinstance(reward, ClassifierReward):
         return reward
-    before = door.saved.rewards.functions if door.saved is not None else ()
+    saved = door.saved.rewards if door.saved is not None else None
+    before = saved.functions if saved is not None else ()
     was = getattr(before[index], "path", None) if index < len(before) else None
     setting = f"rewards.functions.{index}.path"
     return _changed(reward, {"path": door.model(reward.path, setting, need="weights", was=was)})
