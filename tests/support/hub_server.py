@@ -19,8 +19,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 LARGE_BYTES = 1000
 _RESOLVE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -225,6 +229,25 @@ def _described(name: str, body: bytes) -> dict[str, Any]:
         sha256 = hashlib.sha256(body).hexdigest()
         found["lfs"] = {"sha256": sha256, "oid": sha256, "size": len(body), "pointerSize": 130}
     return found
+
+
+@contextmanager
+def local_hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """Make a new server the hub of this process, with its cache in `home`."""
+    with serving() as server:
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        set_home(home, monkeypatch)
+        # The suite as a whole is offline.
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield server
+
+
+def set_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do what HF_HOME does in a new process."""
+    monkeypatch.setattr(constants, "HF_HOME", str(home))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
 
 
 @contextmanager

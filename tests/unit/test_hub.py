@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from tests.support.hub_server import HubServer, serving
+from tests.support.hub_server import HubServer, local_hub
 
 from homeostat.config.hub_names import CachedPath, cached_path, is_hub_name, parse_hub_name
 from homeostat.errors import ConfigError, HubError
@@ -32,14 +32,7 @@ DATASET = {"README.md": "---\nlicense: mit\n---\n", "train.jsonl": '{"text": "a"
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with serving() as server:
-        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
-        # The suite as a whole is offline.
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with local_hub(tmp_path / "home", monkeypatch) as server:
         server.add("model", "org/tiny", MODEL)
         server.add("dataset", "org/rows", DATASET)
         yield server
