@@ -35,10 +35,12 @@ def train(
     config = load_recipe(recipe, overrides)
     level = resolve_level(log_level, config=config.observe.log_level)
     from homeostat.api import train as run_recipe
+    from homeostat.hub.resolve import resolve_names
     from homeostat.run.session.session import open_session
 
     out = sys.stderr if format is Format.JSON else sys.stdout
     console = SafeConsole(file=cast(IO[str], Outlet(out)))
+    config = resolve_names(config, console=console)
     text = recipe.read_text(encoding="utf-8")
     with open_session(
         config, recipe=text, command=sys.argv, console=console, log_level=level

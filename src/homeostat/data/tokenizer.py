@@ -32,7 +32,7 @@ from homeostat.data.tokenizer_class import (
     require_plain_files,
     require_tokenizer_file,
     template_place,
-    tokenizer_class,
+    tokenizer_from,
 )
 from homeostat.data.tokenizer_gguf import (
     read_gguf_special_tokens,
@@ -293,9 +293,7 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
             require_plain_files(path, setting=setting)
             require_tokenizer_file(path, setting=setting)
 
-        original = tokenizer_class(path, is_gguf="gguf_file" in options).from_pretrained(
-            str(path), **options
-        )
+        original = tokenizer_from(path, options)
         take_gguf_special_tokens(original, special)
         return original
 
