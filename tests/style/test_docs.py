@@ -73,9 +73,10 @@ RL_SOURCES = {"prompts", "reasoning_gym"}
 
 
 # Verbs whose commands are parsed and not run. scaffold would write to this checkout
-# (tests/health/test_scaffold.py runs it in a copy); the others need a model that is not in the
-# repository, a keyboard or a port (tests/integration/test_generation.py runs what they call).
-PARSED = ("scaffold", "generate", "chat", "serve", "export")
+# (tests/health/test_scaffold.py runs it in a copy), and new and docs write elsewhere
+# (tests/unit/test_new_recipes.py, test_documentation.py); the others need a model that is not in
+# the repository, a keyboard, a port or a hub (tests/integration/test_generation.py, test_push.py).
+PARSED = ("scaffold", "generate", "chat", "serve", "export", "push", "eval", "new", "docs")
 
 
 def blocks(language: str) -> list[Any]:

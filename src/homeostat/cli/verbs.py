@@ -6,14 +6,18 @@ from homeostat.cli import (
     chat,
     check,
     clinic,
+    docs,
     doctor,
     env,
     estimate,
+    eval,
     explain,
     export,
     generate,
     import_,
     inspect,
+    new,
+    push,
     rules,
     scaffold,
     schema,
@@ -23,19 +27,23 @@ from homeostat.cli import (
 from homeostat.cli.app import new_app
 
 app = new_app()
+app.command()(new.new)
 app.command()(train.train)
 app.command()(check.check)
 app.command()(estimate.estimate)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(serve.serve)
+app.command("eval")(eval.eval_)
 app.command()(export.export)
+app.command()(push.push)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
 app.command()(rules.rules)
 app.command()(inspect.inspect)
 app.command()(clinic.clinic)
 app.command()(env.env)
+app.command()(docs.docs)
 app.command("import")(import_.import_)
 app.command()(scaffold.scaffold)
 app.command()(schema.schema)
