@@ -10,15 +10,27 @@ import yaml
 from tests.support import tiny
 from typer.testing import CliRunner
 
-from homeostat.authoring.draft import Answers, DataFacts, Task, default_name, make_draft, source_of
+from homeostat.authoring.draft import (
+    Answers,
+    DataFacts,
+    Method,
+    Task,
+    default_name,
+    make_draft,
+    source_of,
+)
+from homeostat.authoring.fitting import choose_fit
 from homeostat.cli.verbs import app
 from homeostat.config.beside import input_paths, placed
 from homeostat.config.load import load_config
 from homeostat.config.model import ModelConfig
+from homeostat.config.run import RunConfig
 from homeostat.errors import ConfigError, DataError, HomeostatError
 from homeostat.generation.choice import Choice
 from homeostat.generation.exporting import export_model
+from homeostat.run.sizing.estimate import MemoryPlan
 from homeostat.shipped import shipped_folder
+from homeostat.train.estimate import UpdateMemory
 
 PAIR = {"prompt": "1+1", "chosen": "2", "rejected": "3"}
 ROWS = {
@@ -57,7 +69,10 @@ def new(*words: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("task", list(Task))
+@pytest.mark.parametrize(
+    "task",
+    [Task.SFT, *(pytest.param(t, marks=pytest.mark.slow) for t in Task if t is not Task.SFT)],
+)
 def test_a_recipe_of_each_task_passes_check(task: Task, place: Path) -> None:
     write(place / "rows.jsonl", ROWS[task])
     new("my.yaml", "--task", task, "--model", "model", "--data", "rows.jsonl")
@@ -68,12 +83,53 @@ def test_a_recipe_of_each_task_passes_check(task: Task, place: Path) -> None:
     assert "ready to train" in result.output
 
 
-def test_too_little_memory_becomes_smaller_batches_or_an_adapter(place: Path) -> None:
+def plan_with(room: int):
+    """An estimate that counts 8 bytes for each trained weight of 1000, and 1 for each token."""
+
+    def plan(config: RunConfig) -> MemoryPlan:
+        trained = 8000 if config.lora is None else 500
+        held = 250 if config.model.quantization else 1000
+        work = config.trainer.tokens_per_device // (
+            2 if config.trainer.gradient_checkpointing else 1
+        )
+        parts = {"weights": held, "optimizer": trained, "gradients": 0, "reference": 0}
+        return MemoryPlan("cpu", room, 0, UpdateMemory(**parts, work=work))
+
+    return plan
+
+
+QLORA = ["lora.rank=16", "model.quantization=nf4"]
+SMALL = "trainer.max_tokens_per_device=256"
+
+
+@pytest.mark.parametrize(
+    ("room", "settings"),
+    [
+        (10**6, []),
+        (9_000 + 1_100, ["trainer.max_tokens_per_device=1024"]),
+        (9_000 + 200, [SMALL, "trainer.gradient_checkpointing=selective"]),
+        (1_500 + 1_100, ["lora.rank=16", "trainer.max_tokens_per_device=1024"]),
+        (750 + 300, [*QLORA, SMALL]),
+    ],
+)
+def test_the_first_method_that_fits_is_taken(room: int, settings: list[str]) -> None:
+    raw = {
+        "name": "x", "model": {"path": "m"},
+        "data": {"train": [{"type": "text", "path": "d"}], "max_length": 256},
+    }  # fmt: skip
+    fit = choose_fit(raw, plan_with(room), method=Method.AUTO, may_offload=False)
+    assert fit.plan.fits
+    assert fit.changes == settings
+    assert not choose_fit(raw, plan_with(100), method=Method.AUTO, may_offload=False).plan.fits
+
+
+@pytest.mark.slow
+def test_too_little_memory_becomes_an_adapter(place: Path) -> None:
     write(place / "rows.jsonl", ROWS[Task.SFT])
     words = ("--task", "sft", "--model", "model", "--data", "rows.jsonl", "--memory")
     new("roomy.yaml", *words, "24GiB")
     assert "lora" not in yaml.safe_load((place / "roomy.yaml").read_text())
-    shown = new("tight.yaml", *words, "500KB")
+    shown = new("tight.yaml", *words, "540KB")
     text = (place / "tight.yaml").read_text()
     assert yaml.safe_load(text)["lora"] == {"rank": 16}
     assert "all weights would need" in text

@@ -51,6 +51,10 @@ _WHY = {
 }
 
 
+# Estimates the memory of a config.
+PlanOf = Callable[[RunConfig], MemoryPlan]
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """The chosen settings, and the plans of what was tried: (title, peak in bytes, fits)."""
@@ -67,32 +71,8 @@ def read_inputs(config: RunConfig, *, progress: Callable[[int, int], None]) -> P
     return preflight
 
 
-def choose_fit(
-    raw: dict[str, Any], preflight: Preflight, *, method: Method, memory_bytes: int | None
-) -> Fit:
-    """Return the first settings that fit, or else those that need the least."""
-    plan_of = _planner(preflight, memory_bytes)
-    methods = list(_SETTINGS) if method is Method.AUTO else [method]
-    tried: list[tuple[str, int, bool]] = []
-    best: Fit | None = None
-    for one in methods:
-        found = _try(raw, _SETTINGS[one], plan_of, rungs=mild_rungs)
-        if found is None:
-            continue
-        tried.append((_TITLES[one], found.plan.peak, found.plan.fits))
-        best = found if best is None or found.plan.peak < best.plan.peak else best
-        if found.plan.fits:
-            return replace(found, tried=tried)
-    assert best is not None, "training all weights, or the method that was asked for, is valid"
-    if memory_bytes is None:
-        last = _try(raw, best.changes, plan_of, rungs=_offloading)
-        if last is not None and last.plan.peak < best.plan.peak:
-            best = last
-            tried.append(("the same with offloading", best.plan.peak, best.plan.fits))
-    return replace(best, tried=tried)
-
-
-def _planner(preflight: Preflight, memory_bytes: int | None) -> Callable[[RunConfig], MemoryPlan]:
+def planner(preflight: Preflight, memory_bytes: int | None) -> PlanOf:
+    """Return what estimates a config: on the device here, or on one with `memory_bytes`."""
     if memory_bytes is None:
         return preflight.memory_plan
 
@@ -105,30 +85,68 @@ def _planner(preflight: Preflight, memory_bytes: int | None) -> Callable[[RunCon
     return plan
 
 
-def _offloading(config: RunConfig) -> Iterable[str]:
+def choose_fit(raw: dict[str, Any], plan_of: PlanOf, *, method: Method, may_offload: bool) -> Fit:
+    """Return the first settings that fit, or else those that need the least.
+
+    An estimate takes seconds for a large model, so a method is first tried with the leanest
+    settings, and in smaller steps only if it fits with them.
+    """
+    methods = list(_SETTINGS) if method is Method.AUTO else [method]
+    tried: list[tuple[str, int, bool]] = []
+    found: list[Fit] = []
+    for one in methods:
+        fit = _try(raw, _SETTINGS[one], plan_of)
+        if fit is None:
+            continue
+        tried.append((_TITLES[one], fit.plan.peak, fit.plan.fits))
+        if fit.plan.fits:
+            return replace(fit, tried=tried)
+        found.append(fit)
+    assert found, "training all weights, or the method that was asked for, is valid"
+    best = min(found, key=lambda fit: fit.plan.peak)
+    if may_offload:
+        config = build_config(raw, best.changes, file=None)
+        for changes, plan in ladder(config, plan_of, rungs=_offloading(config)):
+            best = Fit([*best.changes, *changes], plan, [])
+        tried.append(("with the optimizer in host memory", best.plan.peak, best.plan.fits))
+    return replace(best, tried=tried)
+
+
+def _offloading(config: RunConfig) -> list[str]:
     """Return the harsher settings that keep the method and the lengths of rows."""
     return [one for one in harsh_rungs(config) if not one.startswith(("lora.", "data."))]
 
 
-def _try(
-    raw: dict[str, Any],
-    settings: list[str],
-    plan_of: Callable[[RunConfig], MemoryPlan],
-    *,
-    rungs: Callable[[RunConfig], Iterable[str]],
-) -> Fit | None:
-    """Return the settings with as many of the rungs as they need; None if they are refused."""
+def _try(raw: dict[str, Any], settings: list[str], plan_of: PlanOf) -> Fit | None:
+    """Return the settings, with what they need in addition to fit; None if they are refused."""
     try:
         config = build_config(raw, settings, file=None)
     except ConfigError:
         # This kind of run does not take the method, for example quantised weights.
         return None
-    fit = Fit(settings, plan_of(config), [])
-    if fit.plan.fits:
-        return fit
-    for changes, plan in ladder(config, plan_of, rungs=rungs(config)):
-        fit = Fit([*settings, *changes], plan, [])
-    return fit
+    plain = Fit(settings, plan_of(config), [])
+    if plain.plan.fits:
+        return plain
+    lean = _leanest(raw, settings, mild_rungs(config), plan_of)
+    if lean is None or not lean.plan.fits:
+        return lean or plain
+    for changes, plan in ladder(config, plan_of, rungs=mild_rungs(config)):
+        if plan.fits:
+            return Fit([*settings, *changes], plan, [])
+    return lean
+
+
+def _leanest(
+    raw: dict[str, Any], settings: list[str], rungs: Iterable[str], plan_of: PlanOf
+) -> Fit | None:
+    """Return the settings with all rungs at once; None if there are none, or they are refused."""
+    last = {rung.partition("=")[0]: rung for rung in rungs}
+    changes = [*settings, *last.values()]
+    try:
+        config = build_config(raw, changes, file=None)
+    except ConfigError:
+        return None
+    return Fit(changes, plan_of(config), []) if last else None
 
 
 def apply_fit(draft: Draft, fit: Fit) -> None:

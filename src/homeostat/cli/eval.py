@@ -149,5 +149,6 @@ def _table(rows: list[Row]) -> Table:
     for row in rows:
         error = "" if row.stderr is None else f"{row.stderr:.4f}"
         questions = "" if row.num_samples is None else str(row.num_samples)
-        table.add_row(row.task, row.metric, f"{row.value:.4f}", error, questions)
+        value = f"{row.value:.4f}" if abs(row.value) < 1e5 else f"{row.value:.4g}"
+        table.add_row(row.task, row.metric, value, error, questions)
     return table

@@ -225,7 +225,13 @@ def _apply_device(draft: Draft, machine: _Machine) -> None:
 
 
 def _fit(draft: Draft, machine: _Machine, *, folder: Path) -> list[str]:
-    from homeostat.authoring.fitting import apply_fit, choose_fit, fit_lines, read_inputs
+    from homeostat.authoring.fitting import (
+        apply_fit,
+        choose_fit,
+        fit_lines,
+        planner,
+        read_inputs,
+    )
     from homeostat.config.beside import placed
     from homeostat.run.session.waiting import progress_of
 
@@ -233,7 +239,8 @@ def _fit(draft: Draft, machine: _Machine, *, folder: Path) -> list[str]:
     here = [] if machine.memory_bytes is None else ["trainer.device=cpu"]
     with progress_of("tokenising rows", SafeConsole(stderr=True)) as progress:
         preflight = read_inputs(build_config(raw, here, file=None), progress=progress)
-    how = {"method": machine.method, "memory_bytes": machine.memory_bytes}
-    fit = choose_fit(raw, preflight, **how)
+    plan_of = planner(preflight, machine.memory_bytes)
+    is_here = machine.memory_bytes is None
+    fit = choose_fit(raw, plan_of, method=machine.method, may_offload=is_here)
     apply_fit(draft, fit)
     return fit_lines(fit)
