@@ -76,6 +76,12 @@ class ModelError(HomeostatError, ValueError):
     """A model folder cannot be used, or lacks something that the settings need."""
 
 
+class HubError(HomeostatError, OSError):
+    """A hub of models could not be reached, or refused what was asked."""
+
+    exit_code = 1
+
+
 class PlanError(HomeostatError, ValueError):
     """A plan for so many GPUs cannot be made of these inputs."""
 

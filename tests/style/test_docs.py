@@ -73,9 +73,10 @@ RL_SOURCES = {"prompts", "reasoning_gym"}
 
 
 # Verbs whose commands are parsed and not run. scaffold would write to this checkout
-# (tests/health/test_scaffold.py runs it in a copy); watch would wait for more
-# (tests/health/test_cli_watch.py runs it); the others need a model that is not in the
-# repository, a keyboard or a port (tests/integration/test_generation.py runs what they call).
+# (tests/health/test_scaffold.py runs it in a copy), new and docs write elsewhere
+# (tests/unit/test_new_recipes.py, test_documentation.py), and watch would wait for more
+# (tests/health/test_cli_watch.py); the others need a model that is not in the repository, a
+# keyboard, a port or a hub (tests/integration/test_generation.py, test_push.py).
 PARSED = (
     "scaffold",
     "dev",
@@ -84,6 +85,10 @@ PARSED = (
     "chat",
     "serve",
     "export",
+    "push",
+    "eval",
+    "new",
+    "docs",
     "dashboard",
 )
 
