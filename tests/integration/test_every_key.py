@@ -19,6 +19,7 @@ from tests.support.every_key import (
     cluster,
     cluster_ray,
     curriculum,
+    engine_sglang,
     engine_vllm,
     fp8,
     inputs,
@@ -69,6 +70,7 @@ RL_PARTS = (
     rl_health,
     rl_replay,
     curriculum,
+    engine_sglang,
 )
 SFT_CASES = {name: case for part in SFT_PARTS for name, case in part.CASES.items()}
 SFT_CASES |= curriculum.SFT_CASES
