@@ -63,7 +63,7 @@ class DataWriteError(DataError, OSError):
 
 
 class HubError(HomeostatError, OSError):
-    """A model or dataset could not be downloaded: the connection, the hub or the disk."""
+    """A model or dataset could not be downloaded or sent: the connection, the hub or the disk."""
 
     exit_code = 1
 
@@ -74,12 +74,6 @@ class SignatureError(HomeostatError, ValueError):
 
 class ModelError(HomeostatError, ValueError):
     """A model folder cannot be used, or lacks something that the settings need."""
-
-
-class HubError(HomeostatError, OSError):
-    """A hub of models could not be reached, or refused what was asked."""
-
-    exit_code = 1
 
 
 class PlanError(HomeostatError, ValueError):
