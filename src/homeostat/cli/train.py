@@ -34,7 +34,7 @@ def train(
     """
     config = load_recipe(recipe, overrides)
     level = resolve_level(log_level, config=config.observe.log_level)
-    from homeostat.api import train as run_recipe
+    from homeostat.run.calling.start import train_recipe
     from homeostat.run.session.session import open_session
 
     out = sys.stderr if format is Format.JSON else sys.stdout
@@ -43,7 +43,7 @@ def train(
     with open_session(
         config, recipe=text, command=sys.argv, console=console, log_level=level
     ) as session:
-        result = run_recipe(config, session)
+        result = train_recipe(config, session)
     if format is Format.JSON:
         typer.echo(json.dumps(result.as_json(), indent=2))
     else:

@@ -7,9 +7,11 @@ adapter and one entry of rollout/registry.py.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 from homeostat.config.base import Settings, key
+from homeostat.config.plugins import Plugged
 
 
 class EngineConfig(Settings):
@@ -109,3 +111,16 @@ class EngineConfig(Settings):
     def own_dtype(self) -> str | None:
         """The dtype that it computes in, where the recipe says another than the trainer's."""
         return None
+
+
+class EnginePlugin(Plugged, EngineConfig):
+    """Base of an engine of your own (homeostat.plugins.Engine)."""
+
+    @classmethod
+    def noun(cls) -> str:
+        return "engine"
+
+    @classmethod
+    @abstractmethod
+    def backend(cls) -> Any:
+        """Return the homeostat.rollout.backend.EngineBackend that checks and opens it."""

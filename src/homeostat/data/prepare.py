@@ -22,13 +22,12 @@ import numpy as np
 from homeostat.config.data import DataConfig, LabelledSource, MessagesSource, TrainSource
 from homeostat.data.helpers import ANSWER_SECONDS, HelperDiedError, HelperHungError, computed
 from homeostat.data.overlong import OverlongTextError
+from homeostat.data.plugin_rows import files_or_digest, open_source, place_of
 from homeostat.data.preferences import Labelled, encode_labelled, labelled_columns
 from homeostat.data.rows import columns_of, encode_row, needs_chat_template, truncate
 from homeostat.data.sources import (
     BadRowError,
     RowSource,
-    open_rows,
-    source_files,
 )
 from homeostat.data.store import (
     FORMAT_VERSION,
@@ -77,7 +76,7 @@ class _Encoder:
     def open(self, number: int) -> RowSource:
         if number not in self.opened:
             source = self.sources[number]
-            self.opened[number] = open_rows(source.path, columns=_columns_of(source))
+            self.opened[number] = open_source(source, columns=_columns_of(source))
         return self.opened[number]
 
     def encode(self, chunk: Chunk) -> _Part:
@@ -172,7 +171,7 @@ def prepare_rows(
     """Tokenise the rows of the sources, or find them in the cache. Raises DataError."""
     for source in sources:
         if needs_chat_template(source):
-            tokenizer.require_chat_template(wanted_by=f"{source.type} source {source.path}")
+            tokenizer.require_chat_template(wanted_by=f"{source.type} source {place_of(source)}")
     folder = cache_dir / cache_key(sources, tokenizer, data)
     store = open_store(folder)
     if store is None:
@@ -184,7 +183,9 @@ def prepare_rows(
 
 def cache_key(sources: Sequence[TrainSource], tokenizer: ChatTokenizer, data: DataConfig) -> str:
     """Return a digest of everything that could change a token or a weight."""
-    files = [_identity(file) for source in sources for file in source_files(source.path)]
+    found = [files_or_digest(source) for source in sources]
+    files: list[Any] = [_identity(file) for paths, _ in found for file in paths]
+    files += [digest for _, digests in found for digest in digests]
     parts = {
         "format": FORMAT_VERSION,
         # Name and weight say how rows are mixed, not what they are.

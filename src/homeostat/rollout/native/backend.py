@@ -34,10 +34,16 @@ _PATHS = {
 
 
 def open_here(
-    site: EngineSite, model: nn.Module, decode: Callable[[Sequence[int]], str], version: int
+    site: EngineSite,
+    model: nn.Module,
+    decode: Callable[[Sequence[int]], str],
+    version: int,
+    *,
+    engine: type[NativeEngine] = NativeEngine,
 ) -> NativeEngine:
+    """Open the engine over the trainer's weights; a plug-in may derive from its class."""
     assert isinstance(model, Decoder), "combinations asks for the native decoder"
-    return NativeEngine(
+    return engine(
         model,
         _own(site.engine),
         device=site.device,
