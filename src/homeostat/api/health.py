@@ -15,6 +15,7 @@ from homeostat.health.registry import rules_with
 from homeostat.health.render import as_json, unknown_error
 from homeostat.health.render_text import as_text
 from homeostat.observe.redact import Scrubber, mask_text
+from homeostat.user_code import absolute
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ def diagnose(
     ("package.module:RULE", "file.py:RULE" or an entry point).
     """
     view = open_run(Path(path), config=None if config is None else Path(config))
-    diagnosis = diagnose_view(view, rules_with(rules))
+    named = [absolute(one, folder=Path()) for one in rules]
+    diagnosis = diagnose_view(view, rules_with(named))
     is_ill = any(one.level is Level.ERROR for one in diagnosis.findings)
     return Report(
         findings=diagnosis.findings,

@@ -16,7 +16,6 @@ import yaml
 
 from homeostat.config.load import build_config
 from homeostat.config.run import RunConfig
-from homeostat.config.tree import fill
 from homeostat.config.yaml_file import read_yaml
 from homeostat.errors import ConfigError, Problem
 from homeostat.importing.hints import find_adapter_as_model, load_recipe
@@ -29,7 +28,8 @@ def recipe(source: AnyRecipe | None = None, /, *overrides: str, **sections: Any)
     """Return a recipe: from a YAML file, a mapping, another recipe, or sections given as keywords.
 
     `overrides` are texts such as "trainer.lr=1e-6", as on the command line. `sections` are laid
-    over what `source` says, key by key. Raises ConfigError with every problem found.
+    over what `source` says, key by key; one of another `type` replaces the whole section. Raises
+    ConfigError with every problem found.
     """
     if isinstance(source, str | os.PathLike) and not sections:
         return load_recipe(os.fspath(source), list(overrides))
@@ -43,10 +43,22 @@ def recipe(source: AnyRecipe | None = None, /, *overrides: str, **sections: Any)
         file = os.fspath(source)
         # The whole recipe is checked once, below: a section may replace what is wrong in the file.
         below = _read(file)
-    config = build_config(fill(_plain(sections), below), list(overrides), file=file)
+    config = build_config(_laid_over(below, _plain(sections)), list(overrides), file=file)
     if problem := find_adapter_as_model(config):
         raise ConfigError([problem], file=file)
     return config
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return `below` with the keys of `above`. A section of another type is replaced as a whole."""
+    merged = dict(below)
+    for name, value in above.items():
+        under = below.get(name)
+        if isinstance(value, dict) and isinstance(under, dict):
+            is_other = "type" in value and value["type"] != under.get("type")
+            value = value if is_other else _laid_over(under, value)
+        merged[name] = value
+    return merged
 
 
 def _plain(given: Mapping[str, Any]) -> dict[str, Any]:

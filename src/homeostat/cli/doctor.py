@@ -18,6 +18,7 @@ from homeostat.errors import HomeostatError
 from homeostat.health.finding import Finding, Level
 from homeostat.observe.redact import Scrubber, mask_text
 from homeostat.observe.safe_text import safe_page
+from homeostat.user_code import absolute
 
 if TYPE_CHECKING:
     from homeostat.health.readers import RunPlace, Source
@@ -59,6 +60,15 @@ def doctor(
         str,
         typer.Option("--ignore", metavar="CODES", help="Skip these rules; same form as --select."),
     ] = "",
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rule",
+            metavar="PATH:NAME",
+            help="Evaluate a rule of your own, too: package.module:RULE, file.py:RULE, or the "
+            "name of an entry point; may be repeated.",
+        ),
+    ] = None,
     level: Annotated[
         Level, typer.Option("--level", help="Show findings of this level and above.")
     ] = Level.INFO,
@@ -74,9 +84,10 @@ def doctor(
     Exit code 0: no finding of level error; 1: the run is ill, or ended in an error that no rule
     recognises; 2: the input cannot be read.
     """
-    from homeostat.health.registry import RULES
+    from homeostat.health.registry import rules_with
 
-    rules = chosen(RULES, select=select, ignore=ignore)
+    named = [absolute(one, folder=Path()) for one in rule or []]
+    rules = chosen(rules_with(named), select=select, ignore=ignore)
     judged = [
         _judged(place, config, rules=rules, level=level, format=format, verbose=verbose)
         for place in ([None] if path == STDIN else _places(path))

@@ -23,14 +23,14 @@ def pack(value: Any) -> bytes:
 
 def unpack(message: bytes) -> Any:
     """Return the value of a message. Files of the user whose classes it needs are imported."""
-    while True:
-        try:
-            return pickle.loads(message)
-        except ModuleNotFoundError as error:
-            name = error.name or ""
-            if not name.startswith(FILE_MODULE) or name in sys.modules:
-                raise
-            module_named(name)
+    try:
+        return pickle.loads(message)
+    except ModuleNotFoundError as error:
+        name = error.name or ""
+        if not name.startswith(FILE_MODULE) or name in sys.modules:
+            raise
+        module_named(name)
+    return unpack(message)
 
 
 @dataclass(frozen=True, slots=True)
