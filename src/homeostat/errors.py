@@ -70,6 +70,12 @@ class PluginError(HomeostatError, ImportError):
     """A plug-in that a recipe names cannot be used. The message names it."""
 
 
+class HubError(HomeostatError, OSError):
+    """A hub could not be reached or refused what was asked, or the disk has no room for it."""
+
+    exit_code = 1
+
+
 class SignatureError(HomeostatError, ValueError):
     """A stanza of health/signatures/*.toml cannot be used. Names file and code of every problem."""
 

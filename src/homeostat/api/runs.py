@@ -46,18 +46,22 @@ def check(source: AnyRecipe) -> Check:
     """
     config, _ = given_recipe(source)
     _require_training("check")
+    from homeostat.hub.resolve import resolve_names
     from homeostat.run.calling.surroundings import as_before
     from homeostat.run.preflight.check import Preflight
+    from homeostat.run.preflight.item import Item
 
     # The exception of a reward, for example, may quote private values of the recipe.
     values = config.model_dump(mode="json")
     scrubber = Scrubber.of(values, environ=os.environ, shows_paths=True)
-    preflight = Preflight(config, progress=lambda done, total: None)
+    names: list[str] = []
     with as_before():
-        items = tuple(
-            replace(one, text=scrubber.text(one.text), facts=scrubber.tree(one.facts))
-            for one in preflight.run()
-        )
+        config = resolve_names(config, tell=names.append)
+        preflight = Preflight(config, progress=lambda done, total: None)
+        found = [*(Item("names", "ok", line) for line in names), *preflight.run()]
+    items = tuple(
+        replace(one, text=scrubber.text(one.text), facts=scrubber.tree(one.facts)) for one in found
+    )
     return Check(preflight.exit_code == 0, items)
 
 
@@ -123,6 +127,7 @@ def evaluate(source: AnyRecipe, *, step: int | str | None = None) -> dict[str, f
     """
     _require_training("evaluate")
     from homeostat.generation.choice import find_checkpoint, saved_recipe
+    from homeostat.hub.resolve import resolve_names
     from homeostat.run.calling.evaluate import evaluate_recipe
 
     if isinstance(source, str | os.PathLike) and Path(source).is_dir():
@@ -130,7 +135,7 @@ def evaluate(source: AnyRecipe, *, step: int | str | None = None) -> dict[str, f
         return evaluate_recipe(as_recipe(saved_recipe(folder)), checkpoint=found)
     if step is not None:
         raise ValueError("step names a checkpoint of a run: give the folder of one")
-    return evaluate_recipe(given_recipe(source)[0])
+    return evaluate_recipe(resolve_names(given_recipe(source)[0]))
 
 
 def _require_training(what: str) -> None:

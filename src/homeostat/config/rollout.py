@@ -17,6 +17,7 @@ from homeostat.config.engine import EnginePlugin
 from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.plugins import Pluggable
+from homeostat.config.sglang import SglangEngineConfig
 from homeostat.config.vllm import VllmEngineConfig
 
 
@@ -137,7 +138,7 @@ class RolloutConfig(Settings):
 
 
 AnyEngine = Annotated[
-    NativeEngineConfig | VllmEngineConfig,
+    NativeEngineConfig | VllmEngineConfig | SglangEngineConfig,
     Field(discriminator="type"),
     Pluggable("engine", EnginePlugin),
 ]

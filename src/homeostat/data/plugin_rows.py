@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from homeostat.config.data import AnySource, Source, SourcePlugin
-from homeostat.data.sources import BadRowError, RowSource, open_rows, readable, source_files
+from homeostat.config.data import SourcePlugin
+from homeostat.data.sources import BadRowError, readable
 from homeostat.errors import DataError
 
 
@@ -47,22 +47,6 @@ class PluginRows:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def open_source(source: AnySource, *, columns: Sequence[str] | None) -> RowSource:
-    """Open a plug-in's rows, or the file of any other source."""
-    if isinstance(source, SourcePlugin):
-        return PluginRows(source)
-    assert isinstance(source, Source), source
-    return open_rows(source.path, columns=columns)
-
-
-def files_or_digest(source: AnySource) -> tuple[list[Any], list[str]]:
-    """Return the files whose change would change the rows; of a plug-in, a digest of the rows."""
-    if isinstance(source, SourcePlugin):
-        return [], [PluginRows(source).digest()]
-    assert isinstance(source, Source), source
-    return list(source_files(source.path)), []
-
-
-def place_of(source: AnySource) -> str:
-    """Name a source for people."""
-    return source.type if isinstance(source, SourcePlugin) else getattr(source, "path", "")
+def plugin_digests(sources: Iterable[Any]) -> list[str]:
+    """Return a checksum of the rows of each source that is a plug-in, and has no files."""
+    return [PluginRows(one).digest() for one in sources if isinstance(one, SourcePlugin)]

@@ -24,8 +24,8 @@ from homeostat.config.data import DataConfig, PromptSource, ReasoningGymSource, 
 from homeostat.data.chat import encode_prompt, parse_prompt, with_system
 from homeostat.data.gym import GymRows
 from homeostat.data.mixing import EpochOrder
+from homeostat.data.opening import open_source
 from homeostat.data.overlong import OverlongTextError
-from homeostat.data.plugin_rows import open_source, place_of
 from homeostat.data.prepare import Progress
 from homeostat.data.references import References, with_reference
 from homeostat.data.rows import cell, opening
@@ -214,7 +214,7 @@ def _read(row: dict[str, Any], source: RlSource) -> tuple[Any, dict[str, Any]]:
 def _open(source: RlSource) -> RowSource:
     if isinstance(source, ReasoningGymSource):
         return GymRows(source)
-    return open_source(source, columns=None)
+    return open_source(source, columns=None, required=[source.prompt_column])
 
 
 def _size(source: RlSource, rows: RowSource) -> int:
@@ -224,7 +224,7 @@ def _size(source: RlSource, rows: RowSource) -> int:
 
 
 def _describe(source: RlSource) -> str:
-    place = source.task if isinstance(source, ReasoningGymSource) else place_of(source)
+    place = source.task if isinstance(source, ReasoningGymSource) else source.path
     return f"{source.type} source {place}"
 
 

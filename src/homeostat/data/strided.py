@@ -15,8 +15,8 @@ import numpy as np
 
 from homeostat.config.data import DataConfig, TextSource
 from homeostat.config.ebft import EbftConfig
+from homeostat.data.opening import open_source
 from homeostat.data.overlong import OverlongTextError
-from homeostat.data.plugin_rows import open_source
 from homeostat.data.prepare import Progress
 from homeostat.data.prompts import PROGRESS_ROWS, PromptSet
 from homeostat.data.rows import encode_row, truncate

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import IO, cast
 
 from homeostat.config.run import RunConfig
+from homeostat.hub.resolve import resolve_names
 from homeostat.observe.logs import resolve_level
 from homeostat.observe.outlet import Outlet
 from homeostat.observe.terminal import SafeConsole
@@ -87,9 +88,10 @@ class _Run:
         checkpoints = self._config.run_dir / "checkpoints"
         teller = Teller(self._callbacks, checkpoints=checkpoints, stop=self._ask)
         try:
-            with self._session(teller) as session:
+            config = resolve_names(self._config)
+            with self._session(config, teller) as session:
                 self._stop = session.stop
-                steps = running(self._config, session)
+                steps = running(config, session)
                 while (step := self._next(steps)) is not None:
                     with surroundings.paused(), session.stop.paused():
                         try:
@@ -112,15 +114,15 @@ class _Run:
             raise teller.error
         self._raise_signal()
 
-    def _session(self, teller: Teller) -> AbstractContextManager[Session]:
+    def _session(self, config: RunConfig, teller: Teller) -> AbstractContextManager[Session]:
         # A notebook gets plain lines: Rich would need widgets there to redraw a panel.
         console = SafeConsole(file=cast(IO[str], Outlet(sys.stdout)), force_jupyter=False)
         return open_session(
-            self._config,
+            config,
             recipe=self._recipe,
             command=["python", "homeostat.train"],
             console=console,
-            log_level=resolve_level(None, config=self._config.observe.log_level),
+            log_level=resolve_level(None, config=config.observe.log_level),
             audience=teller,
         )
 

@@ -30,6 +30,8 @@ def keep_completions(
     A table that cannot be written is only logged: the journal holds all that training needs.
     """
     groups, advantages = rollouts.all_groups, _advantages(rollouts, learned)
+    per_token = iter(learned.logp_differences_ST)
+    differences = [[next(per_token, None) for _ in group.samples] for group in groups]
     session.recorder.samples(step, _shown(groups, advantages))
     if step % config.interval_steps:
         return
@@ -39,6 +41,7 @@ def keep_completions(
             step,
             groups,
             advantages=advantages,
+            logp_differences=differences,
             max_rows=config.max_per_step,
         )
     except OSError as error:
