@@ -36,11 +36,15 @@ def is_file(reference: str) -> bool:
 
 
 def absolute(reference: str, *, folder: Path) -> str:
-    """Return an import path whose file is named in full; relative ones start at the folder."""
+    """Return an import path whose file is named in full.
+
+    A relative path is looked for in the folder, then in the current one.
+    """
     if not is_reference(reference) or not is_file(reference):
         return reference
     place, _, name = reference.rpartition(":")
-    return f"{Path(folder, Path(place).expanduser()).resolve()}:{name}"
+    found = [Path(start, place).resolve() for start in (folder, Path())]
+    return f"{next((file for file in found if file.is_file()), found[0])}:{name}"
 
 
 def load_object(reference: str, *, what: str = "name") -> Any:

@@ -25,7 +25,7 @@ from homeostat.algorithms import (
 from homeostat.algorithms.baselines import RewardBatch
 from homeostat.algorithms.terms import Surrogate
 from homeostat.config.algorithm import AnyAlgorithm, AnyPolicyGradient, PolicyGradientConfig
-from homeostat.config.plugins import load_plugin
+from homeostat.config.plugins import plugin_named
 from homeostat.types import FloatArray64
 
 
@@ -61,7 +61,7 @@ def algorithm_of(type: str) -> Algorithm:
     """Return the functions of an algorithm: a built-in one, or a plug-in."""
     if type in ALGORITHMS:
         return ALGORITHMS[type]
-    found = load_plugin("algorithm", type)
+    found = plugin_named("algorithm", type)
     return Algorithm(found.advantages or grpo.advantages, found.surrogate or grpo.surrogate)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from homeostat.config.beside import placed
 from homeostat.config.load import build_config
 from homeostat.config.run import RunConfig
 from homeostat.config.yaml_file import read_yaml
@@ -72,6 +73,7 @@ def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(file: str) -> dict[str, Any]:
     raw, _ = read_yaml(Path(file))
+    raw = placed(raw, Path(file).parent)
     if not isinstance(raw, dict):
         what = f"a recipe is a mapping of keys, this is a {type(raw).__name__}."
         raise ConfigError([Problem("", what, line=1)], file=file)

@@ -57,8 +57,8 @@ class HealthConfig(Settings):
         (),
         resume="free",
         share="name",
-        help="Further rules of your own: package.module:RULE, file.py:RULE (relative to the "
-        "recipe's file), or the name of an entry point of the group homeostat.rules.",
+        help="Further rules of your own: package.module:RULE, file.py:RULE (beside the "
+        "recipe), or the name of an entry point of the group homeostat.rules.",
     )
     levels: dict[str, Literal["off", "info", "warn", "error"]] = key(
         {},

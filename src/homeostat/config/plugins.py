@@ -1,7 +1,7 @@
 """Plug-ins: classes of the user's own in place of built-in ones, named by the key `type`.
 
     type: package.module:Name    a class of an installed package, or of the working folder
-    type: ./file.py:Name         a class of a file; the path is relative to the recipe's file
+    type: ./file.py:Name         a class of a file, beside the recipe or in the current folder
     type: name                   an entry point of the group, such as homeostat.algorithms
 
 The class is a config class like the built-in ones, with keys of its own, and has the functions that
@@ -113,6 +113,12 @@ def load_plugin(noun: str, reference: str) -> Any:
         raise PluginError(f"the {noun} {reference!r} cannot be used: {why}.") from error
     _LOADED[noun, reference] = found
     return found
+
+
+def plugin_named(noun: str, reference: str) -> Any:
+    """Return a plug-in as it was loaded last; if this process has none of that name, load it."""
+    found = _LOADED.get((noun, reference))
+    return load_plugin(noun, reference) if found is None else found
 
 
 def loaded_settings(reference: str, *, kinds: tuple[type[Settings], ...]) -> type[Settings] | None:
@@ -232,7 +238,7 @@ def _require(found: Any, base: type[Plugged], *, noun: str, reference: str) -> N
 
 
 def with_absolute_files(raw: dict[str, Any], *, folder: Path) -> None:
-    """Write the full paths of plug-ins' files into a raw recipe; they are relative to `folder`."""
+    """Write the full paths of plug-ins' files into a raw recipe that belongs to `folder`."""
     for place in PLACES:
         for section in _sections(raw, place):
             if isinstance(reference := section.get("type"), str):
