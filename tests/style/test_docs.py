@@ -264,12 +264,15 @@ def test_rows_can_be_trained_on(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", blocks("python"))
-def test_python_runs_beside_a_run(text: str, beside_a_run: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", text], cwd=beside_a_run, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+def test_python_runs_beside_a_run(
+    text: str,
+    beside_a_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(beside_a_run)
+    exec(compile(text, "docs", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.parametrize("line", commands())

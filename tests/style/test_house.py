@@ -34,6 +34,9 @@ BROAD_EXCEPTS = {
     ("rewards/calls.py", "answer_call"): "a user's function may raise anything; the run goes on",
     ("rewards/worker.py", "_load"): "a user's module may raise anything; the run goes on",
     ("workers/hosting.py", "attempt"): "a hosted object may raise anything; its worker goes on",
+    ("config/plugins.py", "load_plugin"): "a plug-in's module may raise anything; it is refused",
+    ("data/plugin_rows.py", "__init__"): "a plug-in's rows may raise anything; it is named",
+    ("run/calling/callbacks.py", "_call"): "a callback may raise anything; the run is saved",
     (
         "run/session/session.py",
         "open_session",

@@ -27,6 +27,7 @@ from homeostat.errors import HomeostatError
 from homeostat.health.finding import Finding, Level
 from homeostat.observe.redact import Scrubber, mask_text
 from homeostat.observe.safe_text import safe_page
+from homeostat.user_code import absolute
 
 if TYPE_CHECKING:
     from homeostat.health.formats.report import Report
@@ -45,6 +46,15 @@ def doctor(
     for_maintainers: ForMaintainers = False,
     select: Select = "",
     ignore: Ignore = "",
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rule",
+            metavar="PATH:NAME",
+            help="Evaluate a rule of your own, too: package.module:RULE, file.py:RULE, or the "
+            "name of an entry point; may be repeated.",
+        ),
+    ] = None,
     level: ShownLevel = Level.INFO,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List the rules that could not be evaluated.")
@@ -58,14 +68,15 @@ def doctor(
     Exit code 0: no finding of level error; 1: the run is ill, or ended in an error that no rule
     recognises; 2: the input cannot be read.
     """
-    from homeostat.health.registry import RULES
+    from homeostat.health.registry import rules_with
 
     if for_maintainers and format is not ReportFormat.TEXT:
         raise HomeostatError(
             f"--for-maintainers writes Markdown, and --format {format} asks for something else. "
             "Leave out one of the two."
         )
-    rules = chosen(RULES, select=select, ignore=ignore)
+    named = [absolute(one, folder=Path()) for one in rule or []]
+    rules = chosen(rules_with(named), select=select, ignore=ignore)
     reports = [
         _report(place, config, rules=rules, level=level)
         for place in ([None] if path == STDIN else _places(path))

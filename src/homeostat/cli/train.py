@@ -45,8 +45,8 @@ def train(
         raise typer.Exit(keep_seat(launch, recipe, overrides))
     config = load_launched(launch, recipe, overrides)
     level = resolve_level(log_level, config=config.observe.log_level)
-    from homeostat.api import train as run_recipe
     from homeostat.hub.resolve import resolve_names
+    from homeostat.run.calling.start import train_recipe
     from homeostat.run.session.session import open_session
     from homeostat.workers.seats import seats_opened
 
@@ -62,7 +62,7 @@ def train(
     ):
         if launch is not None:
             log.info("%s; this one, rank 0, is the controller", launch.describe())
-        result = run_recipe(config, session)
+        result = train_recipe(config, session)
     if format is Format.JSON:
         typer.echo(json.dumps(result.as_json(), indent=2))
     else:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from homeostat.config.base import PathText, Settings, key
 from homeostat.config.curriculum import SourceWeight, as_label
 from homeostat.config.hub_names import cached_path, is_hub_name
+from homeostat.config.plugins import Pluggable, Plugged
 
 
 class AnySourceSettings(Settings):
@@ -250,11 +252,57 @@ class ScoredSource(Source):
     )
 
 
+class SourcePlugin(Plugged, AnySourceSettings):
+    """Base of a source of rows of your own. Derive from one of the classes below, which say what a
+    row is: they have the columns of the built-in source of that kind."""
+
+    # Rows come from no file that the recipe names: the keys of files do not exist here.
+    path: ClassVar[Any] = property(lambda self: self.type)
+    split: ClassVar[None] = None
+    config: ClassVar[None] = None
+    revision: ClassVar[None] = None
+
+    @classmethod
+    def noun(cls) -> str:
+        return "source"
+
+    @abstractmethod
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return all rows, as mappings of columns to plain values. Every call returns the same."""
+
+    def default_name(self) -> str:
+        return as_label(self.type.rpartition(":")[2])
+
+
+class PromptPlugin(SourcePlugin, PromptSource):
+    """Base of a source of prompts for RL (homeostat.plugins.Prompts)."""
+
+
+class MessagesPlugin(SourcePlugin, MessagesSource):
+    """Base of a source of chats for SFT (homeostat.plugins.Messages)."""
+
+
+class CompletionPlugin(SourcePlugin, PromptCompletionSource):
+    """Base of a source of prompts with completions for SFT (homeostat.plugins.Completions)."""
+
+
+class TextPlugin(SourcePlugin, TextSource):
+    """Base of a source of plain texts (homeostat.plugins.Texts)."""
+
+
+class PreferencePlugin(SourcePlugin, PreferenceSource):
+    """Base of a source of pairs (homeostat.plugins.Preferences)."""
+
+
 SftSource = MessagesSource | PromptCompletionSource | TextSource
 LabelledSource = PreferenceSource | UnpairedPreferenceSource | ScoredSource
 TrainSource = SftSource | LabelledSource
 RlSource = PromptSource | ReasoningGymSource
-AnySource = Annotated[TrainSource | RlSource | AutoSource, Field(discriminator="type")]
+AnySource = Annotated[
+    TrainSource | RlSource | AutoSource,
+    Field(discriminator="type"),
+    Pluggable("source", SourcePlugin),
+]
 
 
 class DataConfig(Settings):

@@ -26,7 +26,7 @@ def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
             "the engine is in its own process, where the trainer's tensors do not exist.",
             "Set it to shared_memory, or leave sync.transport out.",
         )
-    elif config.sync.overlap == "always" and config.engine.type != "native":
+    elif config.sync.overlap == "always" and not isinstance(config.engine, NativeEngineConfig):
         yield Problem(
             "sync.overlap",
             f"the {config.engine.type} engine takes weights only while it stands still.",
@@ -208,7 +208,7 @@ def _adapter(config: RunConfig, lora: LoraConfig) -> Iterator[Problem]:
                 _OWN,
             )
         return
-    if lora.publish == "adapter" and engine.type != "native":
+    if lora.publish == "adapter" and not isinstance(engine, NativeEngineConfig):
         yield Problem(
             "lora.publish",
             f"the {engine.type} engine takes whole weights, with the adapter merged into them.",

@@ -22,6 +22,7 @@ from homeostat.config.combinations import find_conflicts
 from homeostat.config.data import AutoSource
 from homeostat.config.defaults import with_defaults
 from homeostat.config.int4 import FLAG_VARIABLE, int4_of_environment
+from homeostat.config.plugins import PLUGIN, UNUSABLE, with_absolute_files
 from homeostat.config.presets import PRESETS, preset_of
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import known_keys, settings_at
@@ -63,6 +64,7 @@ def build_config(
         raise ConfigError([Problem("", what, line=1)], file=file)
     raw = copy.deepcopy(raw)
     problems = [problem for text in overrides if (problem := _apply_override(raw, text))]
+    with_absolute_files(raw, folder=Path(file).parent if file is not None else Path())
     problems += _follow_environment(raw)
     for place, tag in DEFAULT_TYPES.items():
         section: Any = raw
@@ -214,7 +216,7 @@ def _strip_tags(raw: Any, loc: tuple[str | int, ...]) -> Place:
     place: list[str | int] = []
     here = raw
     for part in loc:
-        is_tag = isinstance(here, dict) and part not in here and here.get("type") == part
+        is_tag = isinstance(here, dict) and part not in here and part in (here.get("type"), PLUGIN)
         if not is_tag:
             place.append(part)
             here = child(here, part)
@@ -240,6 +242,9 @@ def _explain(place: Place, item: Any, raw: dict[str, Any], lines: dict[Place, in
         expected = [word.strip(" '") for word in item["ctx"]["expected_tags"].split(",")]
         hint = _did_you_mean(tag, expected) or _tags_hint(item)
         return _located(Problem(dotted((*place, "type")), f"no type is {tag!r}.", hint), lines)
+    if kind == UNUSABLE:
+        hint = "Install it, mend it, or correct its import path."
+        return _located(Problem(dotted((*place, "type")), item["msg"], hint), lines)
     shown = REMOVED if is_private(place, raw) else json.dumps(item["input"], default=str)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     message = item["msg"].removeprefix("Value error, ").removeprefix("Input ")

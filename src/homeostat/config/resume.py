@@ -95,3 +95,24 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def as_recipe(config: RunConfig) -> RunConfig:
+    """Return a resolved config as if a recipe had set only what differs from the defaults.
+
+    Settings that do not apply to a run may not be set, and a saved config names all of them.
+    """
+    return cast(RunConfig, _with_changed_fields(config))
+
+
+def _with_changed_fields(settings: BaseModel) -> BaseModel:
+    values = {name: getattr(settings, name) for name in type(settings).model_fields}
+    inner = {n: _with_changed_fields(v) for n, v in values.items() if isinstance(v, BaseModel)}
+    copied = settings.model_copy(update=inner)
+    changed = {
+        name
+        for name, info in type(settings).model_fields.items()
+        if values[name] != info.get_default(call_default_factory=True)
+    }
+    object.__setattr__(copied, "__pydantic_fields_set__", changed)
+    return copied

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 
 from homeostat.config.curriculum import CurriculumConfig
-from homeostat.config.data import DataConfig, RlSource, Source
+from homeostat.config.data import DataConfig, RlSource, Source, SourcePlugin
 from homeostat.config.parts import InputSettings
 from homeostat.config.rollout import RolloutConfig
 from homeostat.data.curriculum import CurriculumDraws
@@ -197,7 +197,7 @@ def _existing_sources(data: DataConfig, part: Part) -> tuple:
     """Return the sources of a part of the data. Raises DataError if a path leads to no rows."""
     sources = _sources(data, part)
     for source in sources:
-        if isinstance(source, Source):
+        if isinstance(source, Source) and not isinstance(source, SourcePlugin):
             require_source(source.path, setting=f"data.{part}")
     return sources
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from homeostat.config.data import Source
+from homeostat.config.data import Source, SourcePlugin
 from homeostat.data.column_map import MappedRows, theirs
 from homeostat.data.dataset_folder import (
     ROW_FILES,
@@ -25,6 +25,7 @@ from homeostat.data.dataset_folder import (
     read_readme,
     suffix_of,
 )
+from homeostat.data.plugin_rows import PluginRows
 from homeostat.data.sources import (
     JsonLines,
     JsonList,
@@ -61,7 +62,11 @@ def open_source(
     """
     mapping = source.columns
     wanted = None if columns is None else theirs(columns, mapping)
-    rows = open_rows(source.path, columns=wanted, split=source.split, config=source.config)
+    rows: RowSource = (
+        PluginRows(source)
+        if isinstance(source, SourcePlugin)
+        else open_rows(source.path, columns=wanted, split=source.split, config=source.config)
+    )
     needed = theirs([*(columns or ()), *required, *mapping], mapping)
     _require_columns(rows, needed, source)
     return MappedRows(rows, mapping) if mapping else rows
@@ -101,7 +106,9 @@ def row_files(path: str, *, split: str | None = None, config: str | None = None)
 
 
 def source_files(source: Source) -> list[Path]:
-    """Return every file whose change would change the rows."""
+    """Return every file whose change would change the rows; none for a plug-in."""
+    if isinstance(source, SourcePlugin):
+        return []
     found: list[Path] = []
     for file in row_files(source.path, split=source.split, config=source.config):
         if not file.is_dir():

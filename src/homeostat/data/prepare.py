@@ -23,6 +23,7 @@ from homeostat.config.data import DataConfig, LabelledSource, MessagesSource, Tr
 from homeostat.data.helpers import ANSWER_SECONDS, HelperDiedError, HelperHungError, computed
 from homeostat.data.opening import open_source, source_files
 from homeostat.data.overlong import OverlongTextError
+from homeostat.data.plugin_rows import plugin_digests
 from homeostat.data.preferences import Labelled, encode_labelled, labelled_columns, needed_columns
 from homeostat.data.rows import columns_of, encode_row, needs_chat_template, truncate
 from homeostat.data.sources import BadRowError, RowSource
@@ -183,7 +184,8 @@ def prepare_rows(
 
 def cache_key(sources: Sequence[TrainSource], tokenizer: ChatTokenizer, data: DataConfig) -> str:
     """Return a digest of everything that could change a token or a weight."""
-    files = [_identity(file) for source in sources for file in source_files(source)]
+    files: list[Any] = [_identity(file) for source in sources for file in source_files(source)]
+    files += plugin_digests(sources)
     parts = {
         "format": FORMAT_VERSION,
         # Name and weight say how rows are mixed, not what they are.

@@ -22,6 +22,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "guide/checkpoints_and_resume",
     ),
     "Use a model": ("guide/using_models",),
+    "From Python": ("guide/python", "guide/plugins"),
     "Larger": (
         "guide/several_ranks",
         "guide/precision",

@@ -94,6 +94,18 @@ def choose(path: Path, *, base: Path | None = None, step: str | None = None) -> 
     return Choice(ModelConfig(path=str(folder)))
 
 
+def find_checkpoint(path: Path, *, step: str | None = None) -> tuple[Path, Found]:
+    """Return the folder of a run, and its checkpoint; `path` may be that of a checkpoint."""
+    folder = path
+    if _is_checkpoint(folder):
+        step = step or str(int(folder.name.removeprefix("step_")))
+        folder = folder.parent.parent
+    if not _is_run(folder):
+        raise ModelError(f"{path} is not the folder of a run: it has no config.json.")
+    store = CheckpointStore(RunPaths(folder).checkpoints, read_only=True)
+    return folder, _checkpoint(store, step)
+
+
 def _refuse(given: object, option: str, why: str) -> None:
     if given is not None:
         raise ModelError(f"{option} has no meaning here: {why}. Leave it out.")

@@ -70,7 +70,9 @@ def ending_of(view: RunView) -> Ending:
     if last is not None and last.kind == "run_finished":
         return Ending(End.FINISHED, "it finished")
     if last is not None and last.kind == "run_stopped":
-        return Ending(End.STOPPED, f"a signal ({last.fields.get('signal', '?')}) stopped it")
+        by = last.fields.get("signal", "?")
+        who = "the code that called it" if by == "the caller" else f"a signal ({by})"
+        return Ending(End.STOPPED, f"{who} stopped it")
     fatal, told = fatal_traceback(view), _end_line(view)
     if fatal is not None and not (fatal.is_report and told is not None and _says_more(told)):
         return _by_exception(fatal)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from homeostat.config.combinations import find_conflicts
-from homeostat.config.data import DataConfig, Source
+from homeostat.config.data import DataConfig, Source, SourcePlugin
 from homeostat.config.hub_names import RepositoryKind, cached_path, parse_hub_name
 from homeostat.config.model_rewards import ClassifierReward
 from homeostat.config.resume import saved_config
@@ -207,7 +207,7 @@ def _with_rows(config: RunConfig, door: _Door) -> DataConfig:
         before = getattr(door.saved.data, part) if door.saved is not None else ()
         found[part] = tuple(
             _with_source(config, door, source, f"data.{part}.{index}", before[index : index + 1])
-            if isinstance(source, Source)
+            if isinstance(source, Source) and not isinstance(source, SourcePlugin)
             else source
             for index, source in enumerate(getattr(data, part))
         )

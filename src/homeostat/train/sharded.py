@@ -7,7 +7,7 @@ did the same. Every rank gets every call that has a collective in it, with one c
 list of micro-batches (several, where recorded routes that are sent with them are large). A rank
 that fails leaves the others waiting for it, so the group is ended then. Where the ranks are at
 fault, and not what they were asked to do (one died, hung, or lost the others), a TrainerLostError
-says so, with a report on a hang: `homeostat.api.train` then resumes from the last checkpoint.
+says so, with a report on a hang: `run/calling/start.py` then resumes from the last checkpoint.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 from tests.support import tiny, tiny_moe_runs
 
-from homeostat import api
 from homeostat.columns import dense
 from homeostat.config import RunConfig
 from homeostat.config.load import build_config
@@ -46,6 +45,7 @@ from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import HomeostatError
 from homeostat.hub.resolve import resolve_names
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
+from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.session import open_session
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.types import TokenRow
@@ -136,7 +136,7 @@ class Workshop:
                 with open_session(
                     config, recipe="", command=["train"], console=console, log_level="warning"
                 ) as session:
-                    api.train(config, session)
+                    train_recipe(config, session)
             except HomeostatError as ended:
                 error = ended
         absolute = config.model_copy(update={"runs_dir": str(self.folder / config.runs_dir)})

@@ -25,6 +25,7 @@ from homeostat.algorithms.row_loss import row_loss
 from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.kind import RunKind
 from homeostat.config.load import build_config
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
 from homeostat.data.prompts import PromptSet
@@ -109,7 +110,9 @@ def plan_memory(
     plan = MemoryPlan(str(device), capacity, process, update, host_capacity=host)
     if not config.is_rl or not config.engine.shares_weights:
         return plan
-    assert config.engine.type == "native", "no other engine shares the trainer's weights"
+    if not isinstance(config.engine, NativeEngineConfig):
+        # What an engine of the user's own takes is not known.
+        return plan
     cache = cache_bytes(config, preview, device=device, longest_prompt=longest_prompt)
     running = min(config.engine.max_concurrency, config.requests_per_step)
     drawing = running * preview.vocab_size * _DRAW_BYTES
@@ -168,7 +171,7 @@ def copies_bytes(config: RunConfig, runtime: Runtime, preview: ModelPreview) -> 
     Those in FP8 are of all linear maps; skipped layers are counted, too.
     """
     assert preview.decoder is not None, "combinations asks for the native decoder"
-    assert config.engine.type == "native", "no other engine shares the trainer's weights"
+    assert isinstance(config.engine, NativeEngineConfig), "what others take is not known"
     if config.engine_fp8 is not None:
         num_tables = 1 if preview.decoder.tie_embeddings else 2
         tables = num_tables * preview.decoder.vocab_size * preview.decoder.hidden_size
