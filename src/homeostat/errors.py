@@ -63,7 +63,7 @@ class DataWriteError(DataError, OSError):
 
 
 class HubError(HomeostatError, OSError):
-    """A model or dataset could not be downloaded: the connection, the hub or the disk."""
+    """A model or dataset could not be downloaded or sent: the connection, the hub or the disk."""
 
     exit_code = 1
 

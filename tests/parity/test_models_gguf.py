@@ -237,7 +237,7 @@ def test_stored_rotary_frequencies_are_refused(tmp_path):
     for name in ("block_count", "context_length", "feed_forward_length"):
         getattr(writer, f"add_{name}")(2)
     writer.add_tensor("token_embd.weight", model.model.embed_tokens.weight.detach().numpy())
-    writer.add_tensor("rope_freqs.weight", np.ones(4, dtype=np.float32))
+    writer.add_tensor("rope_freqs.weight", np.array([1, 3, 2, 5], dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

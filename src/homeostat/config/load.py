@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from homeostat.config.beside import placed
 from homeostat.config.combinations import find_conflicts
 from homeostat.config.data import AutoSource
 from homeostat.config.defaults import with_defaults
@@ -41,8 +42,12 @@ DEFAULT_TYPES = {
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """Read, merge and check a recipe. Raises ConfigError with every problem found."""
+    """Read, merge and check a recipe. Raises ConfigError with every problem found.
+
+    Files that the recipe names are looked for beside it, then in the current folder.
+    """
     raw, lines = read_yaml(Path(path))
+    raw = placed(raw, Path(path).parent)
     return build_config(raw, overrides or [], file=str(path), lines=lines)
 
 

@@ -34,9 +34,9 @@ class ModelConfig(Settings):
     )
     implementation: Literal["native", "transformers"] = key(
         "native",
-        help="native: homeostat's own packed decoder (Llama, Mistral, Qwen2, Qwen3; with experts "
-        "Qwen3-MoE, Mixtral, dots.llm1). "
-        "transformers: any causal model that transformers can build.",
+        help="native: homeostat's own packed decoder (Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3, "
+        "Phi-3 and Phi-4, Granite, OLMo 2, GLM-4; with experts Qwen3-MoE, Mixtral, dots.llm1). "
+        "transformers: any causal model that transformers can build, which is slower.",
     )
     attention: Literal["auto", "sdpa", "varlen", "eager"] = key(
         "auto",

@@ -224,6 +224,10 @@ class ChatTokenizer:
         if end is not None and end.token not in (None, self.eos_id) and not scores:
             name_stops(folder / "generation_config.json", self.stop_ids)
 
+    def description(self) -> dict[str, Any]:
+        """Return what tokenizer.json says: the model, its vocabulary, and how texts are split."""
+        return json.loads(self._backend.to_str())
+
     def vocabulary_digest(self) -> str:
         """Return a digest of the mapping from pieces to ids, and of nothing else."""
         pieces = sorted(self._backend.get_vocab(with_added_tokens=True).items())

@@ -52,6 +52,11 @@ class Choice:
             return f"{self.adapter.path} on {self.model.path}"
         return self.model.path
 
+    def describe_step(self) -> str:
+        """Name the model without its folder, for people elsewhere."""
+        found = self.checkpoint or self.exported
+        return "the model" if found is None else f"step {found.step}"
+
     @property
     def was_trained_on_chats(self) -> bool:
         """Return whether prompts go through the chat template; a run answers by its own rows."""
@@ -115,6 +120,11 @@ def _of_adapter(folder: Path, base: Path | None) -> Choice:
     # An adapter that was trained with another template has its own tokenizer.
     own = str(folder) if (folder / "tokenizer.json").is_file() else None
     return Choice(ModelConfig(path=str(named), tokenizer=own), adapter_settings(settings, folder))
+
+
+def run_folder(found: Found) -> Path:
+    """Return the folder of the run that a checkpoint belongs to."""
+    return found.path.parent.parent
 
 
 def saved_recipe(folder: Path) -> RunConfig:

@@ -20,6 +20,7 @@ import numpy as np
 
 from homeostat.health.frameworks import HOMEOSTAT, Framework
 from homeostat.health.log import Log
+from homeostat.health.native_crashes import native_crashes
 from homeostat.health.tracebacks import Traceback, tracebacks
 from homeostat.types import FloatArray64, IntArray
 
@@ -172,6 +173,11 @@ class RunView:
     def tracebacks(self) -> tuple[Traceback, ...]:
         """Return the exceptions that the log shows, in order."""
         return tracebacks(self.log)
+
+    @cached_property
+    def crashes(self) -> tuple[Traceback, ...]:
+        """Return the crashes of compiled code that the log shows, in order."""
+        return tuple(native_crashes(self.log))
 
     @property
     def last_step(self) -> int | None:

@@ -121,9 +121,11 @@ def _engine(given: Given, draft: Draft) -> Outcome:
     name = str(given.value).lower()
     if given.value is True or name == "vllm":
         return Converted("vllm")
+    if name == "sglang":
+        return Converted("sglang")
     if name in ("false", "hf"):
         return Left("the native engine samples in the trainer's process")
-    return Converted("native", how=f"{given.value} is not here; engine.type=vllm is the other one")
+    return Converted("native", how=f"{given.value} is not here; vllm and sglang are the other ones")
 
 
 def _scale(given: Given, _: Draft) -> Outcome:

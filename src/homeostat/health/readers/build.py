@@ -53,6 +53,8 @@ class Found:
     # Names of the files of a folder that were taken as one run.
     joined: list[str] = field(default_factory=list)
     reading: Reading = field(default_factory=Reading)
+    # Count and total of the progress bar in which the text ends.
+    open_bar: tuple[int, int] | None = None
 
 
 def view_of(
@@ -93,6 +95,8 @@ def view_of(
             }
             for label, series, given in found.runs
         )
+    if found.open_bar is not None:
+        facts["open_bar"] = found.open_bar
     if found.summary:
         facts["summary"] = dict(found.summary)
     decimals = {renamed[name]: count for name, count in found.decimals.items() if name in renamed}
