@@ -170,7 +170,7 @@ def test_recipes_are_accepted_and_every_setting_is_listed_once(
                 "trainer.batch_rows": 8,
                 "trainer.optimizer.moments": "8bit",
                 "trainer.schedule.min_lr_share": 0.0,
-                "data.train.0.prompt_column": "instruction",
+                "data.train.0.columns.prompt": ["instruction", "input"],
             },
         ),
         (
