@@ -62,6 +62,12 @@ class DataWriteError(DataError, OSError):
     exit_code = 1
 
 
+class HubError(HomeostatError, OSError):
+    """A model or dataset could not be downloaded or sent: the connection, the hub or the disk."""
+
+    exit_code = 1
+
+
 class SignatureError(HomeostatError, ValueError):
     """A stanza of health/signatures/*.toml cannot be used. Names file and code of every problem."""
 

@@ -73,9 +73,24 @@ RL_SOURCES = {"prompts", "reasoning_gym"}
 
 
 # Verbs whose commands are parsed and not run. scaffold would write to this checkout
-# (tests/health/test_scaffold.py runs it in a copy); the others need a model that is not in the
-# repository, a keyboard or a port (tests/integration/test_generation.py runs what they call).
-PARSED = ("scaffold", "generate", "chat", "serve", "export")
+# (tests/health/test_scaffold.py runs it in a copy), new and docs write elsewhere
+# (tests/unit/test_new_recipes.py, test_documentation.py), and watch would wait for more
+# (tests/health/test_cli_watch.py); the others need a model that is not in the repository, a
+# keyboard, a port or a hub (tests/integration/test_generation.py, test_push.py).
+PARSED = (
+    "scaffold",
+    "dev",
+    "watch",
+    "generate",
+    "chat",
+    "serve",
+    "export",
+    "push",
+    "eval",
+    "new",
+    "docs",
+    "dashboard",
+)
 
 
 def blocks(language: str) -> list[Any]:
@@ -92,7 +107,10 @@ def commands() -> list[Any]:
     for block in blocks("bash"):
         for line in block.values[0].splitlines():
             if line.strip() and not line.startswith("#"):
-                found.setdefault(line, pytest.param(line, id=line))
+                # A plan for many GPUs takes seconds: one of them is made by day.
+                planned = "--gpus" in line and any("--gpus" in other for other in found)
+                marks = [pytest.mark.slow] if planned else []
+                found.setdefault(line, pytest.param(line, id=line, marks=marks))
     return list(found.values())
 
 
@@ -269,7 +287,7 @@ def test_a_command_does_what_is_said(
         assert extras_of(words[-1]) <= set(known_extras())
     else:
         # The body of the curl line is a request of tests/integration/test_generation.py.
-        assert words[0] in ("source", "python", "curl"), "say here how this is checked"
+        assert words[0] in ("source", "python", "curl", "ssh"), "say here how this is checked"
         assert words[0] != "python" or (ROOT / words[-1]).is_file()
 
 

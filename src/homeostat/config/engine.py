@@ -11,6 +11,9 @@ from typing import Any, ClassVar, Literal
 
 from homeostat.config.base import Settings, key
 
+# The settings by which tokens are drawn from a part of the vocabulary, in the order of their cuts.
+CUTS = ("top_k", "top_p", "min_p")
+
 
 class EngineConfig(Settings):
     """Keys that every engine has."""
@@ -88,6 +91,9 @@ class EngineConfig(Settings):
 
     # It returns the sets that tokens were drawn from, which training on a cut distribution needs.
     returns_kept_ids: ClassVar[bool] = False
+    # The cuts that it can make, and whether it can make several in our order.
+    cuts: ClassVar[frozenset[str]] = frozenset(CUTS)
+    combines_cuts: ClassVar[bool] = True
 
     @property
     def shares_weights(self) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.config.engine import EngineConfig
+from homeostat.config.engine import CUTS, EngineConfig
 from homeostat.config.model import LoraConfig
+from homeostat.config.native import NativeEngineConfig
+from homeostat.config.observe import EvalSamplingConfig
 from homeostat.config.rollout import RolloutConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import CudaIpcConfig, InProcessConfig
@@ -77,12 +79,8 @@ def _shared(config: RunConfig) -> Iterator[Problem]:
 def _abilities(config: RunConfig) -> Iterator[Problem]:
     """Find what the recipe asks of the engine although the engine cannot do it."""
     engine = config.engine
-    if engine.needs_native_decoder and config.model.implementation == "transformers":
-        yield Problem(
-            "model.implementation",
-            f"the {engine.type} engine samples with the native decoder.",
-            "Set model.implementation=native, or engine.type=vllm.",
-        )
+    if isinstance(engine, NativeEngineConfig) and config.model.implementation == "transformers":
+        yield from _through_transformers(engine)
     if config.rollout.is_cut and not engine.returns_kept_ids:
         yield Problem(
             f"rollout.{_cut_by(config.rollout)}",
@@ -91,6 +89,7 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
             "Set engine.type=native, or sample from the whole distribution (top_p=1, min_p=0, no "
             "top_k).",
         )
+    yield from _cuts(config)
     scores_one = engine.score_temperatures == "one" and config.rollout.temperature != 1
     if _replays(config) and scores_one:
         yield Problem(
@@ -101,9 +100,55 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _through_transformers(engine: NativeEngineConfig) -> Iterator[Problem]:
+    """Find settings of our own engine that only the native decoder follows."""
+    wanted = {
+        "own_process": engine.own_process,
+        "processes": (engine.processes or 1) > 1,
+        "decode": engine.decode not in ("auto", "plain"),
+        "quantization": engine.quantization is not None,
+    }
+    for name in (name for name, is_set in wanted.items() if is_set):
+        yield Problem(
+            f"engine.{name}",
+            "model.implementation is transformers, whose layers the engine calls in the trainer's "
+            "process, one step at a time, as they are.",
+            "Remove it, or set model.implementation=native, or engine.type=vllm.",
+        )
+
+
+def _cuts(config: RunConfig) -> Iterator[Problem]:
+    """Find cuts of a distribution that the engine cannot make as the others do."""
+    engine, judged = config.engine, config.eval.sampling
+    cut = {
+        "rollout": [name for name in CUTS if name in _set_cuts(config.rollout)],
+        "eval.sampling": [name for name in CUTS if name in _set_cuts(judged)],
+    }
+    for section, names in cut.items():
+        for name in (name for name in names if name not in engine.cuts):
+            yield Problem(
+                f"{section}.{name}",
+                f"the {engine.type} engine has no noise that belongs to a request with it.",
+                "Remove it, or set engine.type=native.",
+            )
+        if len(names) > 1 and not engine.combines_cuts:
+            yield Problem(
+                f"{section}.{names[-1]}",
+                f"the {engine.type} engine measures it by the whole distribution, and not by what "
+                f"{names[0]} leaves of it.",
+                f"Set one of {' and '.join(names)}, or engine.type=native.",
+            )
+
+
 def _precision(config: RunConfig) -> Iterator[Problem]:
     """Find precisions of the engine that contradict what the recipe promises."""
     engine, trained = config.engine, config.trainer.fp8
+    if config.engine_fp8 is not None and engine.type == "sglang":
+        yield Problem(
+            "trainer.fp8" if trained is not None else "engine.quantization",
+            "the sglang engine takes weights in the trainer's precision.",
+            "Remove it, or set engine.type to vllm or native.",
+        )
     late = trained is not None and trained.start_step > 1
     others = {
         "trainer.int4": config.trainer.int4 is not None,
@@ -228,9 +273,15 @@ def _int4(config: RunConfig) -> Iterator[Problem]:
 
 def _cut_by(rollout: RolloutConfig) -> str:
     """Name the first key that cuts the distribution."""
-    if rollout.top_k is not None:
-        return "top_k"
-    return "top_p" if rollout.top_p < 1 else "min_p"
+    return next(name for name in CUTS if name in _set_cuts(rollout))
+
+
+def _set_cuts(sampling: RolloutConfig | EvalSamplingConfig) -> set[str]:
+    """Return the keys that leave a part of the vocabulary out."""
+    found = {"top_k": sampling.top_k is not None, "top_p": sampling.top_p < 1}
+    if isinstance(sampling, RolloutConfig):
+        found["min_p"] = sampling.min_p > 0
+    return {name for name, is_set in found.items() if is_set}
 
 
 def _replays(config: RunConfig) -> bool:

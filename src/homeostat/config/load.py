@@ -17,7 +17,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from homeostat.config.beside import placed
 from homeostat.config.combinations import find_conflicts
+from homeostat.config.data import AutoSource
 from homeostat.config.defaults import with_defaults
 from homeostat.config.int4 import FLAG_VARIABLE, int4_of_environment
 from homeostat.config.presets import PRESETS, preset_of
@@ -40,8 +42,12 @@ DEFAULT_TYPES = {
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """Read, merge and check a recipe. Raises ConfigError with every problem found."""
+    """Read, merge and check a recipe. Raises ConfigError with every problem found.
+
+    Files that the recipe names are looked for beside it, then in the current folder.
+    """
     raw, lines = read_yaml(Path(path))
+    raw = placed(raw, Path(path).parent)
     return build_config(raw, overrides or [], file=str(path), lines=lines)
 
 
@@ -64,6 +70,7 @@ def build_config(
             section = child(section, part)
         if isinstance(section, dict):
             section.setdefault("type", tag)
+    _recognise_untyped(raw)
     names = (text.partition("=")[0] for text in overrides)
     lines = lines | {parts(name): COMMAND_LINE for name in names}
     merged, preset_problems = _merge_presets(raw)
@@ -76,6 +83,16 @@ def build_config(
     if problems or config is None:
         raise ConfigError([_naming_environment(problem) for problem in problems], file=file)
     return with_defaults(config)
+
+
+def _recognise_untyped(raw: dict[str, Any]) -> None:
+    """Have sources recognised whose type the recipe does not say, unless it says their columns."""
+    for part in ("train", "validation"):
+        sources = child(raw.get("data"), part)
+        for source in sources if isinstance(sources, list) else []:
+            if isinstance(source, dict) and "path" in source:
+                if "type" not in source and source.keys() <= AutoSource.model_fields.keys():
+                    source["type"] = "auto"
 
 
 def _follow_environment(raw: dict[str, Any]) -> list[Problem]:

@@ -15,6 +15,7 @@ from homeostat.config.base import PathText, Settings, key
 from homeostat.config.curriculum import AllFailedFilter, AnyFilter, CurriculumConfig
 from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.config.native import NativeEngineConfig
+from homeostat.config.sglang import SglangEngineConfig
 from homeostat.config.vllm import VllmEngineConfig
 
 
@@ -134,7 +135,9 @@ class RolloutConfig(Settings):
         return self.prompts_per_step * self.samples_per_prompt
 
 
-AnyEngine = Annotated[NativeEngineConfig | VllmEngineConfig, Field(discriminator="type")]
+AnyEngine = Annotated[
+    NativeEngineConfig | VllmEngineConfig | SglangEngineConfig, Field(discriminator="type")
+]
 
 
 class InitialReference(Settings):

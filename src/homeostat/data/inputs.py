@@ -19,10 +19,10 @@ from homeostat.config.parts import InputSettings
 from homeostat.config.rollout import RolloutConfig
 from homeostat.data.curriculum import CurriculumDraws
 from homeostat.data.mixing import EpochOrder, Mixture, orders_of
+from homeostat.data.opening import kind_of
 from homeostat.data.prepare import Progress, prepare_rows, split_rows
 from homeostat.data.prompts import PromptDraws, PromptSampler, PromptSet, prepare_prompts
 from homeostat.data.references import References
-from homeostat.data.sources import kind_of
 from homeostat.data.store import RowStore
 from homeostat.data.strided import prepare_texts
 from homeostat.data.tokenizer import ChatTokenizer

@@ -32,7 +32,7 @@ from homeostat.data.tokenizer_class import (
     require_plain_files,
     require_tokenizer_file,
     template_place,
-    tokenizer_class,
+    tokenizer_from,
 )
 from homeostat.data.tokenizer_gguf import (
     read_gguf_special_tokens,
@@ -224,6 +224,10 @@ class ChatTokenizer:
         if end is not None and end.token not in (None, self.eos_id) and not scores:
             name_stops(folder / "generation_config.json", self.stop_ids)
 
+    def description(self) -> dict[str, Any]:
+        """Return what tokenizer.json says: the model, its vocabulary, and how texts are split."""
+        return json.loads(self._backend.to_str())
+
     def vocabulary_digest(self) -> str:
         """Return a digest of the mapping from pieces to ids, and of nothing else."""
         pieces = sorted(self._backend.get_vocab(with_added_tokens=True).items())
@@ -293,9 +297,7 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
             require_plain_files(path, setting=setting)
             require_tokenizer_file(path, setting=setting)
 
-        original = tokenizer_class(path, is_gguf="gguf_file" in options).from_pretrained(
-            str(path), **options
-        )
+        original = tokenizer_from(path, options)
         take_gguf_special_tokens(original, special)
         return original
 

@@ -380,6 +380,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "second-nccl-group-deadlock": "Open collective in the engine blocks a second NCCL group.",
         "vllm-mode-mismatch": "Colocate and server settings mixed.",
         "straggler-rank": "One rank is slower than the others, and all wait for it.",
+        "slow-rank": "One rank is slower than the others at the same work.",
         "engine-restarts": "The engine's process dies again and again.",
         "trainer-ranks-lost": "Ranks of the trainer die, hang or lose each other.",
         "uneven-device-load": "Some devices work while others idle.",

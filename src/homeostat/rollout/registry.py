@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from homeostat.rollout.backend import EngineBackend
 from homeostat.rollout.native.backend import NATIVE
+from homeostat.rollout.sglang.backend import SGLANG
 from homeostat.rollout.vllm.backend import VLLM
 
-ENGINES: dict[str, EngineBackend] = {"native": NATIVE, "vllm": VLLM}
+ENGINES: dict[str, EngineBackend] = {"native": NATIVE, "vllm": VLLM, "sglang": SGLANG}

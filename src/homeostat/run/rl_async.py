@@ -56,7 +56,7 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
     evaluation = _evaluation_under_way(now)
     now.session.stop.let_steps_finish()
     for step in range(state.step + 1, parts.total_steps + 1):
-        started, busy_s = time.perf_counter(), ahead.background.busy_s
+        started, before = time.perf_counter(), ahead.background.spent
         with ahead.background.exclusively():
             now.begin(step)
         hooks.before_step(step, parts)
@@ -82,7 +82,8 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
         seconds = time.perf_counter() - started
         metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds)
         metrics |= compared | published | filled | now.side_seconds()
-        metrics |= async_metrics(rollouts, seconds=seconds, busy_s=ahead.background.busy_s - busy_s)
+        spent = ahead.background.spent - before
+        metrics |= async_metrics(rollouts, seconds=seconds, spent=spent)
         metrics |= now.schedule.sampled(rollouts.groups, step=step)
         is_best = False
         if evaluation is not None:

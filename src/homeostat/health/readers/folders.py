@@ -50,9 +50,12 @@ _CONFIGS = frozenset(
 )
 # A later file replaces a metric of an earlier one only with clearly more of it.
 _MORE = 1.2
+# Parts of names of files that hold rows, texts or what the doctor itself wrote, and no metrics.
+_NOT_METRICS = (
+    "dataset", "data", "train.jsonl", "test.jsonl", "completions", "samples", "homeostat_findings",
+)  # fmt: skip
 # Number of last lines of a file without steps that are taken for the end of the run.
 _AT_END = 200
-_NOT_METRICS = ("dataset", "data", "train.jsonl", "test.jsonl", "completions", "samples")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ import torch
 from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
+from homeostat.models.decoder_shape import DecoderConfig
 from homeostat.models.expert_offload import StreamedExperts
-from homeostat.models.families import DecoderConfig
 from homeostat.ops.linear import Numerics
 from homeostat.rollout.native.compact import can_be_copied
 from homeostat.rollout.native.cpu.bursts import CpuBursts
@@ -143,6 +143,9 @@ def obstacle(
     is_int4: bool = False,
 ) -> str:
     """Say why this decode path cannot be taken; empty where it can."""
+    beyond = _beyond(path, shape, numerics)
+    if beyond:
+        return f"the model's block has {beyond}, which it does not compute"
     if path in ("compact", "compiled") and is_int4:
         return "INT4 weights are multiplied, rounded, by the model's own forward on a CPU"
     if path in ("compact", "compiled") and is_fp8:
@@ -162,6 +165,29 @@ def obstacle(
     if numerics == "fast" and shape.head_dim not in HEAD_DIMS:
         return f"heads are {shape.head_dim} wide, and it knows {HEAD_DIMS}"
     return ""
+
+
+def require_length(shape: DecoderConfig, max_tokens: int) -> None:
+    """Raise EngineError for texts that the model's rotation does not reach."""
+    longest = shape.rope.max_length
+    if longest is not None and max_tokens > longest:
+        raise EngineError(
+            f"texts may have {max_tokens} tokens, and the native decoder computes up to {longest} "
+            "(original_max_position_embeddings): beyond it longrope changes all frequencies, those "
+            "of cached keys too. Lower data.max_length."
+        )
+
+
+def _beyond(path: str, shape: DecoderConfig, numerics: Numerics) -> str:
+    """Name what a model has that a decode path other than plain does not compute."""
+    block = shape.block
+    if path in ("fused", "graphs") and numerics == "invariant":
+        # It goes through the model's own forward, and draws by a kernel.
+        return "soft-capped logits" if block.logit_cap is not None else ""
+    found = block.beyond_llama(shape.rope)
+    if path != "compact" and block.is_windowed:
+        found = ("sliding windows", *found)
+    return ", ".join(found)
 
 
 def _obstacle_to_compiled(device: torch.device) -> str:

@@ -31,6 +31,8 @@ def keep_completions(
     groups = rollouts.all_groups
     means = iter(float(a.mean()) if len(a) else 0.0 for a in learned.advantages_S)
     advantages = [[next(means, None) for _ in group.samples] for group in groups]
+    per_token = iter(learned.logp_differences_ST)
+    differences = [[next(per_token, None) for _ in group.samples] for group in groups]
     session.recorder.samples(step, _shown(groups, advantages))
     if step % config.interval_steps:
         return
@@ -40,6 +42,7 @@ def keep_completions(
             step,
             groups,
             advantages=advantages,
+            logp_differences=differences,
             max_rows=config.max_per_step,
         )
     except OSError as error:

@@ -12,7 +12,7 @@ training. On a CPU the process itself (interpreter and libraries) is added, as m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -237,17 +237,20 @@ def with_columns(config: RunConfig, batch: TrainBatch) -> TrainBatch:
 
 
 def ladder(
-    config: RunConfig, plan_of: Callable[[RunConfig], MemoryPlan]
+    config: RunConfig,
+    plan_of: Callable[[RunConfig], MemoryPlan],
+    *,
+    rungs: Iterable[str] | None = None,
 ) -> Iterator[tuple[list[str], MemoryPlan]]:
     """Yield settings that lower the peak, with the plan that they give.
 
     The least disruptive come first, and each adds to those before it. The last one yielded is the
-    first that fits, if any does.
+    first that fits, if any does. `rungs` are the single settings to try; all, if none are given.
     """
     raw = config.model_dump(mode="json", exclude_unset=True)
     changes: list[str] = []
     lowest = plan_of(config).peak
-    for rung in _rungs(config):
+    for rung in (*mild_rungs(config), *harsh_rungs(config)) if rungs is None else rungs:
         try:
             plan = plan_of(build_config(raw, [*changes, rung], file=None))
         except ConfigError:
@@ -263,8 +266,8 @@ def ladder(
             return
 
 
-def _rungs(config: RunConfig) -> Iterator[str]:
-    """Yield single settings: first those that keep the result, then slower ones, then others."""
+def mild_rungs(config: RunConfig) -> Iterator[str]:
+    """Yield single settings that change neither the result nor, by much, the speed."""
     trainer = config.trainer
     tokens, ranks = trainer.tokens_per_device, trainer.backend.ranks_per_micro_batch
     while trainer.packing and tokens // 2 * ranks >= config.longest_example:
@@ -282,6 +285,11 @@ def _rungs(config: RunConfig) -> Iterator[str]:
         yield "trainer.gradient_checkpointing=selective"
     if trainer.gradient_checkpointing is not True:
         yield "trainer.gradient_checkpointing=true"
+
+
+def harsh_rungs(config: RunConfig) -> Iterator[str]:
+    """Yield single settings that are slower, and then those that change what is learnt."""
+    trainer = config.trainer
     if trainer.device != "cpu":
         yield "trainer.backend.offload_optimizer=true"
         is_local = trainer.backend.type == "local"
