@@ -5,7 +5,7 @@
 Every body of ends_bodies.py (healthy logs of many frameworks) is joined with every end of
 ends_table.py, and read as a user's log is. Counted are answers of "no illness" over an end that is
 none (must be 0), endings that are named wrong, and healthy ends over which the doctor says "ill".
-An end that leaves no trace in a log which does not show its plan cannot be told from a healthy one:
+An end that leaves no trace in a log which does not show its plan looks like a healthy one:
 those pairs are left out (`needs_total`), and the answer there says that the end is not logged.
 """
 

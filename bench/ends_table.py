@@ -278,7 +278,7 @@ HEALTHY: tuple[EndCase, ...] = (
     EndCase("finish_server_down", FINISHED, lambda body, rng: [*body.finish, "INFO:     Received SIGTERM, shutting down the inference server.", "W0312 10:00:00 api.py:900] Sending process 4242 closing signal SIGTERM"], False, steps=100),
     EndCase("last_step", FINISHED, _only(), False, steps=100),
 )  # fmt: skip
-# What a run survives: put into the middle of a body that goes on to its end.
+# What a run survives: put into the middle of a body that continues to its end.
 SURVIVED: dict[str, tuple[str, ...]] = {
     "caught": ("Reward worker failed, retrying:", "Traceback (most recent call last):",
                '  File "/data/ana/proj/rewards.py", line 41, in accuracy', "    return float(text)",

@@ -1,4 +1,4 @@
-"""Read the time of log lines, to see that a log goes on while the run does not."""
+"""Read the time of log lines, to see that a log continues while the run does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TIME = re.compile(r"(?<!\d)(?P<h>[0-2]\d):(?P<m>[0-5]\d):(?P<s>[0-5]\d)(?![\d:]
 _MAX_HEAD = 120
 _MAX_LINES = 4_000
 _DAY_S = 86_400
-# Steps whose time must be known before a longer one can be told from the others.
+# Steps whose time must be known before a longer one is distinguished from the others.
 _MIN_STEPS = 4
 # A step that takes this many times as long as any before it, and at least so many seconds, hangs.
 _TIMES = 10.0
@@ -27,7 +27,7 @@ def seconds_in(text: str) -> int | None:
 
 
 def stalled_s(log: Log) -> float | None:
-    """Return for how many seconds the log went on after its last step, if that is a hang.
+    """Return for how many seconds the log continued after its last step, if that is a hang.
 
     The lines of a step begin when its number is first seen. None if the times are not known, or
     the newest step is not far longer than the others.

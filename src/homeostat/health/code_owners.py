@@ -36,7 +36,7 @@ PACKAGES = frozenset(
         "xtuner",
     )
 )  # fmt: skip
-# Packages that have modules of their own at the top.
+# Packages with modules at their top.
 _FLAT = frozenset(("megatron", "accelerate", "peft", "deepspeed", "trl"))
 
 

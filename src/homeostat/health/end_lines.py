@@ -14,6 +14,9 @@ from enum import StrEnum
 from homeostat.health.log import LogLine
 from homeostat.health.native_crashes import GLIBC
 
+# Number of lines from the end of a log in which such a line counts.
+MAX_CLUSTER = 400
+
 
 class End(StrEnum):
     """The end of a run, as far as it is known."""
@@ -197,7 +200,7 @@ def _is_shells(text: str, found: re.Match[str]) -> bool:
 def error_at_end(lines: Sequence[LogLine]) -> LogLine | None:
     """Return one of the last lines if it is an error message.
 
-    Only the very last lines count: runs that go on log errors, too.
+    Only the very last lines count: runs that continue log errors, too.
     """
     for line in reversed(lines[-3:]):
         text = line.text.strip()

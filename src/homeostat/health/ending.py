@@ -3,7 +3,7 @@
 finished    it says so, or reached its last step
 exception   a traceback, a crash of compiled code, or a launcher that reports a failure
 killed      a signal, the kernel, a scheduler
-hung        a watchdog says so, or the log goes on for long without a further step
+hung        a watchdog says so, or the log continues for long without a further step
 stopped     a person
 open        the log ends before the last step and does not say why: it runs, or was killed
 unknown     the log does not tell how long the run was to be
@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homeostat.health.clock import stalled_s
-from homeostat.health.end_lines import LAUNCHER, End, EndLine, end_lines, error_at_end
+from homeostat.health.end_lines import LAUNCHER, MAX_CLUSTER, End, EndLine, error_at_end
 from homeostat.health.first_failure import first_failure
 from homeostat.health.log import LogLine
 from homeostat.health.tracebacks import Traceback, lone_error
@@ -26,10 +25,8 @@ from homeostat.health.words import rough_time, shortened
 
 # Number of records that other ranks or a retry may still print after the fatal exception.
 MAX_STEPS_AFTER = 2
-# Number of lines from the end in which the last exception counts as what ended the run; number of
-# lines before the last exception, or from the end, in which others belong to the same end.
+# Number of lines from the end in which the last exception counts as what ended the run.
 LAST_LINES = 50
-MAX_CLUSTER = 400
 # Seconds without a line after which a run without an end counts as dead: longer than any step,
 # evaluation or checkpoint that is not ill itself.
 MAX_QUIET_S = 3600.0
@@ -123,10 +120,10 @@ def _by_steps(view: RunView) -> Ending:
         return Ending(End.FINISHED, "it finished", says)
     if reach is not None and not reach.is_short:
         return Ending(End.FINISHED, f"it reached its end, {reach.words}")
-    stalled = stalled_s(view.log)
+    stalled = view.stalled_s
     if stalled is not None:
         at = f" after {reach.words}" if reach is not None else ""
-        words = f"it hangs: the log goes on for {rough_time(stalled)}{at} without a further step"
+        words = f"it hangs: the log continues for {rough_time(stalled)}{at} without a further step"
         return Ending(End.HUNG, words, view.log.lines[-1])
     lone = lone_error(view.log.lines[-LAST_LINES:])
     if lone is not None and num_steps_after(view, lone.end) <= MAX_STEPS_AFTER:
@@ -218,7 +215,7 @@ def fatal_traceback(view: RunView) -> Traceback | None:
 
 
 def last_failures(view: RunView) -> list[Traceback]:
-    """Return the exceptions and crashes at the end of the log, in order; [] if the run went on."""
+    """Return the exceptions and crashes at the end of the log; none if the run continued."""
     crashes = [one for one in view.crashes if num_steps_after(view, one.end) <= MAX_STEPS_AFTER]
     found = sorted((*view.tracebacks, *crashes), key=lambda one: one.end.number)
     if not found or _goes_on(view, found[-1]):
@@ -254,9 +251,8 @@ def num_steps_after(view: RunView, line: LogLine) -> int:
 
 def _end_line(view: RunView) -> EndLine | None:
     """Return the first line near the end of the log that says how the run ended."""
-    lines = view.log.lines[-MAX_CLUSTER:]
-    says = view.log.last(*_FINISHED) if lines else None
-    for found in end_lines(lines):
+    says = view.log.last(*_FINISHED) if view.end_lines else None
+    for found in view.end_lines:
         is_over = says is not None and says.number > found.line.number
         if is_over or (found.is_mild and (says is not None or "summary" in view.facts)):
             continue

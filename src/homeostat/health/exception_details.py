@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 
 _MAX_CHARS = 4_000
-# Number of facts about one exception that are told.
+# Number of facts about one exception that are reported.
 _MAX_DETAILS = 4
 
 

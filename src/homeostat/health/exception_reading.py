@@ -51,7 +51,7 @@ _LOADS_WEIGHTS = ("state_dict", "from checkpoint", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class ExceptionReading:
-    """What an exception's frames and words say.
+    """An exception taken apart: what its frames and words say.
 
     `library` is the package in which it was raised, "" if that was the user's own code, `call` the
     function there that the code above it called, `raised` the innermost frame. `user` is the
@@ -160,7 +160,7 @@ def whole_message(failure: Traceback, log: Log) -> str:
         speaker, text = speaker_in(line.text)
         if speaker != failure.speaker:
             continue
-        # A message goes on in lines that are indented, as loaders of weights print them, or that
+        # A message continues in lines that are indented, as loaders of weights print them, or that
         # begin in the middle of a sentence, as rich breaks them.
         is_more = text[:1].isspace() or text[:1].islower()
         if not is_more or 'File "' in text or text.strip()[:1] in BOX:
@@ -188,7 +188,10 @@ def _others(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
             continue
         if one.error == failure.error:
             same.append(one.speaker)
-        elif one.is_report or is_aftermath(one):
+        elif one.is_report:
+            # A launcher or Ray says that something failed, as the log shows already.
+            continue
+        elif is_aftermath(one):
             lost.append(one)
         else:
             different.append(one)

@@ -2,7 +2,7 @@
 
 When one process fails, the others fail because of it: their collectives break, Ray reports a lost
 actor, the launcher a failed child. These come later in time, but not always in the log, and each
-with a traceback of its own. Pure.
+with its own traceback. Pure.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def purpose_of(view: RunView) -> Purpose:
         count = max(2, len(finite) // 4)
         first, last = finite.values[:count], finite.values[-count:]
         start, end = float(first.mean()), float(last.mean())
-        # The loss of RL and a gradient norm have no direction of their own.
+        # The loss of RL and a gradient norm have no better direction.
         known = name != "grad_norm" and not (view.kind is Kind.RL and name == "train/loss")
         trend = Trend.UNKNOWN
         if known and len(finite) >= MIN_TREND:

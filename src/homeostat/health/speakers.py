@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from homeostat.health.log import LogLine
 
@@ -60,7 +60,7 @@ def rank_of(speaker: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def spoken_lines(lines: tuple[LogLine, ...]) -> Iterator[tuple[LogLine, str, str]]:
+def spoken_lines(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, str, str]]:
     """Yield each line with its speaker and its text; wrapped text gives several for one line."""
     for line in lines:
         text = line.text

@@ -14,6 +14,7 @@ compiled code are read by native_crashes.py. All functions here are pure.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -48,15 +49,18 @@ _NO_CLASSES = frozenset(
 )  # fmt: skip
 # What a logger puts before an error: its time, level, and place in the code.
 _LOGGER = re.compile(
-    r"^(?:\[[^\[\]]{1,120}\]:?\s{0,4}|\d[\d:.,TZ/-]{3,40}\s{0,4}"
-    r"|(?:ERROR|CRITICAL|FATAL|error|E)\b[\s:|-]{0,6}"
-    r"|[\w./]{1,80}\.(?:py|cc|cpp):\d{1,6}\]?:?\s{0,4}){1,6}"
+    r"^(?>\[[^\[\]]{1,120}+\]:?\s{0,4}+|\d[\d:.,TZ/-]{3,40}+\s{0,4}+"
+    r"|(?:ERROR|CRITICAL|FATAL|error|E)\b[\s:|-]{0,6}+"
+    r"|[\w/]{1,80}+\.(?:py|cc|cpp):\d{1,6}+\]?:?\s{0,4}+){1,6}+"
 )
 _BRACKETS = {"(": ")", "[": "]"}
 _GROUP = re.compile(r"\s{0,40}[|+](?:-\+-{1,20}.{0,20})?\s?")
 # Number of lines without a frame after which a traceback counts as interrupted.
 _MAX_BETWEEN = 12
 _MAX_TRACEBACKS = 2_000
+# What begins a traceback, or a part of one. Number of lines after it that may belong to it.
+_MARKS = (_HEADER, *_RAY_COPIES, 'File "*", line ', *_LINKS)
+_WINDOW = 400
 _MAX_OPEN = 64
 # Exceptions that report another process's failure: the reason is in that process's traceback.
 _REPORTS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "RayActorError",
@@ -175,9 +179,29 @@ class _Open:
 
 def tracebacks(log: Log) -> tuple[Traceback, ...]:
     """Return all tracebacks of a log, in order, except those that Python itself ignored."""
-    if not log.has(_HEADER, *_RAY_COPIES, 'File "*", line '):
-        return ()
-    return tuple(_Reader().read(log))
+    reader = _Reader()
+    found: list[Traceback] = []
+    for lines in _windows(log):
+        found += reader.read(lines)
+        if len(found) >= _MAX_TRACEBACKS:
+            break
+        found += reader.cut_off(log)
+        reader = _Reader()
+    return tuple(found)
+
+
+def _windows(log: Log) -> Iterator[Sequence[LogLine]]:
+    """Yield the parts of a log in which tracebacks are: what follows a header or a frame."""
+    marks = sorted({line.number for words in _MARKS for line in log.find(words)})
+    begin = end = 0
+    for number in marks:
+        # One line before, which says whether Python ignored the exception.
+        start = max(0, bisect_left(log.lines, number, key=lambda line: line.number) - 1)
+        if start > end:
+            yield log.lines[begin:end]
+            begin = start
+        end = bisect_right(log.lines, number + _WINDOW, key=lambda line: line.number)
+    yield log.lines[begin:end]
 
 
 def lone_error(lines: Sequence[LogLine]) -> Traceback | None:
@@ -207,19 +231,14 @@ class _Reader:
         # Speakers whose traceback Python itself ignores.
         self._ignored: set[str] = set()
 
-    def read(self, log: Log) -> Iterator[Traceback]:
-        num = 0
-        for line, speaker, text in spoken_lines(log.lines):
+    def read(self, lines: Sequence[LogLine]) -> Iterator[Traceback]:
+        for line, speaker, text in spoken_lines(lines):
             found = self._next(line, speaker, text)
             self._previous[speaker] = text[:200].lower()
             if len(self._previous) > 4_096:
                 self._previous.clear()
             if found is not None:
                 yield found
-                num += 1
-            if num >= _MAX_TRACEBACKS:
-                return
-        yield from self._cut_off(log)
 
     def _next(self, line: LogLine, speaker: str, text: str) -> Traceback | None:
         low = text.lower()
@@ -274,7 +293,7 @@ class _Reader:
             self._open.pop(opened.speaker, None)
         return found
 
-    def _cut_off(self, log: Log) -> Iterator[Traceback]:
+    def cut_off(self, log: Log) -> Iterator[Traceback]:
         """Yield tracebacks that are open where the log ends."""
         for stack in self._open.values():
             opened = stack[-1]

@@ -146,7 +146,7 @@ def ends_not_finite(view: RunView) -> Iterable[str]:
 def gone(view: RunView) -> Iterable[tuple[str, int]]:
     """Return metrics that are no longer logged, each with its last step.
 
-    Other metrics must go on at the same steps: a run that ends ends all of them.
+    Other metrics must continue at the same steps: a run that ends ends all of them.
     """
     steady = {name: one for name in _STEADY if (one := view.series(name)) is not None}
     newest = max((one.steps[-1] for one in steady.values()), default=0)

@@ -63,7 +63,7 @@ def subject(report: Report) -> str:
         of = f" of {view.total_steps:,}" if view.total_steps else ""
         parts.append(f"step {view.last_step:,}{of}")
     signs = vital_signs(view)
-    parts += [shortened(signs.ending.words, 300), signs.course]
+    parts += [shortened(signs.ending.words, 300), signs.purpose.words]
     return plain("; ".join(filter(None, parts))).rstrip(".") + "."
 
 

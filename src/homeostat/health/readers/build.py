@@ -77,6 +77,30 @@ def view_of(
         # The timestamp of a record is no metric.
         metrics.pop("time", None)
     settings = raw if table is HOMEOSTAT else ours(raw, table)
+    facts = _facts(found, table)
+    decimals = {renamed[name]: count for name, count in found.decimals.items() if name in renamed}
+    if _HF_FORMS & found.forms.keys() and "loss" in found.series and table is not HOMEOSTAT:
+        facts["nan_prints_as_zero"] = True
+        if _is_rounded(found.series["loss"]):
+            decimals[renamed["loss"]] = _LOSS_DECIMALS
+    return RunView(
+        metrics=metrics,
+        framework=table,
+        kind=kind
+        or kind_of({*metrics, *found.series}, {**raw, **settings}, log=found.log, framework=table),
+        settings=settings,
+        raw_settings=raw,
+        events=tuple(found.events),
+        log=found.log,
+        samples=tuple(found.samples),
+        facts=facts,
+        total_steps=found.total_steps,
+        decimals=decimals,
+    )
+
+
+def _facts(found: Found, table: Framework) -> dict[str, Any]:
+    """Return what rules may know about the files and the text, besides metrics and settings."""
     facts: dict[str, Any] = {
         "sources": tuple(found.sources),
         "joined": tuple(found.joined),
@@ -99,25 +123,7 @@ def view_of(
         facts["open_bar"] = found.open_bar
     if found.summary:
         facts["summary"] = dict(found.summary)
-    decimals = {renamed[name]: count for name, count in found.decimals.items() if name in renamed}
-    if _HF_FORMS & found.forms.keys() and "loss" in found.series and table is not HOMEOSTAT:
-        facts["nan_prints_as_zero"] = True
-        if _is_rounded(found.series["loss"]):
-            decimals[renamed["loss"]] = _LOSS_DECIMALS
-    return RunView(
-        metrics=metrics,
-        framework=table,
-        kind=kind
-        or kind_of({*metrics, *found.series}, {**raw, **settings}, log=found.log, framework=table),
-        settings=settings,
-        raw_settings=raw,
-        events=tuple(found.events),
-        log=found.log,
-        samples=tuple(found.samples),
-        facts=facts,
-        total_steps=found.total_steps,
-        decimals=decimals,
-    )
+    return facts
 
 
 def _quiet_s(sources: Collection[str]) -> float | None:

@@ -260,7 +260,7 @@ def _modified(file: Path) -> tuple[float, str]:
 def _placed(read: Sequence[Found]) -> list[Found]:
     """Return the files with those last that print no steps, at whose end the run ended.
 
-    A job's errors, or the text of another rank, are often in a file of their own. When its last
+    A job's errors, or the text of another rank, are often in a separate file. When its last
     lines were written is not known; if they say how the run ended, they are of its last step.
     """
     ends = [int(series.steps[-1]) for found in read for series in found.series.values()]

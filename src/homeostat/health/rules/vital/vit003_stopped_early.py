@@ -2,7 +2,7 @@
 
 ## What it sees
 A warning where something killed it: the kernel, a scheduler, a time limit; where it hung: a
-watchdog says so, or the log goes on for half an hour without a further step, ten times as long as
+watchdog says so, or the log continues for half an hour without a further step, ten times as long as
 any step before; and where the log ends before the last step, no line says why, and its file was not
 written to for an hour: kill -9 and a power cut leave nothing else. Information where a person or a
 signal stopped it, where it ended by itself before the planned number of steps (early stopping), and
@@ -45,7 +45,7 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
     step, total, quote = view.last_step, view.total_steps, ending.line
     is_open, is_death = ending.how is End.OPEN, ending.is_death
     said = [f"{ending.words[0].upper()}{ending.words[1:]}."]
-    if step is not None and not is_open:
+    if step is not None and not is_open and f"step {step:,}" not in ending.words:
         said.append(f"The newest step is {step:,}{f' of {total:,}' if total else ''}.")
     if ended:
         said.append("What was learned is in the newest checkpoint.")

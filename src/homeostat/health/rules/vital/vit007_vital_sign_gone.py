@@ -1,4 +1,4 @@
-"""A vital metric is no longer logged, although the run goes on.
+"""A vital metric is no longer logged, although the run continues.
 
 ## What it sees
 Loss, gradient norm, reward, KL, entropy, mean length or margin that was logged for at least
@@ -38,7 +38,7 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
     newest = view.last_step or last
     yield Sighting(
         message=f"{names} {'is' if len(missing) == 1 else 'are'} not logged since step {last}, "
-        f"while the run goes on to step {newest}: look at what changed there.",
+        f"while the run continues to step {newest}: look at what changed there.",
         evidence=tuple(f"{name} was logged last at step {step}" for name, step in missing),
         causes=(Cause("vital-sign-gone", f"nothing of it from step {last} to {newest}"),),
         first_step=last,
