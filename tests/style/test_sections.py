@@ -9,6 +9,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "homeostat"
 # The files and folders that may name RunConfig, and why they need a whole recipe.
 WHOLE = {
     "config/": "defines, loads, checks, edits and compares recipes",
+    "authoring/fitting.py": "tries whole recipes until one fits",
     "api.py": "chooses the loop that runs the recipe",
     "generation/choice.py": "reads the recipe that a run saved in its folder",
     "cli/": "a verb of the command line reads a recipe",
