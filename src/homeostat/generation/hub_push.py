@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
@@ -16,7 +17,7 @@ from homeostat.errors import HubError
 
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 # The HTTP library under huggingface_hub depends on its version; this class inherits its errors.
-_CONNECTION_ERRORS = HfHubHTTPError.__bases__
+_CONNECTION_ERRORS = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
 _REASONS = {
     401: "the hub does not know you. Log in with `hf auth login`, or set HF_TOKEN to a token with "
     "write access.",
