@@ -2,9 +2,9 @@
 
     python bench/everyday_jobs.py [--out jobs.json] [--only 3,17]
 
-Each job is a command of homeostat over a tiny model in an empty folder, run as a process of its
-own, so that the time includes starting Python and loading torch. The commands of others are from
-their documentation, whose page is named. Prints the Markdown table of docs/guide/everyday_jobs.md.
+Each job is a command of homeostat over a tiny model in an empty folder. It runs as a separate
+process, so that the time includes starting Python and loading torch. The commands of others are
+from their documentation, whose page is named. Prints the table of docs/guide/everyday_jobs.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -176,7 +177,7 @@ def recipes() -> dict[str, dict[str, Any]]:
 
 def run(folder: Path, command: str) -> tuple[float, int, str]:
     """Run a command of homeostat. Return seconds, exit code and the last line of its errors."""
-    words = [word.replace("\u00a0", " ") for word in _split(command)]
+    words = [word.replace("\u00a0", " ") for word in shlex.split(command)]
     line = [sys.executable, "-c", "from homeostat.cli.main import main; main()", *words]
     started = time.perf_counter()
     done = subprocess.run(
@@ -185,12 +186,6 @@ def run(folder: Path, command: str) -> tuple[float, int, str]:
     )  # fmt: skip
     last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or [""]
     return time.perf_counter() - started, done.returncode, last[0]
-
-
-def _split(command: str) -> list[str]:
-    import shlex
-
-    return shlex.split(command)
 
 
 def measure(folder: Path, only: set[int]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""How much of other frameworks' configs `homeostat import` takes over: one row per file.
+"""Count what `homeostat import` takes over of other frameworks' configs: one row per file.
 
     python bench/import_configs.py configs/*.yml scripts/run.sh [--out table.json]
 

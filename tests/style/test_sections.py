@@ -10,6 +10,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "homeostat"
 WHOLE = {
     "config/": "defines, loads, checks, edits and compares recipes",
     "api/recipes.py": "builds and loads recipes",
+    "authoring/fitting.py": "tries whole recipes until one fits",
     "generation/choice.py": "reads the recipe that a run saved in its folder",
     "cli/": "a verb of the command line reads a recipe",
     "importing/convert.py": "lists the keys that a recipe has",

@@ -31,7 +31,7 @@ Tasks = Annotated[
 ]
 Include = Annotated[
     Path | None,
-    typer.Option("--include", metavar="DIR", help="Folder with YAML files of tasks of your own."),
+    typer.Option("--include", metavar="DIR", help="Folder with YAML files of your tasks."),
 ]
 Fewshot = Annotated[
     int | None,
@@ -88,7 +88,6 @@ def eval_(
         read_tasks,
         require_harness,
         result_rows,
-        rows_as_json,
     )
 
     require_harness()
@@ -108,18 +107,16 @@ def eval_(
 
     how = {"context": context, "max_new_tokens": max_new_tokens, "seed": seed}
     harness = Harness(text_model, **how, on_progress=_show_progress)
-    found = evaluate_tasks(
-        harness,
-        files,
-        name=name,
-        num_fewshot=num_fewshot,
-        limit=limit,
-        as_chat=chat,
-        seed=seed,
-    )
-    rows = list(result_rows(found))
+    asked = {"num_fewshot": num_fewshot, "limit": limit, "as_chat": chat, "seed": seed}
+    found = evaluate_tasks(harness, files, name=name, **asked)
     if out is not None:
         _write(out, json.dumps(found, indent=2, default=str))
+    _show(list(result_rows(found)), name, format)
+
+
+def _show(rows: list[Row], name: str, format: Format) -> None:
+    from homeostat.generation.harness_lm import rows_as_json
+
     if format is Format.JSON:
         typer.echo(json.dumps({"model": name, "results": rows_as_json(rows)}, indent=2))
         return

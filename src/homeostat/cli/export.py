@@ -38,54 +38,62 @@ class FileFormat(StrEnum):
     GGUF = "gguf"
 
 
+Target = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TARGET",
+        help="New folder to write, or a new file that ends with .gguf.",
+        show_default=False,
+    ),
+]
+FormatOption = Annotated[
+    FileFormat | None,
+    typer.Option(
+        "--format",
+        help="hf: a folder for transformers, vLLM and others. gguf: one file for llama.cpp. "
+        "Default: by the target's name.",
+        show_default=False,
+    ),
+]
+Dtype = Annotated[
+    DtypeName,
+    typer.Option(
+        "--dtype",
+        help="Precision of the weights. auto: as they were trained; a GGUF file has fp16 in "
+        "place of fp32.",
+    ),
+]
+Adapter = Annotated[
+    bool, typer.Option("--adapter", help="Write the adapter alone, in peft's format.")
+]
+Quantization = Annotated[
+    QuantizationName,
+    typer.Option(
+        "--quantization",
+        help="int4: linear layers packed in INT4 (compressed-tensors, W4A16), which vLLM and "
+        "transformers load. q8_0: blocks of 8-bit numbers (GGUF). auto: int4 if the model was "
+        "trained for it.",
+    ),
+]
+GroupSize = Annotated[
+    int | None,
+    typer.Option(
+        "--group-size",
+        help="Weights that share an INT4 scale: 32, 64 or 128. Default: as the model was "
+        "trained, or 128.",
+        show_default=False,
+    ),
+]
+
+
 def export(
     model: opts.Model,
-    target: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TARGET",
-            help="New folder to write, or a new file that ends with .gguf.",
-            show_default=False,
-        ),
-    ],
-    format: Annotated[
-        FileFormat | None,
-        typer.Option(
-            "--format",
-            help="hf: a folder for transformers, vLLM and others. gguf: one file for llama.cpp. "
-            "Default: by the target's name.",
-            show_default=False,
-        ),
-    ] = None,
-    dtype: Annotated[
-        DtypeName,
-        typer.Option(
-            "--dtype",
-            help="Precision of the weights. auto: as they were trained; a GGUF file has fp16 in "
-            "place of fp32.",
-        ),
-    ] = DtypeName.AUTO,
-    adapter: Annotated[
-        bool, typer.Option("--adapter", help="Write the adapter alone, in peft's format.")
-    ] = False,
-    quantization: Annotated[
-        QuantizationName,
-        typer.Option(
-            "--quantization",
-            help="int4: linear layers packed in INT4 (compressed-tensors, W4A16), which vLLM and "
-            "transformers load. q8_0: blocks of 8-bit numbers (GGUF). auto: int4 if the model was "
-            "trained for it.",
-        ),
-    ] = QuantizationName.AUTO,
-    group_size: Annotated[
-        int | None,
-        typer.Option(
-            "--group-size",
-            help="Weights that share an INT4 scale: 32, 64 or 128. Default: as the model was "
-            "trained, or 128.",
-            show_default=False,
-        ),
-    ] = None,
+    target: Target,
+    format: FormatOption = None,
+    dtype: Dtype = DtypeName.AUTO,
+    adapter: Adapter = False,
+    quantization: Quantization = QuantizationName.AUTO,
+    group_size: GroupSize = None,
     base: opts.Base = None,
     step: opts.Step = None,
 ) -> None:

@@ -139,7 +139,7 @@ def new(
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """What to plan for."""
+    """The method and the device to plan for."""
 
     method: Method
     device: DeviceName

@@ -12,53 +12,60 @@ from homeostat.cli import generation_options as opts
 from homeostat.cli.export import DtypeName
 from homeostat.observe.safe_text import safe_text
 
+Repo = Annotated[
+    str,
+    typer.Argument(
+        metavar="OWNER/NAME",
+        help="The repository; made if it does not exist.",
+        show_default=False,
+    ),
+]
+Public = Annotated[
+    bool,
+    typer.Option(
+        "--public/--private",
+        help="Visibility of a new repository. One that exists keeps its own.",
+    ),
+]
+Dtype = Annotated[
+    DtypeName,
+    typer.Option("--dtype", help="Precision of the weights. auto: as they were trained."),
+]
+Adapter = Annotated[
+    bool, typer.Option("--adapter", help="Upload the adapter alone, in peft's format.")
+]
+License = Annotated[
+    str | None,
+    typer.Option(
+        "--license",
+        metavar="ID",
+        help="The hub's name of the licence, for the card: apache-2.0, mit, ...",
+        show_default=False,
+    ),
+]
+Message = Annotated[
+    str | None, typer.Option("--message", "-m", metavar="TEXT", help="The commit's message.")
+]
+DryRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--dry-run",
+        metavar="FOLDER",
+        help="Write what would be uploaded to this new folder, and upload nothing.",
+        show_default=False,
+    ),
+]
+
 
 def push(
     model: opts.Model,
-    repo: Annotated[
-        str,
-        typer.Argument(
-            metavar="OWNER/NAME",
-            help="The repository; made if it does not exist.",
-            show_default=False,
-        ),
-    ],
-    public: Annotated[
-        bool,
-        typer.Option(
-            "--public/--private",
-            help="Visibility of a new repository. One that exists keeps its own.",
-        ),
-    ] = False,
-    dtype: Annotated[
-        DtypeName,
-        typer.Option("--dtype", help="Precision of the weights. auto: as they were trained."),
-    ] = DtypeName.AUTO,
-    adapter: Annotated[
-        bool, typer.Option("--adapter", help="Upload the adapter alone, in peft's format.")
-    ] = False,
-    license: Annotated[
-        str | None,
-        typer.Option(
-            "--license",
-            metavar="ID",
-            help="The hub's name of the licence, for the card: apache-2.0, mit, ...",
-            show_default=False,
-        ),
-    ] = None,
-    message: Annotated[
-        str | None,
-        typer.Option("--message", "-m", metavar="TEXT", help="The commit's message."),
-    ] = None,
-    dry_run: Annotated[
-        Path | None,
-        typer.Option(
-            "--dry-run",
-            metavar="FOLDER",
-            help="Write what would be uploaded to this new folder, and upload nothing.",
-            show_default=False,
-        ),
-    ] = None,
+    repo: Repo,
+    public: Public = False,
+    dtype: Dtype = DtypeName.AUTO,
+    adapter: Adapter = False,
+    license: License = None,
+    message: Message = None,
+    dry_run: DryRun = None,
     base: opts.Base = None,
     step: opts.Step = None,
 ) -> None:
@@ -66,7 +73,7 @@ def push(
 
     The card states the base model, data, recipe, metrics and health findings of the run, without
     values that might be private. A new repository is private unless --public is given, because
-    what was public once cannot be taken back. Look at everything first with --dry-run.
+    what was public once may have been copied. Look at everything first with --dry-run.
     """
     from homeostat.generation.choice import choose
     from homeostat.generation.hub_push import push_folder, require_repo_name

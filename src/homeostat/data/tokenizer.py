@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -318,7 +318,11 @@ def _chat_template(
     # Older tokenizers have several named templates; only "default" is unambiguous.
     if isinstance(found, dict):
         if "default" not in found:
-            _refuse_choice(sorted(found), setting)
+            raise ModelError(
+                f"{setting}: the tokenizer has several chat templates ({', '.join(sorted(found))}) "
+                "and none is the default. Save the one you mean to a file and name it in "
+                "model.chat_template."
+            )
         found = found["default"]
     if found is not None:
         check_template(found, setting=setting)
@@ -329,13 +333,6 @@ def _chat_template(
             "Remove them, or set model.chat_template."
         )
     return found
-
-
-def _refuse_choice(names: list[str], setting: str) -> NoReturn:
-    raise ModelError(
-        f"{setting}: the tokenizer has several chat templates ({', '.join(names)}) and none is "
-        "the default. Save the one you mean to a file and name it in model.chat_template."
-    )
 
 
 def _exact_backend(original: PreTrainedTokenizerFast) -> Tokenizer:

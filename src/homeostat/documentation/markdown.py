@@ -10,6 +10,7 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
+_REMARK = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 _LINK = re.compile(r"^([^:#?]*)\.md(#.*)?$")
 # Long enough for the search to find words, short enough for an index of all pages.
 _SECTION_CHARS = 1500
@@ -37,7 +38,7 @@ class Page:
 def render_page(text: str, *, name: str) -> Page:
     """Render a page. Links to other pages (x.md) lead to x.html."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = parser.parse(text)
+    tokens = parser.parse(_REMARK.sub("", text))
     anchors: dict[str, int] = {}
     headings: list[tuple[str, str, str]] = []
     for token, inline in pairwise(tokens):
@@ -46,6 +47,9 @@ def render_page(text: str, *, name: str) -> Page:
             anchor = _slug(words, anchors)
             token.attrSet("id", anchor)
             headings.append((token.tag, words, anchor))
+    for row, _, cell in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if row.type == "tr_open" and _is_key(cell):
+            row.attrSet("id", _slug(_plain(cell), anchors))
     for token in tokens:
         for child in token.children or ():
             if child.type == "link_open":
@@ -60,18 +64,33 @@ def render_page(text: str, *, name: str) -> Page:
 
 
 def _sections(tokens: list[Any], title: str) -> Iterator[Section]:
+    """Yield the text below each heading, and each row of a table that is about a key."""
     heading, anchor, words = title, "", []
-    for token, previous in zip(tokens, [None, *tokens], strict=False):
+    row: Section | None = None
+    for previous, token in pairwise([None, *tokens]):
         if previous is not None and previous.type == "heading_open":
             if words:
                 yield Section(heading, anchor, " ".join(words)[:_SECTION_CHARS])
             heading, anchor, words = _plain(token), str(previous.attrGet("id")), []
+        elif token.type == "tr_open" and token.attrGet("id"):
+            row = Section("", str(token.attrGet("id")), "")
+        elif token.type == "tr_close" and row is not None:
+            yield row
+            row = None
+        elif token.type == "inline" and row is not None:
+            name, text = row.heading or _plain(token), f"{row.text} {_plain(token)}"
+            row = Section(name, row.anchor, text.strip())
         elif token.type == "inline":
             words.append(_plain(token))
         elif token.type == "fence":
             words.append(" ".join(token.content.split()))
     if words:
         yield Section(heading, anchor, " ".join(words)[:_SECTION_CHARS])
+
+
+def _is_key(cell: Any) -> bool:
+    """Return whether a cell holds nothing but one piece of code, such as the name of a key."""
+    return [one.type for one in cell.children or ()] == ["code_inline"]
 
 
 def _plain(inline: Any) -> str:

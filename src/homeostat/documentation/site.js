@@ -29,7 +29,8 @@ function rank(row, words) {
     if (!hit) return 0;
     sum += hit;
   }
-  return sum;
+  // Pages of single rules are many, and rarely what is looked for by a word.
+  return row[0].includes("/rules/") ? sum / 2 : sum;
 }
 
 function excerpt(text, word) {

@@ -8,18 +8,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,
-    LocalTokenNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
 from homeostat.errors import HubError
 
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
+# The HTTP library under huggingface_hub depends on its version; this class inherits its errors.
+_CONNECTION_ERRORS = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
 _REASONS = {
     401: "the hub does not know you. Log in with `hf auth login`, or set HF_TOKEN to a token with "
     "write access.",
@@ -58,9 +56,8 @@ def push_folder(folder: Path, repo: str, *, is_public: bool, message: str) -> Pu
         status = error.response.status_code if error.response is not None else None
         why = _REASONS.get(status or 0) or error.server_message or str(error)
         raise HubError(f"{repo}: the hub refused it ({status}): {why}") from None
-    except (OSError, RuntimeError, HTTPError) as error:
-        # HTTPError is any failure of the connection. Uploads of large files fail with a
-        # RuntimeError whose cause says why.
+    except (OSError, RuntimeError, *_CONNECTION_ERRORS) as error:
+        # Uploads of large files fail with a RuntimeError whose cause says why.
         why = error.__cause__ or error
         raise HubError(
             f"{repo}: the upload failed: {why}. Nothing was committed; the same command starts "
