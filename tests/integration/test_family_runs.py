@@ -17,7 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from homeostat.config import RunConfig
 from homeostat.config.load import build_config
+from homeostat.errors import ConfigError, ModelError
 from homeostat.observe.jsonl import read_metrics
+from homeostat.run.preflight.check import Preflight
 
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 8, "sliding_window": 4}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -102,3 +104,64 @@ def test_any_model_of_transformers_learns_by_rl_and_resumes_to_the_bit(tmp_path:
     config = in_one_and_in_halves(tmp_path, "model.implementation=transformers")
     require_agreement(config)
     require_export(config, "starcoder2")
+
+
+PRECISIONS = {
+    "fp8": ("trainer.fp8={recipe: rowwise}",),
+    "int4": ("trainer.int4={group_size: 32}",),
+    "int4 engine": ("engine.quantization=int4",),
+    "nf4": ("lora={rank: 2, alpha: 4}", "model.quantization=nf4"),
+    "fp8 cache": ("engine.kv_cache_dtype=fp8",),
+    "dora": ("lora={rank: 2, alpha: 4, dora: true}",),
+    "invariant": ("model.numerics=invariant",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["gemma2", "phi3", "glm4", "olmo2"])
+def test_precisions_work_for_families(name: str, precision: str, tmp_path: Path) -> None:
+    model_of(tmp_path, FAMILIES[name])
+    config = recipe(tmp_path, "run", 2, *PRECISIONS[precision])
+    runs.train(config)
+    records = read_metrics(config.run_dir / "metrics.jsonl")
+    assert len(records) == 2
+    limit = {"invariant": 0.0, "dora": 1e-4, "nf4": 1e-4}.get(precision, 0.5)
+    differences = [record["sampling/sampling_logp_difference/max"] for record in records]
+    assert max(differences) <= limit
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi3"])
+def test_memory_is_estimated_for_families(name: str, tmp_path: Path) -> None:
+    model_of(tmp_path, FAMILIES[name])
+    config = recipe(tmp_path, "run", 2)
+    preflight = Preflight(config, progress=lambda done, total: None)
+    preflight.read_inputs()
+    plan = preflight.memory_plan(config)
+    preview = preflight.preview
+    assert preview is not None
+    assert plan.update.held >= preview.num_bytes
+    assert preview.decoder is not None
+    assert preview.num_params == preview.decoder.num_params
+
+
+def test_check_says_that_sampling_through_transformers_is_slower(tmp_path: Path) -> None:
+    model_of(tmp_path, STARCODER)
+    config = recipe(tmp_path, "run", 2, "model.implementation=transformers")
+    items = list(Preflight(config, progress=lambda done, total: None).run())
+    told = [item.text for item in items]
+    assert any("layers of transformers: slower" in text for text in told), told
+    for key in ("own_process=true", "processes=2", "decode=compact", "quantization=int4"):
+        with pytest.raises(ConfigError, match=rf"engine\.{key.partition('=')[0]}"):
+            recipe(tmp_path, "run", 2, "model.implementation=transformers", f"engine.{key}")
+
+
+def test_a_model_that_the_engine_cannot_hold_is_refused(tmp_path: Path) -> None:
+    """Mamba keeps a state in place of keys and values."""
+    sizes = {"state_size": 4, "expand": 2, "conv_kernel": 2, "time_step_rank": 2}
+    model = model_of(tmp_path, {"model_type": "mamba", "pad_token_id": 0, **sizes})
+    config = json.loads((model / "config.json").read_text())
+    del config["num_attention_heads"]
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"cannot be sampled.*engine\.type=vllm"):
+        runs.train(recipe(tmp_path, "run", 1, "model.implementation=transformers"))

@@ -156,7 +156,13 @@ class MoeBlock(nn.Module):
 
 
 class Layer(nn.Module):
-    """One decoder layer: attention and MLP, or experts, with their norms."""
+    """One decoder layer: attention and MLP, or experts, with their norms.
+
+    Norms are attributes under the names that the family gives them; these are Llama's.
+    """
+
+    input_layernorm: RMSNorm
+    post_attention_layernorm: RMSNorm
 
     def __init__(self, config: DecoderConfig, *, layer: int, numerics: Numerics) -> None:
         super().__init__()

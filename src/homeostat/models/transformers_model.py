@@ -35,6 +35,7 @@ from homeostat.models.transformers_attention import (
 )
 from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
 from homeostat.ops.dropout import DropoutKeys
+from homeostat.ops.linear import Numerics
 from homeostat.ops.moe_shape import MoeShape
 
 # Exceptions that transformers has been seen to raise over the content of a config.json.
@@ -59,7 +60,7 @@ class TransformersModel(nn.Module):
     """A model of transformers; the parameter names of `causal_lm` are the HF names."""
 
     # config.combinations has already refused all others.
-    numerics = "fast"
+    numerics: Numerics = "fast"
     # Its routers are transformers' own: nothing is recorded, replayed or balanced.
     moe: MoeShape | None = None
     # A model with a cap is refused.

@@ -1,11 +1,14 @@
-"""A decoding step in invariant numerics over the device's state: the decoder's own forward.
+"""A decoding step over the device's state by the decoder's own forward.
 
     tokens and positions -> Decoder.hidden_in -> logits -> draw -> log-prob of what was drawn
 
+It serves invariant numerics, and in fast numerics the blocks that forward.py has no kernels for.
+
 Invariant: every operation is the one that training and scoring use, in the same numerics, so that
-the log-prob of a token has their bits. Only where keys lie is another matter: `CachedAttention`
-writes the new token's key and value into the cache and finds the others by the state's tables, in
-the same tiles and the same order. Nothing asks the host, so that a step can be captured as a graph.
+in invariant numerics the log-prob of a token has their bits. Only where keys lie is another matter:
+`CachedAttention` writes the new token's key and value into the cache and finds the others by the
+state's tables, in the same tiles and the same order. Nothing asks the host, so that a step can be
+captured as a graph.
 
 Suffixes: `_B` rows, `_H` heads, `_d` head dim, `_K` blocks of a sequence, `_V` vocabulary.
 """
