@@ -30,7 +30,7 @@ import floor
 import torch
 from torch import Tensor
 
-from homeostat.models.decoder import MoeBlock
+from homeostat.models.blocks import MoeBlock
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.routing import Routing
 from homeostat.ops import kernels

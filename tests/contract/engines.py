@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -28,6 +28,7 @@ from homeostat.errors import EngineDiedError
 from homeostat.models.build import load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.lora import merged_state
+from homeostat.models.transformers_model import TransformersModel
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.logprobs import token_logprobs
 from homeostat.rollout.engine import Engine, Quiesce, Request, Sampling, generate
@@ -61,7 +62,7 @@ class Model:
     """The same weights twice, and the folder that both came from."""
 
     theirs: torch.nn.Module
-    ours: Decoder
+    ours: Decoder | TransformersModel
     family: str
     folder: Path
 
@@ -116,12 +117,13 @@ def _send(take: Callable[[Bucket], None], model: Model) -> None:
 
 @dataclass(frozen=True)
 class Backend:
-    """`is_ours`: it runs our decoder, new at each call, with the settings it is given, and shares
-    whole prompts."""
+    """`is_ours`: it is our engine, new at each call, with the settings it is given, and shares
+    whole prompts. `has_invariant`: it runs our decoder in invariant numerics."""
 
     name: str
     make: Callable[..., Engine]
     is_ours: bool = True
+    has_invariant: bool = True
     marks: tuple[Any, ...] = field(default=())
 
     def __call__(self, model: Model, **changes: Any) -> Engine:
@@ -131,12 +133,25 @@ class Backend:
         if not self.is_ours:
             pytest.skip(f"{self.name}: {why}")
 
+    def require_invariant(self) -> None:
+        if not self.is_ours or not self.has_invariant:
+            pytest.skip(f"{self.name}: invariant numerics are our decoder's")
+
 
 def native(model: Model, **changes: Any) -> Engine:
     keys = NativeEngineConfig.model_fields
     config = {name: changes.pop(name) for name in list(changes) if name in keys}
     place = {"device": CPU, "max_tokens": MAX_TOKENS, "chunk_bytes": CHUNK_BYTES, "decode": decode}
     return NativeEngine(model.ours, NativeEngineConfig(**config), **{**place, **changes})
+
+
+def through_transformers(model: Model, **changes: Any) -> Engine:
+    """The native engine over layers of transformers, which share the weights of `model.ours`."""
+    twin = random_model({**FAMILIES[model.family], **SIZES, **HEADS.get(model.family, {})})
+    own = dict(model.ours.named_parameters())
+    for name, parameter in twin.named_parameters():
+        parameter.data = own[name].data
+    return native(replace(model, ours=TransformersModel(twin)), **changes)
 
 
 def native_in_blocks(model: Model, **changes: Any) -> Engine:
@@ -292,6 +307,12 @@ HAS_SGLANG = sglang_options.is_installed()
 ENGINES = (
     Backend("native", native),
     Backend("native_in_blocks", native_in_blocks),
+    Backend(
+        "through_transformers",
+        through_transformers,
+        has_invariant=False,
+        marks=(pytest.mark.slow,),
+    ),
     Backend("native_in_its_own_process", native_in_its_own_process),
     Backend("native_with_a_helper", native_with_a_helper),
     Backend("router_of_1", partial(router, num_engines=1), marks=(pytest.mark.slow,)),

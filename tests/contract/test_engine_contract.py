@@ -62,7 +62,7 @@ def test_log_probs_are_the_trainers(build: Backend, temperature: float) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied", "qwen2", "qwen3"])
 def test_invariant_log_probs_are_the_trainers_to_the_bit(build: Backend, family: str) -> None:
-    build.require_ours("invariant numerics are our decoder's")
+    build.require_invariant()
     fast = shared_model(family)
     ours = Decoder(fast.ours.config, kernel="sdpa", numerics="invariant")
     ours.load_state_dict(fast.ours.state_dict())
@@ -270,7 +270,7 @@ def test_a_next_turn_finds_what_the_last_one_computed(build: Backend) -> None:
 
 
 def test_a_prefix_that_was_found_changes_no_bit(build: Backend) -> None:
-    build.require_ours("invariant numerics are our decoder's")
+    build.require_invariant()
     fast = shared_model()
     ours = Decoder(fast.ours.config, kernel="sdpa", numerics="invariant")
     ours.load_state_dict(fast.ours.state_dict())

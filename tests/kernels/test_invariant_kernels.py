@@ -21,7 +21,7 @@ from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.ops import kernels
-from homeostat.ops.attention import PackedLayout, packed_attention
+from homeostat.ops.attention import Limits, PackedLayout, packed_attention
 from homeostat.ops.kernels.products import Tile, half_tiles, product, tile_of
 from homeostat.ops.linear import linear, tiled_product
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
@@ -125,32 +125,41 @@ def qkv(num_tokens: int, heads: tuple[int, int], dim: int, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize(
-    ("heads", "dim", "dtype"),
+    ("heads", "dim", "dtype", "limits"),
     [
-        pytest.param((3, 3), 16, torch.float32, marks=pytest.mark.slow),
-        ((6, 2), 12, torch.float32),
-        pytest.param((7, 1), 32, HALF, marks=pytest.mark.slow),
-        ((32, 1), 20, HALF),
+        pytest.param((3, 3), 16, torch.float32, Limits(), marks=pytest.mark.slow),
+        ((6, 2), 12, torch.float32, Limits()),
+        ((2, 1), 12, torch.float32, Limits(5, 2.0)),
+        pytest.param((2, 1), 12, torch.float32, Limits(66), marks=pytest.mark.slow),
+        pytest.param((7, 1), 32, HALF, Limits(), marks=pytest.mark.slow),
+        ((32, 1), 20, HALF, Limits()),
     ],
 )
-def test_attention_equals_float64(heads: tuple[int, int], dim: int, dtype: torch.dtype) -> None:
+def test_attention_equals_float64(
+    heads: tuple[int, int], dim: int, dtype: torch.dtype, limits: Limits
+) -> None:
     layout = PackedLayout.of([5, 70, 1, 8], DEVICE)
     tensors = qkv(layout.num_tokens, heads, dim, dtype)
-    out = TiledAttention.of(layout, num_kv_heads=heads[1]).attend(0, *tensors, scale=0.3)
+    how = {"scale": 0.3, "limits": limits}
+    out = TiledAttention.of(layout, num_kv_heads=heads[1]).attend(0, *tensors, **how)
     wide = [x.double() for x in tensors]
     with kernels.plain():
-        want = packed_attention(*wide, layout, scale=0.3, kernel="eager")
+        want = packed_attention(*wide, layout, kernel="eager", **how)
     assert_near(out, want, 1.5 * NEAR[dtype])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-def test_a_query_has_the_same_bits_in_training_prefill_and_decoding(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("limits", [Limits(), Limits(6, 1.5), Limits(66)])
+def test_a_query_has_the_same_bits_in_training_prefill_and_decoding(
+    limits: Limits, dtype: torch.dtype
+) -> None:
     """Rows of the store are shuffled, and hold NaN where no document has a key."""
     lengths, heads, dim = [70, 3, 20], (4, 2), 16
     layout = PackedLayout.of(lengths, DEVICE)
     q, k, v = qkv(layout.num_tokens, heads, dim, dtype)
-    whole = TiledAttention.of(layout, num_kv_heads=heads[1]).attend(0, q, k, v, scale=0.3)
+    how = {"scale": 0.3, "limits": limits}
+    whole = TiledAttention.of(layout, num_kv_heads=heads[1]).attend(0, q, k, v, **how)
     capacity = 80
     order = torch.randperm(3 * capacity, generator=torch.Generator().manual_seed(0))
     row_BT = order.view(3, capacity).to(DEVICE)
@@ -173,7 +182,7 @@ def test_a_query_has_the_same_bits_in_training_prefill_and_decoding(dtype: torch
                 for offset, end, count in zip(layout.offsets, ends, counts, strict=True)
                 for nth in range(count)
             ]
-            out = tiled_attention(q[at], keys, values, plan, scale=0.3)
+            out = tiled_attention(q[at], keys, values, plan, **how)
             assert torch.equal(out, whole[at]), (ends, counts)
 
 

@@ -17,7 +17,8 @@ pytest.importorskip("triton")
 
 from homeostat.config.model import LoraConfig
 from homeostat.config.native import NativeEngineConfig
-from homeostat.models.decoder import MLP, Decoder
+from homeostat.models.blocks import MLP
+from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.lora import LoraLinear, adapter_state, apply_lora
 from homeostat.models.side_by_side import (

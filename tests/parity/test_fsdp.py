@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.parity import tiny_models
+from tests.parity import tiny_families, tiny_models
 from tests.support import fsdp_ranks, tiny, tiny_moe, tiny_rl
 from tests.support.forks import SHARDS, Forked
 from tests.support.fsdp_ranks import CHECKS, SAVED_AFTER, STEPS, Place
@@ -71,7 +71,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, dict
 def write_inputs(folder: Path) -> None:
     """Model folders, and what a local trainer saved."""
     narrow = {**tiny_models.FAMILIES["qwen3"], "head_dim": 2, "intermediate_size": 33}
-    families = {**tiny_models.FAMILIES, "narrow": narrow}
+    families = {**tiny_models.FAMILIES, **tiny_families.BLOCKS, "narrow": narrow}
     for name in (*fsdp_ranks.MODELS, "llama_bias"):
         tiny_models.save(tiny_models.random_model(families[name]), folder / name)
     tiny_moe.save_model(folder / "qwen3_moe", **tiny_moe.QWEN)

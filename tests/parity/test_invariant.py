@@ -115,7 +115,7 @@ class CacheContext:
         heads = torch.arange(cache.heads) * cache.head_stride
         self.slots = (torch.cat(written)[:, None] + heads).flatten()
 
-    def attend(self, layer, q_NHd, k_NHd, v_NHd, *, scale):
+    def attend(self, layer, q_NHd, k_NHd, v_NHd, *, scale, limits):
         keys, values = self.cache.store[layer]
         keys[self.slots], values[self.slots] = k_NHd.flatten(0, 1), v_NHd.flatten(0, 1)
         return tiled_attention(q_NHd, keys, values, self.plan, scale=scale)

@@ -52,7 +52,7 @@ VOCABULARY = 97
 # A gradient near zero has a direction that rounding decides, and plain Adam makes a whole step of
 # it. With this eps the step is as smooth as the gradient.
 SMOOTH = {"eps": 1e-2}
-MODELS = ("llama", "llama_tied", "qwen3", "qwen2", "narrow")
+MODELS = ("llama", "llama_tied", "qwen3", "qwen2", "narrow", "gemma2", "phi3")
 SAVED_AFTER, STEPS = 2, 4
 START = time.monotonic()
 

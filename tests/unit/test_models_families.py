@@ -29,23 +29,44 @@ QWEN2 = {**LLAMA, "model_type": "qwen2"}
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({**LLAMA, "model_type": "gemma2"}, "gemma2"),
+        ({**LLAMA, "model_type": "gptj"}, "gptj"),
         ({**LLAMA, "hidden_act": "gelu"}, "gelu"),
         ({**LLAMA, "attention_dropout": 0.1}, "attention_dropout"),
         ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({**LLAMA, "rope_parameters": {"rope_type": "longrope"}}, "longrope"),
-        ({**LLAMA, "model_type": "mistral"}, "sliding window"),
-        ({**LLAMA, "model_type": "mistral", "sliding_window": 4096}, "sliding window"),
-        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 1}, "sliding window"),
-        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 0}, "sliding window"),
-        ({**QWEN2, "layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
     ],
 )
 def test_what_it_cannot_do_is_refused_with_the_way_out(config, reason):
     with pytest.raises(ModelError, match=rf"(?s){reason}.*model\.implementation=transformers"):
         decoder_config(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (LLAMA, ()),
+        ({**LLAMA, "model_type": "mistral"}, (4096, 4096)),
+        ({**LLAMA, "model_type": "mistral", "sliding_window": None}, ()),
+        ({**LLAMA, "model_type": "mistral", "sliding_window": 64}, (64, 64)),
+        (QWEN2, ()),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 1}, (None, 4096)),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 0}, (4096, 4096)),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 28}, ()),
+        (
+            {
+                **QWEN2,
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            (None, 9),
+        ),
+    ],
+)
+def test_windows_are_those_that_transformers_reads(config, windows):
+    assert decoder_config(config).block.windows == windows
 
 
 def test_quantised_weights_are_refused():

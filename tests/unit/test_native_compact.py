@@ -10,6 +10,7 @@ from tests.parity.tiny_models import FAMILIES, ROPES, SIZES
 from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
+from homeostat.ops.attention import NO_LIMITS, Limits
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
 from homeostat.rollout.native.compact import CompactDecoder, compact_of
 from homeostat.rollout.native.engine import NativeEngine
@@ -29,7 +30,9 @@ class Recorded:
         v_NHd: torch.Tensor,
         *,
         scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> torch.Tensor:
+        assert limits == NO_LIMITS
         repeats = q_NHd.shape[1] // k_NHd.shape[1]
         k_NHd, v_NHd = (x.repeat_interleave(repeats, dim=1) for x in (k_NHd, v_NHd))
         weights = torch.einsum("nhd,mhd->hnm", q_NHd, k_NHd).mul(scale * (layer + 1)).softmax(-1)

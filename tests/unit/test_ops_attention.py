@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.errors import ModelError
+from homeostat.ops import capped_attention
 from homeostat.ops.attention import (
+    Limits,
     PackedLayout,
     packed_attention,
     planned_length,
@@ -16,14 +18,18 @@ from homeostat.ops.attention import (
 CPU = torch.device("cpu")
 
 
-def alone(q, k, v, scale):
+def alone(q, k, v, scale, window=None, soft_cap=None):
     """One document in float64, written out."""
     q, k, v = (x.double() for x in (q, k, v))
     out = torch.zeros_like(q)
     for head in range(q.shape[1]):
         kv_head = head // (q.shape[1] // k.shape[1])
         scores = q[:, head] @ k[:, kv_head].t() * scale
+        if soft_cap is not None:
+            scores = (scores / soft_cap).tanh() * soft_cap
         scores += torch.full_like(scores, float("-inf")).triu(1)
+        if window is not None:
+            scores += torch.full_like(scores, float("-inf")).tril(-window)
         out[:, head] = scores.softmax(-1) @ v[:, kv_head]
     return out
 
@@ -40,23 +46,29 @@ def inputs(num_tokens, *, heads=4, kv_heads=2, dim=8, seed=0):
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     groups=st.sampled_from([(4, 4), (4, 2), (3, 1)]),
     seed=st.integers(0, 10**6),
+    window=st.sampled_from([None, 1, 3, 8]),
+    soft_cap=st.sampled_from([None, 0.7]),
 )
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
-def test_documents_do_not_see_each_other(kernel, lengths, groups, seed):
-    layout = PackedLayout.of(lengths, CPU)
+def test_documents_do_not_see_each_other(kernel, lengths, groups, seed, window, soft_cap):
+    layout, limits = PackedLayout.of(lengths, CPU), Limits(window, soft_cap)
     q, k, v = inputs(layout.num_tokens, heads=groups[0], kv_heads=groups[1], seed=seed)
-    out = packed_attention(q, k, v, layout, scale=0.3, kernel=kernel)
+    out = packed_attention(q, k, v, layout, scale=0.3, kernel=kernel, limits=limits)
     split = [x.detach().split(lengths) for x in (q, k, v)]
-    want = torch.cat([alone(*parts, 0.3) for parts in zip(*split, strict=True)])
+    how = (0.3, window, soft_cap)
+    want = torch.cat([alone(*parts, *how) for parts in zip(*split, strict=True)])
     torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_of_the_kernels_agree():
+@pytest.mark.parametrize("limits", [Limits(), Limits(3), Limits(3, 0.7)])
+def test_gradients_of_the_kernels_agree(limits, monkeypatch):
     layout = PackedLayout.of([5, 2, 5, 5, 1], CPU)
     gradients = []
+    # A small budget, so that capped scores are computed in parts and again.
+    monkeypatch.setattr(capped_attention, "SCORE_BYTES", 256)
     for kernel in ("sdpa", "eager"):
         tensors = inputs(layout.num_tokens, seed=3)
-        out = packed_attention(*tensors, layout, scale=0.35, kernel=kernel)
+        out = packed_attention(*tensors, layout, scale=0.35, kernel=kernel, limits=limits)
         (out * torch.arange(out.numel()).view_as(out).cos()).sum().backward()
         gradients.append([tensor.grad for tensor in tensors])
     for sdpa, eager in zip(*gradients, strict=True):

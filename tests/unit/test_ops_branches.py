@@ -8,7 +8,7 @@ import torch
 
 from homeostat.data.packing import pack_nested
 from homeostat.ops import branches
-from homeostat.ops.attention import PackedLayout, packed_attention
+from homeostat.ops.attention import Limits, PackedLayout, packed_attention
 from homeostat.ops.branches import Branches
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.types import TokenRow
@@ -71,8 +71,9 @@ def test_prefixes_that_are_computed_in_other_ways_are_not_shared() -> None:
 
 @pytest.mark.parametrize("chunk", [branches.SCORE_BYTES, 1])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+@pytest.mark.parametrize("limits", [Limits(), Limits(4, 1.5)])
 def test_attention_and_its_gradient_are_those_of_the_rows(
-    heads: tuple[int, int], chunk: int, monkeypatch: pytest.MonkeyPatch
+    limits: Limits, heads: tuple[int, int], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(branches, "SCORE_BYTES", chunk)
     tokens_N, lengths_B, prefixes_B = parts_of(nested_rows(np.random.default_rng(5)))
@@ -83,9 +84,9 @@ def test_attention_and_its_gradient_are_those_of_the_rows(
     made = [torch.randn(len(tree.unique_U), *shape, requires_grad=True) for shape in shapes]
     layout = PackedLayout.of(lengths_B.tolist(), CPU)
     attention = tree.attention(layout, kernel="sdpa", packed=lambda layout: None)  # type: ignore
-    found_U = attention.attend(0, *made, scale=0.3)
+    found_U = attention.attend(0, *made, scale=0.3, limits=limits)
     spread = [x.index_select(0, tree.place_N) for x in made]
-    want_N = packed_attention(*spread, layout, scale=0.3, kernel="eager")
+    want_N = packed_attention(*spread, layout, scale=0.3, kernel="eager", limits=limits)
     torch.testing.assert_close(found_U[tree.place_N], want_N, rtol=1e-5, atol=1e-5)
     weights_N = torch.randn_like(want_N)
     grads = [

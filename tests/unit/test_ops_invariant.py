@@ -1,5 +1,7 @@
 """The parts of the invariant numerics: right to rounding, and every row by itself."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,8 +9,8 @@ from hypothesis import strategies as st
 from tests.support.rounding import assert_right_to_rounding
 from torch.nn import functional
 
-from homeostat.ops.activations import gated_silu
-from homeostat.ops.attention import PackedLayout, packed_attention
+from homeostat.ops.activations import gated, gated_silu, invariant_tanh
+from homeostat.ops.attention import Limits, PackedLayout, packed_attention
 from homeostat.ops.linear import TILE_ROWS, Linear, linear
 from homeostat.ops.norms import rms_norm
 from homeostat.ops.rope import RopeConfig, apply_rope, inverse_frequencies, rope_tables
@@ -68,7 +70,10 @@ def test_a_frozen_weight_costs_no_gradient():
 @pytest.mark.parametrize("width", [24, 97, 128])
 def test_what_works_row_by_row_does_so_to_the_bit(num_threads, width):
     x, y, weight = torch.randn(999, width) * 3, torch.randn(999, width), torch.randn(width)
-    require_rows_alone(lambda x, y: gated_silu(x, y, numerics="invariant"), x, y)
+    for act in ("silu", "gelu_tanh"):
+        how = {"activation": act, "numerics": "invariant"}
+        require_rows_alone(partial(gated, **how), x, y)
+    require_rows_alone(invariant_tanh, x)
     require_rows_alone(lambda x: rms_norm(x, weight, eps=1e-5), x)
 
 
@@ -80,6 +85,26 @@ def test_a_rotation_does_not_depend_on_the_other_tokens(num_threads, head_dim):
     weight = torch.randn(head_dim)
     require_rows_alone(lambda x, p: apply_rope(x, *rope_tables(p, inv_freq, rope)), x, positions)
     require_rows_alone(lambda x: rms_norm(x, weight, eps=1e-5), x)
+
+
+def test_the_invariant_tanh_equals_float64():
+    x = torch.cat([torch.linspace(-1, 1, 4001), torch.tensor([-200.0, -9.0, 9.0, 200.0])])
+    want = x.double().tanh()
+    error = (invariant_tanh(x) - want).abs()
+    assert (error <= 2e-7).all()
+    # Small values do not cancel.
+    assert (error <= 1e-6 * want.abs()).all()
+
+
+def test_the_invariant_gelu_and_its_gradient_equal_float64():
+    gate = torch.cat([torch.randn(500) * 5, torch.tensor([-200.0, 0.0, 200.0])]).requires_grad_()
+    wide = gate.detach().double().requires_grad_()
+    up = torch.ones_like(gate)
+    out = gated(gate, up, activation="gelu_tanh", numerics="invariant")
+    want = functional.gelu(wide, approximate="tanh")
+    torch.testing.assert_close(out.double(), want, atol=1e-6, rtol=1e-6)
+    (ours,), (theirs,) = torch.autograd.grad(out.sum(), gate), torch.autograd.grad(want.sum(), wide)
+    torch.testing.assert_close(ours.double(), theirs, atol=1e-6, rtol=1e-6)
 
 
 def test_the_invariant_silu_and_its_gradient_equal_float64():
@@ -105,14 +130,15 @@ def qkv(num_tokens, *, heads, kv_heads, dim=12, seed=0):
     lengths=st.lists(st.integers(1, 200), min_size=1, max_size=20),
     groups=st.sampled_from([(4, 4), (4, 2), (3, 1)]),
     seed=st.integers(0, 10**6),
+    limits=st.sampled_from([Limits(), Limits(7), Limits(70), Limits(None, 2.0), Limits(9, 0.5)]),
 )
-def test_tiled_attention_equals_eager_in_float64(lengths, groups, seed):
+def test_tiled_attention_equals_eager_in_float64(lengths, groups, seed, limits):
     layout = PackedLayout.of(lengths, CPU)
     tensors = qkv(layout.num_tokens, heads=groups[0], kv_heads=groups[1], seed=seed)
     wide = [x.double() for x in tensors]
     context = TiledAttention.of(layout, num_kv_heads=groups[1])
-    out = context.attend(0, *tensors, scale=0.3)
-    want = packed_attention(*wide, layout, scale=0.3, kernel="eager")
+    out = context.attend(0, *tensors, scale=0.3, limits=limits)
+    want = packed_attention(*wide, layout, scale=0.3, kernel="eager", limits=limits)
     torch.testing.assert_close(out.double(), want.double(), atol=1e-5, rtol=1e-5)
 
 
@@ -140,6 +166,21 @@ def test_large_scores_neither_overflow_nor_vanish():
         *(x.double() for x in (50 * q, 50 * k, v)), layout, scale=1.0, kernel="eager"
     )
     torch.testing.assert_close(out.double(), want.double(), atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("limits", [Limits(5), Limits(70, 2.0), Limits(130)])
+def test_a_limited_query_has_its_bits_alone_and_among_others(limits):
+    layout, heads = PackedLayout.of([150, 40], CPU), {"heads": 4, "kv_heads": 2}
+    q, k, v = qkv(layout.num_tokens, **heads, seed=9)
+    whole = TiledAttention.of(layout, num_kv_heads=2).attend(0, q, k, v, scale=0.3, limits=limits)
+    row_BT = torch.arange(150)[None] * 2
+    for length in (1, 8, 64, 65, 70, 71, 128, 129, 150):
+        ends = torch.tensor([length])
+        for count in {1, min(length, 9)}:
+            plan = TilePlan.of(torch.tensor([count]), ends, row_BT, num_kv_heads=2, head_stride=1)
+            at, store = slice(length - count, length), (k.flatten(0, 1), v.flatten(0, 1))
+            found = tiled_attention(q[at], *store, plan, scale=0.3, limits=limits)
+            assert torch.equal(found, whole[at]), (length, count)
 
 
 def test_a_plan_refuses_more_queries_than_tokens():

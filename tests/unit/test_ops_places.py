@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homeostat.ops.activations import gated_silu
+from homeostat.ops.activations import gated, gated_silu
 from homeostat.ops.linear import linear
 from homeostat.ops.logit_tiles import VOCAB_CHUNK
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
@@ -151,6 +151,7 @@ def test_rows_have_their_bits_wherever_they_begin_in_memory(start, rows, offset,
     matrix = torch.randn(11, width, generator=generator)
     for function in (
         lambda x, y: gated_silu(x, y, numerics="invariant"),
+        lambda x, y: gated(x, y, activation="gelu_tanh", numerics="invariant"),
         lambda x, y: rms_norm(x, weight, eps=1e-5),
         lambda x, y: add_rms_norm(x, y, weight, eps=1e-5)[1],
         lambda x, y: linear(x, matrix, numerics="invariant"),

@@ -16,7 +16,8 @@ from homeostat.algorithms.sft import loss_spec
 from homeostat.config.algorithm import SftConfig
 from homeostat.errors import ReplayError
 from homeostat.models import float64
-from homeostat.models.decoder import Decoder, MoeBlock
+from homeostat.models.blocks import MoeBlock
+from homeostat.models.decoder import Decoder
 from homeostat.models.routing import Routing
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.build import local_trainer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,10 +13,11 @@ from tests.support.sequence_blocks import expected_halves, joined_halves, random
 
 from homeostat.config.mesh import Mesh
 from homeostat.errors import ModelError
+from homeostat.models.decoder_shape import BlockForm
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.origin import ConfigOrigin
 from homeostat.train.sequence.blocks import block_kernel
-from homeostat.train.sequence.heads import repeats, require_heads
+from homeostat.train.sequence.heads import repeats, require_heads, require_sequence
 from homeostat.train.sequence.memory import exchanged_bytes, share_of
 from homeostat.train.sequence.ring import RingLayout
 from homeostat.train.sequence.split import part_of_distinct, part_of_rows
@@ -106,6 +109,19 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_with_the_arithmetic() ->
     require_heads(_shape(), 6)
     with pytest.raises(ModelError, match=r"12 query heads \(12 = 1 x 8 \+ 4\).*1, 2, 3, 4, 6, 12"):
         require_heads(_shape(), 8)
+
+
+def test_windows_and_soft_caps_do_not_go_around_a_ring() -> None:
+    shape = _shape()
+    require_sequence(shape, Mesh(cp=2))
+    for block, what in (
+        (BlockForm(windows=(4, None)), "sliding windows"),
+        (BlockForm(attention_cap=30.0), "soft-capped scores"),
+    ):
+        limited = replace(shape, block=block)
+        require_sequence(limited, Mesh(sp=2))
+        with pytest.raises(ModelError, match=rf"context_parallel_size is 2.*{what}"):
+            require_sequence(limited, Mesh(cp=2))
 
 
 def test_a_rank_is_estimated_by_its_part_and_what_it_exchanges() -> None:

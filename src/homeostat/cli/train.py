@@ -45,22 +45,23 @@ def train(
         raise typer.Exit(keep_seat(launch, recipe, overrides))
     config = load_launched(launch, recipe, overrides)
     level = resolve_level(log_level, config=config.observe.log_level)
-    from homeostat.api import train as run_recipe
+    from homeostat.hub.resolve import resolve_names
+    from homeostat.run.calling.start import train_recipe
     from homeostat.run.session.session import open_session
     from homeostat.workers.seats import seats_opened
 
     out = sys.stderr if format is Format.JSON else sys.stdout
     console = SafeConsole(file=cast(IO[str], Outlet(out)))
     text = recipe.read_text(encoding="utf-8")
-    with (
-        seats_opened(launch, timeout_s=config.cluster.start_timeout_s),
-        open_session(
+    # Other ranks wait for this one: it opens the seats before anything that may take long.
+    with seats_opened(launch, timeout_s=config.cluster.start_timeout_s):
+        config = resolve_names(config, console=console)
+        with open_session(
             config, recipe=text, command=sys.argv, console=console, log_level=level
-        ) as session,
-    ):
-        if launch is not None:
-            log.info("%s; this one, rank 0, is the controller", launch.describe())
-        result = run_recipe(config, session)
+        ) as session:
+            if launch is not None:
+                log.info("%s; this one, rank 0, is the controller", launch.describe())
+            result = train_recipe(config, session)
     if format is Format.JSON:
         typer.echo(json.dumps(result.as_json(), indent=2))
     else:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from homeostat.config.engine import CUTS, EngineConfig
 from homeostat.config.model import LoraConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.observe import EvalSamplingConfig
 from homeostat.config.rollout import RolloutConfig
 from homeostat.config.run import RunConfig
@@ -25,7 +26,7 @@ def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
             "the engine is in its own process, where the trainer's tensors do not exist.",
             "Set it to shared_memory, or leave sync.transport out.",
         )
-    elif config.sync.overlap == "always" and config.engine.type != "native":
+    elif config.sync.overlap == "always" and not isinstance(config.engine, NativeEngineConfig):
         yield Problem(
             "sync.overlap",
             f"the {config.engine.type} engine takes weights only while it stands still.",
@@ -78,12 +79,8 @@ def _shared(config: RunConfig) -> Iterator[Problem]:
 def _abilities(config: RunConfig) -> Iterator[Problem]:
     """Find what the recipe asks of the engine although the engine cannot do it."""
     engine = config.engine
-    if engine.needs_native_decoder and config.model.implementation == "transformers":
-        yield Problem(
-            "model.implementation",
-            f"the {engine.type} engine samples with the native decoder.",
-            "Set model.implementation=native, or engine.type=vllm.",
-        )
+    if isinstance(engine, NativeEngineConfig) and config.model.implementation == "transformers":
+        yield from _through_transformers(engine)
     if config.rollout.is_cut and not engine.returns_kept_ids:
         yield Problem(
             f"rollout.{_cut_by(config.rollout)}",
@@ -100,6 +97,23 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
             f"replay lets the engine score what was sampled, and {engine.type} scores at "
             "temperature 1 only.",
             "Set debug.mode=train_only, or rollout.temperature=1.",
+        )
+
+
+def _through_transformers(engine: NativeEngineConfig) -> Iterator[Problem]:
+    """Find settings of our own engine that only the native decoder follows."""
+    wanted = {
+        "own_process": engine.own_process,
+        "processes": (engine.processes or 1) > 1,
+        "decode": engine.decode not in ("auto", "plain"),
+        "quantization": engine.quantization is not None,
+    }
+    for name in (name for name, is_set in wanted.items() if is_set):
+        yield Problem(
+            f"engine.{name}",
+            "model.implementation is transformers, whose layers the engine calls in the trainer's "
+            "process, one step at a time, as they are.",
+            "Remove it, or set model.implementation=native, or engine.type=vllm.",
         )
 
 
@@ -194,7 +208,7 @@ def _adapter(config: RunConfig, lora: LoraConfig) -> Iterator[Problem]:
                 _OWN,
             )
         return
-    if lora.publish == "adapter" and engine.type != "native":
+    if lora.publish == "adapter" and not isinstance(engine, NativeEngineConfig):
         yield Problem(
             "lora.publish",
             f"the {engine.type} engine takes whole weights, with the adapter merged into them.",

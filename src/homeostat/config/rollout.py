@@ -13,8 +13,10 @@ from pydantic import Field
 
 from homeostat.config.base import PathText, Settings, key
 from homeostat.config.curriculum import AllFailedFilter, AnyFilter, CurriculumConfig
+from homeostat.config.engine import EnginePlugin
 from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.config.native import NativeEngineConfig
+from homeostat.config.plugins import Pluggable
 from homeostat.config.sglang import SglangEngineConfig
 from homeostat.config.vllm import VllmEngineConfig
 
@@ -136,7 +138,9 @@ class RolloutConfig(Settings):
 
 
 AnyEngine = Annotated[
-    NativeEngineConfig | VllmEngineConfig | SglangEngineConfig, Field(discriminator="type")
+    NativeEngineConfig | VllmEngineConfig | SglangEngineConfig,
+    Field(discriminator="type"),
+    Pluggable("engine", EnginePlugin),
 ]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from homeostat.config.model import ModelConfig
 from homeostat.models import hf, weights
+from homeostat.models.blocks import MLP, Attention
 from homeostat.models.build import (
     LoadedModel,
     config_origin,
@@ -26,7 +27,7 @@ from homeostat.models.build import (
     read_configs,
     unquantised,
 )
-from homeostat.models.decoder import MLP, Decoder
+from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.hub_names import stacked_tensors
 from homeostat.ops.linear import Linear
@@ -107,12 +108,16 @@ class _Packer:
 def _groups(module: Decoder, names: set[str]) -> Iterator[tuple[str, ...]]:
     """Yield the weights that are laid out together: those of the same inputs, if all are packed."""
     for name, part in module.named_modules():
-        if hasattr(part, "q_proj"):
-            yield from _together(name, ("q_proj", "k_proj", "v_proj"), names)
+        if isinstance(part, Attention):
+            yield from _together(name, _names(part, part.into_heads), names)
             yield from _together(name, ("o_proj",), names)
         elif isinstance(part, MLP):
-            yield from _together(name, ("gate_proj", "up_proj"), names)
+            yield from _together(name, _names(part, part.into_gates), names)
             yield from _together(name, ("down_proj",), names)
+
+
+def _names(owner: nn.Module, maps: Sequence[nn.Module]) -> list[str]:
+    return [name for name, part in owner.named_children() if any(part is one for one in maps)]
 
 
 def _together(owner: str, maps: Sequence[str], names: set[str]) -> Iterator[tuple[str, ...]]:
@@ -132,7 +137,7 @@ def _allocate(module: Decoder, device: torch.device, *, without: set[str]) -> No
                 setattr(part, name, nn.Parameter(empty, requires_grad=False))
     for layer in module.layers:
         attention = layer.self_attn
-        maps = (attention.q_proj, attention.k_proj, attention.v_proj)
+        maps = attention.into_heads
         if all(linear.bias is not None for linear in maps):
             whole = torch.cat([linear.bias for linear in maps])
             sizes = [linear.out_features for linear in maps]

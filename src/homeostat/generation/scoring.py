@@ -38,12 +38,13 @@ def score_text(
     hidden_TD = model.hidden(tokens, torch.arange(len(tokens_T), device=device), layout)
     hidden_MD, target_M = hidden_TD[:-1], tokens[1:]
     weight_VD = model.output_weight()
-    how = {"chunk_bytes": chunk_bytes, "numerics": model.numerics}
+    how = {"chunk_bytes": chunk_bytes, "numerics": model.numerics, "soft_cap": model.logit_cap}
     logprobs = token_logprobs(hidden_MD, weight_VD, target_M, **how).tolist()
     if top == 0:
         return TokenScores(logprobs, [{} for _ in logprobs])
     likeliest: list[dict[int, float]] = []
     for rows_MD in hidden_MD.split(_ROWS):
+        # A soft cap keeps the order of logits.
         ids_MK = linear(rows_MD, weight_VD, numerics=model.numerics).topk(top, dim=-1).indices
         repeated = rows_MD.repeat_interleave(top, dim=0)
         logp_MK = token_logprobs(repeated, weight_VD, ids_MK.reshape(-1), **how).view(-1, top)

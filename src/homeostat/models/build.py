@@ -25,7 +25,8 @@ from homeostat.errors import ModelError
 from homeostat.models import hf, lora, weights
 from homeostat.models.adapter_files import load_adapter
 from homeostat.models.decoder import Decoder
-from homeostat.models.families import DecoderConfig, decoder_config
+from homeostat.models.decoder_shape import DecoderConfig
+from homeostat.models.families import decoder_config
 from homeostat.models.gguf import GgufFile
 from homeostat.models.hub_names import stacked_tensors
 from homeostat.models.layer_offload import allocate_on_host
@@ -244,7 +245,11 @@ def decoder_flags(
     """Return how a decoder of this shape is to compute."""
     _refuse_plain_experts(model, shape, device)
     kernel = resolve_kernel(
-        model.attention, device_type=device.type, dtype=dtype, head_dim=shape.head_dim
+        model.attention,
+        device_type=device.type,
+        dtype=dtype,
+        head_dim=shape.head_dim,
+        has_soft_cap=shape.block.attention_cap is not None,
     )
     return {
         "kernel": kernel,

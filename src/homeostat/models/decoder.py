@@ -1,9 +1,10 @@
-"""The native decoder: Llama, Mistral, Qwen2, Qwen3 and models with experts in one packed pass.
+"""The native decoder: all families of models/families.py by one block, in one packed pass.
 
     tokens_N -> embed -> layers (attention, MLP or experts) -> norm -> hidden_ND
 
 One forward pass serves training, prefill and decoding; the attention context decides which tokens,
-of this pass and of earlier ones, a token attends to.
+of this pass and of earlier ones, a token attends to. How families differ is written in
+`DecoderConfig` and its `BlockForm` (models/decoder_shape.py).
 
 Invariants: documents are concatenated and never attend to each other; logits are not computed here
 (the log-prob function takes `hidden` and `output_weight`); parameter names are the Hugging Face
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -29,145 +29,26 @@ from torch.utils.checkpoint import checkpoint
 
 from homeostat.config.moe import GroupedKernel
 from homeostat.config.trainer import Checkpointing
+from homeostat.errors import ModelError
+from homeostat.models.blocks import Layer, LayerContext, MoeBlock, norm_of, summed
+from homeostat.models.decoder_shape import DecoderConfig
 from homeostat.models.expert_load import LoadWatch
-from homeostat.models.families import DecoderConfig
 from homeostat.models.hidden_states import HiddenStates
-from homeostat.models.moe import Experts, Router
-from homeostat.models.norms import Embedding, RMSNorm
+from homeostat.models.norms import Embedding
 from homeostat.models.routing import Routing
-from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
 from homeostat.ops.branches import Branches
 from homeostat.ops.dropout import DropoutKeys
 from homeostat.ops.linear import Linear, Numerics
 from homeostat.ops.moe_shape import MoeShape
-from homeostat.ops.recompute import forgotten
-from homeostat.ops.rope import apply_rope_to_both, inverse_frequencies, rope_tables
+from homeostat.ops.rope import (
+    RopeConfig,
+    head_order,
+    inverse_frequencies,
+    rope_tables,
+)
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.ops.tiled_attention import TiledAttention
-
-
-@dataclass(frozen=True, slots=True)
-class _Context:
-    """Values that all layers of one forward pass share."""
-
-    attention: AttentionContext
-    cos_N1d: Tensor
-    sin_N1F: Tensor
-    # Norms and gates are recomputed in the backward pass.
-    is_selective: bool
-    # How the layers with experts choose them; they are numbered among themselves.
-    routing: Routing
-
-
-class Attention(nn.Module):
-    """Grouped-query causal attention; q_norm and k_norm exist if the family has them."""
-
-    def __init__(self, config: DecoderConfig, *, layer: int, numerics: Numerics) -> None:
-        super().__init__()
-        self.layer = layer
-        self.head_dim = config.head_dim
-        width, kv_width = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
-        flags = {"bias": config.qkv_bias, "numerics": numerics}
-        self.q_proj = Linear(config.hidden_size, width, **flags)
-        self.k_proj = Linear(config.hidden_size, kv_width, **flags)
-        self.v_proj = Linear(config.hidden_size, kv_width, **flags)
-        self.o_proj = Linear(width, config.hidden_size, bias=config.o_bias, numerics=numerics)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-
-    def forward(self, x_ND: Tensor, context: _Context) -> Tensor:
-        heads = (-1, self.head_dim)
-        q_NHd = self.q_proj(x_ND).unflatten(1, heads)
-        k_NHd = self.k_proj(x_ND).unflatten(1, heads)
-        v_NHd = self.v_proj(x_ND).unflatten(1, heads)
-        if self.q_norm is not None and self.k_norm is not None:
-            # Per head and before the rotation, as in Qwen3.
-            q_NHd, k_NHd = self.q_norm(q_NHd), self.k_norm(k_NHd)
-        q_NHd, k_NHd = apply_rope_to_both(q_NHd, k_NHd, context.cos_N1d, context.sin_N1F)
-        out_NHd = context.attention.attend(
-            self.layer, q_NHd, k_NHd, v_NHd, scale=self.head_dim**-0.5
-        )
-        return self.o_proj(out_NHd.flatten(1))
-
-
-class MLP(nn.Module):
-    """The gated feed-forward block, `size` wide."""
-
-    def __init__(self, config: DecoderConfig, *, size: int, numerics: Numerics) -> None:
-        super().__init__()
-        self.numerics: Numerics = numerics
-        sizes = (config.hidden_size, size)
-        flags = {"bias": config.mlp_bias, "numerics": numerics}
-        self.gate_proj = Linear(*sizes, **flags)
-        self.up_proj = Linear(*sizes, **flags)
-        self.down_proj = Linear(*reversed(sizes), **flags)
-
-    def forward(self, x_ND: Tensor, context: _Context) -> Tensor:
-        gate_NF, up_NF = self.gate_proj(x_ND), self.up_proj(x_ND)
-        gated = partial(gated_silu, gate_NF, up_NF, numerics=self.numerics)
-        # One of the widest activations of a layer, and cheap to recompute from gate and up.
-        gated_NF = gated()
-        with forgotten(gated_NF, gated, enabled=context.is_selective):
-            return self.down_proj(gated_NF)
-
-
-class MoeBlock(nn.Module):
-    """A feed-forward block of experts. `number`: its place among the layers that have them."""
-
-    def __init__(
-        self, config: DecoderConfig, shape: MoeShape, *, number: int, numerics: Numerics
-    ) -> None:
-        super().__init__()
-        self.number = number
-        self.gate = Router(shape, config.hidden_size, numerics=numerics)
-        self.experts = Experts(shape, config.hidden_size, numerics=numerics)
-        self.shared_experts = (
-            MLP(config, size=shape.shared_size, numerics=numerics) if shape.shared_size else None
-        )
-
-    def forward(self, x_ND: Tensor, context: _Context) -> Tensor:
-        ids_NK, weights_NK = self.gate(x_ND, self.number, context.routing)
-        out_ND = self.experts(x_ND, ids_NK, weights_NK)
-        if self.shared_experts is None:
-            return out_ND
-        return out_ND + self.shared_experts(x_ND, context)
-
-
-class Layer(nn.Module):
-    """One decoder layer: attention and MLP, or experts, with their norms."""
-
-    def __init__(self, config: DecoderConfig, *, layer: int, numerics: Numerics) -> None:
-        super().__init__()
-        self.self_attn = Attention(config, layer=layer, numerics=numerics)
-        self.mlp = _feed_forward(config, layer=layer, numerics=numerics)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(
-        self, x_ND: Tensor, update_ND: Tensor | None, context: _Context
-    ) -> tuple[Tensor, Tensor]:
-        """Return x and the update still to be added to it; takes the same from the layer before."""
-        if update_ND is None:
-            normed_ND = self.input_layernorm(x_ND)
-        else:
-            x_ND, normed_ND = self.input_layernorm(x_ND, update_ND)
-        # x_ND is kept anyway for the residual stream, so the norm is cheap to recompute.
-        again = partial(self.input_layernorm, x_ND)
-        with forgotten(normed_ND, again, enabled=context.is_selective):
-            update_ND = self.self_attn(normed_ND, context)
-        # The sum is delayed until the next norm, so that one kernel can do both.
-        x_ND, normed_ND = self.post_attention_layernorm(x_ND, update_ND)
-        again = partial(self.post_attention_layernorm, x_ND)
-        with forgotten(normed_ND, again, enabled=context.is_selective):
-            return x_ND, self.mlp(normed_ND, context)
-
-
-def _feed_forward(config: DecoderConfig, *, layer: int, numerics: Numerics) -> MLP | MoeBlock:
-    moe = config.moe
-    if moe is None or layer not in moe.layers:
-        return MLP(config, size=config.intermediate_size, numerics=numerics)
-    return MoeBlock(config, moe, number=moe.layers.index(layer), numerics=numerics)
 
 
 class Trunk(nn.Module):
@@ -179,7 +60,7 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList(
             Layer(config, layer=layer, numerics=numerics) for layer in range(config.num_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = norm_of(config)
 
 
 class Decoder(nn.Module):
@@ -212,6 +93,13 @@ class Decoder(nn.Module):
         self.score: Linear | None = None
         # Not a buffer: it must survive construction on the meta device, and casts to bf16.
         self.inv_freq_F = inverse_frequencies(config.rope, head_dim=config.head_dim)
+        self.local_freq_F: Tensor | None = None
+        if config.block.local_rope is not None:
+            self.local_freq_F = inverse_frequencies(
+                config.block.local_rope, head_dim=config.head_dim
+            )
+        order = head_order(config.rope, head_dim=config.head_dim)
+        self.order_d = None if order is None else torch.tensor(order, device="cpu")
 
     @property
     def causal_lm(self) -> nn.Module:
@@ -238,8 +126,15 @@ class Decoder(nn.Module):
         """The blocks of experts, in order."""
         return [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoeBlock)]
 
+    @property
+    def logit_cap(self) -> float | None:
+        """Return the soft cap of its logits; None if they have none."""
+        return self.config.block.logit_cap
+
     def output_weight(self) -> Tensor:
-        """Return [V, D]: logits would be hidden @ output_weight.T; [1, D] of a value head."""
+        """Return [V, D]: logits would be hidden @ output_weight.T, before a cap; [1, D] of a value
+        head.
+        """
         if self.score is not None:
             return self.score.weight
         head = self.model.embed_tokens if self.config.tie_embeddings else self.lm_head
@@ -264,6 +159,7 @@ class Decoder(nn.Module):
         `sharing` those of the distinct tokens. `routing` records or replays the
         choice of experts; without one, layers choose and nothing is recorded.
         """
+        self._require_length(layout.max_length)
         routing = routing or Routing()
         if sharing is not None:
             assert dropout_keys_N is None, "dropout tells the copies of a prompt apart"
@@ -287,6 +183,15 @@ class Decoder(nn.Module):
         if states is not None:
             states.reorder(back_N)
         return hidden_ND[back_N]
+
+    def _require_length(self, length: int) -> None:
+        longest = self.config.rope.max_length
+        if longest is not None and length > longest:
+            raise ModelError(
+                f"a row has {length} tokens, and the native decoder computes up to {longest} "
+                "(original_max_position_embeddings): beyond it longrope changes all frequencies. "
+                "Lower data.max_length."
+            )
 
     def _hidden_shared(
         self,
@@ -334,19 +239,18 @@ class Decoder(nn.Module):
         routing: Routing | None = None,
     ) -> Tensor:
         """Return [N, D] after the final norm, in the context of tokens computed before."""
-        self.inv_freq_F = self.inv_freq_F.to(tokens_N.device)
-        tables = rope_tables(positions_N, self.inv_freq_F, self.config.rope)
+        tables = self._rope_tables(positions_N)
         is_selective = self.gradient_checkpointing == "selective"
-        context = _Context(attention, *tables, is_selective, routing or Routing())
-        x_ND, update_ND = self.model.embed_tokens(tokens_N), None
+        context = LayerContext(attention, tables, self.order_d, is_selective, routing or Routing())
+        x_ND, update_ND = self._embedded(tokens_N), None
         for number, layer in enumerate(self.layers):
             if states is not None:
-                states.add(number, _sum(x_ND, update_ND))
+                states.add(number, summed(x_ND, update_ND))
             if self.gradient_checkpointing is True and torch.is_grad_enabled():
                 # Sum here, so that one tensor is kept for the layer and not two.
                 x_ND, update_ND = checkpoint(
                     layer,
-                    _sum(x_ND, update_ND),
+                    summed(x_ND, update_ND),
                     None,
                     context,
                     use_reentrant=False,
@@ -355,10 +259,32 @@ class Decoder(nn.Module):
                 )
             else:
                 x_ND, update_ND = layer(x_ND, update_ND, context)
-        hidden_ND = self.model.norm(_sum(x_ND, update_ND))
+        hidden_ND = self.model.norm(summed(x_ND, update_ND))
         if states is not None:
             states.add(len(self.model.layers), hidden_ND)
-        return hidden_ND
+        return self._scaled(hidden_ND)
+
+    def _embedded(self, tokens_N: Tensor) -> Tensor:
+        x_ND, scale = self.model.embed_tokens(tokens_N), self.config.block.embedding_scale
+        # Rounded to the dtype first, as the families that scale embeddings define it.
+        return x_ND if scale == 1.0 else x_ND * torch.tensor(scale, dtype=x_ND.dtype)
+
+    def _scaled(self, hidden_ND: Tensor) -> Tensor:
+        """Apply the scale of the logits, which a value head does not have."""
+        scale = self.config.block.logit_scale
+        return hidden_ND if scale == 1.0 or self.score is not None else hidden_ND * scale
+
+    def _rope_tables(self, positions_N: Tensor) -> dict[RopeConfig, tuple[Tensor, Tensor]]:
+        device, rope = positions_N.device, self.config.rope
+        self.inv_freq_F = self.inv_freq_F.to(device)
+        if self.order_d is not None:
+            self.order_d = self.order_d.to(device)
+        tables = {rope: rope_tables(positions_N, self.inv_freq_F, rope)}
+        local = self.config.block.local_rope
+        if local is not None and self.local_freq_F is not None:
+            self.local_freq_F = self.local_freq_F.to(device)
+            tables[local] = rope_tables(positions_N, self.local_freq_F, local)
+        return tables
 
     def _checkpoint_contexts(
         self, layer: Layer, routing: Routing
@@ -382,10 +308,6 @@ class Decoder(nn.Module):
             heads = num_kv_heads or self.config.num_kv_heads
             return TiledAttention.of(layout, num_kv_heads=heads, kernel=self.kernel)
         return PackedAttention(layout, self.kernel)
-
-
-def _sum(x_ND: Tensor, update_ND: Tensor | None) -> Tensor:
-    return x_ND if update_ND is None else x_ND + update_ND
 
 
 def _load_at(routing: Routing, index_M: Tensor, place_N: Tensor) -> LoadWatch | None:

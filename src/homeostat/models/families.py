@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from homeostat.config.cluster import OnHost
+from homeostat.models.block_families import BLOCK_FAMILIES
 from homeostat.models.config_fields import Fields, Json
+from homeostat.models.decoder_shape import BlockForm, DecoderConfig
+from homeostat.models.family_fields import (
+    Windows,
+    common_shape,
+    window_of,
+    windows_by_type,
+    windows_everywhere,
+)
 from homeostat.models.origin import BadConfigError, ConfigOrigin, UnsupportedConfigError
-from homeostat.models.rope_settings import rope_config
 from homeostat.ops.moe_shape import MoeShape
-from homeostat.ops.rope import RopeConfig
 
 CONFIG_JSON = ConfigOrigin()
 
@@ -27,71 +32,8 @@ CONFIG_JSON = ConfigOrigin()
 MAX_LAYERS = 2048
 MAX_SIZE = 2**24
 MAX_PARAMS = 10**14
+_SILU = ("silu", "swish")
 _SIZE_KEY = re.compile(r"layer|size$|head|dim$|embd|inner|expert|position|rank")
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderConfig:
-    """The shape of a native decoder; the flags are the differences between families."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope: RopeConfig
-    tie_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    initializer_range: float
-    # None in a dense model.
-    moe: MoeShape | None = None
-
-    @property
-    def num_params(self) -> int:
-        """Return the number of parameters, computed from the sizes alone."""
-        return self._num_params(lambda moe: moe.num_params(self.hidden_size))
-
-    @property
-    def num_routed_params(self) -> int:
-        """Return the number of parameters of experts that tokens are routed to."""
-        moe = self.moe
-        return 0 if moe is None else len(moe.layers) * moe.num_routed_params(self.hidden_size)
-
-    def num_on_host(self, part: OnHost | None) -> int:
-        """Return the number of parameters that are kept in host memory."""
-        if part == "layers":
-            return self.num_params - self._num_outer_params
-        return self.num_routed_params if part == "experts" else 0
-
-    @property
-    def _num_outer_params(self) -> int:
-        """Return the number of parameters of embedding, output matrix and final norm."""
-        matrices = 1 if self.tie_embeddings else 2
-        return matrices * self.vocab_size * self.hidden_size + self.hidden_size
-
-    @property
-    def num_active_params(self) -> int:
-        """Return the number of parameters that one token is multiplied by."""
-        return self._num_params(lambda moe: moe.num_active_params(self.hidden_size))
-
-    def _num_params(self, of_experts: Callable[[MoeShape], int]) -> int:
-        q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = 2 * self.hidden_size * (q_width + kv_width)
-        biases = self.qkv_bias * (q_width + 2 * kv_width) + self.o_bias * self.hidden_size
-        norms = 2 * self.hidden_size + 2 * self.qk_norm * self.head_dim
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        mlp += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
-        all_mlp = self.num_layers * mlp
-        if self.moe is not None:
-            num_moe = len(self.moe.layers)
-            all_mlp = (self.num_layers - num_moe) * mlp + num_moe * of_experts(self.moe)
-        return self._num_outer_params + self.num_layers * (attention + biases + norms) + all_mlp
 
 
 def decoder_config(config: Json, *, origin: ConfigOrigin = CONFIG_JSON) -> DecoderConfig:
@@ -112,6 +54,11 @@ def require_usual_sizes(config: Json, *, origin: ConfigOrigin = CONFIG_JSON) -> 
 
 def _decoder_config(config: Json) -> DecoderConfig:
     model_type = config.get("model_type")
+    if model_type == "gemma3":
+        raise BadConfigError(
+            "model_type gemma3 is the model with images, and text alone is trained here. Save its "
+            "text part (Gemma3ForCausalLM of transformers: model_type gemma3_text), and name that."
+        )
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UnsupportedConfigError(
             f"the native decoder does not know model_type {model_type!r}; "
@@ -120,6 +67,10 @@ def _decoder_config(config: Json) -> DecoderConfig:
     _refuse_absurd_sizes(config)
     _refuse_unknown_maths(config)
     shape = FAMILIES[model_type](config)
+    if shape.block.activation == "silu" and config.get("hidden_act", "silu") not in _SILU:
+        raise UnsupportedConfigError(
+            f"hidden_act is {config['hidden_act']!r}, and the native decoder has silu here."
+        )
     if shape.num_params > MAX_PARAMS:
         raise BadConfigError(
             f"hidden_size {shape.hidden_size}, intermediate_size "
@@ -147,30 +98,43 @@ def _refuse_absurd_sizes(config: Json, *, inside: str = "") -> None:
 def _llama(config: Json) -> DecoderConfig:
     bias = Fields(config).flag("attention_bias", False)
     mlp_bias = Fields(config).flag("mlp_bias", False)
-    return _common(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
+    return common_shape(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
 
 def _mistral(config: Json) -> DecoderConfig:
     # If the config does not mention it, transformers uses a window of 4096.
-    if config.get("sliding_window", 4096) is not None:
-        raise _windowed()
-    return _common(config)
+    return common_shape(config, block=BlockForm(windows=windows_everywhere(config, default=4096)))
 
 
 def _qwen2(config: Json) -> DecoderConfig:
-    _refuse_sliding_window(config)
-    return _common(config, qkv_bias=True)
+    return common_shape(config, qkv_bias=True, block=_windowed_block(config))
 
 
 def _qwen3(config: Json) -> DecoderConfig:
-    _refuse_sliding_window(config)
     bias = Fields(config).flag("attention_bias", False)
-    return _common(config, qkv_bias=bias, o_bias=bias, qk_norm=True, head_dim=128)
+    how = {"head_dim": 128, "block": _windowed_block(config)}
+    return common_shape(config, qkv_bias=bias, o_bias=bias, qk_norm=True, **how)
+
+
+def _windowed_block(config: Json) -> BlockForm:
+    """Return the windows of Qwen2 and Qwen3: those of the later layers, if use_sliding_window."""
+    fields = Fields(config)
+    is_windowed = fields.flag("use_sliding_window", False)
+    window = window_of(config, 4096) if is_windowed else None
+    first = fields.count("max_window_layers", 28)
+    return BlockForm(windows=_windows_from(config, first=first, window=window))
+
+
+def _windows_from(config: Json, *, first: int, window: int | None) -> Windows:
+    """Return windows by layer_types; without these, of the layers from `first` on."""
+    types = config.get("layer_types")
+    if types is None:
+        layers = range(Fields(config).whole("num_hidden_layers"))
+        types = [f"{'sliding' if n >= first else 'full'}_attention" for n in layers]
+    return windows_by_type(config, types, window=window)
 
 
 def _mixtral(config: Json) -> DecoderConfig:
-    if config.get("sliding_window") is not None:
-        raise _windowed()
     if config.get("router_jitter_noise"):
         raise UnsupportedConfigError(
             f"router_jitter_noise is {config['router_jitter_noise']!r}, and the native decoder's "
@@ -184,7 +148,8 @@ def _mixtral(config: Json) -> DecoderConfig:
         layers=tuple(range(fields.whole("num_hidden_layers"))),
         names="mixtral",
     )
-    return _with_experts(_common(config), moe)
+    block = BlockForm(windows=windows_everywhere(config, default=None))
+    return _with_experts(common_shape(config, block=block), moe)
 
 
 def _qwen3_moe(config: Json) -> DecoderConfig:
@@ -201,23 +166,19 @@ def _qwen3_moe(config: Json) -> DecoderConfig:
         layers=tuple(n for n in layers if n not in dense and (n + 1) % stride == 0),
         normalised=fields.flag("norm_topk_prob", False),
     )
-    _refuse_sliding_window(config)
     bias = fields.flag("attention_bias", False)
-    shape = _common(config, qkv_bias=bias, o_bias=bias, qk_norm=True)
+    is_windowed = fields.flag("use_sliding_window", False)
+    block = BlockForm(windows=windows_everywhere(config, default=4096) if is_windowed else ())
+    shape = common_shape(config, qkv_bias=bias, o_bias=bias, qk_norm=True, block=block)
     return _with_experts(shape, moe)
 
 
 def _dots1(config: Json) -> DecoderConfig:
     fields = Fields(config)
-    first = fields.count("max_window_layers", 62)
-    has_window = config.get("sliding_window", 4096) is not None
-    types = config.get("layer_types")
-    if types is None:
-        is_windowed = has_window and first < fields.whole("num_hidden_layers")
-        types = ["sliding_attention"] if is_windowed else []
-    _require_full_attention(types)
+    first, window = fields.count("max_window_layers", 62), window_of(config, 4096)
+    block = BlockForm(windows=_windows_from(config, first=first, window=window))
     bias = fields.flag("attention_bias", False)
-    shape = _common(config, qkv_bias=bias, o_bias=bias, qk_norm=True)
+    shape = common_shape(config, qkv_bias=bias, o_bias=bias, qk_norm=True, block=block)
     return _with_experts(shape, _sigmoid_experts(config))
 
 
@@ -256,46 +217,8 @@ FAMILIES: dict[str, Callable[[Json], DecoderConfig]] = {
     "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral,
     "dots1": _dots1,
+    **BLOCK_FAMILIES,
 }
-
-
-def _common(
-    config: Json,
-    *,
-    qkv_bias: bool = False,
-    o_bias: bool = False,
-    mlp_bias: bool = False,
-    qk_norm: bool = False,
-    head_dim: int | None = None,
-) -> DecoderConfig:
-    fields = Fields(config)
-    hidden_size, num_heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    num_kv_heads = fields.whole("num_key_value_heads", num_heads)
-    head_dim = fields.whole("head_dim", head_dim or hidden_size // num_heads)
-    if num_heads % num_kv_heads:
-        raise BadConfigError(
-            f"num_attention_heads is {num_heads} and num_key_value_heads {num_kv_heads}: the first "
-            "must be a multiple of the second."
-        )
-    if head_dim % 2:
-        raise BadConfigError(f"head_dim is {head_dim}; rotary embeddings need it even.")
-    return DecoderConfig(
-        vocab_size=fields.whole("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=fields.whole("intermediate_size"),
-        num_layers=fields.whole("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=rope_config(config),
-        tie_embeddings=fields.flag("tie_word_embeddings", False),
-        qkv_bias=qkv_bias,
-        o_bias=o_bias,
-        mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
-        initializer_range=fields.number("initializer_range", 0.02),
-    )
 
 
 def _refuse_unknown_maths(config: Json) -> None:
@@ -304,36 +227,8 @@ def _refuse_unknown_maths(config: Json) -> None:
             "the weights are quantised (quantization_config), and the native decoder "
             "trains plain ones. Name an unquantised checkpoint in model.path."
         )
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise UnsupportedConfigError(
-            f"hidden_act is {config['hidden_act']!r}, and the native decoder has silu."
-        )
-    if config.get("attention_dropout"):
-        raise UnsupportedConfigError(
-            f"attention_dropout is {config['attention_dropout']!r}, and the native decoder has "
-            "none. Set it to 0 there, or:"
-        )
-
-
-def _refuse_sliding_window(config: Json) -> None:
-    fields = Fields(config)
-    num_layers = fields.whole("num_hidden_layers")
-    windowed = fields.flag("use_sliding_window", False)
-    window = config.get("sliding_window", 4096) if windowed else None
-    first = fields.whole("max_window_layers", 28) if config.get("max_window_layers") != 0 else 0
-    types = config.get("layer_types")
-    if types is None:
-        types = ["sliding_attention"] if window is not None and first < num_layers else []
-    _require_full_attention(types)
-
-
-def _require_full_attention(types: Any) -> None:
-    if not isinstance(types, list) or any(kind != "full_attention" for kind in types):
-        raise _windowed()
-
-
-def _windowed() -> UnsupportedConfigError:
-    return UnsupportedConfigError(
-        "some layers attend over a sliding window only, and the native decoder attends over the "
-        "whole document."
-    )
+    for key in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
+        if config.get(key):
+            raise UnsupportedConfigError(
+                f"{key} is {config[key]!r}, and the native decoder has none. Set it to 0 there, or:"
+            )

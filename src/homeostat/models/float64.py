@@ -7,7 +7,9 @@ converted layer by layer, so memory holds one layer twice, not the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from homeostat.columns import Ragged
-from homeostat.models.families import DecoderConfig
+from homeostat.models.decoder_shape import DecoderConfig
 from homeostat.ops.moe_shape import MoeShape
-from homeostat.ops.rope import inverse_frequencies
+from homeostat.ops.rope import RopeConfig, inverse_frequencies
 from homeostat.types import FloatArray64, IntArray
 
 
@@ -42,7 +44,10 @@ def reference_logprobs(
     tokens = torch.from_numpy(np.ascontiguousarray(tokens_T))
     head = weights["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
     hidden_TD = _hidden(config, weights, tokens, routes_TLK, shares_TLK)[:-1]
-    logits_TV = hidden_TD @ head.double().cpu().T / temperature
+    logits_TV = hidden_TD @ head.double().cpu().T * config.block.logit_scale
+    if config.block.logit_cap is not None:
+        logits_TV = _capped(logits_TV, config.block.logit_cap)
+    logits_TV = logits_TV / temperature
     for place in range(len(tokens) - 1) if kept_T is not None else ():
         kept = torch.from_numpy(kept_T[place + 1].astype(np.int64))
         if len(kept):
@@ -60,10 +65,8 @@ def _hidden(
     routes_TLK: NDArray[Any] | None,
     shares_TLK: NDArray[Any] | None,
 ) -> Tensor:
-    x_TD = weights["model.embed_tokens.weight"].cpu()[tokens].double()
-    angles_TF = torch.arange(len(tokens)).double()[:, None] * _frequencies(config)
-    factor = config.rope.attention_factor
-    turn = angles_TF.cos() * factor, angles_TF.sin() * factor
+    block = config.block
+    x_TD = weights["model.embed_tokens.weight"].cpu()[tokens].double() * block.embedding_scale
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         own = {
@@ -71,43 +74,65 @@ def _hidden(
             for name, tensor in weights.items()
             if name.startswith(prefix)
         }
-        x_TD = x_TD + _attention(
-            config, own, _norm(config, x_TD, own["input_layernorm.weight"]), turn
-        )
-        normed_TD = _norm(config, x_TD, own["post_attention_layernorm.weight"])
+        names = block.norms
+        made_TD = _attention(config, own, _named(config, own, names.before_attention, x_TD), layer)
+        x_TD = x_TD + _named(config, own, names.after_attention, made_TD) * block.residual_scale
+        normed_TD = _named(config, own, names.before_mlp, x_TD)
         if config.moe is not None and layer in config.moe.layers:
             number = config.moe.layers.index(layer)
             routes_TK = None if routes_TLK is None else routes_TLK[:, number].tolist()
             shares_TK = None if shares_TLK is None else shares_TLK[:, number].tolist()
-            x_TD = x_TD + _experts(config.moe, own, normed_TD, routes_TK, shares_TK)
+            made_TD = _experts(config.moe, own, normed_TD, routes_TK, shares_TK)
         else:
-            x_TD = x_TD + _mlp(own, "mlp", normed_TD)
+            made_TD = _mlp(own, "mlp", normed_TD, gelu=block.activation == "gelu_tanh")
+        x_TD = x_TD + _named(config, own, names.after_mlp, made_TD) * block.residual_scale
     return _norm(config, x_TD, weights["model.norm.weight"].double().cpu())
 
 
 def _attention(
-    config: DecoderConfig, own: Mapping[str, Tensor], x_TD: Tensor, turn: tuple[Tensor, Tensor]
+    config: DecoderConfig, own: Mapping[str, Tensor], x_TD: Tensor, layer: int
 ) -> Tensor:
-    def heads(name: str) -> Tensor:
-        x_TW = _linear(own, f"self_attn.{name}_proj", x_TD)
-        x_HTd = x_TW.unflatten(1, (-1, config.head_dim)).transpose(0, 1)
-        if config.qk_norm and name != "v":
-            x_HTd = _norm(config, x_HTd, own[f"self_attn.{name}_norm.weight"])
-        return x_HTd if name == "v" else _turned(x_HTd, *turn)
+    widths = [config.head_dim * n for n in (config.num_heads, *[config.num_kv_heads] * 2)]
+    if config.block.fused_qkv:
+        made = _linear(own, "self_attn.qkv_proj", x_TD).split(widths, dim=1)
+    else:
+        made = tuple(_linear(own, f"self_attn.{name}_proj", x_TD) for name in "qkv")
 
+    def heads(name: str) -> Tensor:
+        x_TW = made["qkv".index(name)]
+        is_normed = config.qk_norm and name != "v"
+        if is_normed and config.block.wide_qk_norm:
+            x_TW = _norm(config, x_TW, own[f"self_attn.{name}_norm.weight"])
+        x_HTd = x_TW.unflatten(1, (-1, config.head_dim)).transpose(0, 1)
+        if is_normed and not config.block.wide_qk_norm:
+            x_HTd = _norm(config, x_HTd, own[f"self_attn.{name}_norm.weight"])
+        return x_HTd if name == "v" else _turned(x_HTd, config.rope_of(layer))
+
+    limits = config.limits(layer)
     group = config.num_heads // config.num_kv_heads
     q_HTd, k_HTd, v_HTd = heads("q"), heads("k"), heads("v")
     k_HTd, v_HTd = (kept.repeat_interleave(group, dim=0) for kept in (k_HTd, v_HTd))
-    scores_HTT = q_HTd @ k_HTd.transpose(1, 2) / config.head_dim**0.5
-    later_TT = torch.ones(scores_HTT.shape[1:], dtype=torch.bool).triu(1)
-    mixed_HTd = scores_HTT.masked_fill(later_TT, -torch.inf).softmax(dim=-1) @ v_HTd
+    scores_HTT = q_HTd @ k_HTd.transpose(1, 2) * config.attention_scale
+    if limits.soft_cap is not None:
+        scores_HTT = _capped(scores_HTT, limits.soft_cap)
+    hidden_TT = torch.ones(scores_HTT.shape[1:], dtype=torch.bool).triu(1)
+    if limits.window is not None:
+        hidden_TT |= torch.ones_like(hidden_TT).tril(-limits.window)
+    mixed_HTd = scores_HTT.masked_fill(hidden_TT, -torch.inf).softmax(dim=-1) @ v_HTd
     return _linear(own, "self_attn.o_proj", mixed_HTd.transpose(0, 1).flatten(1))
 
 
-def _mlp(own: Mapping[str, Tensor], name: str, x_TD: Tensor) -> Tensor:
-    gate_TF = _linear(own, f"{name}.gate_proj", x_TD)
-    gated_TF = gate_TF * gate_TF.sigmoid() * _linear(own, f"{name}.up_proj", x_TD)
-    return _linear(own, f"{name}.down_proj", gated_TF)
+def _mlp(own: Mapping[str, Tensor], name: str, x_TD: Tensor, *, gelu: bool = False) -> Tensor:
+    if f"{name}.gate_up_proj.weight" in own:
+        gate_TF, up_TF = _linear(own, f"{name}.gate_up_proj", x_TD).chunk(2, dim=1)
+    else:
+        gate_TF, up_TF = (_linear(own, f"{name}.{part}_proj", x_TD) for part in ("gate", "up"))
+    if gelu:
+        inner_TF = (2 / math.pi) ** 0.5 * (gate_TF + 0.044715 * gate_TF**3)
+        active_TF = gate_TF / 2 * (1 + inner_TF.tanh())
+    else:
+        active_TF = gate_TF * gate_TF.sigmoid()
+    return _linear(own, f"{name}.down_proj", active_TF * up_TF)
 
 
 def _experts(
@@ -152,13 +177,29 @@ def _linear(own: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def _norm(config: DecoderConfig, x: Tensor, weight: Tensor) -> Tensor:
+    weight = weight + 1 if config.block.centred_norms else weight
     return x / (x.square().mean(dim=-1, keepdim=True) + config.rms_norm_eps).sqrt() * weight
 
 
-def _turned(x_HTd: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
-    left, right = x_HTd.chunk(2, dim=-1)
-    return torch.cat((left * cos_TF - right * sin_TF, right * cos_TF + left * sin_TF), dim=-1)
+def _named(
+    config: DecoderConfig, own: Mapping[str, Tensor], name: str | None, x_TD: Tensor
+) -> Tensor:
+    return x_TD if name is None else _norm(config, x_TD, own[f"{name}.weight"])
 
 
-def _frequencies(config: DecoderConfig) -> Tensor:
-    return inverse_frequencies(config.rope, head_dim=config.head_dim).double()
+def _capped(x: Tensor, cap: float) -> Tensor:
+    return (x / cap).tanh() * cap
+
+
+def _turned(x_HTd: Tensor, rope: RopeConfig) -> Tensor:
+    """Turn pairs of the rotated dims, which are halves or neighbours, and leave the others."""
+    rotated = rope.rotated or x_HTd.shape[2]
+    plain = replace(rope, rotated=None)
+    places_T1 = torch.arange(x_HTd.shape[1]).double()[:, None]
+    angles_TF = places_T1 * inverse_frequencies(plain, head_dim=rotated).double()
+    cos_TF, sin_TF = (f(angles_TF) * rope.attention_factor for f in (torch.cos, torch.sin))
+    part, rest = x_HTd[..., :rotated], x_HTd[..., rotated:]
+    left, right = (part[..., ::2], part[..., 1::2]) if rope.interleaved else part.chunk(2, dim=-1)
+    turned = (left * cos_TF - right * sin_TF, right * cos_TF + left * sin_TF)
+    joined = torch.stack(turned, dim=-1).flatten(2) if rope.interleaved else torch.cat(turned, -1)
+    return torch.cat((joined, rest), dim=-1)

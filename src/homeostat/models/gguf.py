@@ -4,7 +4,7 @@
               -> tensors, de-quantised to fp32, renamed, q and k of Llama un-permuted
 
 llama.cpp rotates neighbouring pairs of a Llama head and stores q and k with their rows permuted to
-match; HF rotates halves. Qwen files are stored as in HF.
+match; HF rotates halves. What differs between architectures is in models/gguf_families.py.
 """
 
 from __future__ import annotations
@@ -18,32 +18,15 @@ import torch
 from torch import Tensor
 
 from homeostat.errors import MissingDependencyError, ModelError
+from homeostat.models.gguf_families import FAMILIES
 from homeostat.models.origin import ConfigOrigin
 from homeostat.ops.gguf_frame import require_whole
-
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+from homeostat.ops.gguf_reader import open_gguf
 
 _OUTER_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
 # Keys of config.json -> the metadata they are read from, without the architecture's prefix.
 _METADATA = {
@@ -71,14 +54,14 @@ class GgufFile:
     """One open file: its metadata, and its tensors on demand."""
 
     def __init__(self, path: Path) -> None:
-        reader_class = _reader_class()
+        _require_gguf()
         self.path = path
         if not path.is_file():
             raise ModelError(f"model.path: {path} does not exist.")
         # The gguf library trusts the lengths in the file, so check them first.
         require_whole(path, setting="model.path")
         try:
-            self._reader = reader_class(path)
+            self._reader = open_gguf(path)
         except (ValueError, LookupError, OSError, ArithmeticError, TypeError) as error:
             raise ModelError(
                 f"model.path: {path} cannot be read as GGUF; it is corrupt or truncated ({error})."
@@ -91,11 +74,12 @@ class GgufFile:
                 "read from HF checkpoints only: a .gguf file keeps them in other layouts, and "
                 "mostly quantised. Name the folder of the model's HF checkpoint."
             )
-        if self.architecture not in _ARCHITECTURES:
+        if self.architecture not in FAMILIES:
             raise ModelError(
                 f"model.path: {path} holds architecture {self.architecture!r}; "
-                f"GGUF is read for {', '.join(_ARCHITECTURES)}."
+                f"GGUF is read for {', '.join(FAMILIES)}."
             )
+        self._family = FAMILIES[self.architecture]
 
     @property
     def origin(self) -> ConfigOrigin:
@@ -118,8 +102,8 @@ class GgufFile:
         num_heads = self._whole("num_attention_heads")
         hidden_size = self._whole("hidden_size")
         config = {
-            "architectures": [_ARCHITECTURES[self.architecture]],
-            "model_type": self.architecture,
+            "architectures": [self._family.class_name],
+            "model_type": self._family.model_type,
             "vocab_size": int(tensors["token_embd.weight"].shape[1]),
             "hidden_size": hidden_size,
             "intermediate_size": self._whole("intermediate_size"),
@@ -132,10 +116,9 @@ class GgufFile:
             "hidden_act": "silu",
             # GGUF has no flag for it: a tied model simply has no output matrix.
             "tie_word_embeddings": "output.weight" not in tensors,
-            "rope_parameters": self._rope(tensors.keys()),
+            "rope_parameters": self._rope(),
         }
-        if self.architecture == "llama":
-            config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+        config |= self._family.more(self, config)
         for key, field in _TOKEN_IDS.items():
             token = self._value(field)
             if token is not None and type(token) is not int:
@@ -146,35 +129,50 @@ class GgufFile:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every weight under its HF name, in fp32, one at a time."""
+        for tensor in self._reader.tensors:
+            if tensor.name in self._family.derived:
+                continue
+            values = self._unpermute(tensor.name, self._values(tensor))
+            if self._family.centred and tensor.name.endswith("norm.weight"):
+                # llama.cpp stores what norms multiply by.
+                values -= 1.0
+            yield self._hf_name(tensor.name), values
+
+    def _values(self, tensor: Any) -> Tensor:
         from gguf.quants import dequantize
 
-        for tensor in self._reader.tensors:
-            try:
-                values = dequantize(tensor.data, tensor.tensor_type)
-            except (NotImplementedError, ValueError) as error:
-                raise ModelError(
-                    f"model.path: {self.path}: cannot de-quantise {tensor.name} "
-                    f"({tensor.tensor_type.name}: {error})."
-                ) from None
-            # Copy, because unquantised values are a read-only view of the file.
-            values = torch.from_numpy(np.array(values, dtype=np.float32))
-            # GGUF lists dimensions from the fastest to the slowest, torch the other way round.
-            values = values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
-            yield self._hf_name(tensor.name), self._unpermute(tensor.name, values)
+        try:
+            values = dequantize(tensor.data, tensor.tensor_type)
+        except (NotImplementedError, ValueError) as error:
+            raise ModelError(
+                f"model.path: {self.path}: cannot de-quantise {tensor.name} "
+                f"({tensor.tensor_type.name}: {error})."
+            ) from None
+        # Copy, because unquantised values are a read-only view of the file.
+        values = torch.from_numpy(np.array(values, dtype=np.float32))
+        # GGUF lists dimensions from the fastest to the slowest, torch the other way round.
+        return values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
+
+    def tensor(self, name: str) -> Tensor | None:
+        """Return one tensor by its name in the file; None if there is none."""
+        found = [tensor for tensor in self._reader.tensors if tensor.name == name]
+        return self._values(found[0]) if found else None
+
+    def optional(self, key: str) -> Any:
+        """Return a value of the metadata by its name without the architecture; None if it is
+        missing.
+        """
+        return self._value(f"{self.architecture}.{key}")
 
     def shapes(self) -> Iterator[tuple[str, Tensor]]:
         """Yield tensors of the meta device, with only their shapes; otherwise like `tensors`."""
         for tensor in self._reader.tensors:
+            if tensor.name in self._family.derived:
+                continue
             size = tuple(int(size) for size in reversed(tensor.shape))
             yield self._hf_name(tensor.name), torch.empty(size, device="meta")
 
-    def _rope(self, names: Any) -> dict[str, Any]:
-        # The frequencies could be used, but an HF export needs the settings behind them.
-        if "rope_freqs.weight" in names:
-            raise ModelError(
-                f"model.path: {self.path} stores scaled rotary frequencies (Llama 3.1 and later) "
-                "without the settings they came from. Use the HF checkpoint of this model."
-            )
+    def _rope(self) -> dict[str, Any]:
         rope: dict[str, Any] = {"rope_theta": self._number("rope_theta", 10_000.0)}
         kind = self._setting("rope_type", "none")
         if kind == "none":
@@ -190,13 +188,13 @@ class GgufFile:
         if stem in _OUTER_NAMES:
             return f"{_OUTER_NAMES[stem]}.{kind}"
         block, _, inner = stem.partition(".")[2].partition(".")
-        if stem.startswith("blk.") and inner in _LAYER_NAMES:
-            return f"model.layers.{block}.{_LAYER_NAMES[inner]}.{kind}"
+        if stem.startswith("blk.") and inner in self._family.names:
+            return f"model.layers.{block}.{self._family.names[inner]}.{kind}"
         return name
 
     def _unpermute(self, name: str, values: Tensor) -> Tensor:
         inner = name.rpartition(".")[0].rpartition(".")[2]
-        if self.architecture != "llama" or inner not in ("attn_q", "attn_k"):
+        if not self._family.permuted or inner not in ("attn_q", "attn_k"):
             return values
         num_heads = self._whole("num_attention_heads")
         if inner == "attn_k":
@@ -248,11 +246,10 @@ class GgufFile:
         return float(value)
 
 
-def _reader_class() -> Any:
+def _require_gguf() -> None:
     try:
-        from gguf import GGUFReader
+        import gguf  # noqa: F401
     except ImportError:
         raise MissingDependencyError.of(
             "gguf", extra="gguf", needed_for="Reading a .gguf file (model.path)"
         ) from None
-    return GGUFReader

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.config.cluster import OnHost
-from homeostat.models.decoder import Decoder, Layer
+from homeostat.models.blocks import Layer
+from homeostat.models.decoder import Decoder
 from homeostat.models.weight_stream import OnDevice, WeightStream, pin_all
 from homeostat.ops.host_memory import HOST
 

@@ -46,6 +46,12 @@ _EXPERT_TARGETS = frozenset(
     (ALL_LINEAR, "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "experts")
 )
 
+# Maps that some families keep in one matrix: naming all of them names it.
+_FUSED = {
+    "qkv_proj": frozenset(("q_proj", "k_proj", "v_proj")),
+    "gate_up_proj": frozenset(("gate_proj", "up_proj")),
+}
+
 # Turns a parameter, of which only a shard may be on this rank, into the whole tensor.
 Whole = Callable[[Tensor], Tensor]
 
@@ -351,6 +357,7 @@ def _target_names(base: nn.Module, head_weight: Tensor, targets: tuple[str, ...]
     _require_no_experts(base, linears, targets)
     if targets == (ALL_LINEAR,):
         return list(linears)
+    targets = _with_fused(targets, linears)
     for target in targets:
         if not any(_is_target(name, target) for name in linears):
             known = sorted({name.rpartition(".")[2] for name in linears})
@@ -359,6 +366,14 @@ def _target_names(base: nn.Module, head_weight: Tensor, targets: tuple[str, ...]
                 f"Known are {', '.join(known)}, or all-linear."
             )
     return [name for name in linears if any(_is_target(name, target) for target in targets)]
+
+
+def _with_fused(targets: tuple[str, ...], linears: Collection[str]) -> tuple[str, ...]:
+    """Replace maps by the one matrix that the model has for them, where all of it is named."""
+    for fused, parts in _FUSED.items():
+        if parts <= set(targets) and any(_is_target(name, fused) for name in linears):
+            targets = (*(target for target in targets if target not in parts), fused)
+    return targets
 
 
 def _is_target(name: str, target: str) -> bool:
@@ -377,13 +392,9 @@ def _require_no_experts(
     inner = [name for name in linears if ".mlp." not in f".{name}."]
     names = sorted({name.rpartition(".")[2] for name in inner})
     shared = next((name for name in linears if ".shared_experts." in name), "")
-    also = f" Shared experts can be adapted as {_last_two(shared)!r}." if shared else ""
+    also = f" Shared experts can be adapted as {shared.split('.', 3)[-1]!r}." if shared else ""
     raise ModelError(
         f"lora.targets: {refused[0]!r} names matrices of this model's experts, too, which are "
         f"stacked in one parameter per layer ({experts[0]}) and cannot have an adapter here. Set "
         f"lora.targets=[{', '.join(names)}], or remove lora to train the experts.{also}"
     )
-
-
-def _last_two(name: str) -> str:
-    return ".".join(name.split(".")[-2:])

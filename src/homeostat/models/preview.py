@@ -32,11 +32,13 @@ from homeostat.models.build import (
     vocab_size,
 )
 from homeostat.models.decoder import Decoder
-from homeostat.models.families import DecoderConfig, decoder_config
+from homeostat.models.decoder_shape import DecoderConfig
+from homeostat.models.families import decoder_config
 from homeostat.models.gguf import GgufFile
 from homeostat.models.hub_names import stacked_tensors
 from homeostat.models.lora import apply_lora
 from homeostat.models.memory import require_bytes, require_memory
+from homeostat.models.transformers_attention import CacheShape
 from homeostat.models.transformers_model import TransformersModel, meta_transformers
 from homeostat.models.value_head import with_head
 from homeostat.ops.held import held_weights
@@ -53,8 +55,10 @@ class ModelPreview:
     num_trainable: int
     bytes_per_param: int
     num_bytes: int
-    # None if no native engine can sample from the model.
+    # None if transformers computes the model.
     decoder: DecoderConfig | None
+    # The sizes that the cache of our own engine has for it; None if it cannot have one.
+    cache: DecoderConfig | CacheShape | None
     # Bytes of the keys and values of one token in all layers.
     cache_bytes_per_token: int | None
 
@@ -107,6 +111,7 @@ def preview_model(
 def _preview(module: Any, config: dict[str, Any], dtype: torch.dtype) -> ModelPreview:
     parameters = list(module.parameters())
     longest = config.get("max_position_embeddings")
+    cache = module.config if isinstance(module, Decoder) else module.foreseen
     return ModelPreview(
         family=str(config.get("model_type", "model")),
         vocab_size=vocab_size(module),
@@ -116,7 +121,8 @@ def _preview(module: Any, config: dict[str, Any], dtype: torch.dtype) -> ModelPr
         bytes_per_param=dtype.itemsize,
         num_bytes=_num_bytes(module, dtype),
         decoder=module.config if isinstance(module, Decoder) else None,
-        cache_bytes_per_token=_cache_bytes(module, dtype),
+        cache=cache,
+        cache_bytes_per_token=None if cache is None else _cache_bytes(cache, dtype),
     )
 
 
@@ -127,10 +133,7 @@ def _num_bytes(module: nn.Module, dtype: torch.dtype) -> int:
     return whole * dtype.itemsize + sum(p.nbytes for weight in held for p in weight.parameters())
 
 
-def _cache_bytes(module: nn.Module, dtype: torch.dtype) -> int | None:
-    if not isinstance(module, Decoder):
-        return None
-    shape = module.config
+def _cache_bytes(shape: DecoderConfig | CacheShape, dtype: torch.dtype) -> int:
     return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype.itemsize
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.trainer import Checkpointing
+from homeostat.models.blocks import MoeBlock
 from homeostat.models.build import (
     HoldMaps,
     config_origin,
@@ -26,13 +27,20 @@ from homeostat.models.build import (
     read_configs,
     require_hold,
 )
-from homeostat.models.decoder import Decoder, MoeBlock
-from homeostat.models.families import DecoderConfig, decoder_config
+from homeostat.models.decoder import Decoder
+from homeostat.models.decoder_shape import DecoderConfig
+from homeostat.models.families import decoder_config
 from homeostat.models.lora import apply_lora
 from homeostat.models.moe import Experts
 from homeostat.models.value_head import add_value_head
 from homeostat.ops.activations import gated_silu
-from homeostat.ops.attention import AttentionContext, PackedLayout, needs_all_heads
+from homeostat.ops.attention import (
+    NO_LIMITS,
+    AttentionContext,
+    Limits,
+    PackedLayout,
+    needs_all_heads,
+)
 from homeostat.ops.expert_rows import combined
 from homeostat.ops.experts import is_grouped
 
@@ -62,7 +70,14 @@ class ShapeAttention:
     kernel: str
 
     def attend(
-        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+        self,
+        layer: int,
+        q_NHd: Tensor,
+        k_NHd: Tensor,
+        v_NHd: Tensor,
+        *,
+        scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> Tensor:
         if needs_all_heads(q_NHd, k_NHd):
             repeats = q_NHd.shape[1] // k_NHd.shape[1]

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
+from homeostat.models.blocks import MLP, Layer, MoeBlock
+from homeostat.models.decoder import Decoder
 from homeostat.models.lora import LoraLinear
 from homeostat.ops.held import HeldLinear
 from homeostat.ops.linear import Linear, is_plain_product
@@ -70,12 +71,12 @@ def lay_adapters_side_by_side(decoder: Decoder) -> None:
 def neighbours(layer: Layer) -> Iterator[tuple[nn.Linear, ...]]:
     """Yield the linear maps of a layer, those of one input together."""
     attention, mlp = layer.self_attn, layer.mlp
-    yield attention.q_proj, attention.k_proj, attention.v_proj
+    yield attention.into_heads
     yield (attention.o_proj,)
     # The experts of a layer are one tensor anyway; a shared one is an ordinary MLP.
     dense: MLP | None = mlp.shared_experts if isinstance(mlp, MoeBlock) else mlp
     if dense is not None:
-        yield dense.gate_proj, dense.up_proj
+        yield dense.into_gates
         yield (dense.down_proj,)
 
 

@@ -25,8 +25,17 @@ from homeostat.errors import ModelError
 from homeostat.models.families import decoder_config, require_usual_sizes
 from homeostat.models.hf import config_origin, read_config, weight_files
 from homeostat.models.hidden_states import HiddenStates
-from homeostat.ops.attention import PackedLayout
+from homeostat.models.routing import Routing
+from homeostat.models.transformers_attention import (
+    AttentionSwitch,
+    CacheShape,
+    Recorder,
+    foreseen_shape,
+    refused_values,
+)
+from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
 from homeostat.ops.dropout import DropoutKeys
+from homeostat.ops.linear import Numerics
 from homeostat.ops.moe_shape import MoeShape
 
 # Exceptions that transformers has been seen to raise over the content of a config.json.
@@ -51,9 +60,11 @@ class TransformersModel(nn.Module):
     """A model of transformers; the parameter names of `causal_lm` are the HF names."""
 
     # config.combinations has already refused all others.
-    numerics = "fast"
+    numerics: Numerics = "fast"
     # Its routers are transformers' own: nothing is recorded, replayed or balanced.
     moe: MoeShape | None = None
+    # A model with a cap is refused.
+    logit_cap: float | None = None
 
     def __init__(self, causal_lm: nn.Module, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
@@ -64,6 +75,8 @@ class TransformersModel(nn.Module):
             "position_ids" in inspect.signature(_trunk(causal_lm).forward).parameters
         )
         self.packs = False
+        self._switch: AttentionSwitch | None = None
+        self._cache_shape: CacheShape | None = None
         if gradient_checkpointing:
             self._enable_checkpointing()
 
@@ -89,6 +102,54 @@ class TransformersModel(nn.Module):
         keys = [None] * len(sizes) if dropout_keys_N is None else dropout_keys_N.split(sizes)
         parts = zip(tokens_N.split(sizes), positions_N.split(sizes), keys, strict=True)
         return torch.cat([self._run(*part, states) for part in parts])
+
+    @property
+    def config(self) -> CacheShape:
+        """Return the sizes that an engine needs; known after `prepare_sampling`."""
+        assert self._cache_shape is not None, "the engine prepares it"
+        return self._cache_shape
+
+    @property
+    def foreseen(self) -> CacheShape | None:
+        """Return the sizes that an engine will need, by the words of the model's config."""
+        config = self.causal_lm.config.get_text_config()
+        return foreseen_shape(config, vocab_size=self.output_weight().shape[0])
+
+    def hidden_in(
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        attention: AttentionContext,
+        *,
+        routing: Routing | None = None,
+    ) -> Tensor:
+        """Return [N, D] after the final norm, in the context of tokens computed before."""
+        del routing
+        assert self._switch is not None, "the engine prepares it"
+        with self._switch.through(attention):
+            return self._run(tokens_N, positions_N, None)
+
+    @torch.no_grad()
+    def prepare_sampling(self) -> None:
+        """Let an engine sample with the model. Refuse one that would compute something else."""
+        if not self.takes_positions:
+            raise ModelError(
+                f"model.path: {type(self.causal_lm).__name__} of transformers takes no positions, "
+                "so that the engine cannot say where a token is. Use engine.type=vllm."
+            )
+        was_training = self.training
+        self.eval()
+        self._switch = AttentionSwitch(self.causal_lm)
+        layout = PackedLayout.of(_PROBE_LENGTHS, self.output_weight().device)
+        tokens_N, positions_N = self._probe_rows(layout)
+        recorder = Recorder(PackedAttention(layout, "sdpa"))
+        found = self.hidden_in(tokens_N, positions_N, recorder)
+        config = self.causal_lm.config.get_text_config()
+        self._cache_shape = recorder.shape(config, vocab_size=self.output_weight().shape[0])
+        rows = zip(*(x.split(_PROBE_LENGTHS) for x in (tokens_N, positions_N)), strict=True)
+        if not _close(found, torch.cat([self._run(*row, None) for row in rows])):
+            raise refused_values()
+        self.train(was_training)
 
     def probe(self) -> None:
         """Refuse a model that cannot be trained exactly; find out whether it supports packing."""
@@ -129,14 +190,18 @@ class TransformersModel(nn.Module):
         return outputs.last_hidden_state[0]
 
     def _packs(self) -> bool:
-        device = self.output_weight().device
-        layout = PackedLayout.of(_PROBE_LENGTHS, device)
-        tokens_N = _probe_tokens(self.causal_lm, layout.num_tokens)
-        positions_N = torch.cat([torch.arange(length) for length in _PROBE_LENGTHS]).to(device)
+        layout = PackedLayout.of(_PROBE_LENGTHS, self.output_weight().device)
+        tokens_N, positions_N = self._probe_rows(layout)
         # `packs` is still False here, so this runs the documents one by one.
         separate = self.hidden(tokens_N, positions_N, layout)
         together = self._run(tokens_N, positions_N, None)
         return _close(together, separate)
+
+    def _probe_rows(self, layout: PackedLayout) -> tuple[Tensor, Tensor]:
+        """Return random tokens of a few documents, and their positions."""
+        positions_N = torch.cat([torch.arange(length) for length in layout.lengths])
+        tokens_N = _probe_tokens(self.causal_lm, layout.num_tokens)
+        return tokens_N, positions_N.to(tokens_N.device)
 
     def _enable_checkpointing(self) -> None:
         if not getattr(self.causal_lm, "supports_gradient_checkpointing", False):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.errors import ModelError
+from homeostat.models.norms import RMSNorm
 from homeostat.ops.held import HeldWeight, held_weights
 
 _NAMES_SHOWN = 5
@@ -116,11 +117,19 @@ def fill(
 
 @torch.no_grad()
 def draw(module: nn.Module, *, std: float, seed: int, part: Part = all_of_it) -> None:
-    """Draw weights ~ N(0, std), norms 1, biases 0: the same on every device and in every dtype."""
+    """Draw weights ~ N(0, std), norms 1, biases 0: the same on every device and in every dtype.
+
+    A norm that multiplies by 1 + weight starts at 0.
+    """
     generator = torch.Generator("cpu").manual_seed(seed)
+    centred = {
+        f"{name}.weight"
+        for name, norm in module.named_modules()
+        if isinstance(norm, RMSNorm) and norm.centred
+    }
     for name, parameter in module.named_parameters():
         shape = part.shape(parameter)
-        if name.endswith("bias"):
+        if name.endswith("bias") or name in centred:
             drawn = torch.zeros(shape)
         elif parameter.ndim == 1:
             drawn = torch.ones(shape)

@@ -10,6 +10,10 @@ Kernels, which all compute the same function:
             (bench/attention_kernels.py)
     eager   one dense mask and an fp32 softmax: the reference, quadratic in all tokens
 
+A layer may limit what a token sees to a window, and its scores by a soft cap (`Limits`). No flash
+kernel computes soft caps, so `resolve_kernel` chooses sdpa for models that have them, and
+ops/capped_attention.py computes them document by document.
+
 `PackedLayout.by_length` gives an order of tokens in which documents of equal length are neighbours:
 a model reorders its tokens once per forward pass, and no layer has to copy.
 
@@ -33,6 +37,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from homeostat.errors import ModelError
 from homeostat.ops import kernels
+from homeostat.ops.capped_attention import capped_attention, soft_capped
 from homeostat.ops.transfer import to_device
 
 MAX_VARLEN_HEAD_DIM = 256
@@ -41,11 +46,38 @@ MAX_ROWS_HEAD_DIM = 128
 _MIN_ROW_LENGTH = 128
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a layer's attention besides causality.
+
+    With a `window` a token sees itself and the `window - 1` tokens before it. With a `soft_cap`
+    scores become cap * tanh(score / cap).
+    """
+
+    window: int | None = None
+    soft_cap: float | None = None
+
+    def window_in(self, length: int) -> int | None:
+        """Return the window if it hides anything in a document of this length."""
+        return self.window if self.window is not None and self.window < length else None
+
+
+NO_LIMITS = Limits()
+
+
 class AttentionContext(Protocol):
     """Defines which tokens the tokens of one forward pass attend to."""
 
     def attend(
-        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, /, *, scale: float
+        self,
+        layer: int,
+        q_NHd: Tensor,
+        k_NHd: Tensor,
+        v_NHd: Tensor,
+        /,
+        *,
+        scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> Tensor:
         """Return [N, H, d]. Called once per layer with its rotated queries and keys."""
         ...
@@ -98,9 +130,17 @@ class PackedAttention:
     kernel: str
 
     def attend(
-        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+        self,
+        layer: int,
+        q_NHd: Tensor,
+        k_NHd: Tensor,
+        v_NHd: Tensor,
+        *,
+        scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> Tensor:
-        return packed_attention(q_NHd, k_NHd, v_NHd, self.layout, scale=scale, kernel=self.kernel)
+        how = {"scale": scale, "kernel": self.kernel, "limits": limits}
+        return packed_attention(q_NHd, k_NHd, v_NHd, self.layout, **how)
 
 
 def packed_attention(
@@ -111,14 +151,24 @@ def packed_attention(
     *,
     scale: float,
     kernel: str,
+    limits: Limits = NO_LIMITS,
 ) -> Tensor:
     """Return [N, H, d]: each token attends to itself and the tokens before it in its document."""
-    return _KERNELS[kernel](q_NHd, k_NHd, v_NHd, layout, scale)
+    return _KERNELS[kernel](q_NHd, k_NHd, v_NHd, layout, scale, limits)
 
 
-def resolve_kernel(choice: str, *, device_type: str, dtype: torch.dtype, head_dim: int) -> str:
+def resolve_kernel(
+    choice: str,
+    *,
+    device_type: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    has_soft_cap: bool = False,
+) -> str:
     """Return the kernel that `model.attention` means here. Refuse an impossible choice."""
     obstacle = _varlen_obstacle(device_type, dtype, head_dim)
+    if has_soft_cap and not obstacle:
+        obstacle = "the model's attention scores have a soft cap, which it does not compute"
     if choice == "auto" and not obstacle:
         # "rows" falls back to varlen by itself for documents of different lengths.
         return "rows" if _has_cudnn_rows(head_dim) else "varlen"
@@ -155,7 +205,12 @@ def _varlen_obstacle(device_type: str, dtype: torch.dtype, head_dim: int) -> str
 
 
 def _sdpa(
-    q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, layout: PackedLayout, scale: float
+    q_NHd: Tensor,
+    k_NHd: Tensor,
+    v_NHd: Tensor,
+    layout: PackedLayout,
+    scale: float,
+    limits: Limits,
 ) -> Tensor:
     runs = layout.runs()
     sizes = [count * length for count, length in runs]
@@ -165,15 +220,35 @@ def _sdpa(
     parts = zip(runs, q_NHd.split(sizes), k_NHd.split(sizes), v_NHd.split(sizes), strict=True)
     for (count, length), *qkv in parts:
         q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in qkv)
-        if needs_all_heads(q, k):
-            # Repeating heads costs memory linear in the tokens; torch's fallback would be
-            # quadratic.
-            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-        out = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        out = _equal_documents(q, k, v, scale, limits)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
+
+
+def _equal_documents(q: Tensor, k: Tensor, v: Tensor, scale: float, limits: Limits) -> Tensor:
+    """Return [B, H, T, d] of documents of one length."""
+    length = q.shape[2]
+    window = limits.window_in(length)
+    if limits.soft_cap is not None:
+        sees = visible(length, window, q.device)
+        return capped_attention(q, k, v, sees=sees, scale=scale, soft_cap=limits.soft_cap)
+    if needs_all_heads(q, k):
+        # Repeating heads costs memory linear in the tokens; torch's fallback would be
+        # quadratic.
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    how = (
+        {"is_causal": True} if window is None else {"attn_mask": visible(length, window, q.device)}
+    )
+    is_grouped = q.shape[1] != k.shape[1]
+    return functional.scaled_dot_product_attention(
+        q, k, v, **how, scale=scale, enable_gqa=is_grouped
+    )
+
+
+def visible(length: int, window: int | None, device: torch.device) -> Tensor:
+    """Return bool [T, T]: True where the token of a row sees that of a column."""
+    sees_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
+    return sees_TT if window is None else sees_TT.triu_(1 - window)
 
 
 def needs_all_heads(q: Tensor, k: Tensor) -> bool:
@@ -187,13 +262,20 @@ def needs_all_heads(q: Tensor, k: Tensor) -> bool:
 
 
 def _varlen(
-    q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, layout: PackedLayout, scale: float
+    q_NHd: Tensor,
+    k_NHd: Tensor,
+    v_NHd: Tensor,
+    layout: PackedLayout,
+    scale: float,
+    limits: Limits,
 ) -> Tensor:
+    assert limits.soft_cap is None, "resolve_kernel chooses another kernel"
     from torch.nn.attention.varlen import varlen_attn
 
     is_grouped = q_NHd.shape[1] != k_NHd.shape[1]
     flags = {"enable_gqa": is_grouped} if _varlen_wants_gqa_flag() else {}
     cu_seqlens, longest = layout.cu_seqlens, layout.max_length
+    window = limits.window_in(longest)
     return varlen_attn(
         q_NHd,
         k_NHd,
@@ -203,19 +285,25 @@ def _varlen(
         longest,
         longest,
         scale=scale,
-        window_size=(-1, 0),
+        window_size=(-1 if window is None else window - 1, 0),
         **flags,
     )
 
 
 def _rows(
-    q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, layout: PackedLayout, scale: float
+    q_NHd: Tensor,
+    k_NHd: Tensor,
+    v_NHd: Tensor,
+    layout: PackedLayout,
+    scale: float,
+    limits: Limits,
 ) -> Tensor:
     count, length = len(layout.lengths), layout.max_length
     is_even = count * length == q_NHd.shape[0] and length >= _MIN_ROW_LENGTH
+    is_windowed = limits.window_in(length) is not None
     # cuDNN takes a tenth of a second to plan a new shape, which only pays if shapes repeat.
-    if not is_even or not torch.is_grad_enabled():
-        return _varlen(q_NHd, k_NHd, v_NHd, layout, scale)
+    if not is_even or is_windowed or not torch.is_grad_enabled():
+        return _varlen(q_NHd, k_NHd, v_NHd, layout, scale, limits)
     qkv = [x.unflatten(0, (count, length)) for x in (q_NHd, k_NHd, v_NHd)]
     if added := planned_length(length) - length:
         # Attention is causal, so padding at the end affects nothing before it; it is cut off again.
@@ -243,7 +331,12 @@ def _varlen_wants_gqa_flag() -> bool:
 
 
 def _eager(
-    q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, layout: PackedLayout, scale: float
+    q_NHd: Tensor,
+    k_NHd: Tensor,
+    v_NHd: Tensor,
+    layout: PackedLayout,
+    scale: float,
+    limits: Limits,
 ) -> Tensor:
     queries_per_key = q_NHd.shape[1] // k_NHd.shape[1]
     k_NHd = k_NHd.repeat_interleave(queries_per_key, dim=1)
@@ -251,8 +344,13 @@ def _eager(
     lengths = torch.tensor(layout.lengths, device=q_NHd.device)
     document_N = torch.arange(len(lengths), device=q_NHd.device).repeat_interleave(lengths)
     visible_NN = (document_N[:, None] == document_N[None, :]).tril()
+    if limits.window is not None:
+        # Tokens of a document are neighbours, so distances in the pack are distances in it.
+        visible_NN = visible_NN.triu(1 - limits.window)
     # fp32 throughout: this is the reference for the other kernels.
     scores = torch.einsum("nhd,mhd->hnm", q_NHd.float(), k_NHd.float()) * scale
+    if limits.soft_cap is not None:
+        scores = soft_capped(scores, limits.soft_cap)
     scores = scores.masked_fill(~visible_NN, float("-inf"))
     return torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v_NHd.float()).to(q_NHd.dtype)
 

@@ -29,7 +29,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from homeostat.ops.attention import AttentionContext, PackedLayout, packed_attention
+from homeostat.ops.attention import (
+    NO_LIMITS,
+    AttentionContext,
+    Limits,
+    PackedLayout,
+    packed_attention,
+)
+from homeostat.ops.capped_attention import soft_capped
 from homeostat.ops.transfer import to_device
 
 # Rows are computed as a tree if that takes less than this share of what sharing equal prompts does.
@@ -171,19 +178,27 @@ class BranchAttention:
     kernel: str
 
     def attend(
-        self, layer: int, q_UHd: Tensor, k_UHd: Tensor, v_UHd: Tensor, *, scale: float
+        self,
+        layer: int,
+        q_UHd: Tensor,
+        k_UHd: Tensor,
+        v_UHd: Tensor,
+        *,
+        scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> Tensor:
         trunks = self.branches.trunks
         sizes = [trunks.num_tokens, q_UHd.shape[0] - trunks.num_tokens]
         (q_THd, _), (k_THd, _), (v_THd, _) = (x.split(sizes) for x in (q_UHd, k_UHd, v_UHd))
-        parts = [packed_attention(q_THd, k_THd, v_THd, trunks, scale=scale, kernel=self.kernel)]
+        how = {"scale": scale, "limits": limits}
+        parts = [packed_attention(q_THd, k_THd, v_THd, trunks, kernel=self.kernel, **how)]
         for blocks in self.branches.blocks:
-            parts += _attend_blocks(q_UHd, k_UHd, v_UHd, blocks, scale=scale)
+            parts += _attend_blocks(q_UHd, k_UHd, v_UHd, blocks, **how)
         return torch.cat(parts)
 
 
 def _attend_blocks(
-    q_UHd: Tensor, k_UHd: Tensor, v_UHd: Tensor, blocks: Blocks, *, scale: float
+    q_UHd: Tensor, k_UHd: Tensor, v_UHd: Tensor, blocks: Blocks, *, scale: float, limits: Limits
 ) -> Iterator[Tensor]:
     """Yield the results of some blocks after others, in order."""
     length, anchors = blocks.length, blocks.anchors
@@ -196,7 +211,7 @@ def _attend_blocks(
         trunk = slice(blocks.trunk, blocks.trunk + reach)
         anchor_C = to_device(torch.tensor(chosen), q_UHd.device)
         qkv = (q_UHd[own], k_UHd[own], v_UHd[own], k_UHd[trunk], v_UHd[trunk])
-        how = (anchor_C, length, scale)
+        how = (anchor_C, length, scale, limits)
         if torch.is_grad_enabled():
             yield checkpoint(
                 block_attention, *qkv, *how, use_reentrant=False, preserve_rng_state=False
@@ -214,6 +229,7 @@ def block_attention(
     anchor_C: Tensor,
     length: int,
     scale: float,
+    limits: Limits = NO_LIMITS,
 ) -> Tensor:
     """Return [N, H, d] of C blocks, which see their prefixes of the trunk and themselves."""
     num_blocks, (_, num_heads, dim) = len(anchor_C), q_NHd.shape
@@ -229,11 +245,18 @@ def block_attention(
     to_trunk = (q_KCd.flatten(1, 2) @ trunk_k.transpose(1, 2)).unflatten(1, q_KCd.shape[1:3])
     at_T = torch.arange(k_TKd.shape[0], device=q_NHd.device)
     hidden_CT = at_T[None] >= anchor_C[:, None]
-    to_trunk = to_trunk.float().masked_fill(hidden_CT[None, :, None], -torch.inf)
-    later_GG = torch.ones(length, length, dtype=torch.bool, device=q_NHd.device).triu(1)
-    to_own = (
-        (q_KCd @ own_k.transpose(2, 3)).float().masked_fill(later_GG.repeat(grouped, 1), -torch.inf)
-    )
+    hidden_GG = torch.ones(length, length, dtype=torch.bool, device=q_NHd.device).triu(1)
+    hidden_CGT = hidden_CT[:, None]
+    to_trunk, to_own = to_trunk.float(), (q_KCd @ own_k.transpose(2, 3)).float()
+    if limits.soft_cap is not None:
+        to_trunk, to_own = (soft_capped(scores, limits.soft_cap) for scores in (to_trunk, to_own))
+    if limits.window is not None:
+        position_CG = anchor_C[:, None] + torch.arange(length, device=q_NHd.device)
+        is_old_CGT = at_T <= position_CG[..., None] - limits.window
+        hidden_CGT = (hidden_CGT | is_old_CGT).repeat(1, grouped, 1)
+        hidden_GG = hidden_GG | torch.ones_like(hidden_GG).tril(-limits.window)
+    to_trunk = to_trunk.masked_fill(hidden_CGT[None], -torch.inf)
+    to_own = to_own.masked_fill(hidden_GG.repeat(grouped, 1), -torch.inf)
     weights = torch.cat([to_trunk, to_own], dim=-1).softmax(-1).to(v_NKd.dtype)
     w_trunk, w_own = weights.split([k_TKd.shape[0], length], dim=-1)
     from_trunk = (w_trunk.flatten(1, 2) @ trunk_v).unflatten(1, q_KCd.shape[1:3])

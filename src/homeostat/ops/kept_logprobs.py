@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from homeostat.ops import kernels
 from homeostat.ops.kept_sets import KeptSets
-from homeostat.ops.logit_tiles import Entropy
+from homeostat.ops.logit_tiles import Entropy, capped_logits
 
 # Pairs that are multiplied at a time. A constant shape, so that bits do not depend on the number.
 _TILE = 256
@@ -43,9 +43,10 @@ def kept_logprobs(
     *,
     scale: float,
     entropy: Entropy,
+    soft_cap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return fp32 [C] log-probs and, where asked for, entropies of the tokens with kept sets."""
-    return _KeptLogprobs.apply(hidden_CD, weight_VD, targets_C, kept, scale, entropy)
+    return _KeptLogprobs.apply(hidden_CD, weight_VD, targets_C, kept, scale, entropy, soft_cap)
 
 
 class _KeptLogprobs(torch.autograd.Function):
@@ -60,9 +61,11 @@ class _KeptLogprobs(torch.autograd.Function):
         kept: KeptSets,
         scale: float,
         entropy: Entropy,
+        soft_cap: float | None,
     ) -> tuple[Tensor, Tensor | None]:
         hidden_CD = hidden_CD.to(weight_VD.dtype)
-        if kernels.fused(hidden_CD):
+        # The kernel has no soft cap.
+        if kernels.fused(hidden_CD) and soft_cap is None:
             from homeostat.ops.kernels.kept import kept_sums
 
             starts_C, ends_C = kept.offsets_C[:-1], kept.offsets_C[1:]
@@ -70,9 +73,12 @@ class _KeptLogprobs(torch.autograd.Function):
             sums = kept_sums(hidden_CD, weight_VD, targets_C, kept.ids_P, starts_C, ends_C, scale_C)
             z_P, target_C, lse_C, entropy_C = sums
         else:
-            z_P = _pair_products(hidden_CD, weight_VD, kept.row_P, kept.ids_P).mul_(scale)
+            z_P = _pair_products(hidden_CD, weight_VD, kept.row_P, kept.ids_P)
+            if soft_cap is not None:
+                z_P = capped_logits(z_P, soft_cap, numerics="invariant")
+            z_P.mul_(scale)
             target_C, lse_C, entropy_C = _sums(z_P, kept, targets_C)
-        ctx.scale, ctx.kept = scale, kept
+        ctx.scale, ctx.kept, ctx.soft_cap = scale, kept, soft_cap
         ctx.has_entropy_grad = entropy is Entropy.GRAD
         if entropy is Entropy.VALUE:
             ctx.mark_non_differentiable(entropy_C)
@@ -92,6 +98,8 @@ class _KeptLogprobs(torch.autograd.Function):
         if ctx.has_entropy_grad:
             slope_P -= entropy_grad_C[row_P] * p_P * (log_p_P + entropy_C[row_P])
         slope_P *= ctx.scale
+        if ctx.soft_cap is not None:
+            slope_P *= 1.0 - (z_P / (ctx.scale * ctx.soft_cap)).square()
         dhidden = dweight = None
         if ctx.needs_input_grad[0]:
             dhidden = _bag_sums(weight_VD, kept.ids_P, kept.offsets_C, slope_P)
@@ -101,7 +109,7 @@ class _KeptLogprobs(torch.autograd.Function):
             words_V = torch.arange(weight_VD.shape[0] + 1, device=sorted_P.device)
             offsets_V = torch.searchsorted(sorted_P, words_V.to(sorted_P.dtype))
             dweight = _bag_sums(hidden_CD, row_P[order_P], offsets_V, slope_P[order_P])
-        return dhidden, dweight, None, None, None, None
+        return dhidden, dweight, *[None] * 5
 
 
 def _pair_products(hidden_CD: Tensor, weight_VD: Tensor, row_P: Tensor, ids_P: Tensor) -> Tensor:

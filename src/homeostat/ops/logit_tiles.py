@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from homeostat.ops import kernels
+from homeostat.ops.activations import invariant_tanh
+from homeostat.ops.linear import Numerics
 
 VOCAB_CHUNK = 8192
 
@@ -54,6 +56,14 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     if left.is_meta:
         return left.new_empty((left.shape[0], right.shape[1]), dtype=torch.float32)
     return torch.mm(left, right, out_dtype=torch.float32)
+
+
+def capped_logits(logits: Tensor, soft_cap: float, *, numerics: Numerics) -> Tensor:
+    """Return cap * tanh(logits / cap) in the memory of the logits."""
+    logits.div_(soft_cap)
+    if numerics == "fast":
+        return logits.tanh_().mul_(soft_cap)
+    return logits.copy_(invariant_tanh(logits)).mul_(soft_cap)
 
 
 def _multiplies_into_fp32(tensor: Tensor) -> bool:

@@ -1,7 +1,9 @@
 """Token log-probabilities: the one function that computes them, for training and for scoring.
 
-    logp[m] = z[m, target[m]] - logsumexp_v z[m, v],      z = hidden @ weight.T / temperature
+    logp[m] = z[m, target[m]] - logsumexp_v z[m, v],      z = cap(hidden @ weight.T) / temperature
     entropy[m] = -sum_v p[m, v] log p[m, v],              p = softmax(z)
+
+cap(x) is c * tanh(x / c) in models with a `soft_cap` c, and x in all others.
 
 Invariant: the full logits never exist. The [M, V] problem is split into tiles of at most
 `VOCAB_CHUNK` vocabulary entries and as many tokens as `chunk_bytes` holds in fp32; one tile is
@@ -17,7 +19,7 @@ Vocabulary chunks are the outer loop, so that a chunk of the weight's gradient i
 tokens in fp32 before it is rounded once to the weight's dtype.
 
 On CUDA the passes over a tile are kernels (ops/fused_logprobs.py); the code here is their
-reference.
+reference, and computes soft caps, which the kernels do not.
 
 Tokens that were drawn from a part of the vocabulary (`kept`) have log-prob and entropy over that
 part, by ops/kept_logprobs.py.
@@ -38,10 +40,11 @@ from torch.nn import functional
 from homeostat.ops import kernels
 from homeostat.ops.kept_logprobs import kept_logprobs
 from homeostat.ops.kept_sets import KeptSets
-from homeostat.ops.linear import TILE_ROWS, Numerics, widened
+from homeostat.ops.linear import TILE_ROWS, Numerics, tiled_product, widened
 from homeostat.ops.logit_tiles import (
     VOCAB_CHUNK,
     Entropy,
+    capped_logits,
     product,
     tile_height,
     token_tiles,
@@ -61,10 +64,11 @@ def token_logprobs(
     chunk_bytes: int,
     numerics: Numerics = "fast",
     kept: KeptSets | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """Return fp32 [M]: the log-prob of each target under the hidden state that predicts it."""
     _check(hidden_MD, weight_VD, targets_M, temperature)
-    problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, chunk_bytes)
+    problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, soft_cap, chunk_bytes)
     return _compute(problem, numerics, Entropy.NONE, kept)[0]
 
 
@@ -78,17 +82,18 @@ def token_logprobs_and_entropy(
     entropy_grad: bool,
     numerics: Numerics = "fast",
     kept: KeptSets | None = None,
+    soft_cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return fp32 ([M], [M]): the bits of `token_logprobs`, and the entropy of each distribution.
 
     Without `entropy_grad` the entropy is a constant, and the backward pass costs nothing more.
     """
     _check(hidden_MD, weight_VD, targets_M, temperature)
-    problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, chunk_bytes)
+    problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, soft_cap, chunk_bytes)
     return _compute(problem, numerics, Entropy.GRAD if entropy_grad else Entropy.VALUE, kept)
 
 
-_Problem = tuple[Tensor, Tensor, Tensor, float, int]
+_Problem = tuple[Tensor, Tensor, Tensor, float, float | None, int]
 
 
 def _compute(
@@ -97,17 +102,15 @@ def _compute(
     """Compute tokens with a kept set over that, and all others over the whole vocabulary."""
     if kept is None:
         return _whole(problem, numerics, entropy)
-    hidden_MD, weight_VD, targets_M, scale, chunk_bytes = problem
+    hidden_MD, weight_VD, targets_M, *sizes = problem
+    scale, soft_cap, _ = sizes
     at_C, at_W = kept.at_C, kept.at_W
+    how = {"scale": scale, "soft_cap": soft_cap, "entropy": entropy}
     if at_W is None:
-        return kept_logprobs(hidden_MD, weight_VD, targets_M, kept, scale=scale, entropy=entropy)
+        return kept_logprobs(hidden_MD, weight_VD, targets_M, kept, **how)
     parts = (
-        kept_logprobs(
-            hidden_MD[at_C], weight_VD, targets_M[at_C], kept, scale=scale, entropy=entropy
-        ),
-        _whole(
-            (hidden_MD[at_W], weight_VD, targets_M[at_W], scale, chunk_bytes), numerics, entropy
-        ),
+        kept_logprobs(hidden_MD[at_C], weight_VD, targets_M[at_C], kept, **how),
+        _whole((hidden_MD[at_W], weight_VD, targets_M[at_W], *sizes), numerics, entropy),
     )
     order_M = torch.cat([at_C, at_W]).argsort()
     (kept_logp_C, kept_entropy_C), (logp_W, entropy_W) = parts
@@ -118,10 +121,11 @@ def _compute(
 
 
 def _whole(problem: _Problem, numerics: Numerics, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
-    if kernels.fused(problem[0]):
+    *inputs, soft_cap, chunk_bytes = problem
+    if kernels.fused(problem[0]) and soft_cap is None:
         from homeostat.ops.fused_logprobs import FusedTokenLogprobs
 
-        return FusedTokenLogprobs.apply(*problem, numerics, entropy)
+        return FusedTokenLogprobs.apply(*inputs, chunk_bytes, numerics, entropy)
     return _TokenLogprobs.apply(*problem, numerics, entropy)
 
 
@@ -143,6 +147,7 @@ class _TokenLogprobs(torch.autograd.Function):
         weight_VD: Tensor,
         targets_M: Tensor,
         scale: float,
+        soft_cap: float | None,
         chunk_bytes: int,
         numerics: Numerics,
         entropy: Entropy,
@@ -157,7 +162,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for chunk, (first, weight_vD) in enumerate(vocab_chunks(weight_VD)):
             width = weight_vD.shape[0]
             for rows in token_tiles(num_tokens, height or tile_height(chunk_bytes, 4 * width)):
-                tile_mv = _logits(hidden_MD[rows], weight_vD, scale, height=height)
+                tile_mv = _logits(hidden_MD[rows], weight_vD, scale, soft_cap, height=height)
                 at_m, inside_m = _target_columns(targets_M[rows], first, width)
                 picked_m = tile_mv[: len(at_m)].gather(1, at_m[:, None]).squeeze(1)
                 # Each target lies in exactly one chunk; the others add 0, without a device sync to
@@ -170,7 +175,7 @@ class _TokenLogprobs(torch.autograd.Function):
         # Chunks are combined once at the end, in a fixed order, for the same bits in any batch.
         lse_M = lse_MC.logsumexp(1)
         entropy_M = None if entropy_MC is None else _whole_entropy(entropy_MC, lse_MC, lse_M)
-        ctx.scale, ctx.chunk_bytes = scale, chunk_bytes
+        ctx.scale, ctx.soft_cap, ctx.chunk_bytes = scale, soft_cap, chunk_bytes
         if entropy is Entropy.VALUE:
             ctx.mark_non_differentiable(entropy_M)
         kept_M = entropy_M if entropy is Entropy.GRAD else None
@@ -193,7 +198,9 @@ class _TokenLogprobs(torch.autograd.Function):
             # Summed over all tokens in fp32 and rounded once: bf16 sums would lose small gradients.
             dweight_vD = weight_vD.new_zeros(weight_vD.shape, dtype=torch.float32)
             for rows in token_tiles(targets_M.shape[0], tile_height(ctx.chunk_bytes, 4 * width)):
-                tile_mv = _logits(hidden_MD[rows], weight_vD, ctx.scale).sub_(lse_M[rows, None])
+                tile_mv = _logits(hidden_MD[rows], weight_vD, ctx.scale, ctx.soft_cap)
+                slope_mv = _slope_of_cap(tile_mv, ctx.scale, ctx.soft_cap)
+                tile_mv.sub_(lse_M[rows, None])
                 at_m, inside_m = _target_columns(targets_M[rows], first, width)
                 at_target_m = inside_m.float()
                 if entropy_M is None:
@@ -205,6 +212,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 # The tile holds p; subtracting 1 at the target gives minus the gradient of the log-
                 # prob.
                 tile_mv.scatter_add_(1, at_m[:, None], -at_target_m[:, None])
+                if slope_mv is not None:
+                    tile_mv.mul_(slope_mv)
                 # The operands of a matrix product must share a dtype; its sums stay fp32.
                 tile_mv = tile_mv.to(weight_vD.dtype)
                 if dhidden_MD is not None:
@@ -215,11 +224,16 @@ class _TokenLogprobs(torch.autograd.Function):
             if dweight_VD is not None:
                 dweight_VD[first : first + width] = dweight_vD
         dhidden = None if dhidden_MD is None else dhidden_MD.to(hidden_MD.dtype)
-        return dhidden, dweight_VD, None, None, None, None, None
+        return dhidden, dweight_VD, *[None] * 6
 
 
 def _logits(
-    hidden_mD: Tensor, weight_vD: Tensor, scale: float, *, height: int | None = None
+    hidden_mD: Tensor,
+    weight_vD: Tensor,
+    scale: float,
+    soft_cap: float | None,
+    *,
+    height: int | None = None,
 ) -> Tensor:
     """Return a tile of z. With a `height`, rows of zeros fill it up to a constant shape.
 
@@ -230,8 +244,24 @@ def _logits(
     if height is not None:
         hidden_mD = functional.pad(hidden_mD, (0, 0, 0, height - hidden_mD.shape[0]))
         weight_vD = widened(weight_vD)
-    tile_mv = product(hidden_mD.to(weight_vD.dtype), weight_vD.t())[:, :width].contiguous()
+    hidden_mD = hidden_mD.to(weight_vD.dtype)
+    if height is not None and kernels.fused(hidden_mD):
+        tile_mv = tiled_product(hidden_mD, weight_vD, out_dtype=torch.float32)
+    else:
+        tile_mv = product(hidden_mD, weight_vD.t())
+    tile_mv = tile_mv[:, :width].contiguous()
+    if soft_cap is not None:
+        tile_mv = capped_logits(
+            tile_mv, soft_cap, numerics="fast" if height is None else "invariant"
+        )
     return tile_mv if scale == 1.0 else tile_mv.mul_(scale)
+
+
+def _slope_of_cap(tile_mv: Tensor, scale: float, soft_cap: float | None) -> Tensor | None:
+    """Return the derivative of the soft cap, 1 - tanh^2, from capped and scaled logits."""
+    if soft_cap is None:
+        return None
+    return (tile_mv / (soft_cap * scale)).square_().neg_().add_(1.0)
 
 
 def _target_columns(targets_m: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,13 @@ so a model that was built on the meta device cannot have stale ones.
 
 Scalings: `linear` divides every frequency; `llama3` divides low frequencies and blends the middle
 band; `yarn` (Peng et al. 2023, arXiv:2309.00071) blends by the number of rotations over the
-original context and multiplies cos and sin by an attention factor.
+original context and multiplies cos and sin by an attention factor; `longrope` (Ding et al. 2024,
+arXiv:2402.13753) divides every frequency by its own factor. Its second set of factors, for texts
+beyond the original context, is not used: such texts are refused.
+
+A rotation may leave a part of a head as it is, or turn neighbouring pairs instead of halves. Scores
+do not depend on the order of a head's dims, so queries and keys are brought into an order
+(`head_order`) in which the pairs are halves, and dims that are not rotated have frequency 0.
 
 The rotation of a token has the same bits wherever the token is among others, in both numerics:
 products and sums are separate calls, whose rounding IEEE 754 fixes. A fused call (addcmul) rounds
@@ -28,12 +34,16 @@ from torch import Tensor
 
 from homeostat.ops import kernels
 
-RopeType = Literal["default", "linear", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Settings of the rotation. `original_length` is the context length of pre-training."""
+    """Settings of the rotation. `original_length` is the context length of pre-training.
+
+    `factors`: those of longrope. `rotated`: how many dims of a head are rotated (None: all).
+    `interleaved`: pairs are neighbours, not halves.
+    """
 
     theta: float
     type: RopeType = "default"
@@ -45,14 +55,49 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    factors: tuple[float, ...] = ()
+    rotated: int | None = None
+    interleaved: bool = False
+
+    @property
+    def is_unusual(self) -> bool:
+        """Return whether it rotates anything else than the halves of a whole head."""
+        return self.rotated is not None or self.interleaved
+
+    @property
+    def max_length(self) -> int | None:
+        """Return the longest text that these frequencies are for; None: any."""
+        return self.original_length if self.type == "longrope" else None
+
+
+def head_order(rope: RopeConfig, *, head_dim: int) -> list[int] | None:
+    """Return the order of a head's dims in which pairs are halves; None: as they are."""
+    if not rope.is_unusual:
+        return None
+    rotated = rope.rotated or head_dim
+    rest = list(range(rotated, head_dim))
+    half, dims = len(rest) // 2, list(range(rotated))
+    left, right = dims[: rotated // 2], dims[rotated // 2 :]
+    if rope.interleaved:
+        left, right = dims[::2], dims[1::2]
+    return [*left, *rest[:half], *right, *rest[half:]]
 
 
 def inverse_frequencies(rope: RopeConfig, *, head_dim: int) -> Tensor:
-    """Return fp32 [head_dim / 2] on the CPU."""
+    """Return fp32 [head_dim / 2] on the CPU, 0 for dims that are not rotated."""
+    if rope.rotated is None:
+        return _frequencies(rope, head_dim=head_dim)
+    found_F = _frequencies(rope, head_dim=rope.rotated)
+    return torch.cat([found_F, found_F.new_zeros((head_dim - rope.rotated) // 2)])
+
+
+def _frequencies(rope: RopeConfig, *, head_dim: int) -> Tensor:
     exponents_F = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     wave_F = rope.theta**exponents_F
     if rope.type == "linear":
         return 1.0 / wave_F / rope.factor
+    if rope.type == "longrope":
+        return 1.0 / (torch.tensor(rope.factors, dtype=torch.float32, device="cpu") * wave_F)
     if rope.type == "llama3":
         return _llama3(1.0 / wave_F, rope)
     if rope.type == "yarn":
@@ -66,8 +111,12 @@ def rope_tables(positions_N: Tensor, inv_freq_F: Tensor, rope: RopeConfig) -> tu
     angles_N1F = positions_N[:, None, None].float() * inv_freq_F
     if angles_N1F.device.type == "cpu":
         angles_N1F = _within_one_turn(angles_N1F)
-    cos_N1F = angles_N1F.cos().float() * rope.attention_factor
-    return torch.cat((cos_N1F, cos_N1F), dim=-1), angles_N1F.sin().float() * rope.attention_factor
+    factor: float | Tensor = rope.attention_factor
+    if rope.rotated is not None and factor != 1.0:
+        # What is not rotated is not scaled either.
+        factor = torch.where(inv_freq_F > 0, factor, 1.0)
+    cos_N1F = angles_N1F.cos().float() * factor
+    return torch.cat((cos_N1F, cos_N1F), dim=-1), angles_N1F.sin().float() * factor
 
 
 def _within_one_turn(angles: Tensor) -> Tensor:

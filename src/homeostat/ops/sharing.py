@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from homeostat.ops.attention import AttentionContext, PackedLayout
+from homeostat.ops.attention import NO_LIMITS, AttentionContext, Limits, PackedLayout
 from homeostat.ops.transfer import to_device
 
 # Below this share the copies for attention cost more than sharing saves.
@@ -149,7 +149,14 @@ class SharedAttention:
     sharing: SharedPrompts
 
     def attend(
-        self, layer: int, q_UHd: Tensor, k_UHd: Tensor, v_UHd: Tensor, *, scale: float
+        self,
+        layer: int,
+        q_UHd: Tensor,
+        k_UHd: Tensor,
+        v_UHd: Tensor,
+        *,
+        scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> Tensor:
         qkv = (self.sharing.spread(x_UHd) for x_UHd in (q_UHd, k_UHd, v_UHd))
-        return self.sharing.gather(self.inner.attend(layer, *qkv, scale=scale))
+        return self.sharing.gather(self.inner.attend(layer, *qkv, scale=scale, limits=limits))

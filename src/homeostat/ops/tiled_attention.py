@@ -10,7 +10,8 @@ computed at a time, in products of one constant shape.
 Invariant: a query is in the same row of a tile of the same shape, and meets the same keys in the
 same order, whether its neighbours are computed with it, were computed before, or do not exist. A
 key that it cannot see adds exactly 0, and a tile of such keys changes nothing, so blocks may mix
-documents of any length.
+documents of any length. The same holds of keys before a window: with one, the running sums start
+from 0, so that a query whose first tiles are hidden has the bits that it has without these tiles.
 
 Keys and values are rows of a store, and a plan says which row holds which position of which head,
 so packed tokens, cache slots and pages are all handled alike.
@@ -35,12 +36,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from homeostat.ops import kernels
-from homeostat.ops.attention import PackedLayout, packed_attention
+from homeostat.ops.activations import invariant_tanh
+from homeostat.ops.attention import NO_LIMITS, Limits, PackedLayout, packed_attention
 from homeostat.ops.transfer import to_device
 
 QUERY_TILE = 8
 KEY_TILE = 64
 BLOCK = 16
+# The maximum of keys that are all hidden: below any score, and no -inf, which would give NaN.
+_NO_SCORE = -1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,24 +152,30 @@ class TilePlan:
 
 
 def tiled_attention(
-    q_NHd: Tensor, k_Rd: Tensor, v_Rd: Tensor, plan: TilePlan, *, scale: float
+    q_NHd: Tensor,
+    k_Rd: Tensor,
+    v_Rd: Tensor,
+    plan: TilePlan,
+    *,
+    scale: float,
+    limits: Limits = NO_LIMITS,
 ) -> Tensor:
     """Return [N, H, d]. Not differentiable."""
     num_queries, num_heads, head_dim = q_NHd.shape
     assert num_queries == plan.num_queries, (q_NHd.shape, plan.num_queries)
     if kernels.fused(q_NHd):
-        return _kernel_attention(q_NHd, k_Rd, v_Rd, plan, scale=scale)
+        return _kernel_attention(q_NHd, k_Rd, v_Rd, plan, scale=scale, limits=limits)
     # Scale the queries once instead of the scores of every key tile.
     q_Rd = (q_NHd * scale).flatten(0, 1)
     # One extra token receives the results of padding queries.
     out_Rd = q_NHd.new_empty((num_queries + 1) * num_heads, head_dim)
     for block in plan.blocks:
-        _attend_block(q_Rd, k_Rd, v_Rd, out_Rd, plan, block)
+        _attend_block(q_Rd, k_Rd, v_Rd, out_Rd, plan, block, limits)
     return out_Rd.view(-1, num_heads, head_dim)[:-1]
 
 
 def _kernel_attention(
-    q_NHd: Tensor, k_Rd: Tensor, v_Rd: Tensor, plan: TilePlan, *, scale: float
+    q_NHd: Tensor, k_Rd: Tensor, v_Rd: Tensor, plan: TilePlan, *, scale: float, limits: Limits
 ) -> Tensor:
     from homeostat.ops.kernels.attention import attend
 
@@ -180,6 +190,7 @@ def _kernel_attention(
         queries=QUERY_TILE,
         keys=KEY_TILE,
         scale=scale,
+        limits=limits,
     )
 
 
@@ -199,9 +210,16 @@ class TiledAttention:
         return cls(layout, TilePlan.packed(layout, num_kv_heads=num_kv_heads), kernel)
 
     def attend(
-        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+        self,
+        layer: int,
+        q_NHd: Tensor,
+        k_NHd: Tensor,
+        v_NHd: Tensor,
+        *,
+        scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> Tensor:
-        return _TiledPacked.apply(q_NHd, k_NHd, v_NHd, self, scale)
+        return _TiledPacked.apply(q_NHd, k_NHd, v_NHd, self, scale, limits)
 
 
 class _TiledPacked(torch.autograd.Function):
@@ -215,11 +233,12 @@ class _TiledPacked(torch.autograd.Function):
         v_NHd: Tensor,
         context: TiledAttention,
         scale: float,
+        limits: Limits,
     ) -> Tensor:
         ctx.save_for_backward(q_NHd, k_NHd, v_NHd)
-        ctx.context, ctx.scale = context, scale
+        ctx.context, ctx.how = context, {"scale": scale, "limits": limits}
         k_Rd, v_Rd = k_NHd.flatten(0, 1), v_NHd.flatten(0, 1)
-        return tiled_attention(q_NHd, k_Rd, v_Rd, context.plan, scale=scale)
+        return tiled_attention(q_NHd, k_Rd, v_Rd, context.plan, **ctx.how)
 
     @staticmethod
     @once_differentiable
@@ -228,8 +247,8 @@ class _TiledPacked(torch.autograd.Function):
         leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
         layout, kernel = ctx.context.layout, ctx.context.kernel
         with torch.enable_grad():
-            out_NHd = packed_attention(*leaves, layout, scale=ctx.scale, kernel=kernel)
-        return *torch.autograd.grad(out_NHd, leaves, grads[0]), None, None
+            out_NHd = packed_attention(*leaves, layout, kernel=kernel, **ctx.how)
+        return *torch.autograd.grad(out_NHd, leaves, grads[0]), None, None, None
 
 
 def _query_tiles(plan: TilePlan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -272,7 +291,13 @@ def _block(
 
 
 def _attend_block(
-    q_Rd: Tensor, k_Rd: Tensor, v_Rd: Tensor, out_Rd: Tensor, plan: TilePlan, block: _Block
+    q_Rd: Tensor,
+    k_Rd: Tensor,
+    v_Rd: Tensor,
+    out_Rd: Tensor,
+    plan: TilePlan,
+    block: _Block,
+    limits: Limits,
 ) -> None:
     """Compute the online softmax over one block's key tiles, batched over key heads x tiles."""
     num_kv_heads = len(plan.head_rows_H)
@@ -281,15 +306,20 @@ def _attend_block(
     at_R = (block.query_SQ[:, None] * num_heads + head_Hg).flatten()
     rows = QUERY_TILE * num_heads // num_kv_heads
     q = _take(q_Rd, at_R.clamp(max=len(q_Rd) - 1), rows)
-    running = None
-    for first_key in range(0, block.num_key_tiles * KEY_TILE, KEY_TILE):
+    window = limits.window
+    running = None if window is None else _nothing_yet(q)
+    first_seen = 0 if window is None else max(0, block.first_position - window + 1)
+    start = first_seen // KEY_TILE * KEY_TILE
+    for first_key in range(start, block.num_key_tiles * KEY_TILE, KEY_TILE):
         row_SK = plan.row_BT[block.document_S, first_key : first_key + KEY_TILE]
         at_HSK = row_SK + plan.head_rows_H[:, None, None]
         k, v = (_take(x_Rd, at_HSK.flatten(), KEY_TILE) for x_Rd in (k_Rd, v_Rd))
         scores = torch.bmm(q, k.transpose(1, 2))
+        if limits.soft_cap is not None:
+            scores = invariant_tanh(scores.div_(limits.soft_cap)).mul_(limits.soft_cap)
         # Earlier key tiles are visible to every query of the block, so there is nothing to hide.
-        if first_key + KEY_TILE > block.first_position + 1:
-            _hide(scores, v, block, first_key)
+        if window is not None or first_key + KEY_TILE > block.first_position + 1:
+            _hide(scores, v, block, first_key, window)
         running = _online_softmax(running, scores, v)
     _, total, weighted = running
     out_Rd.index_copy_(0, at_R, weighted.div_(total).flatten(0, 1))
@@ -298,6 +328,12 @@ def _attend_block(
 def _take(x_Rd: Tensor, at_R: Tensor, rows: int) -> Tensor:
     """Gather `rows` rows per batch entry, contiguous, so that layout and shape are constant."""
     return x_Rd.index_select(0, at_R).view(-1, rows, x_Rd.shape[1])
+
+
+def _nothing_yet(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the running values of queries that have seen no key."""
+    total = q.new_zeros(*q.shape[:2], 1)
+    return torch.full_like(total, _NO_SCORE), total, torch.zeros_like(q)
 
 
 def _online_softmax(
@@ -317,13 +353,16 @@ def _online_softmax(
     return top, total, weighted.mul_(shrink).add_(torch.bmm(p, v))
 
 
-def _hide(scores: Tensor, v: Tensor, block: _Block, first_key: int) -> None:
-    """Set the scores of keys after a query to -inf, and values beyond the document to 0.
+def _hide(scores: Tensor, v: Tensor, block: _Block, first_key: int, window: int | None) -> None:
+    """Set the scores of keys after a query, or before its window, to -inf.
 
+    Values beyond the document become 0.
     Those values may be anything, even NaN, and 0 * NaN is not 0.
     """
     key_K = torch.arange(first_key, first_key + KEY_TILE)
     hidden_SQK = block.position_SQ[:, :, None] < key_K
+    if window is not None:
+        hidden_SQK |= key_K <= block.position_SQ[:, :, None] - window
     by_tile = scores.unflatten(1, (-1, QUERY_TILE)).unflatten(0, (-1, BLOCK))
     by_tile.masked_fill_(hidden_SQK[:, None], float("-inf"))
     beyond_SK = block.length_S <= key_K

@@ -287,4 +287,5 @@ def _kernel(config: TrainerSetup, runtime: Runtime) -> str:
         device_type=runtime.device.type,
         dtype=runtime.dtype,
         head_dim=shape.head_dim,
+        has_soft_cap=shape.block.attention_cap is not None,
     )

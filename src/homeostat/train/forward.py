@@ -31,7 +31,6 @@ from homeostat.ops.attention import PackedLayout
 from homeostat.ops.branches import Branches
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.kept_sets import KeptSets
-from homeostat.ops.linear import Numerics
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.hidden import Hidden, of_all_tokens
@@ -266,7 +265,7 @@ class Forward:
         weight_VD, found = model.output_weight(), []
         for chosen, heat in self._by_temperature(batch, index, temperature):
             mine = hidden.mine(chosen - 1) + 1
-            how = {"temperature": heat, "numerics": model.numerics, "entropy": entropy}
+            how = {"temperature": heat, "model": model, "entropy": entropy}
             if self.links is not None and not len(mine):
                 # The head takes part all the same, with a gradient of zero: ranks reduce it.
                 inputs = (hidden.state_XD[:1], weight_VD, tokens_N[:1])
@@ -302,14 +301,15 @@ class Forward:
         *,
         temperature: float,
         kept: KeptSets | None,
-        numerics: Numerics,
+        model: Model,
         entropy: EntropyNeed,
     ) -> tuple[Tensor, Tensor | None]:
         how = {
             "temperature": temperature,
             "chunk_bytes": self.config.logits_bytes(self.runtime.device.type),
-            "numerics": numerics,
+            "numerics": model.numerics,
             "kept": kept,
+            "soft_cap": model.logit_cap,
         }
         if entropy is EntropyNeed.NONE:
             return token_logprobs(*inputs, **how), None

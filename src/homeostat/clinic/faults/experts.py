@@ -17,7 +17,8 @@ from homeostat.clinic.faults.engine import part_ways
 from homeostat.clinic.injector import FROM_START, Injector
 from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
-from homeostat.models.decoder import Decoder, MoeBlock
+from homeostat.models.blocks import MoeBlock
+from homeostat.models.decoder import Decoder
 from homeostat.models.moe import Router
 from homeostat.models.routing import Routing
 from homeostat.rollout.engine import Request

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from homeostat.ops.attention import PackedLayout, packed_attention
+from homeostat.ops.attention import NO_LIMITS, Limits, PackedLayout, packed_attention
+from homeostat.ops.capped_attention import capped_attention
 from homeostat.ops.tiled_attention import TilePlan, tiled_attention
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.memory import to_device
@@ -49,15 +50,22 @@ class PrefillAttention:
         )
 
     def attend(
-        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+        self,
+        layer: int,
+        q_NHd: Tensor,
+        k_NHd: Tensor,
+        v_NHd: Tensor,
+        *,
+        scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> Tensor:
         self.cache.write(layer, self.slots, k_NHd, v_NHd)
         outputs = []
         if self.layout is not None:
             q, k, v = (x[: self.num_first] for x in (q_NHd, k_NHd, v_NHd))
-            out = packed_attention(q, k, v, self.layout, scale=scale, kernel=self.kernel)
-            outputs.append(out)
-        outputs += [chunk.attend(layer, q_NHd[span], scale) for span, chunk in self.later]
+            how = {"scale": scale, "kernel": self.kernel, "limits": limits}
+            outputs.append(packed_attention(q, k, v, self.layout, **how))
+        outputs += [chunk.attend(layer, q_NHd[span], scale, limits) for span, chunk in self.later]
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
 
@@ -70,17 +78,21 @@ class _Continued:
         blocks_K = np.array(chunk.sequence.blocks[:num_blocks], dtype=np.int64)
         self.tables_1HK = cache.tables(to_device(blocks_K[None], cache.device))
         positions = torch.arange(num_blocks * cache.block_tokens, device=cache.device)
-        self.sees = positions <= positions[chunk.start : chunk.end, None]
+        # How far each key is behind each query; below 0: it comes later.
+        self.distance_NT = positions[chunk.start : chunk.end, None] - positions
 
-    def attend(self, layer: int, q_NHd: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, q_NHd: Tensor, scale: float, limits: Limits) -> Tensor:
         keys, values = self.cache.gather(layer, self.tables_1HK)
+        sees_NT = self.distance_NT >= 0
+        if limits.window is not None:
+            sees_NT &= self.distance_NT < limits.window
+        qkv = (q_NHd.transpose(0, 1)[None], keys, values)
+        if limits.soft_cap is not None:
+            out = capped_attention(*qkv, sees=sees_NT, scale=scale, soft_cap=limits.soft_cap)
+            return out[0].transpose(0, 1)
+        is_grouped = q_NHd.shape[1] != keys.shape[1]
         out = functional.scaled_dot_product_attention(
-            q_NHd.transpose(0, 1)[None],
-            keys,
-            values,
-            attn_mask=self.sees,
-            scale=scale,
-            enable_gqa=q_NHd.shape[1] != keys.shape[1],
+            *qkv, attn_mask=sees_NT, scale=scale, enable_gqa=is_grouped
         )
         return out[0].transpose(0, 1)
 
@@ -110,12 +122,20 @@ class DecodeAttention:
             self.tables_BHK = cache.tables(blocks_BK)
             self.length = num_blocks * cache.block_tokens
         self.slots = cache.slots(blocks_B, positions_B % cache.block_tokens)
-        hidden_BL = torch.arange(self.length, device=cache.device) > positions_B[:, None]
-        mask_BL = torch.zeros(hidden_BL.shape, dtype=dtype, device=cache.device)
-        self.mask = mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
+        self.dtype = dtype
+        # How far each key is behind the query; below 0: there is none yet.
+        self.distance_BL = positions_B[:, None] - torch.arange(self.length, device=cache.device)
+        self.masks: dict[int | None, Tensor] = {None: self._mask(None)}
 
     def attend(
-        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+        self,
+        layer: int,
+        q_NHd: Tensor,
+        k_NHd: Tensor,
+        v_NHd: Tensor,
+        *,
+        scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> Tensor:
         # Each sequence has one token here: N is B.
         self.cache.write(layer, self.slots, k_NHd, v_NHd)
@@ -125,10 +145,27 @@ class DecodeAttention:
             keys, values = self.cache.rows(layer, self.num_rows, self.length)
         else:
             keys, values = self.cache.gather(layer, self.tables_BHK)
+        if limits.soft_cap is not None:
+            sees = self._sees(limits.window)[:, None, None]
+            how = {"scale": scale, "soft_cap": limits.soft_cap}
+            return capped_attention(q_NHd[:, :, None], keys, values, sees=sees, **how)[:, :, 0]
+        window = limits.window_in(self.length)
+        if window not in self.masks:
+            self.masks[window] = self._mask(window)
         out_BHGd = functional.scaled_dot_product_attention(
-            q_BHGd, keys, values, attn_mask=self.mask, scale=scale
+            q_BHGd, keys, values, attn_mask=self.masks[window], scale=scale
         )
         return out_BHGd.flatten(1, 2)
+
+    def _sees(self, window: int | None) -> Tensor:
+        sees_BL = self.distance_BL >= 0
+        return sees_BL if window is None else sees_BL & (self.distance_BL < window)
+
+    def _mask(self, window: int | None) -> Tensor:
+        """Return [B, 1, 1, L] that is added to the scores: 0 or -inf."""
+        hidden_BL = ~self._sees(window)
+        mask_BL = torch.zeros(hidden_BL.shape, dtype=self.dtype, device=hidden_BL.device)
+        return mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
 
 
 class InvariantAttention:
@@ -155,10 +192,18 @@ class InvariantAttention:
         )
 
     def attend(
-        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+        self,
+        layer: int,
+        q_NHd: Tensor,
+        k_NHd: Tensor,
+        v_NHd: Tensor,
+        *,
+        scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> Tensor:
         self.cache.write(layer, self.slots, k_NHd, v_NHd)
-        return tiled_attention(q_NHd, *self.cache.store(layer), self.plan, scale=scale)
+        how = {"scale": scale, "limits": limits}
+        return tiled_attention(q_NHd, *self.cache.store(layer), self.plan, **how)
 
 
 def _places(chunk: Chunk, block_tokens: int) -> np.ndarray:

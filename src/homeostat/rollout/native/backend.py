@@ -13,12 +13,14 @@ from homeostat.config.fp8 import Fp8Config
 from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import ConfigError, Problem
 from homeostat.models.decoder import Decoder
+from homeostat.models.transformers_attention import refused_sizes
+from homeostat.models.transformers_model import TransformersModel
 from homeostat.observe import format as fmt
 from homeostat.rollout.backend import EngineBackend, EngineSite, Foreseen, Prospect
 from homeostat.rollout.engine import Capabilities, Engine
 from homeostat.rollout.native.cache import token_bytes
 from homeostat.rollout.native.engine import NativeEngine, native_capabilities
-from homeostat.rollout.native.fast import decode_path, obstacle
+from homeostat.rollout.native.fast import decode_path, obstacle, require_length
 from homeostat.rollout.native.memory import free_bytes
 
 # A model of 1 M weights samples a tenth faster in two processes, and loses that by being sent.
@@ -34,10 +36,16 @@ _PATHS = {
 
 
 def open_here(
-    site: EngineSite, model: nn.Module, decode: Callable[[Sequence[int]], str], version: int
+    site: EngineSite,
+    model: nn.Module,
+    decode: Callable[[Sequence[int]], str],
+    version: int,
+    *,
+    engine: type[NativeEngine] = NativeEngine,
 ) -> NativeEngine:
-    assert isinstance(model, Decoder), "combinations asks for the native decoder"
-    return NativeEngine(
+    """Open the engine over the trainer's weights; a plug-in may derive from its class."""
+    assert isinstance(model, Decoder | TransformersModel), type(model)
+    return engine(
         model,
         _own(site.engine),
         device=site.device,
@@ -69,6 +77,9 @@ def factory_arguments(site: EngineSite) -> dict[str, Any]:
 
 def num_helpers(site: EngineSite, own: Engine) -> int:
     assert isinstance(own, NativeEngine), own
+    if site.model.implementation == "transformers":
+        # Helpers build the native decoder.
+        return 0
     if site.model.quantization is not None and site.adapter is None:
         # Helpers would need weights with the adapter merged in.
         return 0
@@ -93,7 +104,12 @@ def capabilities(prospect: Prospect) -> Capabilities:
 def preflight(prospect: Prospect) -> Foreseen:
     """Choose the decode path and size the cache, or say why that cannot be."""
     engine, shape = _own(prospect.engine), prospect.preview.decoder
-    assert shape is not None, "combinations asks for the native decoder"
+    if shape is None:
+        most = _cache_bytes(prospect)
+        text = f", at most {fmt.byte_size(most)} of cached keys and values, computed by the layers "
+        text += "of transformers: slower than the native decoder, whose decode paths it lacks"
+        return Foreseen(text, {"processes": 1, "cache_bytes_at_most": most, "decode": "plain"})
+    require_length(shape, prospect.max_tokens)
     numerics, device = prospect.model.numerics, prospect.device
     how = {"numerics": numerics, "device": device, "is_fp8": prospect.fp8 is not None}
     how["is_int4"] = prospect.is_int4
@@ -113,6 +129,9 @@ def preflight(prospect: Prospect) -> Foreseen:
     text += _PATHS[path]
     if path == "compact" and engine.decode == "auto":
         text += f" (not by compiled code: {obstacle('compiled', shape, engine, **how)})"
+    if path == "plain" and engine.decode == "auto" and not shape.is_llama_like:
+        fastest = "compiled" if device.type == "cpu" else "graphs"
+        text += f" (the faster path is not taken: {obstacle(fastest, shape, engine, **how)})"
     if prospect.fp8 is not None:
         text += _fp8_text(prospect.fp8, device)
     if prospect.is_int4:
@@ -138,8 +157,9 @@ def _num_processes(
 
 def _cache_bytes(prospect: Prospect) -> int:
     """The most that the cache will take. Raises ConfigError where not even one request fits."""
-    shape, engine = prospect.preview.decoder, prospect.engine
-    assert shape is not None, "combinations asks for the native decoder"
+    shape, engine = prospect.preview.cache, prospect.engine
+    if shape is None:
+        raise refused_sizes()
     is_fp8 = engine.kv_cache_dtype == "fp8"
     one = token_bytes(shape, prospect.dtype, is_fp8=is_fp8) * prospect.longest
     budget = int(prospect.engine.memory_share * free_bytes(prospect.device))

@@ -21,13 +21,16 @@ import torch
 from torch import Tensor
 
 from homeostat.errors import EngineError
-from homeostat.models.families import DecoderConfig
+from homeostat.models.decoder_shape import DecoderConfig
+from homeostat.models.transformers_attention import CacheShape
 from homeostat.precision.fp8 import quantise
 from homeostat.precision.recipe import E4M3
 from homeostat.rollout.native.scheduler import Copy
 
 
-def token_bytes(config: DecoderConfig, dtype: torch.dtype, *, is_fp8: bool = False) -> int:
+def token_bytes(
+    config: DecoderConfig | CacheShape, dtype: torch.dtype, *, is_fp8: bool = False
+) -> int:
     """Return the bytes that one token takes in the cache of all layers."""
     head = config.head_dim * dtype.itemsize
     if is_fp8:
@@ -44,7 +47,7 @@ class KVCache:
 
     def __init__(
         self,
-        config: DecoderConfig,
+        config: DecoderConfig | CacheShape,
         *,
         block_tokens: int,
         max_blocks: int,
@@ -151,7 +154,7 @@ class Fp8Cache(KVCache):
 
     def __init__(
         self,
-        config: DecoderConfig,
+        config: DecoderConfig | CacheShape,
         *,
         block_tokens: int,
         max_blocks: int,

@@ -23,18 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from homeostat.models.decoder import (
-    MLP,
-    Attention,
-    Decoder,
-    Embedding,
-    Layer,
-    MoeBlock,
-    RMSNorm,
-    Trunk,
-)
+from homeostat.models.blocks import MLP, Attention, Layer, MoeBlock
+from homeostat.models.decoder import Decoder, Trunk
 from homeostat.models.lora import LoraLinear
 from homeostat.models.moe import Experts, Router
+from homeostat.models.norms import Embedding, RMSNorm
 from homeostat.models.routing import Routing
 from homeostat.models.side_by_side import joined_adapters
 from homeostat.ops.attention import AttentionContext
@@ -284,8 +277,8 @@ class CompactDecoder:
         qk_BHd = rotate(qk_BHd, *tables)
         q_BHd, k_BHd = qk_BHd[:, : config.num_heads], qk_BHd[:, config.num_heads :]
         v_BHd = qkv_BHd[:, num_rotated:]
-        scale = config.head_dim**-0.5
-        return attention.attend(number, q_BHd, k_BHd, v_BHd, scale=scale).flatten(1)
+        how = {"scale": config.attention_scale, "limits": config.limits(number)}
+        return attention.attend(number, q_BHd, k_BHd, v_BHd, **how).flatten(1)
 
     def _now(self) -> list[tuple[int, int]]:
         return [(tensor.data_ptr(), tensor._version) for tensor in self._tensors]

@@ -25,13 +25,14 @@ from torch import Tensor
 
 from homeostat.config.fp8 import Fp8Config
 from homeostat.config.native import NativeEngineConfig
+from homeostat.models.build import Model, vocab_size
 from homeostat.models.decoder import Decoder
 from homeostat.ops.linear import Numerics
 from homeostat.precision.int4_packed import is_int4
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
-from homeostat.rollout.native.fast import decode_path, make_bursts
+from homeostat.rollout.native.fast import decode_path, make_bursts, require_length
 from homeostat.rollout.native.fp8_model import Fp8Model
-from homeostat.rollout.native.int4_model import int4_model
+from homeostat.rollout.native.int4_model import Int4Model, int4_model
 from homeostat.rollout.native.room import CacheRoom
 from homeostat.rollout.native.runner import Runner
 from homeostat.rollout.native.sampler import draw
@@ -64,7 +65,7 @@ def native_capabilities(
 
 
 class NativeEngine(SteppingEngine[Sequence]):
-    """Samples with the trainer's own module.
+    """Samples with the trainer's own module: the native decoder, or a model of transformers.
 
     `max_tokens` is the most that a request may have in all; `decode` turns tokens into the text
     that stop strings are looked for in. `in_rows` is how the cache is laid out (cache.py), where
@@ -74,7 +75,7 @@ class NativeEngine(SteppingEngine[Sequence]):
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         config: NativeEngineConfig,
         *,
         device: torch.device,
@@ -94,21 +95,30 @@ class NativeEngine(SteppingEngine[Sequence]):
                 max_tokens=max_tokens,
                 has_experts=model.moe is not None,
             ),
-            vocabulary=model.config.vocab_size,
+            vocabulary=vocab_size(model),
             decode=decode,
             policy_id=policy_id,
             policy_version=policy_version,
         )
         self.config = config
         self.device = device
-        self.model = model = self._served(model, fp8, version=policy_version)
         self.chunk_bytes = chunk_bytes
-        how = {"device": device, "is_fp8": fp8 is not None}
-        kinds = {"numerics": model.numerics, "is_int4": is_int4(model)}
-        path = decode_path(model.config, config, **kinds, **how)
-        self.bursts = make_bursts(
-            model, config, path, threads=threads, max_tokens=max_tokens, **how
-        )
+        self.bursts: Bursts | None = None
+        self._fp8: Fp8Model | None = None
+        self._int4: Int4Model | None = None
+        path = "plain"
+        if isinstance(model, Decoder):
+            require_length(model.config, max_tokens)
+            model = self._served(model, fp8, version=policy_version)
+            how = {"device": device, "is_fp8": fp8 is not None}
+            kinds = {"numerics": model.numerics, "is_int4": is_int4(model)}
+            path = decode_path(model.config, config, **kinds, **how)
+            self.bursts = make_bursts(
+                model, config, path, threads=threads, max_tokens=max_tokens, **how
+            )
+        else:
+            model.prepare_sampling()
+        self.model = model
         rows_pay = device.type == "cpu" and self.bursts is None
         self.in_rows = rows_pay if in_rows is None else in_rows
         self._serving = Serving(model)
@@ -131,7 +141,6 @@ class NativeEngine(SteppingEngine[Sequence]):
 
     def _served(self, model: Decoder, fp8: Fp8Config | None, *, version: int) -> Decoder:
         """Return the model in the engine's precision, over the same parameters."""
-        self._fp8: Fp8Model | None = None
         if fp8 is not None:
             self._fp8 = Fp8Model(model, fp8, device=self.device, version=version)
             model = self._fp8.model

@@ -4,7 +4,8 @@ plain      one step at a time through the decoder's own forward: the reference
 compact    the same on a CPU over copies of the weights, by fewer calls (compact.py)
 compiled   several steps at a time on a CPU by compiled code (cpu/)
 fused      several steps at a time on a GPU by kernels of fewer launches (cuda/); in invariant
-           numerics by the trainer's own (cuda/invariant.py)
+           numerics, and for blocks other than Llama's, by the model's own forward over the state
+           on the GPU (cuda/invariant.py)
 graphs     the same, captured as CUDA graphs
 """
 
@@ -19,8 +20,8 @@ import torch
 from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
+from homeostat.models.decoder_shape import DecoderConfig
 from homeostat.models.expert_offload import StreamedExperts
-from homeostat.models.families import DecoderConfig
 from homeostat.ops.linear import Numerics
 from homeostat.rollout.native.compact import can_be_copied
 from homeostat.rollout.native.cpu.bursts import CpuBursts
@@ -109,8 +110,8 @@ def make_bursts(
         moe=model.config.moe,
         fp8_cache=config.kv_cache_dtype == "fp8",
     )
-    forwards = {"fast": DecodeForward, "invariant": InvariantForward}
-    kind = forwards[model.numerics]
+    is_own = model.numerics == "invariant" or not model.config.is_llama_like
+    kind = InvariantForward if is_own else DecodeForward
     if kind is DecodeForward and int4_products(model):
         kind = Int4Forward
     elif kind is DecodeForward and is_fp8:
@@ -143,6 +144,9 @@ def obstacle(
     is_int4: bool = False,
 ) -> str:
     """Say why this decode path cannot be taken; empty where it can."""
+    beyond = _beyond(path, shape)
+    if beyond:
+        return f"the model's block has {beyond}, which it does not compute"
     if path in ("compact", "compiled") and is_int4:
         return "INT4 weights are multiplied, rounded, by the model's own forward on a CPU"
     if path in ("compact", "compiled") and is_fp8:
@@ -159,9 +163,35 @@ def obstacle(
         return f"it needs a CUDA device, and this is {device.type}"
     if find_spec("triton") is None:
         return "Triton is not installed"
-    if numerics == "fast" and shape.head_dim not in HEAD_DIMS:
-        return f"heads are {shape.head_dim} wide, and it knows {HEAD_DIMS}"
+    if shape.is_llama_like:
+        knows = numerics == "invariant" or shape.head_dim in HEAD_DIMS
+        return "" if knows else f"heads are {shape.head_dim} wide, and it knows {HEAD_DIMS}"
+    if config.kv_cache_dtype == "fp8":
+        return "engine.kv_cache_dtype is fp8, which it reads for a block like Llama's only"
     return ""
+
+
+def require_length(shape: DecoderConfig, max_tokens: int) -> None:
+    """Raise EngineError for texts that the model's rotation does not reach."""
+    longest = shape.rope.max_length
+    if longest is not None and max_tokens > longest:
+        raise EngineError(
+            f"texts may have {max_tokens} tokens, and the native decoder computes up to {longest} "
+            "(original_max_position_embeddings): beyond it longrope changes all frequencies, those "
+            "of cached keys too. Lower data.max_length."
+        )
+
+
+def _beyond(path: str, shape: DecoderConfig) -> str:
+    """Name what a model has that a decode path other than plain does not compute."""
+    block = shape.block
+    if path in ("fused", "graphs"):
+        # It goes through the model's own forward, and draws by a kernel.
+        return "soft-capped logits" if block.logit_cap is not None else ""
+    found = block.beyond_llama(shape.rope)
+    if path != "compact" and block.is_windowed:
+        found = ("sliding windows", *found)
+    return ", ".join(found)
 
 
 def _obstacle_to_compiled(device: torch.device) -> str:

@@ -26,8 +26,10 @@ from homeostat.rollout.native.fp8_model import shared_copy
 # Linear maps of the same inputs.
 _NEIGHBOURS = (
     ("q_proj", "k_proj", "v_proj"),
+    ("qkv_proj",),
     ("o_proj",),
     ("gate_proj", "up_proj"),
+    ("gate_up_proj",),
     ("down_proj",),
 )
 

@@ -10,7 +10,7 @@ import torch
 
 from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError
-from homeostat.models.decoder import Decoder
+from homeostat.models.build import Model
 from homeostat.rollout.native.blocks import BlockPool
 from homeostat.rollout.native.cache import Fp8Cache, KVCache, token_bytes
 from homeostat.rollout.native.memory import free_bytes
@@ -25,7 +25,7 @@ class CacheRoom:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         config: NativeEngineConfig,
         *,
         device: torch.device,

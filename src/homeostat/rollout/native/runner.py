@@ -10,6 +10,7 @@ from itertools import accumulate
 import numpy as np
 from torch import Tensor
 
+from homeostat.models.build import Model
 from homeostat.models.decoder import Decoder
 from homeostat.models.routing import Routing
 from homeostat.ops.attention import AttentionContext
@@ -33,7 +34,7 @@ class Runner:
     """
 
     def __init__(
-        self, model: Decoder, *, in_rows: bool, path: str, prompts: CpuPrompts | None
+        self, model: Model, *, in_rows: bool, path: str, prompts: CpuPrompts | None
     ) -> None:
         self.model = model
         self.cache: KVCache | None = None
@@ -107,7 +108,8 @@ class Runner:
     def _prefill_attention(self, chunks: list[Chunk], cache: KVCache) -> AttentionContext:
         if self.model.numerics == "invariant":
             return InvariantAttention(cache, chunks)
-        return PrefillAttention(cache, chunks, kernel=self.model.kernel)
+        kernel = self.model.kernel if isinstance(self.model, Decoder) else "sdpa"
+        return PrefillAttention(cache, chunks, kernel=kernel)
 
     def _decode_attention(
         self, chunks: list[Chunk], positions_B: Tensor, cache: KVCache
@@ -122,10 +124,10 @@ class Runner:
         """Free the copies of weights; the next decoding step makes them again."""
         self._compact = None
 
-    def _decoder(self) -> Decoder | CompactDecoder:
+    def _decoder(self) -> Model | CompactDecoder:
         """Choose what decodes: a compact copy of the weights if enabled and supported, else the
         model itself."""
-        if not self.may_copy:
+        if not self.may_copy or not isinstance(self.model, Decoder):
             return self.model
         if self._compact is None or not self._compact.is_of(self.model):
             self._compact = compact_of(self.model)

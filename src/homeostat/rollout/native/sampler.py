@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from homeostat.columns import Ragged
-from homeostat.models.decoder import Decoder
+from homeostat.models.build import Model
 from homeostat.ops.cut import Cut, kept_mask
 from homeostat.ops.kept_sets import KeptSets
 from homeostat.ops.linear import tiled_product
+from homeostat.ops.logit_tiles import capped_logits
 from homeostat.ops.logprobs import token_logprobs
 from homeostat.rollout.native.memory import to_device
 from homeostat.rollout.native.sequence import Sequence
@@ -43,9 +44,7 @@ class Drawn:
     kept_B: Ragged | None = None
 
 
-def draw(
-    model: Decoder, hidden_BD: Tensor, sequences: list[Sequence], *, chunk_bytes: int
-) -> Drawn:
+def draw(model: Model, hidden_BD: Tensor, sequences: list[Sequence], *, chunk_bytes: int) -> Drawn:
     """One token per sequence; one copy to the host."""
     temperature_B = np.array([s.request.sampling.temperature for s in sequences])
     logp_temperature_B = np.where(temperature_B > 0, temperature_B, 1.0)
@@ -85,7 +84,7 @@ def draw(
     )
 
 
-def _scaled_logits(model: Decoder, hidden_BD: Tensor, temperature_B: np.ndarray) -> Tensor:
+def _scaled_logits(model: Model, hidden_BD: Tensor, temperature_B: np.ndarray) -> Tensor:
     """fp32 [B, V], summed in fp32 as the trainer's are."""
     weight_VD = model.output_weight()
     if model.numerics == "invariant":
@@ -94,13 +93,15 @@ def _scaled_logits(model: Decoder, hidden_BD: Tensor, temperature_B: np.ndarray)
         z_BV = torch.mm(hidden_BD, weight_VD.t(), out_dtype=torch.float32)
     else:
         z_BV = functional.linear(hidden_BD.float(), weight_VD.float())
+    if model.logit_cap is not None:
+        z_BV = capped_logits(z_BV, model.logit_cap, numerics=model.numerics)
     if (temperature_B != 1.0).any():
         z_BV *= to_device((1.0 / temperature_B).astype(np.float32), z_BV.device)[:, None]
     return z_BV
 
 
 def _trainer_logp(
-    model: Decoder,
+    model: Model,
     hidden_BD: Tensor,
     tokens_B: Tensor,
     temperature_B: np.ndarray,
@@ -134,6 +135,7 @@ def _trainer_logp(
             chunk_bytes=chunk_bytes,
             numerics=model.numerics,
             kept=kept,
+            soft_cap=model.logit_cap,
         )
     return logp_B
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from homeostat.columns import KEPT_IDS, Ragged
-from homeostat.models.decoder import Decoder
+from homeostat.models.build import Model
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.kept_sets import KeptSets
 from homeostat.ops.logprobs import token_logprobs
@@ -23,7 +23,7 @@ from homeostat.types import FloatArray, TokenRow, TrainBatch
 
 
 def score_rows(
-    model: Decoder,
+    model: Model,
     rows: Sequence[TokenRow],
     *,
     temperature: float,
@@ -62,6 +62,7 @@ def score_rows(
             chunk_bytes=chunk_bytes,
             numerics=model.numerics,
             kept=kept,
+            soft_cap=model.logit_cap,
         )
         counts = np.searchsorted(index_M, np.cumsum(batch.lengths_B)[:-1])
         scored += np.split(logp_M.cpu().numpy(), counts)

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 
 from homeostat.errors import EngineError
-from homeostat.models.decoder import Decoder
+from homeostat.models.build import Model
 from homeostat.ops.memory import is_out_of_memory, reason_of
 
 
 class Serving:
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
         self._modules = list(model.modules())
 

@@ -50,6 +50,7 @@ from homeostat.run.preflight.health import (
 )
 from homeostat.run.preflight.item import Item
 from homeostat.run.preflight.mixing import filter_items, mix_items
+from homeostat.run.preflight.plugins import plugin_items
 from homeostat.run.preflight.precision import precision_items
 from homeostat.run.preflight.reward_model import label_items
 from homeostat.run.preflight.rl import (
@@ -71,7 +72,7 @@ from homeostat.run.sizing.token_budget import as_chosen, choose_tokens, tokens_l
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.cores import PLAIN, slowdown_of_bf16
 from homeostat.train.runtime import choose_way, resolve_device, resolve_dtype, resolve_runtime
-from homeostat.train.sequence.heads import require_heads
+from homeostat.train.sequence.heads import require_sequence
 from homeostat.types import StepPlan
 
 # If bf16 takes a CPU more than so many times as long as fp32, the memory it saves is not worth it.
@@ -110,6 +111,7 @@ class Preflight:
                 ("rewards", self._rewards),
             )
         checks: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (
+            ("plug-ins", lambda: plugin_items(self.config)),
             ("device", self._device),
             ("cluster", self._cluster),
             ("tokenizer", self._tokenizer),
@@ -188,7 +190,7 @@ class Preflight:
             require_experts(moe)
         require_even_experts(moe, ep=self.config.mesh.ep)
         if decoder is not None:
-            require_heads(decoder, self.config.mesh.sp)
+            require_sequence(decoder, self.config.mesh)
         active = decoder.num_active_params if decoder is not None and decoder.moe else None
         facts = {
             "num_params": self.preview.num_params,

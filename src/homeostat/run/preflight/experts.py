@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homeostat.config.moe import MoeConfig
-from homeostat.models.families import DecoderConfig
+from homeostat.models.decoder_shape import DecoderConfig
 from homeostat.observe import format as fmt
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.run.preflight.item import Item

@@ -18,7 +18,8 @@ import numpy as np
 
 from homeostat.columns import KEPT_IDS, ROUTES, Ragged, dense
 from homeostat.config.live import LiveConfig
-from homeostat.models.families import DecoderConfig, decoder_config
+from homeostat.models.decoder_shape import DecoderConfig
+from homeostat.models.families import decoder_config
 from homeostat.models.float64 import reference_logprobs
 from homeostat.models.hub_names import stacked_tensors
 from homeostat.rollout.engine import Engine

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from homeostat.config.run import RunConfig
 from homeostat.errors import ModelError, PlanError
-from homeostat.models.families import DecoderConfig, decoder_config
+from homeostat.models.decoder_shape import DecoderConfig
+from homeostat.models.families import decoder_config
 from homeostat.simulator.machine import load_machine
 from homeostat.simulator.plan import Plan, make_plan
 from homeostat.simulator.search import Job

@@ -42,6 +42,7 @@ from homeostat.config.cluster import FsdpBackend
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.trainer import Checkpointing
 from homeostat.models.adapter_files import load_adapter
+from homeostat.models.blocks import MoeBlock
 from homeostat.models.build import (
     LoadedModel,
     attention_name,
@@ -54,7 +55,7 @@ from homeostat.models.build import (
     read_configs,
     require_moe_settings,
 )
-from homeostat.models.decoder import Decoder, MoeBlock
+from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.lora import apply_lora, draw_adapters
 from homeostat.models.memory import require_memory
@@ -64,7 +65,7 @@ from homeostat.train.fsdp.experts import divide_experts
 from homeostat.train.fsdp.mesh import Ranks, is_of_experts, local_part
 from homeostat.train.fsdp.recorded import record_collectives
 from homeostat.train.runtime import Runtime
-from homeostat.train.sequence.heads import require_heads
+from homeostat.train.sequence.heads import require_sequence
 
 
 def load_sharded(
@@ -91,7 +92,7 @@ def load_sharded(
     require_memory(num_params, dtype=dtype, device=held_on, what=origin.sizes)
     require_moe_settings(model.moe, shape.moe)
     require_even_experts(shape.moe, ep=ranks.mesh.ep)
-    require_heads(shape, ranks.mesh.sp)
+    require_sequence(shape, ranks.mesh)
     flags = decoder_flags(model, shape, gradient_checkpointing, dtype=dtype, device=runtime.device)
     with torch.device("meta"):
         module = new_decoder(shape, flags, has_value_head=head is not None).to(runtime.dtype)

@@ -24,18 +24,37 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from homeostat.config.mesh import Mesh
 from homeostat.config.model import ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models.build import config_origin, open_source, read_configs
-from homeostat.models.families import DecoderConfig, decoder_config
-from homeostat.ops.attention import AttentionContext
+from homeostat.models.decoder_shape import DecoderConfig
+from homeostat.models.families import decoder_config
+from homeostat.ops.attention import NO_LIMITS, AttentionContext, Limits
 from homeostat.train.sequence.links import Link
 
 
-def require_heads_of(model: ModelConfig, size: int) -> None:
-    """Raise ModelError if so many ranks cannot divide the query heads of what model.path names."""
+def require_sequence_of(model: ModelConfig, mesh: Mesh) -> None:
+    """Raise ModelError if ranks cannot share the micro-batches of what model.path names."""
     source = open_source(model)
-    require_heads(decoder_config(read_configs(source)[0], origin=config_origin(source)), size)
+    require_sequence(decoder_config(read_configs(source)[0], origin=config_origin(source)), mesh)
+
+
+def require_sequence(config: DecoderConfig, mesh: Mesh) -> None:
+    """Raise ModelError if the ranks of a mesh cannot share the micro-batches of a model."""
+    require_heads(config, mesh.sp)
+    require_ring(config, mesh.cp)
+
+
+def require_ring(config: DecoderConfig, size: int) -> None:
+    """Raise ModelError if the attention of a model cannot go around so many ranks."""
+    has_cap = config.block.attention_cap is not None
+    if size > 1 and (has_cap or config.block.is_windowed):
+        what = "soft-capped scores" if has_cap else "sliding windows"
+        raise ModelError(
+            f"trainer.backend.context_parallel_size is {size}, and the model has {what}, which "
+            "ring attention does not compute. Set it to 1; sequence_parallel_size works with them."
+        )
 
 
 def require_heads(config: DecoderConfig, size: int) -> None:
@@ -68,7 +87,14 @@ class HeadExchange:
     num_tokens: int
 
     def attend(
-        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+        self,
+        layer: int,
+        q_NHd: Tensor,
+        k_NHd: Tensor,
+        v_NHd: Tensor,
+        *,
+        scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> Tensor:
         size = self.link.size
         more = repeats(k_NHd.shape[1], size)
@@ -79,7 +105,8 @@ class HeadExchange:
         # One message for all three: its latency is what short rows pay.
         received = _Exchange.apply(torch.cat(by_rank, dim=2).movedim(1, 0), self.link)
         parts = received.flatten(0, 1)[: self.num_tokens].split(widths, dim=1)
-        out_THd = self.inner.attend(layer, *(x.contiguous() for x in parts), scale=scale)
+        own = (x.contiguous() for x in parts)
+        out_THd = self.inner.attend(layer, *own, scale=scale, limits=limits)
         added = size * q_NHd.shape[0] - self.num_tokens
         out_THd = functional.pad(out_THd, (0, 0, 0, 0, 0, added))
         back = _Exchange.apply(out_THd.unflatten(0, (size, -1)), self.link)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from homeostat.columns import dense
 from homeostat.config.mesh import Mesh
-from homeostat.models.families import DecoderConfig
+from homeostat.models.decoder_shape import DecoderConfig
 from homeostat.train.sequence.heads import repeats
 from homeostat.types import TokenRow, TrainBatch
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from homeostat.ops.attention import PackedLayout
+from homeostat.ops.attention import NO_LIMITS, Limits, PackedLayout
 from homeostat.ops.transfer import to_device
 from homeostat.train.sequence.blocks import BlockKernel, Seen
 from homeostat.train.sequence.links import Link
@@ -77,8 +77,17 @@ class RingAttention:
     kernel: BlockKernel
 
     def attend(
-        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+        self,
+        layer: int,
+        q_NHd: Tensor,
+        k_NHd: Tensor,
+        v_NHd: Tensor,
+        *,
+        scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> Tensor:
+        # train/sequence/heads.py refuses models with such layers before anything is computed.
+        assert limits == NO_LIMITS, limits
         return _Ring.apply(q_NHd, k_NHd, v_NHd, self, scale)
 
     def steps(self, scale: float) -> list[_Step]:

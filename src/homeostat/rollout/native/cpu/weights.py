@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
+from homeostat.models.blocks import MLP, Layer, MoeBlock
+from homeostat.models.decoder import Decoder
 from homeostat.models.lora import LoraLinear, lora_modules
 from homeostat.models.norms import RMSNorm
 from homeostat.models.side_by_side import joined_adapters, neighbours

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from homeostat.models.decoder import MoeBlock
+from homeostat.models.blocks import MoeBlock
 from homeostat.ops.expert_rows import gathered
 from homeostat.ops.grouped_experts import by_tiles
 from homeostat.ops.kernels import block_of

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
+from homeostat.models.blocks import MLP, Layer, MoeBlock
+from homeostat.models.decoder import Decoder
 from homeostat.models.lora import LoraLinear
 from homeostat.models.side_by_side import adapted_maps, joined, neighbours
 from homeostat.ops.linear import Linear, is_plain

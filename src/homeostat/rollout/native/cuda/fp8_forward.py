@@ -18,7 +18,8 @@ from functools import partial
 
 from torch import Tensor
 
-from homeostat.models.decoder import MLP, Decoder, Layer
+from homeostat.models.blocks import MLP, Layer
+from homeostat.models.decoder import Decoder
 from homeostat.rollout.native.cuda import fp8_narrow, fp8_products, narrow, rows
 from homeostat.rollout.native.cuda.forward import DecodeForward, Layers, fed_forward, maps_of
 from homeostat.rollout.native.cuda.fp8_rows import Fp8Rows, cast_normed, cast_rows

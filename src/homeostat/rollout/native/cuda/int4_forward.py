@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from homeostat.models.decoder import MLP, Attention, Decoder, Layer
+from homeostat.models.blocks import MLP, Attention, Layer
+from homeostat.models.decoder import Decoder
 from homeostat.ops.linear import Linear
 from homeostat.rollout.native.cuda import int4_narrow, int4_products, rows
 from homeostat.rollout.native.cuda.forward import DecodeForward, Layers, fed_forward, maps_of

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from homeostat.models.decoder import MLP, Decoder, Layer
+from homeostat.models.blocks import MLP, Layer
+from homeostat.models.decoder import Decoder
 from homeostat.models.side_by_side import joined
 from homeostat.ops.linear import Linear
 from homeostat.precision.int4_packed import PackedLinear, packed_matrix

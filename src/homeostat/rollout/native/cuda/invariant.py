@@ -1,11 +1,14 @@
-"""A decoding step in invariant numerics over the device's state: the decoder's own forward.
+"""A decoding step over the device's state by the decoder's own forward.
 
     tokens and positions -> Decoder.hidden_in -> logits -> draw -> log-prob of what was drawn
 
+It serves invariant numerics, and in fast numerics the blocks that forward.py has no kernels for.
+
 Invariant: every operation is the one that training and scoring use, in the same numerics, so that
-the log-prob of a token has their bits. Only where keys lie is another matter: `CachedAttention`
-writes the new token's key and value into the cache and finds the others by the state's tables, in
-the same tiles and the same order. Nothing asks the host, so that a step can be captured as a graph.
+in invariant numerics the log-prob of a token has their bits. Only where keys lie is another matter:
+`CachedAttention` writes the new token's key and value into the cache and finds the others by the
+state's tables, in the same tiles and the same order. Nothing asks the host, so that a step can be
+captured as a graph.
 
 Suffixes: `_B` rows, `_H` heads, `_d` head dim, `_K` blocks of a sequence, `_V` vocabulary.
 """
@@ -24,6 +27,7 @@ from torch import Tensor
 
 from homeostat.models.decoder import Decoder
 from homeostat.models.routing import Routing
+from homeostat.ops.attention import NO_LIMITS, Limits
 from homeostat.ops.kernels import aligned
 from homeostat.ops.kernels.attention import over_keys, tile_options
 from homeostat.ops.kernels.kept import kept_sums
@@ -134,12 +138,20 @@ class CachedAttention:
     block_tokens: int
 
     def attend(
-        self, layer: int, q_BHd: Tensor, k_BHd: Tensor, v_BHd: Tensor, *, scale: float
+        self,
+        layer: int,
+        q_BHd: Tensor,
+        k_BHd: Tensor,
+        v_BHd: Tensor,
+        *,
+        scale: float,
+        limits: Limits = NO_LIMITS,
     ) -> Tensor:
         num_kv_heads = k_BHd.shape[1]
         out_BHd = q_BHd.new_empty(q_BHd.shape)
         tables_BK = self.state.tables_BK
-        options = tile_options(q_BHd, num_kv_heads=num_kv_heads, queries=QUERY_TILE, keys=KEY_TILE)
+        tiles = {"queries": QUERY_TILE, "keys": KEY_TILE, "limits": limits}
+        options = tile_options(q_BHd, num_kv_heads=num_kv_heads, **tiles)
         _attend[(len(q_BHd), num_kv_heads)](
             aligned(q_BHd), aligned(k_BHd), aligned(v_BHd), self.stores_LA[layer], tables_BK,
             self.state.positions_B, out_BHd, tables_BK.stride(0), scale,
@@ -154,7 +166,7 @@ def _attend(
     NUM_KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, MEMBERS: tl.constexpr, QUERIES: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     now = tl.load(positions_ptr + sequence)
@@ -184,6 +196,7 @@ def _attend(
     out = over_keys(
         q, keys_ptr, values_ptr, table_ptr, position, now + 1, now + 1, head * BLOCK_TOKENS, scale,
         BLOCK_TOKENS=BLOCK_TOKENS, BLOCK_STRIDE=NUM_KV_HEADS * BLOCK_TOKENS,
+        WINDOW=WINDOW, SOFT_CAP=SOFT_CAP,
         ROWS=ROWS, KEYS=KEYS, WIDTH=WIDTH, DIM=DIM, PRECISION=PRECISION,
     )  # fmt: skip
     tl.store(out_ptr + at_q, out.to(element), mask=inside)
