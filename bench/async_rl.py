@@ -34,9 +34,9 @@ import common
 import curves
 from rich.console import Console
 
-from homeostat import api
 from homeostat.config.load import build_config
 from homeostat.observe.jsonl import read_metrics
+from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.session import open_session
 
 ASSETS = common.BENCH_DIR.parent / "recipes" / "assets"
@@ -116,7 +116,7 @@ def train(place: Path, kind: str, *, steps: int) -> list[dict[str, float]]:
     with open_session(
         config, recipe="", command=["bench"], console=console, log_level="warning"
     ) as session:
-        api.train(config, session)
+        train_recipe(config, session)
     return list(read_metrics(config.run_dir / "metrics.jsonl"))
 
 

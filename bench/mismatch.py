@@ -143,9 +143,9 @@ def engine_of(
 
 def _vllm(path: Path, loaded: LoadedModel, max_tokens: int, arguments: argparse.Namespace) -> Any:
     from homeostat.config.vllm import VllmEngineConfig
+    from homeostat.rollout.served import Served
     from homeostat.rollout.vllm.engine import VllmEngine
     from homeostat.rollout.vllm.environment import prepare_environment
-    from homeostat.rollout.vllm.served import Served
 
     config = VllmEngineConfig(type="vllm", enforce_eager=True, memory_share=0.1)
     prepare_environment(config)

@@ -258,7 +258,7 @@ def _updates(
         if number > 2:
             gradients.append(middle - started)
             times.append(_now(device) - started)
-    report = trainer.memory_report()
+    report = trainer.device_report()
     trainer.close()
     return {
         "update_s": statistics.median(times),

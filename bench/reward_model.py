@@ -33,10 +33,10 @@ import common
 from gold_reward import BEST, gold_of
 from rich.console import Console
 
-from homeostat import api
 from homeostat.clinic import bodies
 from homeostat.config.load import build_config
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
+from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.session import open_session
 
 LENGTH, LETTERS = 12, "abcdefgh"
@@ -175,7 +175,7 @@ def train(raw: Raw) -> Path:
     with open_session(
         config, recipe="", command=line, console=console, log_level="error"
     ) as session:
-        api.train(config, session)
+        train_recipe(config, session)
     return config.run_dir
 
 

@@ -24,11 +24,11 @@ from unittest.mock import patch
 import common
 from rich.console import Console
 
-from homeostat import api
 from homeostat.config import RunConfig
 from homeostat.config.load import build_config
 from homeostat.observe.jsonl import read_metrics
 from homeostat.rollout.sampler import Sampler
+from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.session import open_session
 from homeostat.types import Completion
 
@@ -105,7 +105,7 @@ def train(config: RunConfig, kind: str) -> list[dict[str, float]]:
             config, recipe="", command=["bench"], console=console, log_level="warning"
         ) as session,
     ):
-        api.train(config, session)
+        train_recipe(config, session)
     return list(read_metrics(config.run_dir / "metrics.jsonl"))[1:]
 
 

@@ -34,9 +34,9 @@ import common
 from rich.console import Console
 from shapes import DTYPES, END_ID, Shape, write_folder
 
-from homeostat import api
 from homeostat.config.load import build_config
 from homeostat.observe.jsonl import read_metrics
+from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.session import open_session
 from homeostat.run.wiring.hooks import Hooks
 from homeostat.simulator.fit import Measured, fit, predicted
@@ -239,7 +239,7 @@ def measure(
     console = Console(file=io.StringIO())
     how = {"recipe": "", "command": ["bench"], "console": console, "log_level": "error"}
     with suppress(EnoughError), open_session(config, **how) as session:
-        api.train(config, session, Stop(steps))
+        train_recipe(config, session, Stop(steps))
     records = [r for r in read_metrics(config.run_dir / "metrics.jsonl") if "time/step" in r]
     records = records[arguments.skip :]
     found = {stage: [r.get(key, 0.0) for r in records] for stage, key in STAGES.items()}

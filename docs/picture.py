@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from homeostat.api import train
 from homeostat.config import load_config
 from homeostat.observe.jsonl import read_metrics
+from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.session import open_session
 
 DOCS = Path(__file__).resolve().parent
@@ -89,7 +89,7 @@ def run(recipe: str, console: Console, view: str) -> Path:
         console=console,
         log_level="info",
     ) as session:
-        train(config, session)
+        train_recipe(config, session)
     return config.run_dir.resolve()
 
 

@@ -127,7 +127,7 @@ AXOLOTL: tuple[Row, ...] = (
     ("special_tokens.pad_token", "model.pad_token", "For the export: packing never pads."),
     ("eos_token", "model.chat_template rollout.stop_token_ids", "The template's own end of a turn is found and trained."),
     ("NCCL_DEBUG", "cluster.env", NCCL),
-    ("HF_HUB_DISABLE_XET", "none", "A variable of the hub's client. Runs read local folders."),
+    ("HF_HUB_DISABLE_XET", "none", "A variable of the hub's client, which downloads for us. An error of Xet's storage is recognised, and the message names it."),
     ("AXOLOTL_LOG_LEVEL", "observe.log_level", "HOMEOSTAT_DEBUG=1 does the same. console.log is always written."),
     ("~/.triton/cache", "none", "A cache of Triton's; no kernel is patched here."),
     ("one GPU, one batch, to find a NaN", "cluster.type debug.mode", "`debug.mode: replay` trains on kept rollouts again; offending_rows/ holds the batch."),

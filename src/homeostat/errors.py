@@ -62,6 +62,20 @@ class DataWriteError(DataError, OSError):
     exit_code = 1
 
 
+class UserCodeError(HomeostatError, ImportError):
+    """A module, a file or a name that a recipe points to does not exist."""
+
+
+class PluginError(HomeostatError, ImportError):
+    """A plug-in that a recipe names cannot be used. The message names it."""
+
+
+class HubError(HomeostatError, OSError):
+    """A model or dataset could not be downloaded or sent: the connection, the hub or the disk."""
+
+    exit_code = 1
+
+
 class SignatureError(HomeostatError, ValueError):
     """A stanza of health/signatures/*.toml cannot be used. Names file and code of every problem."""
 
@@ -174,6 +188,12 @@ class LossInputError(HomeostatError, ValueError):
 
 class TrainingHaltedError(HomeostatError, RuntimeError):
     """The run stopped itself because continuing would do harm. Nothing saved is lost."""
+
+    exit_code = 1
+
+
+class CallbackError(HomeostatError, RuntimeError):
+    """A function that the caller of a run wanted to be told by raised an exception."""
 
     exit_code = 1
 

@@ -434,7 +434,7 @@ def test_what_it_says_of_itself_is_true(bench: Bench) -> None:
     files = (bench.folder / f"saved_{bench.num_saved}").iterdir()
     on_disk = sum(file.stat().st_size for file in files)
     assert trainer.state_bytes <= on_disk < 2 * trainer.state_bytes + 2**16
-    assert trainer.memory_report().max_alloc > 2**20
+    assert trainer.device_report().max_alloc > 2**20
     sheet, beside = trainer.sheet, bench.beside.sheet
     assert sheet.num_params == beside.num_params
     assert sheet.num_trainable == beside.num_trainable

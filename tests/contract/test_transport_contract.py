@@ -251,9 +251,9 @@ def test_all_of_several_receivers_get_the_same(
 @pytest.mark.parametrize(
     ("kind", "ending"),
     [
-        ("collective", signal.SIGSTOP),
         ("shared_memory", signal.SIGKILL),
         # Each starts a process, which takes seconds.
+        pytest.param("collective", signal.SIGSTOP, marks=pytest.mark.slow),
         pytest.param("collective", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("shared_memory", signal.SIGSTOP, marks=pytest.mark.slow),
         *[

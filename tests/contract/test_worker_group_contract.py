@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.forks import real_workers
+from tests.support.seats import seated
 
 from homeostat.config.cluster import AnyCluster, InProcessCluster, TorchrunCluster
 from homeostat.config.ranks import LOOPBACK, Launcher, WorkerKind
@@ -48,6 +49,7 @@ SHAPES = {
     "spawn_1": ("spawn", 1),
     "spawn_3": ("spawn", 3),
     "torchrun_2": ("torchrun", 2),
+    "outside_2": ("outside", 2),
     "ray_2": ("ray", 2),
 }
 # launcher -> a cluster that has it, and for workers of which kind
@@ -55,6 +57,7 @@ CLUSTERS: dict[str, tuple[AnyCluster, WorkerKind]] = {
     "in_process": (InProcessCluster(), "trainer"),
     "spawn": (InProcessCluster(), "engine"),
     "torchrun": (TorchrunCluster(type="torchrun"), "trainer"),
+    "outside": (TorchrunCluster(type="torchrun"), "trainer"),
     "ray": (RayCluster(type="ray", cpus_per_worker=0.1), "trainer"),
 }
 Start = Callable[..., ProcessGroup]
@@ -62,7 +65,7 @@ Start = Callable[..., ProcessGroup]
 
 def open_with(launcher: str, **changes: Any) -> WorkerGroup:
     cluster, kind = CLUSTERS[launcher]
-    assert cluster.launcher(kind) == launcher
+    assert cluster.launcher(kind) == ("torchrun" if launcher == "outside" else launcher)
     return open_group(cluster, GroupSpec(kind=kind, name="trainer", **changes))
 
 
@@ -74,8 +77,8 @@ def open_here(factory: str, **kwargs: Any) -> WorkerGroup:
 def test_every_launcher_is_held_to_the_contract() -> None:
     assert set(CLUSTERS) == set(get_args(Launcher))
     assert set(CLUSTERS) == {"in_process", *(by for by, _ in SHAPES.values())}
-    # Ray's is an entry only while it is connected.
-    assert set(LAUNCHERS) - {"ray"} == set(CLUSTERS) - {"ray"}
+    # These are entries only while they are open.
+    assert set(LAUNCHERS) - {"ray"} == set(CLUSTERS) - {"ray", "outside"}
 
 
 def processes_of(log_file: Path) -> set[int]:
@@ -124,6 +127,7 @@ def ray_ends_with_these_tests() -> Iterator[None]:
 def starter(log_file: Path) -> Iterator[Start]:
     """Starts groups. At the end they are closed, and nothing may be left over of them."""
     groups: list[ProcessGroup] = []
+    seats = ExitStack()
 
     def start(shape: str, factory: str = MAKE, kwargs: Any = (), **changes: Any) -> ProcessGroup:
         launcher, size = SHAPES.get(shape, ("spawn", 2))
@@ -132,7 +136,12 @@ def starter(log_file: Path) -> Iterator[Start]:
             opened_ray()
         settings = {"launcher": launcher, "size": size, "log_file": log_file}
         settings |= {"start_timeout_s": 60.0, "close_timeout_s": SOON_S, **changes}
-        group = open_with(factory=factory, kwargs=dict(kwargs), **settings)
+        with ExitStack() as opened:
+            if settings["launcher"] == "outside":
+                # An entry for this group alone: it would be used in place of our own torchrun.
+                at = seats.enter_context(seated(settings["size"]))
+                opened.enter_context(launcher_opened("outside", at.open_group))
+            group = open_with(factory=factory, kwargs=dict(kwargs), **settings)
         assert isinstance(group, ProcessGroup)
         groups.append(group)
         return group
@@ -142,6 +151,7 @@ def starter(log_file: Path) -> Iterator[Start]:
     finally:
         for group in groups:
             group.abandon()
+        seats.close()
         assert eventually(lambda: not processes_of(log_file))
 
 
@@ -167,8 +177,9 @@ def start(log_file: Path) -> Iterator[Start]:
 AT_NIGHT = dict.fromkeys(("torchrun", "torchrun_2"), pytest.mark.slow)
 
 
-# Ray takes seconds to start, too: its tests are with those of ranks.
-WITH_RANKS = dict.fromkeys(("ray", "ray_2"), pytest.mark.ranks)
+# Ray takes seconds to start, too: its tests are with those of ranks. Processes that were started
+# from outside are tried there in full, and in tests/unit/test_seats.py in part.
+WITH_RANKS = dict.fromkeys(("ray", "ray_2", "outside", "outside_2"), pytest.mark.ranks)
 
 
 def at_night(name: str) -> Any:
@@ -457,7 +468,9 @@ def test_a_killed_rank_ends_the_group_with_a_report(
     assert eventually(lambda: not shared.exists())
 
 
-@pytest.mark.parametrize("launcher", ["spawn", at_night("torchrun"), by_ranks("ray")])
+@pytest.mark.parametrize(
+    "launcher", ["spawn", at_night("torchrun"), by_ranks("outside"), by_ranks("ray")]
+)
 def test_a_collective_works_and_its_broken_half_is_not_the_report(
     launcher: str, start: Start, log_file: Path
 ) -> None:
@@ -633,7 +646,7 @@ def broken_python(tmp_path: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
 
 
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun", by_ranks("ray")])
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun", by_ranks("outside"), by_ranks("ray")])
 def test_a_process_that_ends_before_it_speaks_is_told_with_its_output(
     start: Start, tmp_path: Path, log_file: Path, launcher: str
 ) -> None:

@@ -8,7 +8,7 @@
 ```samples JSON lines: step, text, ...
 ```log     console text, one line each; `[step N]` alone on a line sets the step
 ```expect  clear = true | not_evaluated = "text" | first_step, level, causes (the first ones, in
-           order), contains (in the message), confidence, subject
+           order), fixes (the first settings), contains (in the message), confidence, subject
 """
 
 from __future__ import annotations

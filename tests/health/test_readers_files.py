@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import struct
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from homeostat.errors import HomeostatError
-from homeostat.health.readers import open_run, read_text, view_of_run
+from homeostat.health.readers import column_batches, open_run, read_text, view_of_run
+from homeostat.health.readers.recorder import Recorder
 from homeostat.health.view import Kind
 from homeostat.observe.completions import write_completions
 from homeostat.types import Completion, Prompt, RolloutGroup, Sample, Segment, StopReason
@@ -287,3 +289,65 @@ def test_a_log_in_the_encoding_of_another_system(tmp_path: Path) -> None:
     view = open_run(tmp_path / "log.txt")
     assert view.metrics["train/loss"].values.tolist() == [1.5]
     assert view.log.lines[0].text == "ein Wort"
+
+
+def taken(lines: list[str], *, alike: bool) -> dict[str, tuple[list[int], list[float]]] | None:
+    """What a batch of JSON lines gives, with the way of reading alike ones or without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not alike:
+            patch.setattr(column_batches, "_columns_of_alike", lambda _: None)
+        recorder = Recorder()
+        if not column_batches.take_json_lines(recorder, [line.encode() for line in lines]):
+            return None
+    return {
+        name: (one.steps.tolist(), [repr(value) for value in one.values.tolist()])
+        for name, one in recorder.series().items()
+    }
+
+
+def test_json_lines_that_are_alike_give_the_same_numbers() -> None:
+    rng = random.Random()
+
+    def value() -> float:
+        kinds = (
+            rng.random(), rng.randrange(-99, 99), math.nan, math.inf, -math.inf, -0.0,
+            rng.random() * 10.0 ** rng.randrange(-320, 309), 2**53 + 1, 10**30,
+        )  # fmt: skip
+        return rng.choice(kinds)
+
+    for separators in ((", ", ": "), (",", ":"), (" ,  ", " : ")):
+        names = ["loss", "step", "reward/x", "grad_norm", "é"]
+        rng.shuffle(names)
+        rows = [
+            {name: step if name == "step" else value() for name in names} for step in range(1, 40)
+        ]
+        lines = [json.dumps(row, separators=separators, ensure_ascii=False) for row in rows]
+        assert column_batches._columns_of_alike([line.encode() for line in lines]) is not None
+        assert taken(lines, alike=True) == taken(lines, alike=False) is not None
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '{"step": 5, "loss": }', '{"step": 5, "loss": 1 5}', '{"step": 5, "loss": null}',
+        '{"step": 5, "loss": true}', '{"step": 5, "loss": "1"}', '{"step": 5, "loss": [1]}',
+        '{"step": 5, "loss": {"a": 1}}', '{"step": 5, "loss": 1, "x": 2}', '{"loss": 5, "step": 1}',
+        '{"step": 5, "step": 1}', '{"step": 5, "loss" 1}', '{"step": 5 "loss": 1}', '{"step": 5}',
+        '{"step": 5, "loss": 1,}', '{"step": , "loss": 5}', '{"step": 5, "lo\\"s": 1}',
+    ],
+)  # fmt: skip
+def test_an_odd_line_is_never_taken_for_one_of_its_neighbours(odd: str) -> None:
+    well = [f'{{"step": {step}, "loss": {step / 7}}}' for step in range(6, 16)]
+    for lines in ([odd, *well], [well[0].replace("6", "4"), odd, *well], [odd] * 9):
+        assert column_batches._columns_of_alike([line.encode() for line in lines]) is None or (
+            taken(lines, alike=True) == taken(lines, alike=False)
+        )
+
+
+def test_the_file_logger_of_verl(tmp_path: Path) -> None:
+    rows = [{"step": step, "data": {"actor/pg_loss": 0.1 * step, "critic/score/mean": 0.5}}
+            for step in range(1, 30)]  # fmt: skip
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    view = open_run(tmp_path / "run.jsonl")
+    assert (view.framework.name, view.last_step) == ("verl", 29)
+    assert view.metrics["reward"].values.tolist() == [0.5] * 29

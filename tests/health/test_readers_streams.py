@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import signal
 import sys
 import threading
@@ -168,7 +169,11 @@ def test_lines_of_a_known_shape_give_what_reading_each_of_them_gives() -> None:
     for reader in (quick, plain):
         # As if all lines that may be settings had been read.
         reader.skip_settings()
-    quick.feed_bytes(line.rstrip("\n").encode() for line in lines)
+    rest = [line.rstrip("\n").encode() for line in lines]
+    while rest:
+        size = random.choice((1, 3, 50, 1_000))
+        quick.feed_bytes(rest[:size])
+        rest = rest[size:]
     plain.feed(lines)
     assert quick.recorder.forms == plain.recorder.forms
     ours, theirs = quick.recorder.series(), plain.recorder.series()

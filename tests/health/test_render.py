@@ -65,7 +65,7 @@ def view(*, framework: str = "verl", log: tuple[str, ...] = (), metrics: bool = 
 
 
 def ill(*findings: Finding) -> Diagnosis:
-    return Diagnosis(findings, MISSING, 40)
+    return Diagnosis(findings, MISSING, ("NUM001",) * 40)
 
 
 def test_json_has_the_promised_fields_and_their_settings_names() -> None:

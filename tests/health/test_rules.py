@@ -31,9 +31,24 @@ def test_a_rule_judges_its_cases(code: str) -> None:
             _judges(case)
 
 
+# What a block `expect` may say.
+EXPECTED = {
+    "clear",
+    "not_evaluated",
+    "first_step",
+    "level",
+    "causes",
+    "fixes",
+    "contains",
+    "confidence",
+    "subject",
+}
+
+
 def _judges(case: Case) -> None:
     found = judge(BY_CODE[case.code], case.view(), options=case.about.get("options", {}))
     expected = case.expected
+    assert expected.keys() <= EXPECTED, case.title
     if "not_evaluated" in expected:
         assert isinstance(found, NotEvaluated)
         assert expected["not_evaluated"] in found.why
@@ -56,6 +71,9 @@ def _require(finding: Finding, expected: dict) -> None:
     wanted = expected.get("causes", [])
     assert causes[: len(wanted)] == wanted, finding
     assert expected.get("contains", "") in finding.message
+    settings = [fix.setting for fix in finding.fixes]
+    wanted = expected.get("fixes", [])
+    assert settings[: len(wanted)] == wanted, finding
 
 
 def test_a_rule_has_cases_that_fire_nearly_fire_and_are_healthy() -> None:

@@ -19,6 +19,7 @@ from tests.support.every_key import (
     cluster,
     cluster_ray,
     curriculum,
+    engine_sglang,
     engine_vllm,
     fp8,
     inputs,
@@ -69,6 +70,7 @@ RL_PARTS = (
     rl_health,
     rl_replay,
     curriculum,
+    engine_sglang,
 )
 SFT_CASES = {name: case for part in SFT_PARTS for name, case in part.CASES.items()}
 SFT_CASES |= curriculum.SFT_CASES
@@ -119,10 +121,21 @@ def test_what_lies_beyond_the_last_epoch_is_refused(workshop: Workshop, change: 
     assert len(losses(workshop.again(*one_epoch, change.replace("6", "5")))) == 5
 
 
+# Keys that torchrun and Ray share, shown with torchrun by day: ranks take seconds to start on Ray.
+AT_NIGHT = {f"cluster.{key} (ray)" for key in ("processes", "timeout_s", "max_restarts", "env")}
+
+
 def by_ranks(names: Iterable[str]) -> list[Any]:
     """Cases that run over ranks start processes, and are tested with the others that do."""
     over = ("(fsdp)", "(torchrun)", "(ray)")
-    return [pytest.param(n, marks=[pytest.mark.ranks] if n.endswith(over) else []) for n in names]
+    return [
+        pytest.param(
+            name,
+            marks=[pytest.mark.ranks] * name.endswith(over)
+            + [pytest.mark.slow] * (name in AT_NIGHT),
+        )
+        for name in names
+    ]
 
 
 @pytest.mark.parametrize("name", by_ranks(SFT_CASES))

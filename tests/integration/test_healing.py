@@ -15,7 +15,6 @@ from rich.console import Console
 from tests.support import runs, tiny, tiny_rl
 from tests.support.own_process import shared_engine_process
 
-from homeostat import api
 from homeostat.config import RunConfig
 from homeostat.errors import (
     ConfigError,
@@ -26,6 +25,7 @@ from homeostat.errors import (
     TrainingHaltedError,
 )
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
+from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import open_session
 from homeostat.run.wiring.hooks import Hooks
@@ -46,7 +46,7 @@ def train(config: RunConfig, hooks: Hooks) -> RunResult:
     with open_session(
         config, recipe="", command=["train"], console=console, log_level="error"
     ) as session:
-        return api.train(config, session, hooks)
+        return train_recipe(config, session, hooks)
 
 
 def findings(config: RunConfig) -> list[dict[str, Any]]:

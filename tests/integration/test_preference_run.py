@@ -69,7 +69,14 @@ def kto(folder: Path) -> RunConfig:
     return trained(folder, "kto", name="kto")
 
 
-@pytest.mark.parametrize("algorithm", ["dpo", "ipo", "kto", "orpo", "simpo"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "dpo",
+        "kto",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ipo", "orpo", "simpo")),
+    ],
+)
 def test_each_algorithm_learns_to_tell_the_pairs_apart(folder: Path, algorithm: str) -> None:
     config = trained(
         folder,

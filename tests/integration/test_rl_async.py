@@ -141,6 +141,7 @@ def test_staleness_is_bounded_and_timing_changes_no_bit(
     assert sampling_threads() == []
 
 
+@pytest.mark.slow
 def test_slow_groups_are_trained_on_and_requests_decide_their_tokens(folder: Path) -> None:
     """With a learning rate of almost 0 all versions sample alike: whatever the timing, every group
     has the tokens that the sync loop gives it, short or long, and none is missing."""

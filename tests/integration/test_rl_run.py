@@ -82,6 +82,12 @@ def test_a_run_leaves_its_rollouts_behind(tmp_path: Path) -> None:
     assert {row["policy_version"] for row in rows} == {3}
     mean = np.mean([row["reward"] for row in rows])
     assert records(config)[-1]["reward"] == pytest.approx(mean)
+    differences = [np.array(row["logp_difference"]) for row in rows if row["logp_difference"]]
+    assert [len(found) for found in differences] == [row["num_tokens"] for row in rows]
+    assert [len(row["token_ids"]) for row in rows] == [row["num_tokens"] for row in rows]
+    found = np.abs(np.concatenate(differences))
+    wanted = records(config)[-1]["sampling/sampling_logp_difference/max"]
+    assert np.nanmax(found) == pytest.approx(wanted, rel=1e-3, abs=1e-7)
     assert 0 <= values(config, "eval/pass@1")[-1] <= values(config, "eval/pass@4")[-1] <= 1
     assert values(config, "eval/reward")[-1] == pytest.approx(values(config, "eval/pass@1")[-1])
 

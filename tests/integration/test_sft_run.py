@@ -279,6 +279,7 @@ def test_not_finite_is_skipped_traced_to_rows_and_module(tmp_path: Path) -> None
     assert not math.isfinite(metrics[-1]["train/loss"])
 
 
+@pytest.mark.slow
 def test_single_rows_at_fault_are_borne_ten_times_as_long(tmp_path: Path) -> None:
     model = {"path": str(poisoned_model(tmp_path)), "init": "pretrained"}
     sizes = {"max_steps": 12, "batch_rows": 40, "threads": 1, "max_nonfinite_steps": 1}

@@ -189,6 +189,7 @@ def scored_over_sets(made: Decoder, asked: list[Request], found: list[Completion
     return scores
 
 
+@pytest.mark.slow
 def test_invariant_log_probs_over_kept_sets_have_the_trainers_bits() -> None:
     made = decoder()
     asked = cut_requests(made.config.vocab_size, 2)

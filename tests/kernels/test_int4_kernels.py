@@ -210,6 +210,7 @@ def same(found: list[Completion], wanted: list[Completion]) -> None:
             np.testing.assert_allclose(one.engine_logp_T, other.engine_logp_T, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_packed_weights_decode_as_the_trainers_rounded_ones() -> None:
     """A layer that is skipped, a late switch, new weights at a commit; few rows and more."""
     model = tiny()

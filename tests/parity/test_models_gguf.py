@@ -1,5 +1,6 @@
 """A GGUF file written by llama.cpp's own library is read as the HF model it was made from."""
 
+import json
 import random
 import re
 import sys
@@ -12,9 +13,10 @@ from gguf.quants import dequantize, quantize
 from tests.support.rounding import assert_right_to_rounding
 from tiny_models import random_model
 
-from homeostat.config.model import ModelConfig
+from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import MissingDependencyError, ModelError
+from homeostat.models.adapter_files import find_base, save_adapter
 from homeostat.models.build import load_model
 from homeostat.models.families import decoder_config
 from homeostat.models.gguf import GgufFile
@@ -127,6 +129,27 @@ def test_logits_equal_those_of_the_hf_twin(case, quantised, tmp_path):
         theirs = model(tokens[None]).logits[0]
         exact = model.double()(tokens[None]).logits[0]
     assert_right_to_rounding(ours, theirs, exact=exact)
+
+
+def test_an_adapter_on_a_gguf_base_is_found_by_peft_and_by_us(tmp_path):
+    from peft import AutoPeftModelForCausalLM
+
+    model = random_model(CASES["llama"], seed=1)
+    write_gguf(tmp_path / "model.gguf", model, add_vocab_size=97)
+    lora = LoraConfig(rank=2, targets=("q_proj",))
+    own = load_model(
+        ModelConfig(path=str(tmp_path / "model.gguf")), lora, dtype=torch.float32, device=CPU,
+        seed=0, gradient_checkpointing=False,
+    )  # fmt: skip
+    folder = tmp_path / "adapter"
+    save_adapter(own.module, folder, lora, base_path=str(tmp_path / "model.gguf"))
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(tmp_path)
+    assert find_base(folder, settings) == str(tmp_path / "model.gguf")
+    theirs = AutoPeftModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf")
+    tokens = torch.arange(9)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(tokens[None]).logits, model(tokens[None]).logits)
 
 
 def test_the_config_is_that_of_the_hf_twin(tmp_path):

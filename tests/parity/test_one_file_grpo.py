@@ -33,6 +33,7 @@ from homeostat.config.trainer import ConstantSchedule, CosineSchedule, LinearSch
 from homeostat.data.prepare import shuffled
 from homeostat.run.rl import train_rl
 from homeostat.run.session.session import open_session
+from homeostat.run.session.step import run_to_end
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_one_file.py"
@@ -372,6 +373,6 @@ def library_records(
     with open_session(
         config, recipe=text, command=[], console=Console(quiet=True), log_level="warning"
     ) as session:
-        train_rl(config, session)
+        run_to_end(train_rl(config, session))
     lines = (folder / "runs" / "parity" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]

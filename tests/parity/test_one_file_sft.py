@@ -32,6 +32,7 @@ from transformers import (
 from homeostat.config import load_config
 from homeostat.config.trainer import CosineSchedule
 from homeostat.run.session.session import open_session
+from homeostat.run.session.step import run_to_end
 from homeostat.run.sft import train_sft
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sft_one_file.py"
@@ -246,7 +247,7 @@ def library_records(
     with open_session(
         config, recipe=text, command=[], console=Console(quiet=True), log_level="warning"
     ) as session:
-        train_sft(config, session)
+        run_to_end(train_sft(config, session))
     lines = (folder / "runs" / "parity" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 

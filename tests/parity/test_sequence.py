@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.parity import tiny_models
@@ -30,10 +33,27 @@ ON_TWO = {
     "kept_sets_and_truth",
     "sequence_ratios",
 }
+# Experts over shared rows are in tests/parity/test_scale.py too; the others are variants.
+AT_NIGHT = {
+    "experts",
+    "checkpointed_activations_and_dropout",
+    "kept_sets_and_truth",
+    "sequence_ratios",
+}
+# Checks that one set of processes makes: number of ranks, names.
+SETS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "2": (2, tuple(name for name in CHECKS if name not in AT_NIGHT)),
+    "2 at night": (2, tuple(name for name in CHECKS if name in AT_NIGHT)),
+    "4 at night": (4, tuple(name for name in CHECKS if name not in ON_TWO)),
+}
 
 
-def names_for(size: int) -> list[str]:
-    return [name for name in CHECKS if size == 2 or name not in ON_TWO]
+def cases() -> list[Any]:
+    return [
+        pytest.param(chosen, name, marks=[pytest.mark.slow] if "night" in chosen else [])
+        for chosen, (_, names) in SETS.items()
+        for name in names
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +63,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def results(request: pytest.FixtureRequest, folder: Path) -> tuple[int, dict[str, str]]:
-    """Number of ranks, and check -> what went wrong on any of them."""
-    return request.param, run_ranks(folder, request.param)
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Callable[[str], dict[str, str]]:
+    """Set of checks -> check -> what went wrong on any rank."""
+    return cache(lambda chosen: run_ranks(folder, *SETS[chosen]))
 
 
 def write_inputs(folder: Path) -> None:
@@ -69,13 +89,13 @@ def write_inputs(folder: Path) -> None:
     (folder / "losses_of_local.json").write_text(json.dumps(losses))
 
 
-def run_ranks(folder: Path, size: int) -> dict[str, str]:
-    """All checks on `size` processes, none of which outlives this call."""
+def run_ranks(folder: Path, size: int, names: Sequence[str]) -> dict[str, str]:
+    """These checks on `size` processes, none of which outlives this call."""
     code = f"import runpy\nrunpy.run_module({sequence_ranks.__name__!r}, run_name='__main__')"
     ranks = []
     try:
         for rank in range(size):
-            arguments = [str(rank), str(size), str(folder), *names_for(size)]
+            arguments = [str(rank), str(size), str(folder), *names]
             with (folder / f"log_{rank}_of_{size}").open("w") as log:
                 env = {**os.environ, "OMP_NUM_THREADS": "1"}
                 ranks.append(Forked(code, arguments, env=env, output=log.fileno(), imported=SHARDS))
@@ -84,7 +104,7 @@ def run_ranks(folder: Path, size: int) -> dict[str, str]:
         for process in ranks:
             process.kill()
             process.wait()
-    return joined(folder, size)
+    return joined(folder, size, names)
 
 
 def wait_for(ranks: list[Forked], deadline: float) -> None:
@@ -96,8 +116,8 @@ def wait_for(ranks: list[Forked], deadline: float) -> None:
         time.sleep(0.1)
 
 
-def joined(folder: Path, size: int) -> dict[str, str]:
-    found = dict.fromkeys(names_for(size), "")
+def joined(folder: Path, size: int, names: Sequence[str]) -> dict[str, str]:
+    found = dict.fromkeys(names, "")
     for rank in range(size):
         file = folder / f"result_{rank}_of_{size}.json"
         if not file.is_file():
@@ -108,9 +128,7 @@ def joined(folder: Path, size: int) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_ranks(results: tuple[int, dict[str, str]], name: str) -> None:
-    size, wrong = results
-    if name not in names_for(size):
-        pytest.skip("enough on two ranks")
+@pytest.mark.parametrize(("chosen", "name"), cases())
+def test_ranks(results: Callable[[str], dict[str, str]], chosen: str, name: str) -> None:
+    wrong = results(chosen)
     assert not wrong[name], wrong[name]

@@ -73,9 +73,24 @@ RL_SOURCES = {"prompts", "reasoning_gym"}
 
 
 # Verbs whose commands are parsed and not run. scaffold would write to this checkout
-# (tests/health/test_scaffold.py runs it in a copy); the others need a model that is not in the
-# repository, a keyboard or a port (tests/integration/test_generation.py runs what they call).
-PARSED = ("scaffold", "generate", "chat", "serve", "export")
+# (tests/health/test_scaffold.py runs it in a copy), new and docs write elsewhere
+# (tests/unit/test_new_recipes.py, test_documentation.py), and watch would wait for more
+# (tests/health/test_cli_watch.py); the others need a model that is not in the repository, a
+# keyboard, a port or a hub (tests/integration/test_generation.py, test_push.py).
+PARSED = (
+    "scaffold",
+    "dev",
+    "watch",
+    "generate",
+    "chat",
+    "serve",
+    "export",
+    "push",
+    "eval",
+    "new",
+    "docs",
+    "dashboard",
+)
 
 
 def blocks(language: str) -> list[Any]:
@@ -92,7 +107,10 @@ def commands() -> list[Any]:
     for block in blocks("bash"):
         for line in block.values[0].splitlines():
             if line.strip() and not line.startswith("#"):
-                found.setdefault(line, pytest.param(line, id=line))
+                # A plan for many GPUs takes seconds: one of them is made by day.
+                planned = "--gpus" in line and any("--gpus" in other for other in found)
+                marks = [pytest.mark.slow] if planned else []
+                found.setdefault(line, pytest.param(line, id=line, marks=marks))
     return list(found.values())
 
 
@@ -246,12 +264,15 @@ def test_rows_can_be_trained_on(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", blocks("python"))
-def test_python_runs_beside_a_run(text: str, beside_a_run: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", text], cwd=beside_a_run, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+def test_python_runs_beside_a_run(
+    text: str,
+    beside_a_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(beside_a_run)
+    exec(compile(text, "docs", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.parametrize("line", commands())
@@ -269,7 +290,7 @@ def test_a_command_does_what_is_said(
         assert extras_of(words[-1]) <= set(known_extras())
     else:
         # The body of the curl line is a request of tests/integration/test_generation.py.
-        assert words[0] in ("source", "python", "curl"), "say here how this is checked"
+        assert words[0] in ("source", "python", "curl", "ssh"), "say here how this is checked"
         assert words[0] != "python" or (ROOT / words[-1]).is_file()
 
 

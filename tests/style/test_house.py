@@ -28,10 +28,15 @@ TABLES: dict[str, str] = {
 # Broad excepts, by file and function: why nothing narrower will do.
 BROAD_EXCEPTS = {
     ("data/helpers.py", "_serve"): "whatever the work raises is raised in the parent instead",
+    ("integrations/live.py", "call"): "a bug of the doctor's must not end a run of another trainer",
+    ("hub/transfer.py", "work"): "Xet's library may raise anything; the caller gets our error",
     ("observe/sinks/base.py", "_call"): "a vendor's client may raise anything; the run goes on",
     ("rewards/calls.py", "answer_call"): "a user's function may raise anything; the run goes on",
     ("rewards/worker.py", "_load"): "a user's module may raise anything; the run goes on",
     ("workers/hosting.py", "attempt"): "a hosted object may raise anything; its worker goes on",
+    ("config/plugins.py", "load_plugin"): "a plug-in's module may raise anything; it is refused",
+    ("data/plugin_rows.py", "__init__"): "a plug-in's rows may raise anything; it is named",
+    ("run/calling/callbacks.py", "_call"): "a callback may raise anything; the run is saved",
     (
         "run/session/session.py",
         "open_session",

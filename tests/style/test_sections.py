@@ -9,7 +9,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "homeostat"
 # The files and folders that may name RunConfig, and why they need a whole recipe.
 WHOLE = {
     "config/": "defines, loads, checks, edits and compares recipes",
-    "api.py": "chooses the loop that runs the recipe",
+    "api/recipes.py": "builds and loads recipes",
+    "authoring/fitting.py": "tries whole recipes until one fits",
     "generation/choice.py": "reads the recipe that a run saved in its folder",
     "cli/": "a verb of the command line reads a recipe",
     "importing/convert.py": "lists the keys that a recipe has",
@@ -20,6 +21,7 @@ WHOLE = {
     "run/row_loop.py": "a loop sets up all parts of a run, and hands each its settings",
     "run/rl.py": "a loop sets up all parts of a run, and hands each its settings",
     "run/rl_async.py": "a loop sets up all parts of a run, and hands each its settings",
+    "run/calling/": "chooses the loop that runs the recipe, and drives it",
     "run/wiring/": "builds the parts of a run, and hands each its settings",
     "run/preflight/": "judges the whole recipe before a run",
     "run/session/": "keeps the recipe in the run folder, and compares it when the run is resumed",

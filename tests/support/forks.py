@@ -36,7 +36,12 @@ from homeostat.workers import launchers
 from homeostat.workers.child import Ticket
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINS = ("homeostat.cli.verbs", "homeostat.api", "homeostat.train.local", "transformers")
+TRAINS = (
+    "homeostat.cli.verbs",
+    "homeostat.run.calling.start",
+    "homeostat.train.local",
+    "transformers",
+)
 # torch.distributed.fsdp imports torch's compiler.
 SHARDS = (*TRAINS, "homeostat.train.fsdp.make")
 # A worker that scores completions starts without torch.

@@ -15,10 +15,10 @@ from unittest.mock import patch
 from rich.console import Console
 from tests.support.forks import Forked
 
-from homeostat import api
 from homeostat.config import RunConfig
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
 from homeostat.rollout.vllm.options import is_installed
+from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import open_session
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
@@ -39,7 +39,7 @@ def train(
     with open_session(
         config, recipe="", command=["homeostat", "train"], console=console, log_level="warning"
     ) as session:
-        return api.train(config, session, hooks)
+        return train_recipe(config, session, hooks)
 
 
 def run_script(file: Path, *arguments: str) -> None:

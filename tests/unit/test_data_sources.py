@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from pathlib import Path
@@ -12,11 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homeostat.config.data import TextSource
 from homeostat.data.inputs import require_source
-from homeostat.data.sources import BadRowError, open_rows, source_files
+from homeostat.data.opening import open_rows, row_files, source_files
+from homeostat.data.sources import BadRowError
 from homeostat.errors import DataError
 
 ROWS = [{"text": f"row {number}", "n": number} for number in range(25)]
+
+
+def files_of(path: Path) -> list[Path]:
+    return source_files(TextSource(type="text", path=str(path)))
 
 
 def write_parquet(path: Path, rows: list[dict] = ROWS) -> Path:
@@ -73,7 +80,7 @@ def test_columns_by_row_number(tmp_path, kind):
     assert len(rows) == 25
     assert [rows.row(index)["text"] for index in (24, 0, 7)] == ["row 24", "row 0", "row 7"]
     assert set(rows.row(0)) == {"text"}
-    assert all(file.is_file() for file in source_files(str(path)))
+    assert all(file.is_file() for file in files_of(path))
 
 
 def test_fields_that_a_row_did_not_have_are_absent(tmp_path):
@@ -92,7 +99,7 @@ def test_an_indices_mapping_is_honoured(tmp_path):
     (folder / "state.json").write_text(json.dumps(state))
     rows = open_rows(str(folder), columns=["text"])
     assert [rows.row(index)["text"] for index in range(len(rows))] == ["row 3", "row 20", "row 3"]
-    assert folder / "indices.arrow" in source_files(str(folder))
+    assert folder / "indices.arrow" in files_of(folder)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/passwd", "a\0b", "\ud800", 7, None])
@@ -102,16 +109,20 @@ def test_a_listed_name_that_is_no_file_name_is_refused(tmp_path, name):
     state["_data_files"] = [{"filename": name}]
     (folder / "state.json").write_text(json.dumps(state))
     with pytest.raises(DataError, match="no file name"):
-        source_files(str(folder))
+        files_of(folder)
 
 
-def test_a_folder_of_splits_is_refused_with_their_names(tmp_path):
+def test_a_saved_folder_of_splits_is_read_by_split(tmp_path):
     from datasets import Dataset, DatasetDict
 
     part = Dataset.from_list(ROWS)
     DatasetDict({"train": part, "test": part}).save_to_disk(str(tmp_path / "d"))
-    with pytest.raises(DataError, match=r"Name one of them: \S*/d/train, \S*/d/test"):
+    with pytest.raises(DataError, match=r"Set split to one of: train, test"):
         open_rows(str(tmp_path / "d"), columns=["text"])
+    with pytest.raises(DataError, match=r"no split is named 'dev'\. There are: train, test"):
+        open_rows(str(tmp_path / "d"), columns=["text"], split="dev")
+    assert row_files(str(tmp_path / "d"), split="test") == [tmp_path / "d" / "test"]
+    assert len(open_rows(str(tmp_path / "d"), columns=["text"], split="train")) == 25
     assert len(open_rows(str(tmp_path / "d" / "test"), columns=["text"])) == 25
 
 
@@ -127,7 +138,14 @@ def test_a_folder_of_splits_is_refused_with_their_names(tmp_path):
         ("a.jsonl", '{"text": 1}\n'.encode("utf-16"), "UTF-16"),
         ("a.parquet", b"", "not a whole Parquet file"),
         ("a.parquet", b"PAR1abcPAR1", "not a whole Parquet file"),
-        ("a.csv", b"a,b", "kind .csv is not known"),
+        ("a.csv", b"a,b", "the file is empty"),
+        ("a.csv", b'a,b\n"x', "not a whole .csv file"),
+        ("a.csv", b"a,a\n1,2\n", "two columns are named 'a'"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08no", "not a whole .jsonl file"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n')[:-9], "not a whole .jsonl file"),
+        ("a.jsonl.zst", b"no zstd", "not a whole .jsonl file"),
+        ("a.parquet.gz", b"", "kind .gz is not known"),
+        ("a.xml", b"a,b", "kind .xml is not known"),
         ("a", b"{}", "kind .none. is not known"),
     ],
 )
@@ -149,9 +167,9 @@ def test_a_path_that_leads_to_no_rows_is_refused_with_its_setting(path):
         require_source(path, setting="data.train")
 
 
-def test_an_unknown_folder_is_refused_with_its_files(tmp_path):
-    write_parquet(tmp_path / "part.parquet")
-    with pytest.raises(DataError, match=r"no state\.json.*Name one of its files.*part\.parquet"):
+def test_a_folder_without_rows_is_refused_with_its_files(tmp_path):
+    (tmp_path / "notes.md").write_text("none")
+    with pytest.raises(DataError, match=r"no file of a known kind.*Its files: notes\.md"):
         open_rows(str(tmp_path), columns=["text"])
 
 

@@ -170,7 +170,7 @@ def test_recipes_are_accepted_and_every_setting_is_listed_once(
                 "trainer.batch_rows": 8,
                 "trainer.optimizer.moments": "8bit",
                 "trainer.schedule.min_lr_share": 0.0,
-                "data.train.0.prompt_column": "instruction",
+                "data.train.0.columns.prompt": ["instruction", "input"],
             },
         ),
         (
@@ -286,9 +286,26 @@ def test_devices_multiply_the_batch_and_end_the_guess(tmp_path: Path) -> None:
 
 
 def test_keys_to_look_at_are_marked_where_they_are(tmp_path: Path) -> None:
-    found = imported(tmp_path, *FILES["axolotl"])
+    found = imported(tmp_path, *FILES["llama_factory"])
     lines = render_recipe(found, source="a.yml").splitlines()
-    assert any("path: some/model" in line and "# LOOK" in line for line in lines)
+    assert any("path: a" in line and "# LOOK" in line for line in lines)
+
+
+def test_the_columns_and_splits_of_other_frameworks_are_taken_over(tmp_path: Path) -> None:
+    text = AXOLOTL.replace(
+        "  - path: rows.jsonl\n    type: alpaca\n",
+        "  - path: some/rows\n    type: alpaca\n    split: train_sft\n"
+        "  - path: talks.jsonl\n    type: sharegpt\n    split: train\n",
+    )
+    found = imported(tmp_path, "axolotl.yml", text)
+    named, talks = found.recipe["data"]["train"]
+    assert named["columns"] == {"prompt": ["instruction", "input"], "completion": "output"}
+    assert (named["path"], named["split"]) == ("some/rows", "train_sft")
+    assert talks["columns"]["messages.role"] == "from"
+    assert "split" not in talks
+    load_config_text = tmp_path / "recipe.yaml"
+    load_config_text.write_text(render_recipe(found, source="a.yml"), encoding="utf-8")
+    assert load_config(load_config_text).model.path == "some/model"
 
 
 def test_the_verb_writes_a_recipe_and_overwrites_none(tmp_path: Path) -> None:

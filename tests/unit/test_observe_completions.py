@@ -95,6 +95,23 @@ def test_rollouts_of_any_shape_can_be_written(tmp_path, seed):
             assert found == value or (math.isnan(found) and math.isnan(value))
 
 
+def test_differences_stand_beside_the_tokens_they_are_of(tmp_path):
+    lengths = [[len(sample.completion) for sample in group.samples] for group in GROUPS]
+    given = [
+        [np.linspace(-1e-3, 2.0, n, dtype=np.float32) for n in of_group] for of_group in lengths
+    ]
+    given[0][0] = None
+    write(tmp_path, logp_differences=given)
+    rows = read_completions(tmp_path)
+    samples = [sample for group in GROUPS for sample in group.samples]
+    assert [row["token_ids"] for row in rows] == [s.completion.tokens_T.tolist() for s in samples]
+    assert rows[0]["logp_difference"] is None
+    for row, wanted in zip(
+        rows[1:], [one for of_group in given for one in of_group][1:], strict=True
+    ):
+        np.testing.assert_allclose(row["logp_difference"], wanted, rtol=1e-3, atol=1e-7)
+
+
 def test_max_rows_keeps_the_first(tmp_path):
     write(tmp_path, max_rows=3)
     assert [row["completion"] for row in read_completions(tmp_path)] == ["cba", "abc", "no..."]

@@ -17,7 +17,9 @@ TIMEOUT_S = 600
 @pytest.mark.parametrize(
     "which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)], ids=["small", "rest"]
 )
-def test_kernels_pass_their_tests_in_the_interpreter(which: str) -> None:
+# Two halves, so that two processes can share them.
+@pytest.mark.parametrize("half", [0, 1])
+def test_kernels_pass_their_tests_in_the_interpreter(half: int, which: str) -> None:
     pytest.importorskip("triton")
     arguments = [
         "-p",
@@ -26,7 +28,7 @@ def test_kernels_pass_their_tests_in_the_interpreter(which: str) -> None:
         "no:xdist",
         "-m",
         which,
-        str(ROOT / "tests/kernels"),
+        *map(str, sorted((ROOT / "tests/kernels").glob("test_*.py"))[half::2]),
     ]
     process = Forked(
         "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))",

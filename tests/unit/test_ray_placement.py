@@ -13,12 +13,12 @@ from homeostat.config.load import build_config
 from homeostat.config.parts import PlacementSettings
 from homeostat.config.sync import CollectiveConfig, SharedMemoryConfig
 from homeostat.errors import ConfigError
-from homeostat.run.ray.actors import Place, free_port, interface_of
-from homeostat.run.ray.placement import Node, describe_sum, find_shortages, needs_of
+from homeostat.run.ray.placement import Node, Place, describe_sum, find_shortages, needs_of
 from homeostat.run.ray.probe import Facts
 from homeostat.run.ray.proofs import judge, needed_paths
 from homeostat.run.ray.seats import by_node
 from homeostat.run.ray.transports import require_reachable
+from homeostat.workers.network import free_port, interface_of
 
 NODES = [Node(f"10.0.0.{n}", {"GPU": 3.0, "CPU": 16.0}, f"id{n}") for n in (1, 2)]
 SAME = Facts("3.11.9", {"homeostat": "1", "torch": "2"}, (), shares_runs=True, network="")

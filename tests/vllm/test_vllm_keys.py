@@ -19,6 +19,16 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmWorkshop]
     made.close()
 
 
-@pytest.mark.parametrize("name", CASES)
+# A compiled engine, one of two ranks, and two engines take a minute to start.
+AT_NIGHT = {
+    f"engine.{key} (vllm)"
+    for key in ("enforce_eager", "tensor_parallel_size", "data_parallel_size")
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in AT_NIGHT)) for name in CASES],
+)
 def test_a_key_of_vllm_does_what_it_says(workshop: VllmWorkshop, name: str) -> None:
     CASES[name](workshop)

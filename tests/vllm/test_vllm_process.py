@@ -32,7 +32,7 @@ from homeostat.models.lora import merged_state
 from homeostat.rollout.engine import Quiesce, Request, Sampling
 from homeostat.rollout.registry import ENGINES
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.rollout.vllm.served import Served
+from homeostat.rollout.served import Served
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.sync.publish import Publisher
 from homeostat.sync.transports import open_transport

@@ -30,7 +30,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("Distributed", "A faulty InfiniBand or the wrong network interface", "ERR110 ERR111 ERR749", "NCCL's own variables are passed on to the ranks."),
     ("Distributed", "Start-up hangs without a word where the processes join", "ERR154 ERR116 ERR118", "The start has a limit (`cluster.start_timeout_s`), and the error says in which call each rank waits."),
     ("Distributed", "The address or port of rank 0 cannot be reached", "ERR116 ERR115", "A free port is taken by itself."),
-    ("Distributed", "Some devices are busy and others idle", "DST003 DST001 PRF001", "Rows are dealt out by tokens and not by count."),
+    ("Distributed", "Some devices are busy and others idle", "DST003 DST001 DST005 PRF001", "Rows are dealt out by tokens and not by count. Every rank times the same short work at each step: one that stays slower is named."),
     ("Distributed", "The batch does not divide by the processes", "ERR404 CFG003", "Any number of rows is packed over any number of ranks."),
     ("Distributed", "Bubbles in the pipeline: too few rows for its stages", "PRF008 DST003", "Pipeline parallelism is not wanted: its stages wait for each other, and FSDP splits every layer over all ranks without any. What serves instead: `trainer.backend.type: fsdp` for models that do not fit, `expert_parallel_size` for experts, `context_parallel_size` and `sequence_parallel_size` for long rows. DST003 sees uneven ranks."),
     ("Distributed", "What works on one node fails on several", "ERR110 ERR116 ERR105 ERR351", "pending: several nodes are a later stage. The rules tell network, ports and files apart."),

@@ -25,6 +25,7 @@ from homeostat.algorithms import (
 from homeostat.algorithms.baselines import RewardBatch
 from homeostat.algorithms.terms import Surrogate
 from homeostat.config.algorithm import AnyAlgorithm, AnyPolicyGradient, PolicyGradientConfig
+from homeostat.config.plugins import plugin_named
 from homeostat.types import FloatArray64
 
 
@@ -56,6 +57,14 @@ ALGORITHMS = {
 }
 
 
+def algorithm_of(type: str) -> Algorithm:
+    """Return the functions of an algorithm: a built-in one, or a plug-in."""
+    if type in ALGORITHMS:
+        return ALGORITHMS[type]
+    found = plugin_named("algorithm", type)
+    return Algorithm(found.advantages or grpo.advantages, found.surrogate or grpo.surrogate)
+
+
 def policy_gradient(algorithm: AnyAlgorithm) -> AnyPolicyGradient:
     """The algorithm of a run that samples."""
     assert isinstance(algorithm, PolicyGradientConfig), f"{algorithm.type} samples nothing"
@@ -68,7 +77,7 @@ def advantages(config: AnyPolicyGradient, batch: RewardBatch) -> list[FloatArray
     The algorithm's advantages are whitened and clipped as configured. A sample without a reward has
     advantage 0; the caller does not train it either.
     """
-    values_ST = ALGORITHMS[config.type].advantages(config, batch)
+    values_ST = algorithm_of(config.type).advantages(config, batch)
     if config.whiten:
         values_ST = baselines.whitened(values_ST, batch.trained_S & batch.known_S)
     if config.advantage_clip is not None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from homeostat.algorithms.catalogue import ALGORITHMS
+from homeostat.algorithms.catalogue import algorithm_of
 from homeostat.algorithms.clip import ratio_of
 from homeostat.algorithms.corrections.correct import correct, correction_params
 from homeostat.algorithms.kl import ESTIMATORS, k3
@@ -74,7 +74,7 @@ def policy_loss(tokens: PolicyTokens, spec: LossSpec) -> LossTerms:
     # gradient.
     old_M = now_M.detach() if tokens.old_logp_M is None else tokens.old_logp_M
     log_ratio_M = now_M - old_M
-    algorithm = ALGORITHMS[str(params["algorithm"])]
+    algorithm = algorithm_of(str(params["algorithm"]))
     surrogate = algorithm.surrogate(tokens, log_ratio_M, params)
     correction = correct(tokens, old_M, params)
     kl_M = _kl(tokens, spec)

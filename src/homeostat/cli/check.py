@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT) -> None:
     """Check a recipe without training: keys, model, rows, sizes, disk.
 
-    Reports all problems at once, and leaves no files behind. Exit code 0: a run can start; 1: the
+    Reports all problems at once, and leaves no files behind, except for models and datasets that it
+    downloads by name: they stay in the hub's cache. Exit code 0: a run can start; 1: the
     disk is too small; 2: the recipe or its files have errors.
     """
     config = load_recipe(recipe, overrides)
@@ -35,19 +36,24 @@ def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Fo
     if lacks is not None:
         _show_keys_only(recipe, lacks, as_json=format is Format.JSON)
         return
+    from homeostat.hub.resolve import resolve_names
     from homeostat.run.preflight.check import Preflight
+    from homeostat.run.preflight.item import Item
     from homeostat.run.session.waiting import progress_of
 
     console = SafeConsole(stderr=format is Format.JSON)
+    names: list[str] = []
+    config = resolve_names(config, console=console, tell=names.append)
     with progress_of("tokenising rows", console) as progress:
         preflight = Preflight(config, progress=progress)
         # The exception of a reward, for example, may quote private values of the recipe.
         values = config.model_dump(mode="json")
         scrubber = Scrubber.of(values, environ=os.environ, shows_paths=True)
-        items = [scrubbed(item, scrubber) for item in preflight.run()]
+        found = [*(Item("names", "ok", line) for line in names), *preflight.run()]
+        items = [scrubbed(item, scrubber) for item in found]
     if format is Format.JSON:
-        found = {"ok": preflight.exit_code == 0, "items": [asdict(item) for item in items]}
-        typer.echo(json.dumps(found, indent=2))
+        shown = {"ok": preflight.exit_code == 0, "items": [asdict(item) for item in items]}
+        typer.echo(json.dumps(shown, indent=2))
     else:
         console.print(_table(items))
         good = preflight.exit_code == 0

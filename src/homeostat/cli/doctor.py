@@ -7,19 +7,30 @@ import os
 import shutil
 import signal
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from homeostat.cli.options import Format, OutputFormat
+from homeostat.cli.health_options import (
+    AnswerFormat,
+    ForMaintainers,
+    Ignore,
+    ReportFormat,
+    RunConfigFile,
+    RunPath,
+    Select,
+    ShownLevel,
+)
 from homeostat.errors import HomeostatError
 from homeostat.health.finding import Finding, Level
 from homeostat.observe.redact import Scrubber, mask_text
 from homeostat.observe.safe_text import safe_page
+from homeostat.user_code import absolute
 
 if TYPE_CHECKING:
+    from homeostat.health.formats.report import Report
     from homeostat.health.readers import RunPlace, Source
     from homeostat.health.rule import Rule
     from homeostat.health.view import RunView
@@ -29,39 +40,22 @@ MAX_RUNS = 20
 
 
 def doctor(
-    path: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH",
-            help="A run folder, a console log, JSONL or CSV metrics, trainer_state.json, "
-            "TensorBoard events or a W&B offline folder, of any framework. - reads standard input.",
-            show_default=False,
-        ),
-    ],
-    config: Annotated[
-        Path | None,
+    path: RunPath,
+    config: RunConfigFile = None,
+    format: AnswerFormat = ReportFormat.TEXT,
+    for_maintainers: ForMaintainers = False,
+    select: Select = "",
+    ignore: Ignore = "",
+    rule: Annotated[
+        list[str] | None,
         typer.Option(
-            "--config",
-            metavar="FILE",
-            help="File with the run's settings (YAML, JSON, TOML), if PATH does not contain them.",
+            "--rule",
+            metavar="PATH:NAME",
+            help="Evaluate a rule of your own, too: package.module:RULE, file.py:RULE, or the "
+            "name of an entry point; may be repeated.",
         ),
     ] = None,
-    format: OutputFormat = Format.TEXT,
-    select: Annotated[
-        str,
-        typer.Option(
-            "--select",
-            metavar="CODES",
-            help="Evaluate only these codes, prefixes, names or families.",
-        ),
-    ] = "",
-    ignore: Annotated[
-        str,
-        typer.Option("--ignore", metavar="CODES", help="Skip these rules; same form as --select."),
-    ] = "",
-    level: Annotated[
-        Level, typer.Option("--level", help="Show findings of this level and above.")
-    ] = Level.INFO,
+    level: ShownLevel = Level.INFO,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List the rules that could not be evaluated.")
     ] = False,
@@ -74,68 +68,94 @@ def doctor(
     Exit code 0: no finding of level error; 1: the run is ill, or ended in an error that no rule
     recognises; 2: the input cannot be read.
     """
-    from homeostat.health.registry import RULES
+    from homeostat.health.registry import rules_with
 
-    rules = chosen(RULES, select=select, ignore=ignore)
-    judged = [
-        _judged(place, config, rules=rules, level=level, format=format, verbose=verbose)
+    if for_maintainers and format is not ReportFormat.TEXT:
+        raise HomeostatError(
+            f"--for-maintainers writes Markdown, and --format {format} asks for something else. "
+            "Leave out one of the two."
+        )
+    named = [absolute(one, folder=Path()) for one in rule or []]
+    rules = chosen(rules_with(named), select=select, ignore=ignore)
+    reports = [
+        _report(place, config, rules=rules, level=level)
         for place in ([None] if path == STDIN else _places(path))
     ]
-    _show(judged, as_json=format is Format.JSON)
-    raise typer.Exit(max(one.exit_code for one in judged))
+    if for_maintainers:
+        _show_issues(reports)
+    else:
+        _show(reports, format=format, verbose=verbose)
+    raise typer.Exit(max(exit_code(report) for report in reports))
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """The answer for a run as it is shown, and its exit code."""
-
-    path: str
-    answer: str
-    exit_code: int
-
-
-def _show(judged: list[_Judged], *, as_json: bool) -> None:
-    """Write the answers: those of several runs as one JSON object, or one page after another."""
-    if as_json:
-        answers = [json.loads(one.answer) for one in judged]
-        runs = [{"path": one.path, **answer} for one, answer in zip(judged, answers, strict=True)]
-        _write(json.dumps({"runs": runs} if len(judged) > 1 else answers[0], indent=2))
-        return
-    for one in judged:
-        _write((f"=== {one.path} ===\n\n" if len(judged) > 1 else "") + one.answer)
-
-
-def _judged(
-    place: RunPlace | None,
-    config: Path | None,
-    *,
-    rules: list[Rule],
-    level: Level,
-    format: Format,
-    verbose: bool,
-) -> _Judged:
+def _report(
+    place: RunPlace | None, config: Path | None, *, rules: list[Rule], level: Level
+) -> Report:
     from homeostat.health.diagnose import diagnose
-    from homeostat.health.render import as_json, unknown_error
-    from homeostat.health.render_text import as_text
+    from homeostat.health.formats.report import Report
 
     view = _read(place, config)
     diagnosis = diagnose(view, rules)
-    shown = [_without_secrets(one) for one in diagnosis.findings if one.level.rank >= level.rank]
-    if format is Format.JSON:
-        found = as_json(diagnosis, view, findings=shown)
-        answer = json.dumps(Scrubber().tree(found))
+    shown = (_without_secrets(one) for one in diagnosis.findings if one.level.rank >= level.rank)
+    return Report(place.name if place is not None else STDIN, view, diagnosis, tuple(shown))
+
+
+def exit_code(report: Report) -> int:
+    """Return 1 if the run is ill or ended in an error that no rule recognises, else 0."""
+    is_ill = any(one.level is Level.ERROR for one in report.diagnosis.findings)
+    return 1 if is_ill or report.unknown is not None else 0
+
+
+def _show(reports: list[Report], *, format: ReportFormat, verbose: bool) -> None:
+    if format is ReportFormat.JSON:
+        _write(json.dumps(_as_json(reports), indent=2))
+    elif format is ReportFormat.SARIF:
+        from homeostat.health.formats.sarif import as_sarif
+
+        _write(json.dumps(as_sarif(reports, root=Path.cwd()), indent=2))
+    elif format is ReportFormat.GITHUB:
+        from homeostat.health.formats.github import as_github
+
+        _write(as_github(reports, root=Path.cwd()))
+    elif format is ReportFormat.MARKDOWN:
+        from homeostat.health.formats.markdown import as_markdown
+
+        _write(as_markdown(reports))
     else:
-        width = shutil.get_terminal_size().columns
-        text = as_text(
-            diagnosis, view, findings=shown, width=width, color=_has_color(), verbose=verbose
-        )
-        answer = mask_text(text.rstrip("\n"))
-    is_ill = any(one.level is Level.ERROR for one in diagnosis.findings)
-    return _Judged(
-        place.name if place is not None else STDIN,
-        answer,
-        1 if is_ill or unknown_error(diagnosis, view) else 0,
+        for report in reports:
+            head = f"=== {report.path} ===\n\n" if len(reports) > 1 else ""
+            _write(head + _page(report, verbose=verbose))
+
+
+def _as_json(reports: list[Report]) -> dict[str, Any]:
+    """Return the answer for one run, or those for several as one object."""
+    from homeostat.health.render import as_json
+
+    answers = [
+        Scrubber().tree(as_json(one.diagnosis, one.view, findings=one.findings)) for one in reports
+    ]
+    runs = [{"path": one.path, **answer} for one, answer in zip(reports, answers, strict=True)]
+    return {"runs": runs} if len(runs) > 1 else answers[0]
+
+
+def _page(report: Report, *, verbose: bool) -> str:
+    from homeostat.health.render_text import as_text
+
+    text = as_text(
+        report.diagnosis,
+        report.view,
+        findings=report.findings,
+        width=shutil.get_terminal_size().columns,
+        color=use_color(sys.stdout),
+        verbose=verbose,
     )
+    return mask_text(text.rstrip("\n"))
+
+
+def _show_issues(reports: list[Report]) -> None:
+    from homeostat.health.formats.issue import as_issue
+
+    _write("\n\n---\n\n".join(as_issue(report) for report in reports))
 
 
 def _places(path: str) -> list[RunPlace]:
@@ -220,11 +240,11 @@ def _matching(rules: tuple[Rule, ...], words: str, *, option: str) -> list[Rule]
     return found
 
 
-def _has_color() -> bool:
+def use_color(stream: TextIO) -> bool:
     """Return whether to use colour, as https://no-color.org and most tools define it."""
     if os.environ.get("NO_COLOR"):
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def _write(text: str) -> None:

@@ -53,8 +53,13 @@ def estimate(
     files have errors.
     """
     config = load_recipe(recipe, overrides)
+    from homeostat.hub.resolve import resolve_names
+
+    console = SafeConsole(stderr=True)
     if gpus is None:
-        _estimate_memory(config, format)
+        _estimate_memory(resolve_names(config, console=console), format)
+    if shape is None:
+        config = resolve_names(config, console=console, need="config", rows=False)
     from homeostat.run.sizing.scale import Assumed, plan_recipe
 
     assumed = Assumed(prompt_tokens, mean_tokens, spread, reward_s)

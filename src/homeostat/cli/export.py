@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from homeostat.cli import generation_options as opts
+from homeostat.errors import ModelError
 from homeostat.observe.safe_text import safe_text
 
 
@@ -27,57 +28,103 @@ class QuantizationName(StrEnum):
     AUTO = "auto"
     NONE = "none"
     INT4 = "int4"
+    Q8_0 = "q8_0"
+
+
+class FileFormat(StrEnum):
+    """The format of the written model."""
+
+    HF = "hf"
+    GGUF = "gguf"
+
+
+Target = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TARGET",
+        help="New folder to write, or a new file that ends with .gguf.",
+        show_default=False,
+    ),
+]
+FormatOption = Annotated[
+    FileFormat | None,
+    typer.Option(
+        "--format",
+        help="hf: a folder for transformers, vLLM and others. gguf: one file for llama.cpp. "
+        "Default: by the target's name.",
+        show_default=False,
+    ),
+]
+Dtype = Annotated[
+    DtypeName,
+    typer.Option(
+        "--dtype",
+        help="Precision of the weights. auto: as they were trained; a GGUF file has fp16 in "
+        "place of fp32.",
+    ),
+]
+Adapter = Annotated[
+    bool, typer.Option("--adapter", help="Write the adapter alone, in peft's format.")
+]
+Quantization = Annotated[
+    QuantizationName,
+    typer.Option(
+        "--quantization",
+        help="int4: linear layers packed in INT4 (compressed-tensors, W4A16), which vLLM and "
+        "transformers load. q8_0: blocks of 8-bit numbers (GGUF). auto: int4 if the model was "
+        "trained for it.",
+    ),
+]
+GroupSize = Annotated[
+    int | None,
+    typer.Option(
+        "--group-size",
+        help="Weights that share an INT4 scale: 32, 64 or 128. Default: as the model was "
+        "trained, or 128.",
+        show_default=False,
+    ),
+]
 
 
 def export(
     model: opts.Model,
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="New folder to write.", show_default=False)
-    ],
-    dtype: Annotated[
-        DtypeName,
-        typer.Option("--dtype", help="Precision of the weights. auto: as they were trained."),
-    ] = DtypeName.AUTO,
-    adapter: Annotated[
-        bool, typer.Option("--adapter", help="Write the adapter alone, in peft's format.")
-    ] = False,
-    quantization: Annotated[
-        QuantizationName,
-        typer.Option(
-            "--quantization",
-            help="int4: linear layers packed in INT4 (compressed-tensors, W4A16), which vLLM and "
-            "transformers load. auto: int4 if the model was trained for it.",
-        ),
-    ] = QuantizationName.AUTO,
-    group_size: Annotated[
-        int | None,
-        typer.Option(
-            "--group-size",
-            help="Weights that share an INT4 scale: 32, 64 or 128. Default: as the model was "
-            "trained, or 128.",
-            show_default=False,
-        ),
-    ] = None,
+    target: Target,
+    format: FormatOption = None,
+    dtype: Dtype = DtypeName.AUTO,
+    adapter: Adapter = False,
+    quantization: Quantization = QuantizationName.AUTO,
+    group_size: GroupSize = None,
     base: opts.Base = None,
     step: opts.Step = None,
 ) -> None:
-    """Write a model in Hugging Face format, from any checkpoint, adapter, GGUF file or run.
+    """Write a model in Hugging Face or GGUF format, from any checkpoint, adapter, GGUF file or run.
 
     An adapter is merged into its base model, unless --adapter asks for it alone. A run that was
     interrupted can be exported as well: its best checkpoint, or else its newest. The folder has
     the tokenizer and the chat template of training.
     """
     from homeostat.generation.choice import choose
-    from homeostat.generation.exporting import export_model
 
+    as_gguf = format is FileFormat.GGUF or (format is None and target.suffix.lower() == ".gguf")
+    if as_gguf and (adapter or group_size is not None):
+        option = "--adapter" if adapter else "--group-size"
+        raise ModelError(f"{option} is not for GGUF files: they hold whole models. Leave it out.")
     choice = choose(model, base=base, step=step)
     typer.echo(f"exporting {safe_text(choice.describe())}", err=True)
-    export_model(
-        choice,
-        folder,
-        dtype=dtype.value,
-        adapter_only=adapter,
-        quantization=quantization.value,
-        group_size=group_size,
-    )
-    typer.echo(safe_text(str(folder)))
+    how: dict[str, Any] = {"dtype": dtype.value, "quantization": quantization.value}
+    if as_gguf:
+        from homeostat.generation.gguf_export import export_gguf
+
+        written = export_gguf(choice, target, **how)
+        if written.not_quantised:
+            names = ", ".join(written.not_quantised[:3])
+            typer.echo(
+                f"{len(written.not_quantised)} of {written.num_tensors} tensors are in fp16, "
+                f"because their rows are no multiple of 32 values: {names} ...",
+                err=True,
+            )
+    else:
+        from homeostat.generation.exporting import export_model
+
+        export_model(choice, target, adapter_only=adapter, group_size=group_size, **how)
+    typer.echo(safe_text(str(target)))

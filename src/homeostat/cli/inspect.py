@@ -6,6 +6,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,8 +97,14 @@ def inspect(
         show_step(recipe, step, console, num_rows=rows, as_json=format is Format.JSON)
         return
     _refuse(step is not None, "--step", "it belongs to the folder of a run, not to a recipe.")
-    found = _gather(load_recipe(recipe, overrides), console, num_rows=rows, row_ids=row_id or [])
-    _show_rows(found, console, as_json=format is Format.JSON)
+    from homeostat.hub.resolve import resolve_names
+
+    lines: list[str] = []
+    config = resolve_names(
+        load_recipe(recipe, overrides), console=console, need="tokenizer", tell=lines.append
+    )
+    found = _gather(config, console, num_rows=rows, row_ids=row_id or [])
+    _show_rows(replace(found, notes=(*lines, *found.notes)), console, as_json=format is Format.JSON)
 
 
 def _show_rows(found: Inspection, console: Console, *, as_json: bool) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
 from typing import IO, TYPE_CHECKING, cast
 
@@ -10,14 +12,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from homeostat.cli.launched import keep_seat, load_launched
 from homeostat.cli.options import Format, LogLevel, OutputFormat, Overrides, Recipe
-from homeostat.importing.hints import load_recipe
 from homeostat.observe.logs import resolve_level
 from homeostat.observe.outlet import Outlet
 from homeostat.observe.terminal import SafeConsole
+from homeostat.workers.outside import find_launch
 
 if TYPE_CHECKING:
     from homeostat.run.session.result import RunResult
+
+log = logging.getLogger(__name__)
 
 
 def train(
@@ -31,19 +36,33 @@ def train(
     Everything is written to the run directory (runs_dir/name); the same command resumes an
     interrupted run. Ctrl-C or SIGTERM finishes the step, saves a checkpoint and ends the run; a
     second one ends it at once.
+
+    An outer torchrun or srun may start this command once per rank: rank 0 is the controller then,
+    and the other processes keep its workers.
     """
-    config = load_recipe(recipe, overrides)
+    launch = find_launch(os.environ)
+    if launch is not None and launch.rank > 0:
+        raise typer.Exit(keep_seat(launch, recipe, overrides))
+    config = load_launched(launch, recipe, overrides)
     level = resolve_level(log_level, config=config.observe.log_level)
-    from homeostat.api import train as run_recipe
+    from homeostat.hub.resolve import resolve_names
+    from homeostat.run.calling.start import train_recipe
     from homeostat.run.session.session import open_session
+    from homeostat.workers.seats import seats_opened
 
     out = sys.stderr if format is Format.JSON else sys.stdout
     console = SafeConsole(file=cast(IO[str], Outlet(out)))
+    config = resolve_names(config, console=console)
     text = recipe.read_text(encoding="utf-8")
-    with open_session(
-        config, recipe=text, command=sys.argv, console=console, log_level=level
-    ) as session:
-        result = run_recipe(config, session)
+    with (
+        seats_opened(launch, timeout_s=config.cluster.start_timeout_s),
+        open_session(
+            config, recipe=text, command=sys.argv, console=console, log_level=level
+        ) as session,
+    ):
+        if launch is not None:
+            log.info("%s; this one, rank 0, is the controller", launch.describe())
+        result = train_recipe(config, session)
     if format is Format.JSON:
         typer.echo(json.dumps(result.as_json(), indent=2))
     else:

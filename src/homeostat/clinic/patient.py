@@ -9,7 +9,6 @@ import json
 import sys
 from pathlib import Path
 
-from homeostat import api
 from homeostat.clinic.catalogue import HEALTHY, INJECTORS
 from homeostat.clinic.job import Job, Kind
 from homeostat.clinic.recipes import Body, Raw, put
@@ -17,6 +16,7 @@ from homeostat.config.load import build_config
 from homeostat.errors import HomeostatError
 from homeostat.observe.safe_text import safe_text
 from homeostat.observe.terminal import SafeConsole
+from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.session import open_session
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
 
@@ -56,7 +56,7 @@ def _train(raw: Raw, hooks: Hooks) -> int:
             console=SafeConsole(file=sys.stderr),
             log_level="info",
         ) as session:
-            api.train(config, session, hooks)
+            train_recipe(config, session, hooks)
     except HomeostatError as error:
         print(f"error: {safe_text(str(error))}", file=sys.stderr)
         return error.exit_code

@@ -7,14 +7,20 @@ update, and optional terms. The formulas are in `homeostat.algorithms`, one file
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from homeostat.config.base import Algorithm, RowAlgorithm, Settings, key
 from homeostat.config.correction import CorrectionConfig, GspoCorrectionConfig
 from homeostat.config.kind import RunKind
+from homeostat.config.plugins import Pluggable, Plugged
 from homeostat.config.reward_model import AnyLabelledAlgorithm
+
+# Parameters of the loss of every policy gradient, beside those of its surrogate.
+LOSS_PARAMS = frozenset(
+    ("algorithm", "temperature", "kl_estimator", "kl_coefficient", "kl_importance_weighted")
+)
 
 
 class SftConfig(RowAlgorithm):
@@ -382,6 +388,37 @@ class EbftPolicyConfig(PolicyGradientConfig):
     )
 
 
+class AlgorithmPlugin(Plugged, PolicyGradientConfig):
+    """Base of an algorithm of your own (homeostat.plugins.Algorithm).
+
+    A plug-in defines one of the two functions, or both; the other is that of GRPO. Its keys that
+    are numbers, texts or truth values reach `surrogate` as `params`.
+
+        def advantages(self, batch: RewardBatch) -> list[FloatArray64]
+        def surrogate(tokens: PolicyTokens, log_ratio_M: Tensor, params) -> Surrogate (static)
+    """
+
+    advantages: ClassVar[Any] = None
+    surrogate: ClassVar[Any] = None
+
+    @classmethod
+    def noun(cls) -> str:
+        return "algorithm"
+
+    @classmethod
+    def find_defect(cls) -> str:
+        if cls.advantages is None and cls.surrogate is None:
+            return "it defines neither advantages nor surrogate"
+        if taken := sorted(LOSS_PARAMS.intersection(cls.own_keys())):
+            return f"its key {taken[0]!r} has the name of a parameter that every loss has"
+        return ""
+
+    @property
+    def surrogate_params(self) -> dict[str, float | str]:  # type: ignore[override]
+        values = {name: getattr(self, name) for name in self.own_keys()}
+        return {name: one for name, one in values.items() if isinstance(one, int | float | str)}
+
+
 AnyPolicyGradient = (
     GrpoConfig
     | DrGrpoConfig
@@ -397,4 +434,8 @@ AnyPolicyGradient = (
     | EbftPolicyConfig
 )
 AnyRowAlgorithm = SftConfig | AnyLabelledAlgorithm
-AnyAlgorithm = Annotated[AnyRowAlgorithm | AnyPolicyGradient, Field(discriminator="type")]
+AnyAlgorithm = Annotated[
+    AnyRowAlgorithm | AnyPolicyGradient,
+    Field(discriminator="type"),
+    Pluggable("algorithm", AlgorithmPlugin),
+]

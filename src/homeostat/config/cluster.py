@@ -2,7 +2,7 @@
 
 A cluster answers two questions of whoever opens a group of workers (workers/opening.py): what
 launches workers of this kind, and on which address of this host they meet. Ranks on several
-machines are those of ray_cluster.py.
+machines are those of ray_cluster.py, or are started by an outer torchrun or srun.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ class InProcessCluster(Settings):
         return 1
 
     @property
+    def start_timeout_s(self) -> float:
+        """Return the seconds within which ranks must have started; there are none to wait for."""
+        return 0.0
+
+    @property
     def env(self) -> dict[str, str]:
         """Return the variables of separate processes beyond those of this one: none."""
         return {}
@@ -51,14 +56,25 @@ class InProcessCluster(Settings):
 
 
 class TorchrunCluster(RanksCluster):
-    """Run trainer ranks on this machine, started by torchrun and driven by one controller."""
+    """Run trainer ranks that torchrun or srun starts, driven by one controller.
+
+    On one machine the controller starts torchrun itself, unless it was started by it.
+    """
 
     type: Literal["torchrun"]
+    nodes: int = key(
+        1,
+        ge=1,
+        le=4096,
+        resume="free",
+        help="Number of machines on which an outer torchrun (--nnodes) or srun starts this "
+        "command, once per rank: processes / nodes ranks on each. Rank 0 becomes the controller.",
+    )
 
     @property
     def ranks_per_host(self) -> int:
-        """Return the number of trainer ranks on each machine: all of them are on this one."""
-        return self.processes
+        """Return the number of trainer ranks on each machine."""
+        return max(1, self.processes // self.nodes)
 
     @property
     def host(self) -> str:

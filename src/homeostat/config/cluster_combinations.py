@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.config.cluster import FsdpBackend, InProcessCluster
+from homeostat.config.cluster import FsdpBackend, InProcessCluster, TorchrunCluster
 from homeostat.config.ray_cluster import RayCluster
 from homeostat.config.run import RunConfig
 from homeostat.config.sequence_combinations import find_sequence_conflicts
@@ -33,6 +33,7 @@ def find_cluster_conflicts(config: RunConfig) -> Iterator[Problem]:
         return
     yield from _shard(backend, config.cluster.processes)
     yield from _ray(config)
+    yield from _nodes(config)
     yield from find_sequence_conflicts(config, backend)
     yield from _model(config)
     yield from _one_process_only(config)
@@ -60,6 +61,19 @@ def _ray(config: RunConfig) -> Iterator[Problem]:
             "cluster.env",
             "Ray gives each worker its devices by CUDA_VISIBLE_DEVICES.",
             "Remove it there.",
+        )
+
+
+def _nodes(config: RunConfig) -> Iterator[Problem]:
+    cluster = config.cluster
+    if isinstance(cluster, TorchrunCluster) and cluster.processes % cluster.nodes:
+        each, rest = divmod(cluster.processes, cluster.nodes)
+        yield Problem(
+            "cluster.nodes",
+            f"every machine has the same number of ranks, and {cluster.processes} ranks "
+            f"(cluster.processes) do not divide into {cluster.nodes} "
+            f"({cluster.processes} = {each} x {cluster.nodes} + {rest}).",
+            "Set it to a divisor of cluster.processes.",
         )
 
 

@@ -24,6 +24,7 @@ from homeostat.config.reward_model_combinations import find_reward_model_conflic
 from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.config.sequence_combinations import longer_rows
+from homeostat.config.source_combinations import find_source_conflicts
 from homeostat.errors import ConfigError, Problem
 
 
@@ -35,7 +36,7 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
     problems += [*find_mixing_conflicts(config), *find_fp8_conflicts(config)]
     problems += [*find_int4_conflicts(config), *find_optimizer_conflicts(config)]
-    problems += find_ebft_conflicts(config)
+    problems += [*find_ebft_conflicts(config), *find_source_conflicts(config)]
     problems += [*find_preference_conflicts(config), *find_reward_model_conflicts(config)]
     if config.trainer.max_steps is not None:
         problems += find_length_conflicts(config, total_steps=config.trainer.max_steps)

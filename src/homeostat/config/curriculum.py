@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from homeostat.config.base import Settings, key
-from homeostat.config.rewards import CALL_KEYWORDS
+from homeostat.config.reward_base import CALL_KEYWORDS
 
 # Keyword arguments that every filter function receives.
 FILTER_KEYWORDS = (*CALL_KEYWORDS, "rewards", "reward_values", "truncated")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from homeostat.config.base import PathText, Settings, key
 from homeostat.config.curriculum import SourceWeight, as_label
+from homeostat.config.hub_names import cached_path, is_hub_name
+from homeostat.config.plugins import Pluggable, Plugged
 
 
 class AnySourceSettings(Settings):
@@ -38,13 +41,53 @@ class Source(AnySourceSettings):
     """Settings that all file sources share."""
 
     path: PathText = key(
-        help="A .jsonl, .json (one list) or .parquet file, or a folder written by datasets' "
-        "save_to_disk."
+        help="A .jsonl, .csv or .tsv file (also as .gz or .zst), a .json (one list) or .parquet "
+        "file, a folder written by datasets' save_to_disk, a folder with such files, or the name "
+        "of a dataset on the Hugging Face hub, for example openai/gsm8k. What exists on disk takes "
+        "precedence over a name."
+    )
+    split: str | None = key(
+        None,
+        min_length=1,
+        share=True,
+        help="Which part of a dataset on the hub or in a folder. Default: train, if the source is "
+        "in data.train.",
+    )
+    config: str | None = key(
+        None,
+        min_length=1,
+        share=True,
+        help="Which configuration (subset) of a dataset on the hub or in a folder, for example "
+        "main. Needed if it has several and none is the default.",
+    )
+    revision: str | None = key(
+        None,
+        min_length=1,
+        share=True,
+        help="Branch, tag or commit of a name in `path`. Default: the main branch.",
+    )
+    columns: dict[str, str | tuple[str, ...]] = key(
+        {},
+        share=True,
+        help="What the file calls the columns that this source reads, for example {prompt: "
+        "question, completion: answer}. Several columns are joined by a blank line: {prompt: "
+        "[instruction, input]}. messages.role and messages.content name the keys of a message.",
     )
     limit: int | None = key(None, ge=1, help="Use only this many rows, from the start.")
 
     def default_name(self) -> str:
+        held = cached_path(self.path)
+        if held is not None and not held.file:
+            return as_label(held.name.rpartition("/")[2])
+        if is_hub_name(self.path):
+            return as_label(self.path.rpartition("/")[2])
         return as_label(PurePath(self.path).stem)
+
+
+class AutoSource(Source):
+    """Rows whose kind is recognised by their columns, when the recipe is opened."""
+
+    type: Literal["auto"]
 
 
 class MessagesSource(Source):
@@ -68,7 +111,10 @@ class MessagesSource(Source):
 
 
 class PromptCompletionSource(Source):
-    """Pairs of a prompt, which is context, and a completion, which is trained."""
+    """Pairs of a prompt, which is context, and a completion, which is trained.
+
+    Both are texts or lists of messages.
+    """
 
     type: Literal["prompt_completion"]
     prompt_column: str = key("prompt", share=True, help="Column with the prompt.")
@@ -76,7 +122,8 @@ class PromptCompletionSource(Source):
     chat: bool = key(
         True,
         help="true: one user turn and one assistant turn of the chat template. false: the two "
-        "texts are concatenated and followed by the end-of-sequence token.",
+        "texts are concatenated and followed by the end-of-sequence token. Lists of messages are "
+        "always a chat.",
     )
     system: str | None = key(None, help="System message that is put before each row (chat only).")
 
@@ -205,11 +252,57 @@ class ScoredSource(Source):
     )
 
 
+class SourcePlugin(Plugged, AnySourceSettings):
+    """Base of a source of rows of your own. Derive from one of the classes below, which say what a
+    row is: they have the columns of the built-in source of that kind."""
+
+    # Rows come from no file that the recipe names: the keys of files do not exist here.
+    path: ClassVar[Any] = property(lambda self: self.type)
+    split: ClassVar[None] = None
+    config: ClassVar[None] = None
+    revision: ClassVar[None] = None
+
+    @classmethod
+    def noun(cls) -> str:
+        return "source"
+
+    @abstractmethod
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return all rows, as mappings of columns to plain values. Every call returns the same."""
+
+    def default_name(self) -> str:
+        return as_label(self.type.rpartition(":")[2])
+
+
+class PromptPlugin(SourcePlugin, PromptSource):
+    """Base of a source of prompts for RL (homeostat.plugins.Prompts)."""
+
+
+class MessagesPlugin(SourcePlugin, MessagesSource):
+    """Base of a source of chats for SFT (homeostat.plugins.Messages)."""
+
+
+class CompletionPlugin(SourcePlugin, PromptCompletionSource):
+    """Base of a source of prompts with completions for SFT (homeostat.plugins.Completions)."""
+
+
+class TextPlugin(SourcePlugin, TextSource):
+    """Base of a source of plain texts (homeostat.plugins.Texts)."""
+
+
+class PreferencePlugin(SourcePlugin, PreferenceSource):
+    """Base of a source of pairs (homeostat.plugins.Preferences)."""
+
+
 SftSource = MessagesSource | PromptCompletionSource | TextSource
 LabelledSource = PreferenceSource | UnpairedPreferenceSource | ScoredSource
 TrainSource = SftSource | LabelledSource
 RlSource = PromptSource | ReasoningGymSource
-AnySource = Annotated[TrainSource | RlSource, Field(discriminator="type")]
+AnySource = Annotated[
+    TrainSource | RlSource | AutoSource,
+    Field(discriminator="type"),
+    Pluggable("source", SourcePlugin),
+]
 
 
 class DataConfig(Settings):

@@ -7,9 +7,14 @@ adapter and one entry of rollout/registry.py.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 from homeostat.config.base import Settings, key
+from homeostat.config.plugins import Plugged
+
+# The settings by which tokens are drawn from a part of the vocabulary, in the order of their cuts.
+CUTS = ("top_k", "top_p", "min_p")
 
 
 class EngineConfig(Settings):
@@ -88,6 +93,9 @@ class EngineConfig(Settings):
 
     # It returns the sets that tokens were drawn from, which training on a cut distribution needs.
     returns_kept_ids: ClassVar[bool] = False
+    # The cuts that it can make, and whether it can make several in our order.
+    cuts: ClassVar[frozenset[str]] = frozenset(CUTS)
+    combines_cuts: ClassVar[bool] = True
 
     @property
     def shares_weights(self) -> bool:
@@ -109,3 +117,16 @@ class EngineConfig(Settings):
     def own_dtype(self) -> str | None:
         """The dtype that it computes in, where the recipe says another than the trainer's."""
         return None
+
+
+class EnginePlugin(Plugged, EngineConfig):
+    """Base of an engine of your own (homeostat.plugins.Engine)."""
+
+    @classmethod
+    def noun(cls) -> str:
+        return "engine"
+
+    @classmethod
+    @abstractmethod
+    def backend(cls) -> Any:
+        """Return the homeostat.rollout.backend.EngineBackend that checks and opens it."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.config.engine import EngineConfig
+from homeostat.config.engine import CUTS, EngineConfig
 from homeostat.config.model import LoraConfig
 from homeostat.config.native import NativeEngineConfig
+from homeostat.config.observe import EvalSamplingConfig
 from homeostat.config.rollout import RolloutConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import CudaIpcConfig, InProcessConfig
@@ -25,7 +26,7 @@ def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
             "the engine is in its own process, where the trainer's tensors do not exist.",
             "Set it to shared_memory, or leave sync.transport out.",
         )
-    elif config.sync.overlap == "always" and config.engine.type != "native":
+    elif config.sync.overlap == "always" and not isinstance(config.engine, NativeEngineConfig):
         yield Problem(
             "sync.overlap",
             f"the {config.engine.type} engine takes weights only while it stands still.",
@@ -88,6 +89,7 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
             "Set engine.type=native, or sample from the whole distribution (top_p=1, min_p=0, no "
             "top_k).",
         )
+    yield from _cuts(config)
     scores_one = engine.score_temperatures == "one" and config.rollout.temperature != 1
     if _replays(config) and scores_one:
         yield Problem(
@@ -115,9 +117,38 @@ def _through_transformers(engine: NativeEngineConfig) -> Iterator[Problem]:
         )
 
 
+def _cuts(config: RunConfig) -> Iterator[Problem]:
+    """Find cuts of a distribution that the engine cannot make as the others do."""
+    engine, judged = config.engine, config.eval.sampling
+    cut = {
+        "rollout": [name for name in CUTS if name in _set_cuts(config.rollout)],
+        "eval.sampling": [name for name in CUTS if name in _set_cuts(judged)],
+    }
+    for section, names in cut.items():
+        for name in (name for name in names if name not in engine.cuts):
+            yield Problem(
+                f"{section}.{name}",
+                f"the {engine.type} engine has no noise that belongs to a request with it.",
+                "Remove it, or set engine.type=native.",
+            )
+        if len(names) > 1 and not engine.combines_cuts:
+            yield Problem(
+                f"{section}.{names[-1]}",
+                f"the {engine.type} engine measures it by the whole distribution, and not by what "
+                f"{names[0]} leaves of it.",
+                f"Set one of {' and '.join(names)}, or engine.type=native.",
+            )
+
+
 def _precision(config: RunConfig) -> Iterator[Problem]:
     """Find precisions of the engine that contradict what the recipe promises."""
     engine, trained = config.engine, config.trainer.fp8
+    if config.engine_fp8 is not None and engine.type == "sglang":
+        yield Problem(
+            "trainer.fp8" if trained is not None else "engine.quantization",
+            "the sglang engine takes weights in the trainer's precision.",
+            "Remove it, or set engine.type to vllm or native.",
+        )
     late = trained is not None and trained.start_step > 1
     others = {
         "trainer.int4": config.trainer.int4 is not None,
@@ -177,7 +208,7 @@ def _adapter(config: RunConfig, lora: LoraConfig) -> Iterator[Problem]:
                 _OWN,
             )
         return
-    if lora.publish == "adapter" and engine.type != "native":
+    if lora.publish == "adapter" and not isinstance(engine, NativeEngineConfig):
         yield Problem(
             "lora.publish",
             f"the {engine.type} engine takes whole weights, with the adapter merged into them.",
@@ -242,9 +273,15 @@ def _int4(config: RunConfig) -> Iterator[Problem]:
 
 def _cut_by(rollout: RolloutConfig) -> str:
     """Name the first key that cuts the distribution."""
-    if rollout.top_k is not None:
-        return "top_k"
-    return "top_p" if rollout.top_p < 1 else "min_p"
+    return next(name for name in CUTS if name in _set_cuts(rollout))
+
+
+def _set_cuts(sampling: RolloutConfig | EvalSamplingConfig) -> set[str]:
+    """Return the keys that leave a part of the vocabulary out."""
+    found = {"top_k": sampling.top_k is not None, "top_p": sampling.top_p < 1}
+    if isinstance(sampling, RolloutConfig):
+        found["min_p"] = sampling.min_p > 0
+    return {name for name, is_set in found.items() if is_set}
 
 
 def _replays(config: RunConfig) -> bool:

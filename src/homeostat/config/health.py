@@ -53,6 +53,13 @@ class HealthConfig(Settings):
         resume="free",
         help="Number of consecutive records without the finding after which it is closed.",
     )
+    rules: tuple[str, ...] = key(
+        (),
+        resume="free",
+        share="name",
+        help="Further rules of your own: package.module:RULE, file.py:RULE (beside the "
+        "recipe), or the name of an entry point of the group homeostat.rules.",
+    )
     levels: dict[str, Literal["off", "info", "warn", "error"]] = key(
         {},
         share=True,

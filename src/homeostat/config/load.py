@@ -17,9 +17,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from homeostat.config.beside import placed
 from homeostat.config.combinations import find_conflicts
+from homeostat.config.data import AutoSource
 from homeostat.config.defaults import with_defaults
 from homeostat.config.int4 import FLAG_VARIABLE, int4_of_environment
+from homeostat.config.plugins import PLUGIN, UNUSABLE, with_absolute_files
 from homeostat.config.presets import PRESETS, preset_of
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import known_keys, settings_at
@@ -40,8 +43,12 @@ DEFAULT_TYPES = {
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """Read, merge and check a recipe. Raises ConfigError with every problem found."""
+    """Read, merge and check a recipe. Raises ConfigError with every problem found.
+
+    Files that the recipe names are looked for beside it, then in the current folder.
+    """
     raw, lines = read_yaml(Path(path))
+    raw = placed(raw, Path(path).parent)
     return build_config(raw, overrides or [], file=str(path), lines=lines)
 
 
@@ -57,6 +64,7 @@ def build_config(
         raise ConfigError([Problem("", what, line=1)], file=file)
     raw = copy.deepcopy(raw)
     problems = [problem for text in overrides if (problem := _apply_override(raw, text))]
+    with_absolute_files(raw, folder=Path(file).parent if file is not None else Path())
     problems += _follow_environment(raw)
     for place, tag in DEFAULT_TYPES.items():
         section: Any = raw
@@ -64,6 +72,7 @@ def build_config(
             section = child(section, part)
         if isinstance(section, dict):
             section.setdefault("type", tag)
+    _recognise_untyped(raw)
     names = (text.partition("=")[0] for text in overrides)
     lines = lines | {parts(name): COMMAND_LINE for name in names}
     merged, preset_problems = _merge_presets(raw)
@@ -76,6 +85,16 @@ def build_config(
     if problems or config is None:
         raise ConfigError([_naming_environment(problem) for problem in problems], file=file)
     return with_defaults(config)
+
+
+def _recognise_untyped(raw: dict[str, Any]) -> None:
+    """Have sources recognised whose type the recipe does not say, unless it says their columns."""
+    for part in ("train", "validation"):
+        sources = child(raw.get("data"), part)
+        for source in sources if isinstance(sources, list) else []:
+            if isinstance(source, dict) and "path" in source:
+                if "type" not in source and source.keys() <= AutoSource.model_fields.keys():
+                    source["type"] = "auto"
 
 
 def _follow_environment(raw: dict[str, Any]) -> list[Problem]:
@@ -197,7 +216,7 @@ def _strip_tags(raw: Any, loc: tuple[str | int, ...]) -> Place:
     place: list[str | int] = []
     here = raw
     for part in loc:
-        is_tag = isinstance(here, dict) and part not in here and here.get("type") == part
+        is_tag = isinstance(here, dict) and part not in here and part in (here.get("type"), PLUGIN)
         if not is_tag:
             place.append(part)
             here = child(here, part)
@@ -223,6 +242,9 @@ def _explain(place: Place, item: Any, raw: dict[str, Any], lines: dict[Place, in
         expected = [word.strip(" '") for word in item["ctx"]["expected_tags"].split(",")]
         hint = _did_you_mean(tag, expected) or _tags_hint(item)
         return _located(Problem(dotted((*place, "type")), f"no type is {tag!r}.", hint), lines)
+    if kind == UNUSABLE:
+        hint = "Install it, mend it, or correct its import path."
+        return _located(Problem(dotted((*place, "type")), item["msg"], hint), lines)
     shown = REMOVED if is_private(place, raw) else json.dumps(item["input"], default=str)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     message = item["msg"].removeprefix("Value error, ").removeprefix("Input ")

@@ -94,6 +94,11 @@ class Mesh:
         """Number of ranks: processes, each with its own device."""
         return math.prod(self.sizes)
 
+    def arithmetic(self) -> str:
+        """Return the product that gives the number of ranks, for a message."""
+        named = zip(Coordinates._fields, self.sizes, strict=True)
+        return " x ".join(f"{name} {size}" for name, size in named) + f" = {self.world_size}"
+
     @property
     def num_data_groups(self) -> int:
         """Number of micro-batches that are worked on at one time."""

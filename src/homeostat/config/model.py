@@ -16,7 +16,16 @@ class ModelConfig(Settings):
     """The model that is trained, and how it is built."""
 
     path: PathText = key(
-        help="Folder of an HF checkpoint (config.json, safetensors, tokenizer), or a .gguf file."
+        help="Folder of an HF checkpoint (config.json, safetensors, tokenizer), a .gguf file, or a "
+        "name on the Hugging Face hub, for example Qwen/Qwen2.5-0.5B-Instruct. What exists on disk "
+        "takes precedence over a name."
+    )
+    revision: str | None = key(
+        None,
+        min_length=1,
+        share=True,
+        help="Branch, tag or commit of a name in `path`. Default: the main branch. The commit is "
+        "kept in the run folder, so that a resumed run uses the same files.",
     )
     init: Literal["pretrained", "random"] = key(
         "pretrained",

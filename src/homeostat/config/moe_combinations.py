@@ -105,7 +105,7 @@ def _offloaded(config: RunConfig) -> Iterator[Problem]:
             "no room there.",
             "Set it to true.",
         )
-    if config.is_rl and config.engine.type == "native" and config.engine.shares_weights:
+    if config.is_rl and config.engine.shares_weights:
         if config.engine.decode != "plain":
             yield Problem(
                 "engine.decode",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.config.data import (
+    AutoSource,
     PreferenceSource,
     RlSource,
     SftSource,
@@ -56,7 +57,7 @@ def _sft(config: RunConfig) -> Iterator[Problem]:
             "Remove it, or set algorithm.type to dpo, grpo or another algorithm that does.",
         )
     for place, source in all_sources(config.data):
-        if not isinstance(source, SftSource):
+        if not isinstance(source, SftSource | AutoSource):
             what = "no" if isinstance(source, RlSource) else "more than the"
             yield Problem(
                 f"{place}.type",
@@ -69,7 +70,7 @@ def _sft(config: RunConfig) -> Iterator[Problem]:
 def _sources(config: RunConfig, algorithm: PreferenceAlgorithm) -> Iterator[Problem]:
     fitting = "preference (pairs)" if algorithm.paired else "preference or unpaired_preference"
     for place, source in all_sources(config.data):
-        if not isinstance(source, PreferenceSource | UnpairedPreferenceSource):
+        if not isinstance(source, PreferenceSource | UnpairedPreferenceSource | AutoSource):
             yield Problem(
                 f"{place}.type",
                 f"rows of a {source.type} source do not say which completion is better.",

@@ -13,7 +13,7 @@ LOOPBACK = "127.0.0.1"
 
 # Ranks of the trainer; engines, and helpers of an engine, in separate processes.
 WorkerKind = Literal["trainer", "engine"]
-Launcher = Literal["in_process", "spawn", "torchrun", "ray"]
+Launcher = Literal["in_process", "spawn", "torchrun", "outside", "ray"]
 CollectiveBackend = Literal["auto", "gloo", "nccl"]
 
 # Variables by which processes find each other, which whoever launches them sets.

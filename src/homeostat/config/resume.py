@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from homeostat.config.base import ResumeClass
+from homeostat.config.hub_names import portable
 from homeostat.config.run import RunConfig
 
 
@@ -55,9 +56,12 @@ def _changes(old: BaseModel, new: BaseModel, prefix: str) -> list[Change]:
         same_class = type(before) is type(after)
         if isinstance(after, BaseModel) and same_class:
             found += _changes(before, after, f"{prefix}{name}.")
-        elif before != after:
+            continue
+        # A cache of the hub may have been moved: its paths are compared by name and commit.
+        old_value, new_value = _plain(before), _plain(after)
+        if before != after and portable(old_value) != portable(new_value):
             resume = _resume_class(info)
-            found.append(Change(f"{prefix}{name}", _plain(before), _plain(after), resume))
+            found.append(Change(f"{prefix}{name}", old_value, new_value, resume))
     return found
 
 
@@ -71,7 +75,7 @@ def _binding(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_binding(item) for item in value]
     if not isinstance(value, BaseModel):
-        return value
+        return portable(value)
     return {
         name: _binding(getattr(value, name))
         for name, info in type(value).model_fields.items()
@@ -91,3 +95,24 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def as_recipe(config: RunConfig) -> RunConfig:
+    """Return a resolved config as if a recipe had set only what differs from the defaults.
+
+    Settings that do not apply to a run may not be set, and a saved config names all of them.
+    """
+    return cast(RunConfig, _with_changed_fields(config))
+
+
+def _with_changed_fields(settings: BaseModel) -> BaseModel:
+    values = {name: getattr(settings, name) for name in type(settings).model_fields}
+    inner = {n: _with_changed_fields(v) for n, v in values.items() if isinstance(v, BaseModel)}
+    copied = settings.model_copy(update=inner)
+    changed = {
+        name
+        for name, info in type(settings).model_fields.items()
+        if values[name] != info.get_default(call_default_factory=True)
+    }
+    object.__setattr__(copied, "__pydantic_fields_set__", changed)
+    return copied

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from typing import Annotated, ClassVar, Literal
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
 from homeostat.config.base import Settings, key
+from homeostat.config.plugins import Plugged
 
 
 def check_pattern(text: str) -> str:
@@ -53,3 +56,52 @@ class Reward(Settings):
     def default_label(self) -> str:
         """Return the name that is used if the recipe gives none."""
         raise NotImplementedError
+
+
+# Keyword arguments that every reward function receives.
+CALL_KEYWORDS = (
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+)
+
+
+class RewardPlugin(Plugged, Reward):
+    """Base of a reward of your own (homeostat.plugins.Reward).
+
+    `score` is called in a worker process as any reward function is: by keyword, with a list entry
+    for each sample. It receives the arguments that it names: completions, prompts, completion_ids,
+    and columns of the rows. A value of None counts for nothing.
+    """
+
+    @classmethod
+    def noun(cls) -> str:
+        return "reward"
+
+    @abstractmethod
+    def score(self, completions: list[Any], **columns: Any) -> list[float | None]:
+        """Return the reward of every completion."""
+
+    @classmethod
+    def needed_columns(cls) -> list[str]:
+        """Return the columns without which `score` cannot be called."""
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        named = list(inspect.signature(cls.score).parameters.values())[1:]
+        return [
+            one.name
+            for one in named
+            if one.kind in kinds
+            and one.default is inspect.Parameter.empty
+            and one.name not in CALL_KEYWORDS
+        ]
+
+    @classmethod
+    def needs(cls) -> str:
+        columns = cls.needed_columns()
+        return f"rows with {', '.join(columns)}" if columns else ""
+
+    def default_label(self) -> str:
+        return self.type.rpartition(":")[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.config.data import PreferenceSource, ScoredSource, all_sources
+from homeostat.config.data import AutoSource, PreferenceSource, ScoredSource, all_sources
 from homeostat.config.reward_model import BradleyTerryLoss, RewardModelConfig
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
@@ -43,7 +43,7 @@ def _sources(config: RunConfig, algorithm: RewardModelConfig) -> Iterator[Proble
     wanted, kind = ("preference", PreferenceSource) if pairs else ("scored", ScoredSource)
     with_margin = []
     for place, source in all_sources(config.data):
-        if not isinstance(source, kind):
+        if not isinstance(source, kind | AutoSource):
             what = "pairs of completions" if pairs else "completions with a score"
             yield Problem(
                 f"{place}.type",

@@ -9,17 +9,8 @@ from pydantic import Field, model_validator
 
 from homeostat.config.base import Settings, key
 from homeostat.config.model_rewards import ClassifierReward, JudgeReward
-from homeostat.config.reward_base import Pattern, Reward
-
-# Keyword arguments that every reward function receives.
-CALL_KEYWORDS = (
-    "prompts",
-    "completions",
-    "completion_ids",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-)
+from homeostat.config.plugins import Pluggable
+from homeostat.config.reward_base import CALL_KEYWORDS, Pattern, Reward, RewardPlugin
 
 
 class ExactMatchReward(Reward):
@@ -139,6 +130,7 @@ AnyReward = Annotated[
     | ClassifierReward
     | JudgeReward,
     Field(discriminator="type"),
+    Pluggable("reward", RewardPlugin),
 ]
 
 

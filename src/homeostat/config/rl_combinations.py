@@ -14,7 +14,7 @@ from homeostat.config.async_combinations import find_async_conflicts
 from homeostat.config.correction_combinations import find_correction_conflicts
 from homeostat.config.critic_combinations import find_critic_conflicts
 from homeostat.config.curriculum_combinations import find_filter_conflicts
-from homeostat.config.data import RlSource, TextSource, all_sources
+from homeostat.config.data import AutoSource, RlSource, TextSource, all_sources
 from homeostat.config.engine_combinations import find_engine_conflicts
 from homeostat.config.kind import RunKind
 from homeostat.config.rollout import AdapterOffReference, InitialReference
@@ -76,7 +76,7 @@ def _sources(config: RunConfig) -> Iterator[Problem]:
         yield from _texts(config)
         return
     for place, source in all_sources(config.data):
-        if not isinstance(source, RlSource):
+        if not isinstance(source, RlSource | AutoSource):
             yield Problem(
                 f"{place}.type",
                 f"RL answers prompts, and a {source.type} source gives rows to train on.",
@@ -93,7 +93,7 @@ def _sources(config: RunConfig) -> Iterator[Problem]:
 
 def _texts(config: RunConfig) -> Iterator[Problem]:
     for place, source in all_sources(config.data):
-        if not isinstance(source, TextSource):
+        if not isinstance(source, TextSource | AutoSource):
             yield Problem(
                 f"{place}.type",
                 f"ebft.mode=strided continues raw text, and a {source.type} source gives none.",

@@ -13,8 +13,11 @@ from pydantic import Field
 
 from homeostat.config.base import PathText, Settings, key
 from homeostat.config.curriculum import AllFailedFilter, AnyFilter, CurriculumConfig
+from homeostat.config.engine import EnginePlugin
 from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.config.native import NativeEngineConfig
+from homeostat.config.plugins import Pluggable
+from homeostat.config.sglang import SglangEngineConfig
 from homeostat.config.vllm import VllmEngineConfig
 
 
@@ -134,7 +137,11 @@ class RolloutConfig(Settings):
         return self.prompts_per_step * self.samples_per_prompt
 
 
-AnyEngine = Annotated[NativeEngineConfig | VllmEngineConfig, Field(discriminator="type")]
+AnyEngine = Annotated[
+    NativeEngineConfig | VllmEngineConfig | SglangEngineConfig,
+    Field(discriminator="type"),
+    Pluggable("engine", EnginePlugin),
+]
 
 
 class InitialReference(Settings):

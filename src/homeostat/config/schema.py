@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from homeostat.config.base import Settings
+from homeostat.config.plugins import loaded_settings
 from homeostat.config.run import RunConfig
 from homeostat.config.tree import child
 from homeostat.config.yaml_file import Place
@@ -86,4 +87,6 @@ def _chosen(candidates: list[type[Settings]], raw: Any) -> type[Settings] | None
         field = candidate.model_fields.get("type")
         if field is not None and tag in get_args(field.annotation):
             return candidate
+    if isinstance(tag, str) and (plugin := loaded_settings(tag, kinds=tuple(candidates))):
+        return plugin
     return candidates[0] if candidates else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from abc import abstractmethod
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from homeostat.config.base import ByteSize, PathText, Settings, key
+from homeostat.config.plugins import Pluggable, Plugged
 
 
 class InProcessConfig(Settings):
@@ -70,6 +72,21 @@ class CudaIpcConfig(_BucketedConfig):
     type: Literal["cuda_ipc"]
 
 
+class TransportPlugin(Plugged, _BucketedConfig):
+    """Base of a transport of your own (homeostat.plugins.Transport)."""
+
+    @classmethod
+    def noun(cls) -> str:
+        return "transport"
+
+    @abstractmethod
+    def open(self, site: Any) -> Any:
+        """Return the transport (homeostat.sync.bucket.Transport) of a run.
+
+        `site` is a homeostat.sync.transports.TransportSite.
+        """
+
+
 AnyTransport = Annotated[
     InProcessConfig
     | SharedMemoryConfig
@@ -78,6 +95,7 @@ AnyTransport = Annotated[
     | CollectiveConfig
     | CudaIpcConfig,
     Field(discriminator="type"),
+    Pluggable("transport", TransportPlugin),
 ]
 
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator
 
 from homeostat.config.base import key
 from homeostat.config.engine import EngineConfig
+from homeostat.config.options import refuse_options
 
 # Engine arguments that homeostat sets itself, with the config key that controls each.
 OWNED = {
@@ -51,12 +52,7 @@ FIXED = {
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
-    for name in options:
-        if name in OWNED:
-            raise ValueError(f"{name!r} is not an option of its own here: set {OWNED[name]}")
-        if name in FIXED:
-            raise ValueError(f"{name!r} cannot be changed: {FIXED[name]}")
-    return options
+    return refuse_options(options, owned=OWNED, fixed=FIXED)
 
 
 class VllmEngineConfig(EngineConfig):

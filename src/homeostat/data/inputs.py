@@ -14,15 +14,15 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 
 from homeostat.config.curriculum import CurriculumConfig
-from homeostat.config.data import DataConfig, RlSource, Source
+from homeostat.config.data import DataConfig, RlSource, Source, SourcePlugin
 from homeostat.config.parts import InputSettings
 from homeostat.config.rollout import RolloutConfig
 from homeostat.data.curriculum import CurriculumDraws
 from homeostat.data.mixing import EpochOrder, Mixture, orders_of
+from homeostat.data.opening import kind_of
 from homeostat.data.prepare import Progress, prepare_rows, split_rows
 from homeostat.data.prompts import PromptDraws, PromptSampler, PromptSet, prepare_prompts
 from homeostat.data.references import References
-from homeostat.data.sources import kind_of
 from homeostat.data.store import RowStore
 from homeostat.data.strided import prepare_texts
 from homeostat.data.tokenizer import ChatTokenizer
@@ -197,7 +197,7 @@ def _existing_sources(data: DataConfig, part: Part) -> tuple:
     """Return the sources of a part of the data. Raises DataError if a path leads to no rows."""
     sources = _sources(data, part)
     for source in sources:
-        if isinstance(source, Source):
+        if isinstance(source, Source) and not isinstance(source, SourcePlugin):
             require_source(source.path, setting=f"data.{part}")
     return sources
 

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from homeostat.config.data import LabelledSource, PreferenceSource, ScoredSource
-from homeostat.data.chat import Chat, encode_chat, parse_chat, with_system
-from homeostat.data.rows import Encoded, cell, close_document, require_trained
+from homeostat.data.rows import Encoded, cell, close_document, encode_answered, require_trained
 from homeostat.data.sources import BadRowError
 from homeostat.data.tokenizer import ChatTokenizer
 
@@ -36,6 +35,14 @@ def labelled_columns(source: LabelledSource) -> list[str] | None:
     if isinstance(source, ScoredSource):
         return [source.prompt_column, source.completion_column, source.score_column]
     return [source.prompt_column, source.completion_column, source.label_column]
+
+
+def needed_columns(source: LabelledSource) -> list[str]:
+    """Return the columns without which no row of a source can be used."""
+    if not isinstance(source, PreferenceSource):
+        return []
+    margin = [] if source.margin_column is None else [source.margin_column]
+    return [source.chosen_column, source.rejected_column, *margin]
 
 
 def encode_labelled(
@@ -113,15 +120,10 @@ def _encode(
     if not isinstance(prompt, str | list):
         kind = type(prompt).__name__
         raise BadRowError("wrong type", f"column {source.prompt_column!r} holds a {kind}")
-    tokenizer.require_chat_template(wanted_by=f"{source.type} source {source.path}")
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    asked = with_system(asked, source.system)
     if isinstance(completion, str):
         completion = [{"role": "assistant", "content": completion}]
-    chat = parse_chat([*asked, *completion], turns="all")
-    # Assistant turns of the prompt are context.
-    weights = [0.0] * len(asked) + chat.weights[len(asked) :]
-    return encode_chat(Chat(chat.messages, weights), tokenizer)
+    return encode_answered(asked, completion, source=source, tokenizer=tokenizer)
 
 
 def _completion(row: dict[str, Any], column: str) -> str | list[Any]:
@@ -145,18 +147,31 @@ def _margin(row: dict[str, Any], source: PreferenceSource) -> float:
 
 
 def _number(row: dict[str, Any], column: str) -> float:
-    value = cell(row, column, "a number")
+    value = _plain_value(cell(row, column, "a number"))
     is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value):
         raise BadRowError("wrong type", f"column {column!r} holds {value!r:.40}: not a number")
     return float(value)
 
 
+def _plain_value(value: Any) -> Any:
+    """Return the number or truth value that a text stands for: cells of a CSV file are texts."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower()
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+    except ValueError:
+        return value
+
+
 def _label(row: dict[str, Any], source: LabelledSource) -> float:
     assert not isinstance(source, PreferenceSource)
     if isinstance(source, ScoredSource):
         return _number(row, source.score_column)
-    value = cell(row, source.label_column, "true or false")
+    value = _plain_value(cell(row, source.label_column, "true or false"))
     if isinstance(value, np.bool_ | bool) or (isinstance(value, int) and value in (0, 1)):
         return CHOSEN if value else REJECTED
     raise BadRowError(

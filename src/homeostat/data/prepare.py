@@ -21,15 +21,12 @@ import numpy as np
 
 from homeostat.config.data import DataConfig, LabelledSource, MessagesSource, TrainSource
 from homeostat.data.helpers import ANSWER_SECONDS, HelperDiedError, HelperHungError, computed
+from homeostat.data.opening import open_source, source_files
 from homeostat.data.overlong import OverlongTextError
-from homeostat.data.preferences import Labelled, encode_labelled, labelled_columns
+from homeostat.data.plugin_rows import plugin_digests
+from homeostat.data.preferences import Labelled, encode_labelled, labelled_columns, needed_columns
 from homeostat.data.rows import columns_of, encode_row, needs_chat_template, truncate
-from homeostat.data.sources import (
-    BadRowError,
-    RowSource,
-    open_rows,
-    source_files,
-)
+from homeostat.data.sources import BadRowError, RowSource
 from homeostat.data.store import (
     FORMAT_VERSION,
     PrepareReport,
@@ -77,7 +74,10 @@ class _Encoder:
     def open(self, number: int) -> RowSource:
         if number not in self.opened:
             source = self.sources[number]
-            self.opened[number] = open_rows(source.path, columns=_columns_of(source))
+            required = needed_columns(source) if isinstance(source, LabelledSource) else ()
+            self.opened[number] = open_source(
+                source, columns=_columns_of(source), required=required
+            )
         return self.opened[number]
 
     def encode(self, chunk: Chunk) -> _Part:
@@ -184,7 +184,8 @@ def prepare_rows(
 
 def cache_key(sources: Sequence[TrainSource], tokenizer: ChatTokenizer, data: DataConfig) -> str:
     """Return a digest of everything that could change a token or a weight."""
-    files = [_identity(file) for source in sources for file in source_files(source.path)]
+    files: list[Any] = [_identity(file) for source in sources for file in source_files(source)]
+    files += plugin_digests(sources)
     parts = {
         "format": FORMAT_VERSION,
         # Name and weight say how rows are mixed, not what they are.

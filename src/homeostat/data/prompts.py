@@ -24,11 +24,12 @@ from homeostat.config.data import DataConfig, PromptSource, ReasoningGymSource, 
 from homeostat.data.chat import encode_prompt, parse_prompt, with_system
 from homeostat.data.gym import GymRows
 from homeostat.data.mixing import EpochOrder
+from homeostat.data.opening import open_source
 from homeostat.data.overlong import OverlongTextError
 from homeostat.data.prepare import Progress
 from homeostat.data.references import References, with_reference
 from homeostat.data.rows import cell, opening
-from homeostat.data.sources import BadRowError, RowSource, open_rows
+from homeostat.data.sources import BadRowError, RowSource
 from homeostat.data.store import PrepareReport
 from homeostat.data.tally import Tally, judge
 from homeostat.data.tokenizer import ChatTokenizer
@@ -213,7 +214,7 @@ def _read(row: dict[str, Any], source: RlSource) -> tuple[Any, dict[str, Any]]:
 def _open(source: RlSource) -> RowSource:
     if isinstance(source, ReasoningGymSource):
         return GymRows(source)
-    return open_rows(source.path, columns=None)
+    return open_source(source, columns=None, required=[source.prompt_column])
 
 
 def _size(source: RlSource, rows: RowSource) -> int:

@@ -1,7 +1,8 @@
 """Turn one row of a source into tokens with loss weights, by the source's type.
 
     messages            chat.py; with turns: each as many rows as it has trained turns
-    prompt_completion   chat: a user and an assistant turn; else both texts concatenated + eos
+    prompt_completion   chat: a user and an assistant turn, or lists of messages; else both texts
+                        concatenated + eos
     text                the text + eos, all of it trained
 
 The weight at n is that of predicting token n, so the first token's is always 0. A row that trains
@@ -15,12 +16,20 @@ from typing import Any
 import numpy as np
 
 from homeostat.config.data import (
+    LabelledSource,
     MessagesSource,
     PromptCompletionSource,
     SftSource,
     TextSource,
 )
-from homeostat.data.chat import Chat, encode_chat, parse_chat, split_turns, straddles
+from homeostat.data.chat import (
+    Chat,
+    encode_chat,
+    parse_chat,
+    split_turns,
+    straddles,
+    with_system,
+)
 from homeostat.data.sources import BadRowError
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.types import FloatArray, IntArray
@@ -96,6 +105,9 @@ def require_trained(encoded: Encoded, why: str) -> Encoded:
 def _encode_pair(
     row: dict[str, Any], source: PromptCompletionSource, tokenizer: ChatTokenizer
 ) -> Encoded:
+    prompt, completion = row.get(source.prompt_column), row.get(source.completion_column)
+    if isinstance(prompt, list) or isinstance(completion, list):
+        return _encode_conversation(row, source, tokenizer)
     prompt = _text_cell(row, source.prompt_column)
     completion = _text_cell(row, source.completion_column)
     if not source.chat:
@@ -107,6 +119,36 @@ def _encode_pair(
         {"role": "assistant", "content": completion},
     ]
     return encode_chat(Chat(messages, [0.0] * (len(messages) - 1) + [1.0]), tokenizer)
+
+
+def _encode_conversation(
+    row: dict[str, Any], source: PromptCompletionSource, tokenizer: ChatTokenizer
+) -> Encoded:
+    """Encode a prompt and a completion of which at least one is a list of messages."""
+    prompt = cell(row, source.prompt_column, "a text or a list of messages")
+    completion = cell(row, source.completion_column, "a text or a list of messages")
+    if not isinstance(prompt, list):
+        prompt = [{"role": "user", "content": _text_cell(row, source.prompt_column)}]
+    if not isinstance(completion, list):
+        answer = _text_cell(row, source.completion_column)
+        completion = [{"role": "assistant", "content": answer}]
+    return encode_answered(prompt, completion, source=source, tokenizer=tokenizer)
+
+
+def encode_answered(
+    prompt: list[Any],
+    completion: list[Any],
+    *,
+    source: PromptCompletionSource | LabelledSource,
+    tokenizer: ChatTokenizer,
+) -> Encoded:
+    """Encode a conversation of which only the completion is trained. Raises BadRowError."""
+    tokenizer.require_chat_template(wanted_by=f"{source.type} source {source.path}")
+    asked = with_system(prompt, source.system)
+    chat = parse_chat([*asked, *completion], turns="all")
+    # Assistant turns of the prompt are context.
+    weights = [0.0] * len(asked) + chat.weights[len(asked) :]
+    return encode_chat(Chat(chat.messages, weights), tokenizer)
 
 
 def close_document(text: str, border: int, tokenizer: ChatTokenizer) -> Encoded:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import bisect
 import codecs
+import csv
 import itertools
 import json
-import stat
+import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,10 +30,6 @@ import pyarrow.parquet as pq
 from homeostat.config.base import is_file_name
 from homeostat.errors import DataError
 
-KNOWN_KINDS = (
-    "a .jsonl file (one JSON object per line), a .json file with a list of objects, a .parquet "
-    "file or a folder written by datasets' save_to_disk"
-)
 MAX_STATE_BYTES = 10_000_000
 # Decoding takes several times as much memory, in each process that tokenises.
 MAX_LIST_BYTES = 500_000_000
@@ -47,6 +44,9 @@ _DECODE_ERRORS = (
     ArithmeticError,
     NotImplementedError,
     RecursionError,
+    EOFError,
+    zlib.error,
+    csv.Error,
 )
 
 
@@ -85,47 +85,9 @@ class RowSource(Protocol):
         ...
 
 
-def open_rows(path: str, *, columns: Sequence[str] | None) -> RowSource:
-    """Open a source; only `columns` of Parquet and Arrow are read and must exist (None: all)."""
-    kind = kind_of(path)
-    if kind == "folder":
-        return _SavedDataset(path, columns)
-    if kind == ".parquet":
-        return _Parquet(path, columns)
-    if kind == ".json" and _holds_list(path):
-        return _JsonList(path)
-    return _JsonLines(path)
-
-
-def source_files(path: str) -> list[Path]:
-    """Return every file whose change would change the rows."""
-    if kind_of(path) != "folder":
-        return [Path(path)]
-    folder = Path(path)
-    state = _read_state(folder)
-    names = [*_listed_files(folder, state, "_data_files"), *_index_files(folder, state)]
-    return [folder / "state.json", *names]
-
-
-def kind_of(path: str) -> str:
-    """Return "folder", or the suffix of a plain file whose rows can be read."""
-    try:
-        mode = Path(path).stat().st_mode
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise DataError(f"{path!r}: cannot be read: {reason}.") from None
-    if stat.S_ISDIR(mode):
-        return "folder"
-    if not stat.S_ISREG(mode):
-        raise DataError(f"{path}: neither a plain file nor a folder. Give {KNOWN_KINDS}.")
-    suffix = Path(path).suffix.lower()
-    if suffix not in (".jsonl", ".json", ".ndjson", ".parquet"):
-        raise DataError(f"{path}: the kind {suffix or '(none)'} is not known. Give {KNOWN_KINDS}.")
-    return suffix
-
-
 @contextmanager
-def _as_data_error(path: str | Path, what: str) -> Iterator[None]:
+def as_data_error(path: str | Path, what: str) -> Iterator[None]:
+    """Turn what decoding hostile bytes raises into a DataError that names the file."""
     try:
         yield
     except DataError:
@@ -135,14 +97,14 @@ def _as_data_error(path: str | Path, what: str) -> Iterator[None]:
         raise DataError(f"{path}: {what}: {readable(reason[0], max_chars=200)}") from None
 
 
-class _JsonLines:
+class JsonLines:
     """One JSON object per line, found by byte offset. Blank lines are skipped."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.brackets = (f"{path}:", "")
         self.starts, self.sizes, self.lines = array("q"), array("q"), array("q")
-        with _as_data_error(path, "cannot be read"), open(path, "rb") as file:
+        with as_data_error(path, "cannot be read"), open(path, "rb") as file:
             self._scan(file)
         if not self.starts:
             raise DataError(f"{path}: the file is empty.")
@@ -151,20 +113,13 @@ class _JsonLines:
         start = 0
         for number, line in enumerate(file, start=1):
             if number == 1:
-                self._check_head(line)
-                bom = len(codecs.BOM_UTF8) if line.startswith(codecs.BOM_UTF8) else 0
-                start, line = start + bom, line[bom:]
+                start, line = len(line), check_head(line, self.path)
+                start -= len(line)
             if line and not line.isspace():
                 self.starts.append(start)
                 self.sizes.append(len(line))
                 self.lines.append(number)
             start += len(line)
-
-    def _check_head(self, line: bytes) -> None:
-        if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise DataError(f"{self.path}:1: this is UTF-16 text. Save the file as UTF-8.")
-        if line.lstrip().startswith(b"["):
-            raise DataError(f"{self.path}:1: the file holds a JSON list. Name it .json.")
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -173,26 +128,41 @@ class _JsonLines:
         return self.lines[index]
 
     def row(self, index: int) -> dict[str, Any]:
-        with _as_data_error(self.path, "cannot be read"), open(self.path, "rb") as file:
+        with as_data_error(self.path, "cannot be read"), open(self.path, "rb") as file:
             file.seek(self.starts[index])
             line = file.read(self.sizes[index])
-        try:
-            value = json.loads(line.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise BadRowError("not UTF-8 text", f"byte {error.start} of the line") from None
-        except RecursionError:
-            raise BadRowError("not JSON", "nested too deeply") from None
-        except ValueError as error:
-            raise BadRowError("not JSON", str(error)) from None
-        return _require_object(value)
+        return parse_line(line)
 
 
-class _JsonList:
+def check_head(line: bytes, path: str) -> bytes:
+    """Return a file's first line without its byte order mark. Raises DataError if it is no line."""
+    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{path}:1: this is UTF-16 text. Save the file as UTF-8.")
+    line = line.removeprefix(codecs.BOM_UTF8)
+    if line.lstrip().startswith(b"["):
+        raise DataError(f"{path}:1: the file holds a JSON list. Name it .json.")
+    return line
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """Return the JSON object of a line. Raises BadRowError."""
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BadRowError("not UTF-8 text", f"byte {error.start} of the line") from None
+    except RecursionError:
+        raise BadRowError("not JSON", "nested too deeply") from None
+    except ValueError as error:
+        raise BadRowError("not JSON", str(error)) from None
+    return _require_object(value)
+
+
+class JsonList:
     """One list of JSON objects, decoded as a whole."""
 
     def __init__(self, path: str) -> None:
         self.brackets = (f"{path}[", "]")
-        with _as_data_error(path, "not a JSON list"):
+        with as_data_error(path, "not a JSON list"):
             if Path(path).stat().st_size > MAX_LIST_BYTES:
                 raise DataError(f"{path}: too large for a JSON list. Write one object per line.")
             self.values = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
@@ -209,8 +179,8 @@ class _JsonList:
         return _require_object(self.values[index])
 
 
-def _holds_list(path: str) -> bool:
-    with _as_data_error(path, "cannot be read"), open(path, "rb") as file:
+def holds_list(path: str) -> bool:
+    with as_data_error(path, "cannot be read"), open(path, "rb") as file:
         return file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
 
@@ -238,7 +208,7 @@ class _Batches:
     def row(self, index: int) -> dict[str, Any]:
         number = bisect.bisect_right(self.batch_ends, index)
         first = self.batch_ends[number - 1] if number else 0
-        with _as_data_error(f"{self.path}[{index}]", "the file is damaged"):
+        with as_data_error(f"{self.path}[{index}]", "the file is damaged"):
             table = self._batch(number)
             cells = {name: table.column(name)[index - first].as_py() for name in self.columns}
             return {name: _without_nulls(cell) for name, cell in cells.items()}
@@ -258,12 +228,12 @@ class _Batches:
                 raise DataError(f"{self.path}: {times} named {name!r}. Its columns: {shown}.")
 
 
-class _Parquet(_Batches):
+class Parquet(_Batches):
     """A Parquet file; the row group used last stays decoded."""
 
     def __init__(self, path: str, columns: Sequence[str] | None) -> None:
         super().__init__(path, columns)
-        with _as_data_error(path, "not a whole Parquet file"):
+        with as_data_error(path, "not a whole Parquet file"):
             self._file = pq.ParquetFile(path)
             meta = self._file.metadata
             sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
@@ -280,23 +250,23 @@ class _Parquet(_Batches):
         return self._open[1]
 
 
-class _SavedDataset(_Batches):
+class SavedDataset(_Batches):
     """A folder of Arrow stream files listed in state.json, memory mapped."""
 
     def __init__(self, path: str, columns: Sequence[str] | None) -> None:
         super().__init__(path, columns)
         folder = Path(path)
-        state = _read_state(folder)
+        state = read_state(folder)
         self._indices: np.ndarray | None = None
         self._batches: list[pa.RecordBatch] = []
         schemas = []
-        for file in _listed_files(folder, state, "_data_files"):
+        for file in listed_files(folder, state, "_data_files"):
             schema, batches = _read_stream(file)
             schemas.append(schema)
             self._batches += batches
         self._valid = [False] * len(self._batches)
         self.batch_ends = list(itertools.accumulate(len(batch) for batch in self._batches))
-        with _as_data_error(path, "the folder is damaged"):
+        with as_data_error(path, "the folder is damaged"):
             for schema in schemas:
                 self._check_schema(schema)
         self._indices = _read_indices(folder, state, num_rows=len(self))
@@ -315,41 +285,33 @@ class _SavedDataset(_Batches):
         return self._batches[number]
 
 
-def _read_state(folder: Path) -> dict[str, Any]:
-    """Read state.json, or raise the reason why this folder is no data set."""
-    splits_file = folder / "dataset_dict.json"
-    if splits_file.is_file():
-        raise DataError(f"{folder}: holds several splits. {_name_splits(folder, splits_file)}")
-    state_file = folder / "state.json"
-    if not state_file.is_file():
-        files = itertools.chain(folder.glob("*.jsonl"), folder.glob("*.parquet"))
-        names = sorted(str(file) for file in itertools.islice(files, 5))
-        hint = f" Name one of its files: {', '.join(names)}." if names else ""
-        raise DataError(f"{folder}: the folder has no state.json. Give {KNOWN_KINDS}.{hint}")
-    state = _read_json(state_file)
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read the state.json of a folder written by save_to_disk."""
+    state = _read_json(folder / "state.json")
     if not isinstance(state, dict):
-        raise DataError(f"{state_file}: not a JSON object.")
+        raise DataError(f"{folder / 'state.json'}: not a JSON object.")
     return state
 
 
-def _name_splits(folder: Path, splits_file: Path) -> str:
-    value = _read_json(splits_file)
+def saved_splits(folder: Path) -> list[str]:
+    """Return the splits of a folder that save_to_disk wrote for several of them."""
+    file = folder / "dataset_dict.json"
+    value = _read_json(file)
     splits = value.get("splits") if isinstance(value, dict) else None
-    names = [name for name in splits if isinstance(name, str)] if isinstance(splits, list) else []
+    names = [name for name in splits if is_file_name(name)] if isinstance(splits, list) else []
     if not names:
-        raise DataError(f"{splits_file}: no list of splits.")
-    shown = ", ".join(readable(str(folder / name), max_chars=300) for name in names[:20])
-    return f"Name one of them: {shown}."
+        raise DataError(f"{file}: no list of splits.")
+    return names
 
 
 def _read_json(file: Path) -> Any:
-    with _as_data_error(file, "cannot be read"):
+    with as_data_error(file, "cannot be read"):
         if file.stat().st_size > MAX_STATE_BYTES:
             raise DataError(f"{file}: larger than any such file should be.")
         return json.loads(file.read_bytes())
 
 
-def _listed_files(folder: Path, state: dict[str, Any], key: str) -> list[Path]:
+def listed_files(folder: Path, state: dict[str, Any], key: str) -> list[Path]:
     entries = state.get(key)
     if not isinstance(entries, list) or not entries:
         raise DataError(f"{folder / 'state.json'}: {key} is not a list of files.")
@@ -359,20 +321,20 @@ def _listed_files(folder: Path, state: dict[str, Any], key: str) -> list[Path]:
     return [folder / str(name) for name in names]
 
 
-def _index_files(folder: Path, state: dict[str, Any]) -> list[Path]:
+def index_files(folder: Path, state: dict[str, Any]) -> list[Path]:
     """Return the files that select and order rows; only older versions of datasets write them."""
     key = "_indices_data_files"
-    return _listed_files(folder, state, key) if state.get(key) else []
+    return listed_files(folder, state, key) if state.get(key) else []
 
 
 def _read_indices(folder: Path, state: dict[str, Any], *, num_rows: int) -> np.ndarray | None:
-    files = _index_files(folder, state)
+    files = index_files(folder, state)
     if not files:
         return None
     parts = []
     for file in files:
         _, batches = _read_stream(file)
-        with _as_data_error(file, "not a list of row numbers"):
+        with as_data_error(file, "not a list of row numbers"):
             columns = [batch.column("indices").cast(pa.int64()) for batch in batches]
             parts += [column.to_numpy(zero_copy_only=True) for column in columns]
     indices = np.concatenate(parts) if parts else np.zeros(0, np.int64)
@@ -384,7 +346,7 @@ def _read_indices(folder: Path, state: dict[str, Any], *, num_rows: int) -> np.n
 def _read_stream(file: Path) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     if file.exists() and not file.is_file():
         raise DataError(f"{file}: not a plain file.")
-    with _as_data_error(file, "not a whole Arrow stream file"):
+    with as_data_error(file, "not a whole Arrow stream file"):
         reader = pa.ipc.open_stream(pa.memory_map(str(file)))
         return reader.schema, [batch for batch in reader if len(batch)]
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from homeostat.config.data import DataConfig, TextSource
 from homeostat.config.ebft import EbftConfig
+from homeostat.data.opening import open_source
 from homeostat.data.overlong import OverlongTextError
 from homeostat.data.prepare import Progress
 from homeostat.data.prompts import PROGRESS_ROWS, PromptSet
 from homeostat.data.rows import encode_row, truncate
-from homeostat.data.sources import BadRowError, open_rows
+from homeostat.data.sources import BadRowError
 from homeostat.data.store import PrepareReport
 from homeostat.data.tally import Tally, judge
 from homeostat.data.tokenizer import ChatTokenizer
@@ -88,7 +89,7 @@ def prepare_texts(
     limited = tokenizer.cutting(data.max_length) if cuts else tokenizer.bounded(data.max_length)
     tally, texts, origins, numbers = Tally(), [], [], []
     for number, source in enumerate(sources):
-        rows = open_rows(source.path, columns=[source.text_column])
+        rows = open_source(source, columns=[source.text_column])
         size = len(rows) if source.limit is None else min(len(rows), source.limit)
         for index in range(size):
             if progress is not None and tally.seen % PROGRESS_ROWS == 0:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -32,7 +32,7 @@ from homeostat.data.tokenizer_class import (
     require_plain_files,
     require_tokenizer_file,
     template_place,
-    tokenizer_class,
+    tokenizer_from,
 )
 from homeostat.data.tokenizer_gguf import (
     read_gguf_special_tokens,
@@ -224,6 +224,10 @@ class ChatTokenizer:
         if end is not None and end.token not in (None, self.eos_id) and not scores:
             name_stops(folder / "generation_config.json", self.stop_ids)
 
+    def description(self) -> dict[str, Any]:
+        """Return what tokenizer.json says: the model, its vocabulary, and how texts are split."""
+        return json.loads(self._backend.to_str())
+
     def vocabulary_digest(self) -> str:
         """Return a digest of the mapping from pieces to ids, and of nothing else."""
         pieces = sorted(self._backend.get_vocab(with_added_tokens=True).items())
@@ -293,9 +297,7 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
             require_plain_files(path, setting=setting)
             require_tokenizer_file(path, setting=setting)
 
-        original = tokenizer_class(path, is_gguf="gguf_file" in options).from_pretrained(
-            str(path), **options
-        )
+        original = tokenizer_from(path, options)
         take_gguf_special_tokens(original, special)
         return original
 
@@ -316,7 +318,11 @@ def _chat_template(
     # Older tokenizers have several named templates; only "default" is unambiguous.
     if isinstance(found, dict):
         if "default" not in found:
-            _refuse_choice(sorted(found), setting)
+            raise ModelError(
+                f"{setting}: the tokenizer has several chat templates ({', '.join(sorted(found))}) "
+                "and none is the default. Save the one you mean to a file and name it in "
+                "model.chat_template."
+            )
         found = found["default"]
     if found is not None:
         check_template(found, setting=setting)
@@ -327,13 +333,6 @@ def _chat_template(
             "Remove them, or set model.chat_template."
         )
     return found
-
-
-def _refuse_choice(names: list[str], setting: str) -> NoReturn:
-    raise ModelError(
-        f"{setting}: the tokenizer has several chat templates ({', '.join(names)}) and none is "
-        "the default. Save the one you mean to a file and name it in model.chat_template."
-    )
 
 
 def _exact_backend(original: PreTrainedTokenizerFast) -> Tokenizer:

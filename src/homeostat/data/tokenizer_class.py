@@ -9,10 +9,13 @@ compiler and more, which takes seconds at every start.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from homeostat.errors import ModelError
+from homeostat.ops.gguf_reader import fast_reading
 
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Families whose configured tokenizer class is used as it is.
@@ -74,6 +77,13 @@ def template_place(path: Path) -> str:
         return f"{path} (tokenizer.chat_template)"
     names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
     return str(next((path / name for name in names if (path / name).is_file()), path))
+
+
+def tokenizer_from(folder: Path, options: Mapping[str, Any]) -> Any:
+    """Load a tokenizer from its folder with transformers, by `options` of its from_pretrained."""
+    is_gguf = "gguf_file" in options
+    with fast_reading() if is_gguf else nullcontext():
+        return tokenizer_class(folder, is_gguf=is_gguf).from_pretrained(str(folder), **options)
 
 
 def tokenizer_class(folder: Path, *, is_gguf: bool) -> Any:

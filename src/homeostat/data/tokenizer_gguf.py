@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homeostat.errors import MissingDependencyError, ModelError
+from homeostat.ops.gguf_reader import open_gguf
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -20,9 +21,7 @@ def read_gguf_special_tokens(file: Path, *, setting: str) -> dict[str, int]:
     Some releases of transformers fill in others, and end in an IndexError over an id that is no
     token's.
     """
-    from gguf import GGUFReader
-
-    reader = GGUFReader(file)
+    reader = open_gguf(file)
     tokens = reader.get_field("tokenizer.ggml.tokens")
     if tokens is None:
         raise ModelError(

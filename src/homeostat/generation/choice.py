@@ -19,7 +19,8 @@ from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.resume import saved_config
 from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointError, ModelError
-from homeostat.models.adapter_files import ADAPTER_CONFIG, adapter_settings
+from homeostat.hub.resolve import resolve_model
+from homeostat.models.adapter_files import ADAPTER_CONFIG, adapter_settings, find_base
 from homeostat.models.hf import read_json
 from homeostat.observe.run_dir import RunPaths
 from homeostat.train.checkpoint import CheckpointStore, Found
@@ -51,6 +52,11 @@ class Choice:
             return f"{self.adapter.path} on {self.model.path}"
         return self.model.path
 
+    def describe_step(self) -> str:
+        """Name the model without its folder, for people elsewhere."""
+        found = self.checkpoint or self.exported
+        return "the model" if found is None else f"step {found.step}"
+
     @property
     def was_trained_on_chats(self) -> bool:
         """Return whether prompts go through the chat template; a run answers by its own rows."""
@@ -68,8 +74,12 @@ def choose(path: Path, *, base: Path | None = None, step: str | None = None) -> 
     `base` is the base model of an adapter, if it is not where adapter_config.json says. `step`
     selects the checkpoint of a run: a number, `best` or `latest`.
     """
+    path = _here(path, "MODEL")
     if not path.exists():
-        raise ModelError(f"{path} does not exist. Name a model, an adapter or a run on this disk.")
+        raise ModelError(
+            f"{path} does not exist. Name a model, an adapter or a run on this disk, or a model on "
+            "the Hugging Face hub (owner/name)."
+        )
     folder = path / "hf" if _is_checkpoint(path) and (path / "hf").is_dir() else path
     if _is_checkpoint(folder):
         step = step or str(int(folder.name.removeprefix("step_")))
@@ -82,6 +92,18 @@ def choose(path: Path, *, base: Path | None = None, step: str | None = None) -> 
         return _of_adapter(folder, base)
     _refuse(base, "--base", f"{folder} is not the folder of an adapter")
     return Choice(ModelConfig(path=str(folder)))
+
+
+def find_checkpoint(path: Path, *, step: str | None = None) -> tuple[Path, Found]:
+    """Return the folder of a run, and its checkpoint; `path` may be that of a checkpoint."""
+    folder = path
+    if _is_checkpoint(folder):
+        step = step or str(int(folder.name.removeprefix("step_")))
+        folder = folder.parent.parent
+    if not _is_run(folder):
+        raise ModelError(f"{path} is not the folder of a run: it has no config.json.")
+    store = CheckpointStore(RunPaths(folder).checkpoints, read_only=True)
+    return folder, _checkpoint(store, step)
 
 
 def _refuse(given: object, option: str, why: str) -> None:
@@ -99,15 +121,22 @@ def _is_checkpoint(folder: Path) -> bool:
 
 def _of_adapter(folder: Path, base: Path | None) -> Choice:
     settings = read_json(folder / ADAPTER_CONFIG, setting="adapter")
-    named = base or settings.get("base_model_name_or_path")
-    if not isinstance(named, (str, Path)) or not Path(named).exists():
+    found = base or find_base(folder, settings)
+    revision = settings.get("revision") if base is None else None
+    named = None if found is None else _here(Path(found), "--base", revision)
+    if named is None or not named.exists():
         raise ModelError(
-            f"{folder} is an adapter, and its base model {named!r} is not on this disk. Name the "
-            "base model's folder or .gguf file with --base."
+            f"{folder} is an adapter, and its base model {str(named)!r} is not on this disk. Name "
+            "the base model's folder or .gguf file with --base."
         )
     # An adapter that was trained with another template has its own tokenizer.
     own = str(folder) if (folder / "tokenizer.json").is_file() else None
     return Choice(ModelConfig(path=str(named), tokenizer=own), adapter_settings(settings, folder))
+
+
+def run_folder(found: Found) -> Path:
+    """Return the folder of the run that a checkpoint belongs to."""
+    return found.path.parent.parent
 
 
 def saved_recipe(folder: Path) -> RunConfig:
@@ -131,8 +160,8 @@ def _of_run(folder: Path, step: str | None) -> Choice:
         return Choice(model, **of_run, exported=found)
     home = _home(folder, Path(run.runs_dir), run.name)
     places = ("path", "tokenizer", "chat_template")
-    model = run.model.model_copy(update=_placed(run.model, places, home))
-    lora = run.lora and run.lora.model_copy(update=_placed(run.lora, ("path",), home))
+    model = run.model.model_copy(update=_placed(run.model, places, home, "model"))
+    lora = run.lora and run.lora.model_copy(update=_placed(run.lora, ("path",), home, "lora"))
     return Choice(model, lora, checkpoint=found, **of_run)
 
 
@@ -145,10 +174,23 @@ def _home(folder: Path, runs_dir: Path, name: str) -> Path:
     return Path(*whole[: -len(below)])
 
 
-def _placed(settings: ModelConfig | LoraConfig, names: tuple[str, ...], home: Path) -> dict:
+def _placed(
+    settings: ModelConfig | LoraConfig, names: tuple[str, ...], home: Path, section: str
+) -> dict:
     """Return the paths among the settings as seen from here."""
     values = {name: getattr(settings, name) for name in names}
-    return {name: str(home / value) for name, value in values.items() if value is not None}
+    return {
+        name: str(_here(home / value, f"{section}.{name}"))
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _here(path: Path, setting: str, revision: str | None = None) -> Path:
+    """Return the path, or where a model on the hub is kept that it names."""
+    if path.exists():
+        return path
+    return Path(resolve_model(str(path), setting=setting, revision=revision))
 
 
 def _checkpoint(store: CheckpointStore, step: str | None) -> Found:

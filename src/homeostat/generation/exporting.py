@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -30,8 +31,8 @@ from homeostat.precision.int4_files import KEY
 from homeostat.train.int4_export import Int4Export
 
 ExportDtype = Literal["auto", "fp32", "bf16", "fp16"]
-# auto: as the model was trained.
-ExportQuantization = Literal["auto", "none", "int4"]
+# auto: as the model was trained. q8_0 is a format of GGUF files.
+ExportQuantization = Literal["auto", "none", "int4", "q8_0"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SHARD_BYTES = 5 * 10**9
 
@@ -49,26 +50,42 @@ def export_model(
 
     Raises ModelError if the folder exists, so that nothing is overwritten.
     """
+    if quantization == "q8_0":
+        raise ModelError("--quantization q8_0 is a format of GGUF files. Add --format gguf.")
     int4 = _int4(choice, quantization, group_size)
-    if folder.exists():
-        raise ModelError(f"{folder} exists already. Name a new folder, or move it away.")
+    require_new(folder)
     if adapter_only and choice.adapter is None:
         raise ModelError(f"--adapter: {choice.describe()} has no adapter. Leave it out.")
     if adapter_only and int4 is not None:
         raise ModelError("--quantization int4 packs whole models. Leave out --adapter.")
     tokenizer = load_tokenizer(choice.model)
     loaded = load_weights(choice, device=torch.device("cpu"), dtype=_compute_dtype(choice, dtype))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}_", dir=folder.parent) as hidden:
-        building = Path(hidden) / "export"
-        building.mkdir()
+    with building(folder) as hidden:
+        hidden.mkdir()
         if adapter_only:
             assert choice.adapter is not None, "checked above"
-            save_adapter(loaded.module, building, choice.adapter, base_path=choice.model.path)
+            save_adapter(loaded.module, hidden, choice.adapter, base_path=choice.model.path)
         else:
-            _save_whole(loaded, building, dtype, int4)
-        tokenizer.save(building)
-        os.rename(building, folder)
+            _save_whole(loaded, hidden, dtype, int4)
+        tokenizer.save(hidden)
+
+
+def require_new(path: Path) -> None:
+    """Refuse to overwrite anything."""
+    if path.exists():
+        raise ModelError(f"{path} exists already. Choose a new name, or move it away.")
+
+
+@contextmanager
+def building(target: Path) -> Iterator[Path]:
+    """Yield a hidden path beside the target, which becomes the target when the block is done."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}_", dir=target.parent) as hidden:
+            yield Path(hidden) / target.name
+            os.rename(Path(hidden) / target.name, target)
+    except OSError as error:
+        raise ModelError(f"{target}: cannot write it: {error.strerror or error}.") from None
 
 
 def _compute_dtype(choice: Choice, dtype: ExportDtype) -> torch.dtype:

@@ -16,6 +16,7 @@ from homeostat.config.load import load_config
 from homeostat.config.parts import TrainerSetup
 from homeostat.errors import ConfigError, ModelError, Problem
 from homeostat.generation.choice import saved_recipe
+from homeostat.hub.resolve import resolve_names
 from homeostat.models import hf
 from homeostat.models.build import config_origin, new_decoder, open_source, read_configs
 from homeostat.models.families import decoder_config
@@ -37,12 +38,12 @@ _MAX_HEADER = 512 * 2**20
 def list_layers(path: Path, overrides: list[str] | None) -> list[LayerSheet]:
     """Return the layers of what `path` names: a recipe, the folder of a run, or of a checkpoint."""
     if not path.is_dir():
-        return recipe_layers(load_config(path, overrides).for_trainer)
+        return recipe_layers(resolve_names(load_config(path, overrides), rows=False).for_trainer)
     if overrides:
         raise ConfigError([Problem("KEY=VALUE", "settings belong to a recipe, not to a folder.")])
     if not _is_run(path):
         return checkpoint_layers(path)
-    return recipe_layers(saved_recipe(path).for_trainer)
+    return recipe_layers(resolve_names(saved_recipe(path), rows=False).for_trainer)
 
 
 def _is_run(folder: Path) -> bool:

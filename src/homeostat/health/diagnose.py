@@ -27,11 +27,15 @@ _SAYS_NOTHING = "Nothing in this log says why"
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything that is known about a run's health."""
+    """Everything that is known about a run's health. `clear` are codes of rules without finding."""
 
     findings: tuple[Finding, ...]
     not_evaluated: tuple[NotEvaluated, ...]
-    num_clear: int
+    clear: tuple[str, ...]
+
+    @property
+    def num_clear(self) -> int:
+        return len(self.clear)
 
     @property
     def is_healthy(self) -> bool:
@@ -55,7 +59,7 @@ def _diagnose(
 ) -> Diagnosis:
     findings: list[Finding] = []
     unknown: list[NotEvaluated] = []
-    num_clear = 0
+    clear: list[str] = []
     for rule in rules:
         if rule.kinds and view.kind is not Kind.UNKNOWN and view.kind not in rule.kinds:
             continue
@@ -65,9 +69,9 @@ def _diagnose(
         elif found:
             findings += found
         else:
-            num_clear += 1
+            clear.append(rule.code)
     kept = folded(findings, rules)
-    return Diagnosis(tuple(with_reason(one, view) for one in kept), tuple(unknown), num_clear)
+    return Diagnosis(tuple(with_reason(one, view) for one in kept), tuple(unknown), tuple(clear))
 
 
 def judge(

@@ -2,10 +2,9 @@
 
     record + events + samples -> tails -> rules whose inputs changed -> folded -> open findings
 
-A rule fires by its own windows; here a finding opens the first time that its rule sees it, stays
-open while it does, and closes after `clear_after` records without it. There is at most one open
-finding per key, and it is reported once, unless it gets worse. The same records give the same
-findings, whether the run was interrupted or not.
+A rule fires by its own windows; a finding opens the first time that its rule sees it, and closes
+after `clear_after` records without it (open_findings.py). The same records give the same findings,
+whether the run was interrupted or not.
 
 The cost of a rule grows with the number of records that it looks at. To keep the cost of a step
 constant, rules take turns once there are many records: each is evaluated at every second, third or
@@ -21,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from homeostat.health.diagnose import folded, in_order, judge, what_is_missing
+from homeostat.health.diagnose import folded, judge, what_is_missing
 from homeostat.health.finding import Finding, Level, NotEvaluated
-from homeostat.health.records import Change, State
+from homeostat.health.frameworks import HOMEOSTAT, Framework
+from homeostat.health.open_findings import OpenFindings
+from homeostat.health.records import Change
 from homeostat.health.rule import Rule
 from homeostat.health.tails import KEEP, Tails
 from homeostat.health.view import Event, Kind, RunView, SampleText, Series
@@ -70,15 +71,6 @@ class _Asked:
     waits: bool = True
 
 
-@dataclass(slots=True)
-class _Open:
-    finding: Finding
-    # The worst state that was reported.
-    told: Level
-    # Number of consecutive records without it.
-    quiet: int = 0
-
-
 class Monitor:
     """Evaluate the rules once per record, in order."""
 
@@ -91,9 +83,14 @@ class Monitor:
         total_steps: int | None,
         watchlist: Watchlist | None = None,
         keep: int = KEEP,
+        framework: Framework = HOMEOSTAT,
+        raw_settings: Mapping[str, Any] | None = None,
     ) -> None:
+        """`framework` wrote the records, and `raw_settings` are the settings by its own names."""
         self.watchlist = watchlist or Watchlist()
         self.settings = settings
+        self._framework = framework
+        self._raw_settings = raw_settings or {}
         self.facts: dict[str, Any] = {}
         # Codes of rules that were disabled because of a bug, and the error.
         self.broken: dict[str, str] = {}
@@ -106,8 +103,10 @@ class Monitor:
             _Asked(rule, _metrics_of(rule)) for rule in asked if levels.get(rule.code) != "off"
         ]
         self._of_rules = tuple(rules)
-        self._open: dict[tuple[str, str], _Open] = {}
+        self._open = OpenFindings(clear_after=self.watchlist.clear_after)
         self._allowed: set[str] = set()
+        # Metrics that arrived since the rules were asked last.
+        self._fresh: set[str] = set()
         self._ready: list[_Asked] | None = None
         self._known: tuple[Any, ...] = ()
         self._num_broken = 0
@@ -115,7 +114,7 @@ class Monitor:
     @property
     def open(self) -> list[Finding]:
         """Return the findings that are open now, the most likely illness first."""
-        return in_order([entry.finding for entry in self._open.values()])
+        return self._open.findings
 
     @property
     def num_watching(self) -> int:
@@ -146,11 +145,17 @@ class Monitor:
         """Take in a record and return what changed."""
         self._tails.add_events(events)
         self._tails.add_samples(samples)
-        self._tails.add(step, metrics)
+        self.add(step, metrics)
         turns = 1 + min(MAX_TURNS - 1, self._tails.num_records // RECORDS_PER_TURN)
         with np.errstate(all="ignore"):
-            self._ask(metrics.keys(), step=step, turns=turns)
-        return self._settle(step, self._seen(step))
+            self._ask(self._fresh, step=step, turns=turns)
+        self._fresh = set()
+        return self._open.settle(step, self._seen(step))
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in a record that is judged together with the next one that is observed."""
+        self._tails.add(step, metrics)
+        self._fresh.update(metrics)
 
     def restore(
         self,
@@ -163,8 +168,8 @@ class Monitor:
         for step, metrics in records:
             self._tails.add(step, metrics)
         self._tails.add_events(events)
-        quiet = {tuple(key): count for *key, count in state.get("quiet", [])}
-        self._open = {f.key: _Open(f, f.level, int(quiet.get(f.key, 0))) for f in findings}
+        quiet = {(code, subject): count for code, subject, count in state.get("quiet", [])}
+        self._open.restore(findings, quiet)
         self._allowed = set(state.get("allowed", []))
         with np.errstate(all="ignore"):
             self._ask(self._tails.metrics.keys(), step=0, turns=1)
@@ -174,7 +179,7 @@ class Monitor:
 
         That is how long each finding has been quiet, and which allowances were used.
         """
-        quiet = [[*key, entry.quiet] for key, entry in self._open.items() if entry.quiet]
+        quiet = [[*key, count] for key, count in self._open.quiet().items()]
         return {"quiet": quiet, "allowed": sorted(self._allowed)}
 
     def unused_allowances(self) -> list[Allowed]:
@@ -190,8 +195,10 @@ class Monitor:
         tails = self._tails
         return RunView(
             metrics=tails.metrics,
+            framework=self._framework,
             kind=self._kind,
             settings=self.settings,
+            raw_settings=self._raw_settings,
             events=tails.events,
             samples=tails.samples,
             facts=self.facts,
@@ -247,27 +254,6 @@ class Monitor:
     def _levelled(self, finding: Finding) -> Finding:
         level = self.watchlist.levels.get(finding.code)
         return finding if level is None else dataclasses.replace(finding, level=Level(level))
-
-    def _settle(self, step: int, seen: Mapping[tuple[str, str], Finding]) -> list[Change]:
-        changes: list[Change] = []
-        for key, entry in list(self._open.items()):
-            if key in seen:
-                continue
-            entry.quiet += 1
-            if entry.quiet >= self.watchlist.clear_after:
-                del self._open[key]
-                changes.append(Change(State.CLEARED, step, entry.finding))
-        for key, finding in seen.items():
-            known = self._open.get(key)
-            if known is not None:
-                # The window that a rule sees moves, but the beginning does not.
-                finding = dataclasses.replace(finding, first_step=known.finding.first_step)
-            if known is None or finding.level.rank > known.told.rank:
-                changes.append(Change(State.OPEN, step, finding))
-                self._open[key] = _Open(finding, finding.level)
-            else:
-                self._open[key] = _Open(finding, known.told)
-        return changes
 
 
 def _metrics_of(rule: Rule) -> frozenset[str]:

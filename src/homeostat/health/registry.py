@@ -10,10 +10,11 @@ RETIRED names those whose rule went away, with the reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from homeostat.errors import PluginError
 from homeostat.health.rule import Rule
 from homeostat.health.signatures.load import load
 from homeostat.health.signatures.signature import Signature, rule_of
@@ -42,3 +43,24 @@ BY_CODE: dict[str, Rule] = {rule.code: rule for rule in RULES}
 RETIRED: dict[str, str] = {}
 assert len(BY_CODE) == len(RULES), "a code is used twice"
 assert BY_CODE.keys().isdisjoint(RETIRED), "a retired code is used again"
+
+
+def rules_with(references: Sequence[str]) -> tuple[Rule, ...]:
+    """Return all rules, and those that plug-ins add. Raises PluginError."""
+    if not references:
+        return RULES
+    # Pydantic is imported only where plug-ins are named: the doctor answers in a third of a second.
+    from homeostat.config.plugins import load_plugin
+
+    rules = list(RULES)
+    for reference in references:
+        rule = load_plugin("rule", reference)
+        if not isinstance(rule, Rule):
+            why = "it is no homeostat.plugins.Rule"
+        elif rule.code in {one.code for one in rules} | RETIRED.keys():
+            why = f"another rule has its code {rule.code}"
+        else:
+            rules.append(rule)
+            continue
+        raise PluginError(f"the rule {reference!r} cannot be used: {why}.")
+    return tuple(rules)

@@ -12,20 +12,23 @@ from enum import StrEnum
 from typing import Any
 
 from homeostat.health.diagnose import Diagnosis, quoted_lines
+from homeostat.health.end_lines import End
+from homeostat.health.ending import ending_of
+from homeostat.health.exception_reading import ExceptionReading
 from homeostat.health.finding import Finding, Level, NotEvaluated
 from homeostat.health.frameworks import Framework
 from homeostat.health.frameworks.telling import ToldFix, in_their_words, told_all
+from homeostat.health.last_exception import last_exception
 from homeostat.health.log import LogLine
 from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import RunView
-from homeostat.health.vitals import End, Vitals, fatal_traceback, vital_signs
+from homeostat.health.vitals import Vitals, vital_signs
 from homeostat.health.words import shortened
 
 UNKNOWN_ERROR = "ERR000"
-# An error within this many lines of the end is taken for what ended the run.
-_LAST_LINES = 40
+# The rule that reads an exception which no other rule recognises.
+READ = "VIT002"
 _MAX_QUOTE = 300
-_TRACEBACK = "traceback (most recent call last)"
 
 
 def as_json(
@@ -51,7 +54,8 @@ class Verdict(StrEnum):
     """The answer in one word.
 
     "no_illness" is only used if the vital signs are good and enough of the log was understood to
-    judge them; "unfinished" if that holds for a log that ends before the run's last step.
+    judge them; "unfinished" if that holds for a run that somebody stopped, or for a log that ends
+    before the run's last step.
     """
 
     ILL = "ill"
@@ -71,22 +75,51 @@ def verdict(diagnosis: Diagnosis, view: RunView) -> Verdict:
     signs = vital_signs(view)
     if not signs.are_good or signs.is_little_known:
         return Verdict.NOT_KNOWN
-    return Verdict.UNFINISHED if signs.ending.how is End.OPEN else Verdict.NO_ILLNESS
+    is_over = signs.ending.how in (End.FINISHED, End.UNKNOWN)
+    return Verdict.NO_ILLNESS if is_over else Verdict.UNFINISHED
 
 
 def _vitals_json(signs: Vitals, view: RunView) -> dict[str, Any]:
+    reading = last_exception(view)
     return {
         "ending": signs.ending.how.value,
         "words": signs.ending.words,
+        "is_good": signs.are_good,
         "step": view.last_step,
         "total_steps": view.total_steps,
-        "course": signs.course,
-        "not_finite": list(signs.not_finite),
+        "course": signs.purpose.words,
+        "trend": signs.purpose.trend.value,
+        "not_finite": list(dict.fromkeys((*signs.not_finite, *signs.ends_not_finite))),
         "zero": list(signs.zero),
         "frozen": list(signs.frozen),
+        "gone": list(signs.gone),
         "missing": list(signs.missing),
         "understood": len(signs.understood),
         "not_understood": list(signs.not_understood),
+        "logged": list(signs.visible.shown),
+        "not_logged": list(signs.visible.hidden),
+        "flags": [
+            {"setting": setting, "value": value, "shows": shows}
+            for setting, value, shows in signs.visible.flags
+        ],
+        "exception": _exception_json(reading) if reading is not None else None,
+    }
+
+
+def _exception_json(reading: ExceptionReading) -> dict[str, Any]:
+    """Return an exception as it was read from its frames and words, not as a rule names it."""
+    found = reading.failure
+    return {
+        "error": found.error,
+        "line": found.end.number,
+        "process": found.speaker,
+        "library": reading.library,
+        "call": str(reading.call) if reading.call is not None else None,
+        "raised": str(reading.raised) if reading.raised is not None else None,
+        "user_frame": str(reading.user) if reading.user is not None else None,
+        "role": reading.role,
+        "wrong": [{"kind": one.kind, "words": one.words} for one in reading.details],
+        "others": list(reading.others),
     }
 
 
@@ -132,40 +165,20 @@ def unknown_error(diagnosis: Diagnosis, view: RunView) -> LogLine | None:
     """Return the error in which a log ends and that no rule recognises; None if there is none."""
     if any(finding.level is Level.ERROR for finding in diagnosis.findings):
         return None
-    fatal = fatal_traceback(view)
-    if fatal is not None:
-        return None if _is_explained(fatal, diagnosis) else fatal.end
-    if view.tracebacks or not diagnosis.is_healthy:
+    ending = ending_of(view)
+    if ending.how is not End.EXCEPTION or ending.line is None:
         return None
-    # Its frames cannot be parsed, so quote what follows the header.
-    lines = view.log.lines[-_LAST_LINES:]
-    starts = [place for place, line in enumerate(lines) if _TRACEBACK in line.text.lower()]
-    if not starts:
-        return None
-    # The error message follows the indented frames.
-    for line in lines[starts[-1] + 1 :]:
-        text = _unprefixed(line.text)
-        if text and not text[0].isspace():
-            return line
-    return None
+    if ending.traceback is not None:
+        return None if _is_explained(ending.traceback, diagnosis) else ending.traceback.end
+    told = [one for one in diagnosis.findings if one.level is not Level.INFO]
+    return None if any(one.code.startswith("ERR") for one in told) else ending.line
 
 
 def _is_explained(fatal: Traceback, diagnosis: Diagnosis) -> bool:
-    """Return whether a finding that asks for action quotes lines of the traceback."""
-    told = [one for one in diagnosis.findings if one.level is not Level.INFO]
+    """Return whether a rule recognised the traceback: a finding that asks for action quotes it."""
+    told = [one for one in diagnosis.findings if one.level is not Level.INFO and one.code != READ]
     lines = range(fatal.start.number, fatal.end.number + 1)
     return any(number in lines for one in told for number in quoted_lines(one))
-
-
-def _unprefixed(text: str) -> str:
-    """Return a line without the brackets that Ray, torchrun and loggers put before it."""
-    while text.startswith(("(", "[")):
-        end = text.find(")" if text[0] == "(" else "]")
-        if end < 0:
-            break
-        # One space belongs to the prefix, further ones belong to the line.
-        text = text[end + 1 :].removeprefix(":").removeprefix(" ")
-    return text
 
 
 def not_known(line: LogLine) -> NotEvaluated:

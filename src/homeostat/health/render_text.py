@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from homeostat.health.diagnose import Diagnosis
+from homeostat.health.end_lines import End
 from homeostat.health.finding import Finding, Grade, Level, NotEvaluated
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import in_their_words, told_all
+from homeostat.health.purpose import Trend
 from homeostat.health.render import Verdict, unknown_error, verdict
 from homeostat.health.view import Kind, RunView
 from homeostat.health.vitals import Vitals, vital_signs
@@ -139,14 +141,15 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
     if unknown is not None:
         page.add("NOT KNOWN: the log ends in an error that no rule knows.", style="warn")
         page.add(shortened(unknown.text.strip(), 600), indent=2, first=f"line {unknown.number}: ")
-        page.add("I do not know this, and do not guess. " + _asked(diagnosis))
+        page.add("What its frames and words say was read, not recognised. " + _asked(diagnosis))
     elif said in (Verdict.ILL, Verdict.LOOK):
         counts = [_count(levels[one], one.value) for one in reversed(Level) if levels[one]]
         worst = Level.ERROR if said is Verdict.ILL else Level.WARN
         words = said.value.upper()
         page.add(f"{words}: {', '.join(counts)}. Most likely illness first.", style=worst.value)
     elif said is Verdict.NO_ILLNESS:
-        page.add("NO ILLNESS FOUND.", style="good")
+        open_end = signs.ending.how is End.UNKNOWN
+        page.add(f"NO ILLNESS FOUND{', as far as it is logged' if open_end else ''}.", style="good")
         page.add(_asked(diagnosis))
     elif said is Verdict.UNFINISHED:
         page.add("UNFINISHED: no illness so far, but the run did not reach its end.", style="warn")
@@ -154,6 +157,9 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
     elif not signs.understood:
         page.add("NOT KNOWN: there is no metric here that a rule could judge.", style="warn")
         page.add("I do not know this: no rule matched. " + _asked(diagnosis))
+    elif not signs.are_good:
+        page.add("NOT KNOWN: the vital signs are bad, and no rule knows why.", style="warn")
+        page.add(_asked(diagnosis))
     else:
         page.add(
             "NOT KNOWN: too little of this log is understood to call it healthy.", style="warn"
@@ -164,15 +170,20 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
 
 def _vital_signs(page: Page, signs: Vitals) -> None:
     """Describe how the run ended, how it developed, and how much of it could be judged."""
-    parts = [shortened(signs.ending.words, 300), signs.course]
+    parts = [shortened(signs.ending.words, 300), signs.purpose.words]
+    bad = tuple(dict.fromkeys((*signs.not_finite, *signs.ends_not_finite)))
     for what, names in (
-        ("not finite", signs.not_finite),
+        ("not finite", bad),
         ("0 throughout", signs.zero),
         ("frozen", signs.frozen),
+        ("no longer logged", signs.gone),
         ("not logged", signs.missing),
     ):
         parts.append(f"{what}: {', '.join(names)}" if names else "")
+    if signs.purpose.trend is Trend.WORSE:
+        parts.append("the wrong direction")
     page.add("; ".join(filter(None, parts)) + ".", first="Vital signs: ", style="dim")
+    page.add(_judged(signs), style="dim")
     if signs.not_understood:
         total = len(signs.understood) + len(signs.not_understood)
         names = ", ".join(signs.not_understood[:_MAX_NAMES])
@@ -180,6 +191,16 @@ def _vital_signs(page: Page, signs: Vitals) -> None:
         rest = f" and {more} more" if more > 0 else ""
         known = f"Understood {len(signs.understood)} of {total} metrics."
         page.add(f"{known} Not understood: {names}{rest}.", style="dim")
+
+
+def _judged(signs: Vitals) -> str:
+    """Return how much could be judged, and the settings that would show more."""
+    flags = [
+        f"{setting}{f' = {value}' if value else ''} ({shows})"
+        for setting, value, shows in signs.visible.flags
+    ]
+    more = f"; to see more, set {', '.join(flags)}" if flags else ""
+    return f"{signs.visible.words}{more}."
 
 
 def _asked(diagnosis: Diagnosis) -> str:

@@ -6,93 +6,111 @@
     AttributeError: 'NoneType' object has no attribute 'group'
 
 It reads Python's own format, with whatever Ray, torchrun and loggers put before each line, that of
-notebooks, the boxes that rich draws, and Ray's copy of a task's error. All functions here are pure.
+notebooks, the boxes that rich draws, groups of exceptions, and Ray's copy of a task's error. Lines
+of several processes may alternate, and a traceback may lack its head or its tail. Crashes of
+compiled code are read by native_crashes.py. All functions here are pure.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from homeostat.health.code_owners import owner_of
+from homeostat.health.frames import BOX, Frame, FrameReader
 from homeostat.health.log import Log, LogLine
+from homeostat.health.speakers import speaker_in, spoken_lines
 
-_HEADER = "traceback (most recent call last)"
+_HEADER = "traceback (most recent call"
 _IGNORED = "exception ignored in"
-_RAY_TASK = "RayTaskError("
-_FRAME = re.compile(
-    r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<name>\S.{0,120}))?'
-)
-# IPython names a cell, or a file with its line after a colon.
-_CELL = re.compile(
-    r"(?:File (?P<file>[^\s:]{1,400}\.py):(?P<line>\d{1,9}), in (?P<name>[\w.<>]{1,120})"
-    r"|(?P<cell>Cell In ?\[\d{1,9}\]), line (?P<at>\d{1,9})(?:, in (?P<function>[\w.<>]{1,120}))?)"
-)
-_BOXED = re.compile(r"(?P<file>[^\s:]{1,400}\.py):(?P<line>\d{1,9}) in (?P<name>[\w<>.]{1,120})")
+# Below such a line Ray repeats the frames and the error of a task, or of an actor's creation.
+_RAY_COPIES = ("RayTaskError(", "error raised in its creation task, ray::")
+_LINKS = {
+    "during handling of the above exception": "handling",
+    "the above exception was the direct cause": "cause",
+}
+# A frame at the start of a line, as only a traceback prints it.
+_HEADLESS = re.compile(r'\s{0,12}File "[^"]{1,400}", line \d{1,9}, in \S')
 # The class of an exception with its module: a capitalised name, then a colon or nothing.
-_ERROR = re.compile(r"(?P<kind>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80})(?:: ?(?P<words>.*))?")
+_ERROR = re.compile(
+    r"(?P<kind>(?:[A-Za-z_]\w{0,80}\.){0,8}(?:_?[A-Z]\w{0,80}(?:\([A-Z]\w{0,80}\))?"
+    r"|(?<=\.)(?:error|timeout|gaierror|herror)))(?:: ?(?P<words>.*))?"
+)
+_EXCEPTION_NAME = re.compile(
+    r"\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failed|Failure|Died|Iteration|NotFound)"
+    r"(?:\(\w{1,80}\))?"
+)
+# Words that loggers and launchers begin a line with.
+_NO_CLASSES = frozenset(
+    ("INFO", "WARNING", "WARN", "DEBUG", "ERROR", "CRITICAL", "FATAL", "NOTE", "Note", "Warning",
+     "Killed", "Aborted", "Terminated", "Epoch", "Step", "Training", "Loading", "Saving")
+)  # fmt: skip
+# What a logger puts before an error: its time, level, and place in the code.
+_LOGGER = re.compile(
+    r"^(?>\[[^\[\]]{1,120}+\]:?\s{0,4}+|\d[\d:.,TZ/-]{3,40}+\s{0,4}+"
+    r"|(?:ERROR|CRITICAL|FATAL|error|E)\b[\s:|-]{0,6}+"
+    r"|[\w/]{1,80}+\.(?:py|cc|cpp):\d{1,6}+\]?:?\s{0,4}+){1,6}+"
+)
 _BRACKETS = {"(": ")", "[": "]"}
-_BOX = "\u2502\u256d\u2570\u2500|+"
+_GROUP = re.compile(r"\s{0,40}[|+](?:-\+-{1,20}.{0,20})?\s?")
 # Number of lines without a frame after which a traceback counts as interrupted.
 _MAX_BETWEEN = 12
 _MAX_TRACEBACKS = 2_000
-_INSTALLED = ("site-packages/", "dist-packages/", "<frozen ", "<string>", "/bin/")
-_STDLIB = re.compile(r"/lib(?:64)?/python3[.\d]*/(?!site-packages|dist-packages)")
-# Code that a framework writes into the working directory.
-_GENERATED = "unsloth_compiled_cache"
-# Folders next to a framework's package that contain what users write or copy.
-_OF_USERS = ("examples", "example", "recipe", "recipes", "scripts", "projects", "custom", "tests")
-_PACKAGES = frozenset(
-    (
-        "accelerate", "areal", "axolotl", "chatlearn", "datasets", "deepspeed", "homeostat",
-        "lightrft", "litgpt", "llamafactory", "megatron", "miles", "miles_plugins", "nemo_rl",
-        "open_instruct", "openrlhf", "peft", "prime_rl", "ray", "roll", "sgl", "sglang",
-        "skyrl_train", "slime", "slime_plugins", "swift", "torch", "torchforge", "torchtitan",
-        "torchtune", "transformers", "trl", "unsloth", "unsloth_zoo",
-        "verl", "vllm",
-    )
-)  # fmt: skip
+# What begins a traceback, or a part of one. Number of lines after it that may belong to it.
+_MARKS = (_HEADER, *_RAY_COPIES, 'File "*", line ', *_LINKS)
+_WINDOW = 400
+_MAX_OPEN = 64
 # Exceptions that report another process's failure: the reason is in that process's traceback.
 _REPORTS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "RayActorError",
-            "ActorDiedError", "ProcessRaisedException")  # fmt: skip
+            "ActorDiedError", "ProcessRaisedException", "WorkerCrashedError", "EngineDeadError",
+            "BrokenProcessPool", "RemoteTraceback", "_RemoteTraceback", "RayTaskError",
+            "ExceptionGroup", "BaseExceptionGroup")  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A place in the code, as the log names it."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.file}:{self.line} in {self.function}"
-            if self.function
-            else (f"{self.file}:{self.line}")
-        )
+# A worker's exception, raised again: its own traceback follows.
+_CAUGHT = re.compile(r"\bin (?:DataLoader worker process|replica|pin memory thread)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Traceback:
-    """An exception with its frames, outermost first. `end` is the line with the message."""
+    """An exception with its frames, outermost first. `end` is the line with the message.
+
+    `speaker` is the process that printed it, "" if its lines name none. `link` is "cause" or
+    "handling" if Python printed it as raised from, or while handling, the one before it.
+    `has_head` is False if the outermost frames are not in the log, `has_tail` if the exception's
+    own line is not. `is_native` means that compiled code crashed: there was no exception.
+    """
 
     start: LogLine
     end: LogLine
     frames: tuple[Frame, ...]
     kind: str
     message: str
+    speaker: str = ""
+    link: str = ""
+    has_head: bool = True
+    has_tail: bool = True
+    is_native: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the class without its module."""
+        return self.kind.rpartition(".")[2] if "(" not in self.kind else self.kind
 
     @property
     def error(self) -> str:
         """Return the class without its module, and the message."""
-        name = self.kind.rpartition(".")[2]
-        return f"{name}: {self.message}" if self.message else name
+        if not self.has_tail:
+            return "an exception whose name and text are cut off"
+        return f"{self.name}: {self.message}" if self.message else self.name
 
     @property
     def is_report(self) -> bool:
         """Return whether it only reports that another process failed, without the reason."""
-        return self.kind.rpartition(".")[2].startswith(_REPORTS)
+        is_caught = self.message.startswith("Caught ") and _CAUGHT.search(self.message) is not None
+        return is_caught or self.kind.rpartition(".")[2].startswith(_REPORTS)
 
     @property
     def user_frame(self) -> Frame | None:
@@ -109,9 +127,15 @@ class Traceback:
         below = owners[mine[-1] + 1 :]
         if "framework" not in owners[: mine[-1]] and any(owner != "stdlib" for owner in below):
             return None
-        return self._named(self.frames[mine[-1]])
+        return self.named(self.frames[mine[-1]])
 
-    def _named(self, frame: Frame) -> Frame:
+    @property
+    def deepest_user_frame(self) -> Frame | None:
+        """Return the innermost frame of the user's code, whoever raised below it."""
+        mine = [frame for frame in self.frames if owner_of(frame.file) == "user"]
+        return self.named(mine[-1]) if mine else None
+
+    def named(self, frame: Frame) -> Frame:
         """Return the frame with the name of its function: a comprehension has none."""
         if not frame.function.startswith("<"):
             return frame
@@ -134,107 +158,195 @@ class Traceback:
         return any(owner_of(frame.file) == "framework" for frame in self.frames)
 
 
-def owner_of(file: str) -> str:
-    """Return whose code a file is:
-
-    "user", "framework" (trainers, engines, torch), "package" or "stdlib".
-    """
-    path = file.replace("\\", "/")
-    parts = path.split("/")
-    inside = next((path.partition(mark)[2] for mark in _INSTALLED[:2] if mark in path), None)
-    if inside is not None:
-        return "framework" if inside.split("/")[0].removesuffix(".py") in _PACKAGES else "package"
-    if _STDLIB.search(path):
-        return "stdlib"
-    if any(mark in path for mark in _INSTALLED[2:]):
-        return "package"
-    if _GENERATED in parts:
-        return "framework"
-    places = [place for place, part in enumerate(parts[:-1]) if part in _PACKAGES]
-    if not places:
-        return "user"
-    before, rest = parts[places[-1] - 1] if places[-1] else "", parts[places[-1] + 1 :]
-    # A checkout: the package is in a folder of its name, in src/ or python/, or has folders.
-    is_package = before in ("src", "python", parts[places[-1]]) or len(rest) > 1
-    return "framework" if is_package and rest[0] not in _OF_USERS else "user"
-
-
 @dataclass(slots=True)
 class _Open:
     """A traceback that is being read."""
 
     start: LogLine
+    head: str
     prefix: int
-    is_boxed: bool = False
-    frames: list[Frame] = field(default_factory=list)
+    speaker: str
+    reader: FrameReader = field(default_factory=FrameReader)
+    link: str = ""
+    has_head: bool = True
+    last: LogLine | None = None
     between: int = 0
+
+    @property
+    def frames(self) -> list[Frame]:
+        return self.reader.frames
 
 
 def tracebacks(log: Log) -> tuple[Traceback, ...]:
     """Return all tracebacks of a log, in order, except those that Python itself ignored."""
-    if not log.has(_HEADER, _RAY_TASK):
-        return ()
-    return tuple(_read(log.lines))
+    reader = _Reader()
+    found: list[Traceback] = []
+    for lines in _windows(log):
+        found += reader.read(lines)
+        if len(found) >= _MAX_TRACEBACKS:
+            break
+        found += reader.cut_off(log)
+        reader = _Reader()
+    return tuple(found)
 
 
-def _read(lines: Sequence[LogLine]) -> Iterator[Traceback]:
-    opened: _Open | None = None
-    previous, num = "", 0
-    for line in lines:
-        at = line.text.lower().find(_HEADER)
-        if at >= 0:
-            boxed = any(char in line.text for char in _BOX[:4])
-            opened = None if _IGNORED in previous else _Open(line, at, boxed)
-        elif opened is not None:
-            found = _next(opened, line)
+def _windows(log: Log) -> Iterator[Sequence[LogLine]]:
+    """Yield the parts of a log in which tracebacks are: what follows a header or a frame."""
+    marks = sorted({line.number for words in _MARKS for line in log.find(words)})
+    begin = end = 0
+    for number in marks:
+        # One line before, which says whether Python ignored the exception.
+        start = max(0, bisect_left(log.lines, number, key=lambda line: line.number) - 1)
+        if start > end:
+            yield log.lines[begin:end]
+            begin = start
+        end = bisect_right(log.lines, number + _WINDOW, key=lambda line: line.number)
+    yield log.lines[begin:end]
+
+
+def lone_error(lines: Sequence[LogLine]) -> Traceback | None:
+    """Return the last line that is an exception by its name, without frames: people paste those."""
+    for place, line in reversed(list(enumerate(lines))):
+        speaker, text = speaker_in(line.text)
+        found = _ERROR.fullmatch(_LOGGER.sub("", text.strip()[:2_000], count=1))
+        if found is None:
+            continue
+        name = found["kind"].rpartition(".")[2]
+        before = lines[max(0, place - _MAX_BETWEEN) : place]
+        if any(_IGNORED in one.text.lower() for one in before):
+            continue
+        if _EXCEPTION_NAME.fullmatch(name) and name not in _NO_CLASSES:
+            words = (found["words"] or "").strip()
+            return Traceback(line, line, (), found["kind"], words, speaker, has_head=False)
+    return None
+
+
+class _Reader:
+    """The open tracebacks of every speaker, innermost last."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, list[_Open]] = {}
+        self._links: dict[str, str] = {}
+        self._previous: dict[str, str] = {}
+        # Speakers whose traceback Python itself ignores.
+        self._ignored: set[str] = set()
+
+    def read(self, lines: Sequence[LogLine]) -> Iterator[Traceback]:
+        for line, speaker, text in spoken_lines(lines):
+            found = self._next(line, speaker, text)
+            self._previous[speaker] = text[:200].lower()
+            if len(self._previous) > 4_096:
+                self._previous.clear()
             if found is not None:
                 yield found
-                num += 1
-                # Ray repeats the frames of the task below the name of its error.
-                is_task = _RAY_TASK in found.kind + line.text
-                opened = _Open(line, 0) if is_task else None
-            elif opened.between > _MAX_BETWEEN:
-                opened = None
-        elif _RAY_TASK in line.text:
-            opened = _Open(line, 0)
-        previous = line.text.lower()
-        if num >= _MAX_TRACEBACKS:
-            return
+
+    def _next(self, line: LogLine, speaker: str, text: str) -> Traceback | None:
+        low = text.lower()
+        at = low.find(_HEADER)
+        opened = self._open.get(speaker)
+        if at >= 0:
+            if _IGNORED in self._previous.get(speaker, ""):
+                self._ignored.add(speaker)
+            else:
+                self._ignored.discard(speaker)
+                boxed = any(char in text[:at] for char in BOX[:4])
+                self._push(_Open(line, text, at, speaker, FrameReader(boxed)))
+            return None
+        if speaker in self._ignored:
+            if not text[:1].isspace():
+                self._ignored.discard(speaker)
+            return None
+        link = next((name for words, name in _LINKS.items() if words in low), "")
+        if link:
+            self._links[speaker] = link
+            return None
+        if opened:
+            return self._take(opened, line, text)
+        if any(words in text for words in _RAY_COPIES):
+            self._push(_Open(line, "", 0, speaker))
+        elif (at := text.find('File "')) >= 0 and _HEADLESS.match(_LOGGER.sub("", text[:400])):
+            prefix = len(text[:at].removesuffix("  "))
+            self._push(_Open(line, text[:at], prefix, speaker, has_head=False))
+            return self._take(self._open[speaker], line, text)
+        return None
+
+    def _push(self, opened: _Open) -> None:
+        opened.link = self._links.pop(opened.speaker, "")
+        stack = self._open.setdefault(opened.speaker, [])
+        stack.append(opened)
+        del stack[:-4]
+        if len(self._open) > _MAX_OPEN:
+            del self._open[next(iter(self._open))]
+
+    def _take(self, stack: list[_Open], line: LogLine, text: str) -> Traceback | None:
+        opened = stack[-1]
+        opened.last = line
+        found = _closed(opened, line, text)
+        if found is not None:
+            stack.pop()
+            # Ray repeats the frames of the task below the name of its error.
+            if any(words in found.kind + text for words in _RAY_COPIES):
+                stack.append(_Open(line, "", 0, opened.speaker))
+        elif opened.between > _MAX_BETWEEN:
+            stack.clear()
+        if not stack:
+            self._open.pop(opened.speaker, None)
+        return found
+
+    def cut_off(self, log: Log) -> Iterator[Traceback]:
+        """Yield tracebacks that are open where the log ends."""
+        for stack in self._open.values():
+            opened = stack[-1]
+            last = opened.last or opened.start
+            # Ray's copy of an error has been read already, as the error of its task.
+            is_ray_copy = not opened.head and opened.has_head
+            if is_ray_copy or log.lines[-1].number - last.number > _MAX_BETWEEN:
+                continue
+            if opened.frames or opened.head:
+                frames = tuple(opened.frames)
+                yield Traceback(
+                    opened.start, last, frames, "", "", opened.speaker, opened.link,
+                    opened.has_head, has_tail=False,
+                )  # fmt: skip
 
 
-def _next(opened: _Open, line: LogLine) -> Traceback | None:
+def _closed(opened: _Open, line: LogLine, text: str) -> Traceback | None:
     """Take in a line; return the traceback if it is the last one."""
-    frame = _frame_in(line.text, is_boxed=opened.is_boxed)
-    if frame is not None:
-        opened.frames.append(frame)
+    if opened.reader.take(text):
         opened.between = 0
         return None
-    text = _bare(line.text, opened)
-    if not text or text[0].isspace() or text[0] in _BOX:
+    text = _bare(text, opened)
+    if not text or text[0].isspace() or text[0] in BOX:
         return None
     error = _ERROR.fullmatch(text[:2_000].rstrip())
-    if error is None or not opened.frames:
+    if error is None or not opened.frames or not _is_exception(error["kind"], opened):
         opened.between += 1
         return None
     words = (error["words"] or "").strip()
-    return Traceback(opened.start, line, tuple(opened.frames), error["kind"], words)
+    return Traceback(
+        opened.start, line, tuple(opened.frames), error["kind"], words, opened.speaker,
+        opened.link, opened.has_head,
+    )  # fmt: skip
 
 
-def _frame_in(text: str, *, is_boxed: bool) -> Frame | None:
-    found = _BOXED.search(text[:500]) if is_boxed else _FRAME.search(text[:2_000])
-    if found is None and text.startswith(("File ", "Cell In")):
-        found = _CELL.match(text)
-        if found is not None and found["cell"]:
-            return Frame(found["cell"], int(found["at"]), found["function"] or "")
-    if found is None:
-        return None
-    return Frame(found["file"], int(found["line"]), (found["name"] or "").strip())
+def _is_exception(kind: str, opened: _Open) -> bool:
+    """Return whether a name is an exception's: without a head, only if it is named like one."""
+    name = kind.rpartition(".")[2] if "(" not in kind else kind
+    if name in _NO_CLASSES:
+        return False
+    return opened.has_head or _EXCEPTION_NAME.fullmatch(name) is not None
 
 
 def _bare(text: str, opened: _Open) -> str:
     """Return the line without the prefix that the header has, too."""
-    prefix = opened.start.text[: opened.prefix]
-    if prefix and not opened.is_boxed and _shape(text[: len(prefix)]) == _shape(prefix):
+    prefix = opened.head[: opened.prefix]
+    if prefix.strip() and not opened.reader.is_boxed:
+        if prefix.strip()[0] in "|+":
+            return _GROUP.sub("", text, count=1)
+        found = _like(prefix).match(text)
+        if found is not None:
+            return text[found.end() :]
+    elif prefix and text.startswith(prefix):
         return text[len(prefix) :]
     while text[:1] in _BRACKETS:
         end = text.find(_BRACKETS[text[0]])
@@ -245,5 +357,6 @@ def _bare(text: str, opened: _Open) -> str:
     return text
 
 
-def _shape(text: str) -> str:
-    return re.sub(r"\d", "0", text)
+def _like(prefix: str) -> re.Pattern[str]:
+    """Return a pattern of prefixes that differ from this one in their numbers alone."""
+    return re.compile(re.sub(r"\d{1,40}", r"\\d{1,40}", re.escape(prefix[-300:])))

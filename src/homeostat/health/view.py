@@ -18,8 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.health.clock import stalled_s
+from homeostat.health.end_lines import MAX_CLUSTER, EndLine, end_lines
 from homeostat.health.frameworks import HOMEOSTAT, Framework
 from homeostat.health.log import Log
+from homeostat.health.native_crashes import native_crashes
 from homeostat.health.tracebacks import Traceback, tracebacks
 from homeostat.types import FloatArray64, IntArray
 
@@ -172,6 +175,21 @@ class RunView:
     def tracebacks(self) -> tuple[Traceback, ...]:
         """Return the exceptions that the log shows, in order."""
         return tracebacks(self.log)
+
+    @cached_property
+    def crashes(self) -> tuple[Traceback, ...]:
+        """Return the crashes of compiled code that the log shows, in order."""
+        return tuple(native_crashes(self.log))
+
+    @cached_property
+    def end_lines(self) -> tuple[EndLine, ...]:
+        """Return the lines near the end of the log that say how the run ended, in order."""
+        return tuple(end_lines(self.log.lines[-MAX_CLUSTER:]))
+
+    @cached_property
+    def stalled_s(self) -> float | None:
+        """Return for how many seconds the log continues without a step, if that is a hang."""
+        return stalled_s(self.log)
 
     @property
     def last_step(self) -> int | None:

@@ -49,6 +49,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "deepspeed-config-mismatch": "DeepSpeed config and trainer arguments contradict each other.",
         "deepspeed-optimizer-clash": "Optimizer of the DeepSpeed config and of the trainer exclude each other.",
         "device-map-with-distributed": "Model spread by device_map while several processes train it.",
+        "shape-mismatch": "Tensors of one operation have shapes that do not fit.",
         "device-mismatch": "Tensors of one operation lie on different devices.",
         "lora-targets-missing": "The adapter's target modules are not in the model.",
         "quantised-base-not-trainable": "Quantised weights were to be trained without an adapter.",
@@ -116,6 +117,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "nonfinite-metric": "A logged value was not finite.",
     },
     Family.LEARNING: {
+        "vital-sign-gone": "Loss, reward, gradient norm or KL is no longer logged although the run goes on.",
         "benign-grpo-loss-zero": "GRPO loss prints as 0 by construction while grad_norm/reward_std/kl show learning.",
         "benign-loss-tracks-kl": "GRPO loss rises because it equals beta*kl; reward improves.",
         "benign-gradnorm-version-change": "Reported grad_norm changes scale with a library version; losses identical.",
@@ -378,6 +380,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "second-nccl-group-deadlock": "Open collective in the engine blocks a second NCCL group.",
         "vllm-mode-mismatch": "Colocate and server settings mixed.",
         "straggler-rank": "One rank is slower than the others, and all wait for it.",
+        "slow-rank": "One rank is slower than the others at the same work.",
         "engine-restarts": "The engine's process dies again and again.",
         "trainer-ranks-lost": "Ranks of the trainer die, hang or lose each other.",
         "uneven-device-load": "Some devices work while others idle.",

@@ -38,10 +38,15 @@ def render_recipe(imported: Imported, *, source: str) -> str:
     comments = {
         key: f"LOOK: {text}" if key in looked else text for key, text in imported.comments.items()
     }
-    ranks = {name: rank for rank, name in enumerate(_ORDER)}
-    ordered = dict(sorted(imported.recipe.items(), key=lambda item: ranks.get(item[0], len(ranks))))
-    lines += _lines(ordered, "", comments, indent=0)
+    lines += recipe_lines(imported.recipe, comments)
     return "\n".join(lines) + "\n"
+
+
+def recipe_lines(raw: dict[str, Any], comments: dict[str, str]) -> list[str]:
+    """Return a recipe as lines of YAML, in the usual order, with a comment after some keys."""
+    ranks = {name: rank for rank, name in enumerate(_ORDER)}
+    ordered = dict(sorted(raw.items(), key=lambda item: ranks.get(item[0], len(ranks))))
+    return list(_lines(ordered, "", comments, indent=0))
 
 
 def _lines(raw: Any, place: str, comments: dict[str, str], *, indent: int) -> Iterator[str]:

@@ -6,6 +6,7 @@ import re
 from typing import Any, get_args
 
 from homeostat.config.data import AnySource
+from homeostat.config.hub_names import is_hub_name
 from homeostat.importing.algorithms import is_rl
 from homeostat.importing.draft import Draft
 from homeostat.importing.entries import Given, Status
@@ -15,18 +16,13 @@ _OF_ALGORITHM = {
     "kto": "unpaired_preference",
     **dict.fromkeys(("dpo", "ipo", "orpo", "simpo", "reward_model"), "preference"),
 }
-_ALPACA = "alpaca's column input is not put into the prompt: join it to instruction first"
+_ALPACA = "instruction and input become a user turn, without Alpaca's own words around them"
+# Keys of a source that say which part of a dataset with a name is meant.
+_OF_NAMES = ("split", "config", "revision")
 _INDEX = re.compile(r"\[(\d+)\]")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_FILES = (".json", ".jsonl", ".parquet", ".csv", ".gz", ".zst", ".arrow", ".gguf")
 _COLUMNS = "check that the columns are named so"
 # Graders of frameworks that compare a mathematical answer with the expected one.
 _MATH = ("accuracy", "accuracy_reward", "math", "deepscaler", "dapo", "gsm8k", "math_verify")
-
-
-def is_hub_name(path: str) -> bool:
-    """Return whether a path looks like `owner/name` on the hub, and not like a file or folder."""
-    return bool(_HUB_NAME.fullmatch(path)) and not path.lower().endswith(_FILES)
 
 
 def fields_of_source(name: str) -> set[str]:
@@ -84,8 +80,6 @@ def _paths(draft: Draft, given: Given) -> list[tuple[str, str]]:
 def _look_at(draft: Draft, place: str, path: str) -> None:
     if draft.framework.name == "llama_factory":
         draft.need(place, "a name in dataset_info.json: name the file, and check type and columns")
-    elif is_hub_name(path):
-        draft.need(place, "a name on the hub: where it cannot be loaded, the path of a local file")
     elif "$" in path:
         draft.need(place, "insert the value of the variable")
 
@@ -97,14 +91,15 @@ def _set_types(draft: Draft, part: str, sources: list[dict[str, Any]], origins: 
         place, kind, how = f"data.{part}", source["type"], _COLUMNS
         if name.startswith("alpaca") and kind == "messages":
             source["type"] = kind = "prompt_completion"
-            source |= {"prompt_column": "instruction", "completion_column": "output"}
+            source["columns"] = {"prompt": ["instruction", "input"], "completion": "output"}
             how = _ALPACA
         elif name in ("completion", "pretrain") and kind == "messages":
             source["type"] = kind = "text"
             how = ""
         elif name == "sharegpt" and kind == "messages":
-            source["messages_column"] = "conversations"
-            how = "its messages must have role and content in place of from and value"
+            source["columns"] = {"messages": "conversations"}
+            source["columns"] |= {"messages.role": "from", "messages.content": "value"}
+            how = ""
         elif name == "chat_template":
             how = ""
         draft.note(given, f"{place}.type", kind, how=how)
@@ -131,16 +126,27 @@ def _set_columns(
             continue
         chosen = sources if _INDEX.search(given.name) is None else [_of(given, sources, origins)]
         fitting = [one for one in chosen if name in fields_of_source(one["type"])]
+        if name in _OF_NAMES:
+            fitting = [one for one in fitting if is_hub_name(one["path"])]
         for source in fitting:
-            source[name] = given.value
+            _set_key(source, name, given.value)
         if fitting:
             draft.note(given, key, given.value)
-        elif name == "split":
+        elif name in _OF_NAMES:
             why = "the recipe names the files themselves: name that of this part"
             draft.leave(given, Status.NOT_NEEDED, why)
         else:
             why = f"a source of type {chosen[0]['type']} has no such key"
             draft.leave(given, Status.NOT_NEEDED, why)
+
+
+def _set_key(source: dict[str, Any], name: str, value: Any) -> None:
+    """Set a key of a source; a column that `columns` names already is renamed there."""
+    ours = name.removesuffix("_column")
+    if ours in source.get("columns", ()) and ours != name:
+        source["columns"][ours] = value
+    else:
+        source[name] = value
 
 
 def set_rewards(draft: Draft) -> None:

@@ -20,7 +20,6 @@ from homeostat.importing.outcome import (
     plain,
     positive,
 )
-from homeostat.importing.sources import is_hub_name
 from homeostat.importing.training_values import TRAINING
 
 _ATTENTION = {"sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
@@ -122,9 +121,11 @@ def _engine(given: Given, draft: Draft) -> Outcome:
     name = str(given.value).lower()
     if given.value is True or name == "vllm":
         return Converted("vllm")
+    if name == "sglang":
+        return Converted("sglang")
     if name in ("false", "hf"):
         return Left("the native engine samples in the trainer's process")
-    return Converted("native", how=f"{given.value} is not here; engine.type=vllm is the other one")
+    return Converted("native", how=f"{given.value} is not here; vllm and sglang are the other ones")
 
 
 def _scale(given: Given, _: Draft) -> Outcome:
@@ -194,12 +195,8 @@ def _resume(given: Given, _: Draft) -> Outcome:
     return Left("the same command resumes a run by itself")
 
 
-def _path(given: Given, draft: Draft) -> Outcome:
-    path = str(given.value)
-    if is_hub_name(path):
-        why = "a name on the hub: where it cannot be loaded, the folder of a local copy"
-        draft.need("model.path", why)
-    return Converted(path)
+def _path(given: Given, _: Draft) -> Outcome:
+    return Converted(str(given.value))
 
 
 def _sinks(given: Given, _: Draft) -> Outcome:

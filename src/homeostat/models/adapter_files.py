@@ -7,14 +7,17 @@ Files: adapter_config.json, and adapter_model.safetensors with keys
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from homeostat.config.hub_names import cached_path
 from homeostat.config.model import LoraConfig
 from homeostat.errors import ModelError
 from homeostat.models.hf import read_json, require_plain
@@ -24,6 +27,8 @@ from homeostat.models.weights import Part, all_of_it, put
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# Key of the weights' metadata with the file name of a GGUF base: peft's settings have none.
+GGUF_FILE = "gguf_file"
 
 _PREFIX = "base_model.model."
 # The value head's module, which peft saves beside an adapter.
@@ -64,6 +69,46 @@ def adapter_settings(settings: dict[str, Any], folder: Path) -> LoraConfig:
         raise ModelError(f"{folder / ADAPTER_CONFIG}: not the settings of a LoRA: {why}.") from None
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterBase:
+    """The base model of an adapter, as peft looks for it.
+
+    `place` is a folder or a name on the hub. peft is to be given the file of a GGUF base:
+    `AutoPeftModelForCausalLM.from_pretrained(adapter, gguf_file=...)`.
+    """
+
+    place: str | None
+    revision: str | None = None
+    gguf_file: str | None = None
+
+
+def adapter_base(path: str | None) -> AdapterBase:
+    """Return how adapter_config.json names a base model so that peft finds it from any folder."""
+    if path is None:
+        return AdapterBase(None)
+    held = cached_path(path)
+    is_gguf = path.lower().endswith(".gguf")
+    if held is not None:
+        return AdapterBase(held.name, held.commit, held.file if is_gguf else None)
+    absolute = Path(path).absolute()
+    if is_gguf:
+        return AdapterBase(str(absolute.parent), None, absolute.name)
+    return AdapterBase(str(absolute))
+
+
+def find_base(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """Return the path or name of an adapter's base model, a .gguf file included."""
+    place = settings.get("base_model_name_or_path")
+    if not isinstance(place, str) or not place:
+        return None
+    try:
+        with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
+            name = (file.metadata() or {}).get(GGUF_FILE)
+    except (OSError, SafetensorError):
+        name = None
+    return f"{place}/{name}" if name else place
+
+
 def save_adapter(
     model: nn.Module,
     folder: Path,
@@ -76,14 +121,17 @@ def save_adapter(
     state = {
         _PREFIX + name: whole(tensor).cpu().contiguous() for name, tensor in saved_parameters(model)
     }
+    base = adapter_base(base_path)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(state, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    metadata = {"format": "pt", **({GGUF_FILE: base.gguf_file} if base.gguf_file else {})}
+    save_file(state, folder / ADAPTER_WEIGHTS, metadata=metadata)
     has_head = value_weight(model) is not None
     settings = {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS" if has_head else "CAUSAL_LM",
         "modules_to_save": [_HEAD_MODULE] if has_head else None,
-        "base_model_name_or_path": base_path,
+        "base_model_name_or_path": base.place,
+        "revision": base.revision,
         "r": config.rank,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,

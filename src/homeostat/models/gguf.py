@@ -21,6 +21,7 @@ from homeostat.errors import MissingDependencyError, ModelError
 from homeostat.models.gguf_families import FAMILIES
 from homeostat.models.origin import ConfigOrigin
 from homeostat.ops.gguf_frame import require_whole
+from homeostat.ops.gguf_reader import open_gguf
 
 _OUTER_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -53,14 +54,14 @@ class GgufFile:
     """One open file: its metadata, and its tensors on demand."""
 
     def __init__(self, path: Path) -> None:
-        reader_class = _reader_class()
+        _require_gguf()
         self.path = path
         if not path.is_file():
             raise ModelError(f"model.path: {path} does not exist.")
         # The gguf library trusts the lengths in the file, so check them first.
         require_whole(path, setting="model.path")
         try:
-            self._reader = reader_class(path)
+            self._reader = open_gguf(path)
         except (ValueError, LookupError, OSError, ArithmeticError, TypeError) as error:
             raise ModelError(
                 f"model.path: {path} cannot be read as GGUF; it is corrupt or truncated ({error})."
@@ -245,11 +246,10 @@ class GgufFile:
         return float(value)
 
 
-def _reader_class() -> Any:
+def _require_gguf() -> None:
     try:
-        from gguf import GGUFReader
+        import gguf  # noqa: F401
     except ImportError:
         raise MissingDependencyError.of(
             "gguf", extra="gguf", needed_for="Reading a .gguf file (model.path)"
         ) from None
-    return GGUFReader

@@ -5,7 +5,9 @@
 There is one row per completion: its origin (step, prompt_id, group, sample), prompt and answer as
 text (messages and the data's own columns as JSON text), why it ended, and its rewards
 (`reward/<name>` per function, null if a function does not apply or failed). `failed` names the
-functions that failed, as a JSON list, and is null if none did.
+functions that failed, as a JSON list, and is null if none did. `token_ids` are the completion's
+tokens; `logp_difference` is the trainer's log-prob of each less the engine's, to about three
+digits, NaN for tokens that were not compared, and null if none was.
 
 Nothing is computed from these files, so a failure to write them is an OSError that the run
 survives. pyarrow is imported only when needed, so that the doctor starts without it.
@@ -20,9 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from homeostat.errors import RunDirError
 from homeostat.observe.durable import write_atomically
-from homeostat.types import RolloutGroup, Sample
+from homeostat.types import FloatArray, RolloutGroup, Sample
 
 Row = dict[str, Any]
 
@@ -44,6 +48,8 @@ COLUMNS = {
 }
 # Files of earlier versions do not have this column.
 LATER_COLUMNS = {"failed": "string"}
+# Lists of numbers: of their items.
+LATER_LISTS = {"token_ids": "int32", "logp_difference": "float32"}
 REWARD_PREFIX = "reward/"
 # Values that a reward function passed to log_extra, as JSON text.
 EXTRA_PREFIX = "extra/"
@@ -55,6 +61,7 @@ def write_completions(
     groups: Sequence[RolloutGroup],
     *,
     advantages: Sequence[Sequence[float | None]],
+    logp_differences: Sequence[Sequence[FloatArray | None]] | None = None,
     max_rows: int | None = None,
 ) -> Path:
     """Write the first `max_rows` completions of a step (None: all). Raises OSError."""
@@ -62,6 +69,10 @@ def write_completions(
     import pyarrow.parquet as pq
 
     rows = _rows(step, groups, advantages)[:max_rows]
+    if logp_differences is not None:
+        flat = [one for of_group in logp_differences for one in of_group]
+        for row, difference_T in zip(rows, flat, strict=False):
+            row["logp_difference"] = _rounded(difference_T)
     names = dict.fromkeys(name for row in rows for name in row)
     rewards = [name for name in names if name.startswith(REWARD_PREFIX)]
     extras = [name for name in names if name.startswith(EXTRA_PREFIX)]
@@ -71,10 +82,12 @@ def write_completions(
         | dict.fromkeys(rewards, "float64")
         | dict.fromkeys(extras, "string")
     )
-    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in types.items()])
+    fields = [(name, pa.type_for_alias(kind)) for name, kind in types.items()]
+    fields += [(name, pa.list_(pa.type_for_alias(kind))) for name, kind in LATER_LISTS.items()]
+    schema = pa.schema(fields)
     stream = pa.BufferOutputStream()
     table = pa.Table.from_pylist(rows, schema=schema)
-    pq.write_table(table, stream, write_page_checksum=True)
+    pq.write_table(table, stream, write_page_checksum=True, compression="zstd")
     folder.mkdir(parents=True, exist_ok=True)
     path = completions_file(folder, step)
     write_atomically(path, stream.getvalue().to_pybytes())
@@ -105,6 +118,7 @@ def _own(sample: Sample) -> Row:
     return {
         "completion": _clean(sample.text),
         "num_tokens": completion.num_policy_tokens,
+        "token_ids": completion.tokens_T,
         "stop_reason": str(completion.stop_reason),
         # The oldest version: it shows how far a completion is behind the policy.
         "policy_version": min(versions, default=None),
@@ -113,6 +127,14 @@ def _own(sample: Sample) -> Row:
         **{f"{REWARD_PREFIX}{name}": value for name, value in sample.rewards.items()},
         **{f"{EXTRA_PREFIX}{name}": _json(value) for name, value in sample.extras.items()},
     }
+
+
+def _rounded(difference_T: FloatArray | None) -> FloatArray | None:
+    """Keep the digits that a person reads: a file with fewer distinct bits is half as large."""
+    if difference_T is None:
+        return None
+    with np.errstate(over="ignore"):
+        return difference_T.astype(np.float16).astype(np.float32)
 
 
 def _json(value: Any) -> str:

@@ -320,7 +320,11 @@ _LIST: tuple[EventInfo, ...] = (
         "warn",
     ),
     EventInfo(
-        "run_stopped", "A signal ended the run. Everything saved is kept.", ("signal",), "warn"
+        "run_stopped",
+        "A signal ended the run, or the Python code that called it (`signal`: the caller). "
+        "Everything saved is kept.",
+        ("signal",),
+        "warn",
     ),
     EventInfo("run_finished", "The run is complete.", mood="good"),
     EventInfo(

@@ -49,6 +49,41 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
+class Views:
+    """Passes every call on to several views, in order."""
+
+    def __init__(self, views: Sequence[View]) -> None:
+        self._views = views
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        for view in self._views:
+            view.step(step, metrics)
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        for view in self._views:
+            view.record(step, metrics)
+
+    def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
+        for view in self._views:
+            view.event(kind, step, fields)
+
+    def status(self, text: str, done: int, total: int) -> None:
+        for view in self._views:
+            view.status(text, done, total)
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        for view in self._views:
+            view.samples(step, rows)
+
+    def finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        for view in self._views:
+            view.finding(step, finding)
+
+    def close(self) -> None:
+        for view in self._views:
+            view.close()
+
+
 class Listener(Protocol):
     """Evaluates the health rules on everything that is recorded."""
 

@@ -192,6 +192,15 @@ def mask_text(text: str) -> str:
     return _RANDOM.sub(_mask_if_random, text)
 
 
+def has_known_token(text: str) -> bool:
+    """Return whether a text holds a private key, or a token in the form of a known service.
+
+    Names of code, such as hf_argparser, begin like tokens; a token has a digit.
+    """
+    tokens = _KNOWN_TOKEN.findall(text)
+    return any(re.search(r"\d", token) for token in tokens) or bool(_PEM.search(text))
+
+
 def may_name_a_secret(text: str) -> bool:
     """Return False only for texts in which `_NAMED_VALUE` finds nothing."""
     return any(end in text for end in _NAME_ENDS) and _NAME_PARTS.search(text) is not None

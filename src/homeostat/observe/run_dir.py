@@ -250,6 +250,22 @@ def _lock(path: Path) -> int:
     return fd
 
 
+def writer_of(path: Path) -> int | None:
+    """Return the id of the process that writes to a run directory; None if none does."""
+    try:
+        fd = os.open(path / ".lock", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode("ascii", errors="replace").strip()
+        return int(holder) if holder.isdecimal() else None
+    finally:
+        os.close(fd)
+    return None
+
+
 def _forget_lock_in_children(run_dir: RunDir) -> None:
     """Make forked workers close their copy of the lock, so that they cannot keep it."""
     reference = weakref.ref(run_dir)

@@ -28,7 +28,7 @@ PARTS = (
     Part("score", "S", "blue", ("time/score",)),
     Part("train", "T", "green", ("time/train",)),
     Part("publish", "P", "magenta", ("sync/seconds",)),
-    Part("wait", "W", "red", ("time/data_wait", "time/wait_groups")),
+    Part("wait", "W", "red", ("time/data_wait", "time/wait_groups", "time/wait_drain")),
 )
 OTHER = Part("other", ".", "bright_black", ())
 LEGEND = "time of a step: " + ", ".join(f"{p.letter} {p.name}" for p in (*PARTS, OTHER))

@@ -13,21 +13,19 @@ time limit. Nothing heavy is imported before the reward that needs it is loaded.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import re
 import sys
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from homeostat.errors import MissingDependencyError, RewardError
+from homeostat.errors import MissingDependencyError, RewardError, UserCodeError
+from homeostat.user_code import load_object
 
 RewardFunction = Callable[..., Any]
 Message = Mapping[str, Any]
@@ -40,7 +38,12 @@ MATH_SECONDS = 1
 
 def load_reward(type: str, settings: Mapping[str, Any]) -> RewardFunction:
     """Return the function of a reward. `settings` are the keys of its config class."""
-    return _LOADERS[type](**settings)
+    if type in _LOADERS:
+        return _LOADERS[type](**settings)
+    # Pydantic is imported only by a worker that has such a reward.
+    from homeostat.config.plugins import load_plugin
+
+    return load_plugin("reward", type)(type=type, **settings).score
 
 
 def text_of(completion: str | Sequence[Message]) -> str:
@@ -140,10 +143,12 @@ def reasoning_gym(*, extract: str | None) -> RewardFunction:
 
 def function(*, path: str) -> RewardFunction:
     """Return the user's function, with the options of the recipe."""
-    place, _, name = path.rpartition(":")
-    module = _module_of_file(Path(place).resolve()) if place.endswith(".py") else _module(place)
-    found = getattr(module, name, None)
+    try:
+        found = load_object(path, what="function")
+    except UserCodeError as error:
+        raise RewardError(str(error)) from error.__cause__
     if not callable(found):
+        place, _, name = path.rpartition(":")
         raise RewardError(f"{path}: {place} has no function {name!r}")
     return found
 
@@ -242,33 +247,3 @@ def files_of(folder: str) -> list[tuple[str, int, int]]:
 def _module_files(module: str) -> list[str]:
     place = module.replace(".", "/")
     return [f"{place}.py", f"{place}/__init__.py"]
-
-
-def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # A missing package that the user's module imports is another error, with its own message.
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise RewardError(
-            f"there is no module {name!r}: start homeostat in the folder that holds it, install "
-            "it, or write the path of its file (folder/file.py:function)"
-        ) from error
-
-
-@lru_cache
-def _module_of_file(file: Path) -> ModuleType:
-    """Import a file as if it were run as a script: its own folder is searched for imports."""
-    if not file.is_file():
-        raise RewardError(f"there is no file {file} (relative paths start at the working folder)")
-    if (folder := str(file.parent)) not in sys.path:
-        sys.path.insert(0, folder)
-    name = f"reward_file_{file.stem}_{zlib.crc32(os.fsencode(file)):08x}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None, f"no loader for {file}"
-    assert spec.loader is not None, f"no loader for {file}"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -27,6 +27,7 @@ from typing import Any
 
 from homeostat.config.curriculum import FunctionFilter
 from homeostat.config.model_rewards import ClassifierReward, JudgeReward
+from homeostat.config.reward_base import RewardPlugin
 from homeostat.config.rewards import AnyReward
 from homeostat.errors import MissingDependencyError, RewardError
 from homeostat.observe.redact import mask_text
@@ -296,6 +297,10 @@ _NOT_SENT = {"name", "weight", "type", "role", "timeout_s", "load_timeout_s"}
 
 
 def _described(reward: AnyReward | FunctionFilter, cache: Path | None) -> dict[str, Any]:
+    if isinstance(reward, RewardPlugin):
+        # All of its keys are its own, whatever their names are.
+        own = reward.model_dump(exclude={"type"})
+        return {"label": reward.label, "type": reward.type, "settings": own, "options": {}}
     settings = reward.model_dump(exclude=_NOT_SENT)
     options = settings.pop("options", {})
     if isinstance(reward, ClassifierReward):

@@ -44,6 +44,20 @@ class _Awaited:
     whole: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds that the engine sampled, and that `quiesced` waited for what was in flight."""
+
+    busy_s: float = 0.0
+    drain_s: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.busy_s + other.busy_s, self.drain_s + other.drain_s)
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(self.busy_s - other.busy_s, self.drain_s - other.drain_s)
+
+
 class Background:
     """Samples from one engine in the background. To be closed before the engine is.
 
@@ -55,7 +69,7 @@ class Background:
         self.engine = engine
         self.stall_s = stall_s
         self.interrupts = interrupts
-        self.busy_s = 0.0
+        self.spent = Spent()
         # Held while the engine is called; _claims counts those who want it, besides the thread.
         self._turn = threading.RLock()
         self._claims = 0
@@ -109,7 +123,9 @@ class Background:
 
         What was cut off continues from its tokens when the block ends without an error.
         """
+        started = time.monotonic()
         self.wait(lambda: not any(self._drained()))
+        self.spent += Spent(drain_s=time.monotonic() - started)
         with self._exclusively():
             cut_off = self._cut_off() if self.interrupts else []
             yield
@@ -177,7 +193,7 @@ class Background:
     def _poll(self) -> None:
         started = time.monotonic()
         finished = self.engine.poll(timeout_s=SLICE_SECONDS)
-        self.busy_s += time.monotonic() - started
+        self.spent += Spent(busy_s=time.monotonic() - started)
         self._hand_out(finished)
 
     def _hand_out(self, finished: Sequence[Completion]) -> None:

@@ -25,6 +25,7 @@ def require_servable(
         or _sampling_problem(request.sampling, can_decode)
         or _session_problem(request)
         or _routing_problem(request, capabilities)
+        or _cut_problem(request.sampling, capabilities)
         or _kept_problem(request, capabilities)
     )
     if problem:
@@ -45,6 +46,19 @@ def _routing_problem(request: Request, capabilities: Capabilities) -> str | None
     if request.routed_weights and not capabilities.routed_weights:
         return f"it asks for the weights of experts, and {capabilities.name} records no weights"
     return why_not_resumable(request)
+
+
+def _cut_problem(sampling: Sampling, capabilities: Capabilities) -> str | None:
+    cuts, name = sampling.cuts, capabilities.name
+    unknown = [cut for cut in cuts if cut not in capabilities.cuts]
+    if unknown:
+        return f"{unknown[0]} cuts its distribution, which the {name} engine cannot do"
+    if len(cuts) > 1 and not capabilities.combines_cuts:
+        return (
+            f"{' and '.join(cuts)} cut its distribution, and the {name} engine can do one of them "
+            "at a time"
+        )
+    return None
 
 
 def _kept_problem(request: Request, capabilities: Capabilities) -> str | None:

@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from homeostat.columns import Columns
+from homeostat.config.engine import CUTS
 from homeostat.errors import EngineError
 from homeostat.types import POLICY_ID, Completion, FloatArray, IntArray, Segment, TokenRow
 
@@ -45,10 +46,17 @@ class Sampling:
     stop_strings: tuple[str, ...] = ()
 
     @property
+    def cuts(self) -> list[str]:
+        """Return the settings that leave a part of the vocabulary out."""
+        if self.temperature == 0:
+            return []
+        has = (self.top_k is not None, self.top_p < 1.0, self.min_p > 0.0)
+        return [name for name, is_set in zip(CUTS, has, strict=True) if is_set]
+
+    @property
     def is_cut(self) -> bool:
         """Return whether tokens may be drawn from a part of the vocabulary."""
-        has_cut = self.top_k is not None or self.top_p < 1.0 or self.min_p > 0.0
-        return self.temperature > 0 and has_cut
+        return bool(self.cuts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,9 @@ class Capabilities:
     `num_receivers`: how many of its processes receive weights. `routed_experts`: it can return
     the experts that tokens went to; `why_no_routes` says why it cannot. `routed_weights`: it can
     return their weights as well. `kept_ids`: it can return the sets that tokens were drawn from;
-    `why_no_kept_ids` says why it cannot.
+    `why_no_kept_ids` says why it cannot. `cuts`: the settings of `Sampling` by which it can cut a
+    distribution; `combines_cuts`: also several of them at once. `sleep_frees_cache`: the cache is
+    not in memory while it sleeps.
     """
 
     name: str
@@ -136,6 +146,9 @@ class Capabilities:
     routed_weights: bool = False
     kept_ids: bool = False
     why_no_kept_ids: str = "the engine does not return them"
+    cuts: frozenset[str] = frozenset(CUTS)
+    combines_cuts: bool = True
+    sleep_frees_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)

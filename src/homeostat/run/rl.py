@@ -14,38 +14,41 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 
 from homeostat.config.run import RunConfig
 from homeostat.run.evaluation.rl_measure import rl_metrics
 from homeostat.run.learning.learn import Learned
+from homeostat.run.publication.completions import groups_of
 from homeostat.run.publication.saving import Saver
 from homeostat.run.rl_step import RlStep, keep_step, open_step
-from homeostat.run.session.result import RunResult, result_of
+from homeostat.run.session.result import result_of
 from homeostat.run.session.session import Session
+from homeostat.run.session.step import Running, Step
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
 from homeostat.run.wiring.rl_setup import RlParts, set_up_rl
 
 log = logging.getLogger(__name__)
 
 
-def train_rl(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunResult:
-    """Train until the last step, an early stop, or a request to stop."""
+def train_rl(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Running:
+    """Train until the last step, an early stop, or a request to stop. Yields every step."""
     with set_up_rl(config, session) as parts:
         if parts.is_complete:
             log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
             saver = Saver(config.for_saving, parts, session, also=[parts.feed])
             saver.add_missing_export(parts.sections())
         elif config.debug is not None and config.debug.mode == "rollout_only":
-            _only_sample(parts, session)
+            yield from _only_sample(parts, session)
         else:
             hooks.started(parts, session)
-            _loop(open_step(parts, session, also=[parts.feed]), hooks)
+            yield from _loop(open_step(parts, session, also=[parts.feed]), hooks)
             if not parts.is_complete:
                 session.watch.require_no_halt()
         return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
-def _loop(now: RlStep, hooks: Hooks) -> None:
+def _loop(now: RlStep, hooks: Hooks) -> Iterator[Step]:
     parts, state, recorder = now.parts, now.parts.state, now.session.recorder
     config, feed = parts.config, parts.feed
     now.evaluate_at_start()
@@ -78,11 +81,12 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
         now.keep(rollouts, learned)
         recorder.log(step, metrics)
         hooks.after_step(step, parts)
+        yield Step(step, parts.total_steps, metrics, groups_of(rollouts, learned))
         if now.save(at_end=step == parts.total_steps, is_best=is_best):
             break
 
 
-def _only_sample(parts: RlParts, session: Session) -> None:
+def _only_sample(parts: RlParts, session: Session) -> Iterator[Step]:
     """debug.mode=rollout_only: what is sampled and scored goes to journal and completions."""
     session.stop.let_steps_finish()
     for step in range(1, parts.total_steps + 1):
@@ -92,7 +96,9 @@ def _only_sample(parts: RlParts, session: Session) -> None:
         rollouts = parts.collector.collect(step, tell=session.recorder.status)
         parts.state.step = step
         seconds = time.perf_counter() - started
-        session.recorder.log(step, rl_metrics(rollouts, Learned(), parts=parts, seconds=seconds))
+        metrics = rl_metrics(rollouts, Learned(), parts=parts, seconds=seconds)
+        session.recorder.log(step, metrics)
         keep_step(parts, session, rollouts, Learned())
+        yield Step(step, parts.total_steps, metrics, groups_of(rollouts, Learned()))
         if session.stop.requested:
             break

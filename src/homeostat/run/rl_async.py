@@ -20,22 +20,25 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 
 from homeostat.config.run import RunConfig
 from homeostat.run.evaluation.rl_eval import Evaluation
 from homeostat.run.evaluation.rl_measure import async_metrics, rl_metrics
+from homeostat.run.publication.completions import groups_of
 from homeostat.run.publication.saving import Saver
 from homeostat.run.rl_step import RlStep, open_step
-from homeostat.run.session.result import RunResult, result_of
+from homeostat.run.session.result import result_of
 from homeostat.run.session.session import Session
+from homeostat.run.session.step import Running, Step
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
 from homeostat.run.wiring.rl_setup import set_up_rl
 
 log = logging.getLogger(__name__)
 
 
-def train_rl_async(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunResult:
-    """Train until the last step, an early stop, or a request to stop."""
+def train_rl_async(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Running:
+    """Train until the last step, an early stop, or a request to stop. Yields every step."""
     with set_up_rl(config, session) as parts:
         also = [parts.feed, parts.ahead]
         if parts.is_complete:
@@ -43,20 +46,20 @@ def train_rl_async(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS)
             Saver(config.for_saving, parts, session, also=also).add_missing_export(parts.sections())
         else:
             hooks.started(parts, session)
-            _loop(open_step(parts, session, also=also), hooks)
+            yield from _loop(open_step(parts, session, also=also), hooks)
             if not parts.is_complete:
                 session.watch.require_no_halt()
         return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
-def _loop(now: RlStep, hooks: Hooks) -> None:
+def _loop(now: RlStep, hooks: Hooks) -> Iterator[Step]:
     parts, state, recorder = now.parts, now.parts.state, now.session.recorder
     config, feed, ahead = parts.config, parts.feed, parts.ahead
     now.evaluate_at_start()
     evaluation = _evaluation_under_way(now)
     now.session.stop.let_steps_finish()
     for step in range(state.step + 1, parts.total_steps + 1):
-        started, busy_s = time.perf_counter(), ahead.background.busy_s
+        started, before = time.perf_counter(), ahead.background.spent
         with ahead.background.exclusively():
             now.begin(step)
         hooks.before_step(step, parts)
@@ -82,7 +85,8 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
         seconds = time.perf_counter() - started
         metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds)
         metrics |= compared | published | filled | now.side_seconds()
-        metrics |= async_metrics(rollouts, seconds=seconds, busy_s=ahead.background.busy_s - busy_s)
+        spent = ahead.background.spent - before
+        metrics |= async_metrics(rollouts, seconds=seconds, spent=spent)
         metrics |= now.schedule.sampled(rollouts.groups, step=step)
         is_best = False
         if evaluation is not None:
@@ -97,6 +101,7 @@ def _loop(now: RlStep, hooks: Hooks) -> None:
         now.keep(rollouts, learned)
         recorder.log(step, metrics)
         hooks.after_step(step, parts)
+        yield Step(step, parts.total_steps, metrics, groups_of(rollouts, learned))
         if now.save(at_end=step == parts.total_steps, is_best=is_best):
             break
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 
 from homeostat.config.run import RunConfig
 from homeostat.run.evaluation.expert_load import step_load
@@ -18,8 +19,9 @@ from homeostat.run.evaluation.row_measure import step_metrics
 from homeostat.run.healing.healer import Healer
 from homeostat.run.learning.precision import PrecisionSchedule, shadow_metrics
 from homeostat.run.publication.saving import Saver
-from homeostat.run.session.result import RunResult, result_of
+from homeostat.run.session.result import result_of
 from homeostat.run.session.session import Session
+from homeostat.run.session.step import Running, Step
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
 from homeostat.run.wiring.remedies import SftActions
 from homeostat.run.wiring.sft_setup import Parts, Prepare, set_up
@@ -30,21 +32,21 @@ log = logging.getLogger(__name__)
 
 def train_rows(
     config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS, *, prepare: Prepare
-) -> RunResult:
-    """Train until the last step, an early stop, or a request to stop."""
+) -> Running:
+    """Train until the last step, an early stop, or a request to stop. Yields every step."""
     with set_up(config, session, prepare=prepare) as parts:
         if parts.is_complete:
             log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
             Saver(config.for_saving, parts, session).add_missing_export({"data": parts.data_state})
         else:
             hooks.started(parts, session)
-            _loop(config, parts, session, hooks)
+            yield from _loop(config, parts, session, hooks)
             if not parts.is_complete:
                 session.watch.require_no_halt()
         return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
-def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> None:
+def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> Iterator[Step]:
     state, recorder, objective = parts.state, session.recorder, parts.objective
     guarded = _guarded(config, parts, session)
     saver = Saver(config.for_saving, parts, session)
@@ -92,7 +94,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
             session.keep_row_losses(report)
             session.keep_expert_load(plan.step, step_load([report]))
             hooks.after_step(plan.step, parts)
-
+            yield Step(plan.step, parts.total_steps, metrics)
             at_end = at_end or state.stopped_early
             _, last = saver.after_step(
                 lambda: {"data": plans.state()}, at_end=at_end, is_best=is_best

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from homeostat.config.sync import (
     DiskConfig,
     InProcessConfig,
     SharedMemoryConfig,
+    TransportPlugin,
 )
 from homeostat.errors import SyncError
 from homeostat.sync.bucket import Transport
@@ -29,6 +31,24 @@ from homeostat.sync.disk import DiskTransport
 from homeostat.sync.in_process import InProcessTransport
 from homeostat.sync.meeting import PREFIX
 from homeostat.sync.shared_memory import SharedMemoryTransport
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSite:
+    """The facts of a run that opening a transport may need.
+
+    `folder` belongs to the run, and `prefix` is a name for its files that no other run has.
+    `device` holds the weights that are sent. Processes meet at the address `host`; the engine has
+    `num_receivers` of them, on other machines if `over_hosts`. No wait may exceed `timeout_s`.
+    """
+
+    folder: Path
+    prefix: str
+    device: torch.device
+    timeout_s: float
+    host: str
+    num_receivers: int
+    over_hosts: bool
 
 
 def open_transport(
@@ -48,6 +68,9 @@ def open_transport(
     the tensors of an engine that shares them."""
     prefix = f"homeostat-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
     match config:
+        case TransportPlugin():
+            site = TransportSite(folder, prefix, device, timeout_s, host, num_receivers, over_hosts)
+            return config.open(site)
         case InProcessConfig():
             return InProcessTransport(own or {})
         case SharedMemoryConfig():

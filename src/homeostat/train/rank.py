@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,12 @@ from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
 from homeostat.precision.account import account_of, begin_step
 from homeostat.precision.rewrite import Rewrite
+from homeostat.train.device_report import peak_memory, probe_seconds
 from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
 from homeostat.train.exporting import export_role, sent_weights
 from homeostat.train.frozen import checksums, require_same_frozen
 from homeostat.train.nonfinite import trace
 from homeostat.train.optim import require_same_kind
-from homeostat.train.peak import peak_memory
 from homeostat.train.precision import distinct, rows_of
 from homeostat.train.precision_probe import measure_precision, with_observed
 from homeostat.train.roles import RoleModel, RoleState, Training
@@ -42,7 +43,7 @@ from homeostat.train.scoring import require_outputs
 from homeostat.train.sharding import Shards
 from homeostat.train.shards import Rows, TensorReader, copy_rows, described
 from homeostat.train.starting import role_state
-from homeostat.train.trainer import MemoryReport, Origin
+from homeostat.train.trainer import DeviceReport, Origin
 from homeostat.train.update import Accumulated, Measured, UpdateShare, make_report, to_host
 from homeostat.train.writing import writing_weights
 from homeostat.types import (
@@ -305,9 +306,12 @@ class RankTrainer:
             groups[FROZEN] = {name: Rows(total, 0, ()) for name, total in self._frozen.items()}
         return groups
 
-    def memory_report(self) -> MemoryReport:
-        """Peak memory of this rank."""
-        return peak_memory(self.runtime.device)
+    def device_report(self) -> DeviceReport:
+        """Peak memory of this rank, and its speed where there are others to compare it with."""
+        report = peak_memory(self.runtime.device)
+        if self.shards.is_alone:
+            return report
+        return replace(report, probe_seconds=(probe_seconds(self.runtime.device),))
 
     def close(self) -> None:
         self.shards.close()

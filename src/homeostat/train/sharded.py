@@ -7,7 +7,7 @@ did the same. Every rank gets every call that has a collective in it, with one c
 list of micro-batches (several, where recorded routes that are sent with them are large). A rank
 that fails leaves the others waiting for it, so the group is ended then. Where the ranks are at
 fault, and not what they were asked to do (one died, hung, or lost the others), a TrainerLostError
-says so, with a report on a hang: `homeostat.api.train` then resumes from the last checkpoint.
+says so, with a report on a hang: `run/calling/start.py` then resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from homeostat.train.memory import ladder_text
 from homeostat.train.replay import portions
 from homeostat.train.runtime import Runtime
 from homeostat.train.sequence.heads import require_sequence_of
-from homeostat.train.trainer import MemoryReport, Origin
+from homeostat.train.trainer import DeviceReport, Origin
 from homeostat.train.update import Measured
 from homeostat.types import (
     Computed,
@@ -217,12 +217,13 @@ class ShardedTrainer:
     def load(self, folder: Path) -> None:
         self._all("load", folder)
 
-    def memory_report(self) -> MemoryReport:
-        """Memory of the rank that needs most."""
-        reports = self._all("memory_report")
-        return MemoryReport(
+    def device_report(self) -> DeviceReport:
+        """Memory of the rank that needs most, and the speed of each."""
+        reports = self._all("device_report")
+        return DeviceReport(
             max_alloc=max(report.max_alloc for report in reports),
             max_reserved=max(report.max_reserved for report in reports),
+            probe_seconds=tuple(seconds for report in reports for seconds in report.probe_seconds),
         )
 
     def close(self) -> None:

@@ -46,11 +46,13 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryReport:
-    """Bytes of the training device (of the process, on the CPU) at their highest."""
+class DeviceReport:
+    """Bytes of the training device (of the process, on the CPU) at their highest, and its speed."""
 
     max_alloc: int
     max_reserved: int
+    # Seconds that each rank took for the same short work; empty where one process trains.
+    probe_seconds: tuple[float, ...] = ()
 
 
 class Trainer(Protocol):
@@ -143,7 +145,7 @@ class Trainer(Protocol):
         """Put back what `save` wrote, by any trainer and on any number of ranks."""
         ...
 
-    def memory_report(self) -> MemoryReport: ...
+    def device_report(self) -> DeviceReport: ...
 
     def close(self) -> None:
         """End what it started. Idempotent."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from homeostat import errors
 from homeostat.errors import HomeostatError, WorkerError
+from homeostat.user_code import is_file, load_object
 from homeostat.workers.context import WorkerContext
 
 # Calls that are not of the hosted object's methods. No method can have such a name.
@@ -83,4 +84,6 @@ def _find(factory: str) -> Callable[..., Any]:
     module, colon, function = factory.partition(":")
     if not colon:
         raise WorkerError(f"The factory {factory!r} is not of the form 'package.module:function'.")
+    if is_file(factory):
+        return load_object(factory)
     return getattr(importlib.import_module(module), function)

@@ -102,7 +102,7 @@ def _start(
     # The factory is found wherever the controller would find it, and homeostat too.
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     environment = {**os.environ, "PYTHONPATH": path, **env, **ticket.environment()}
-    with open(ticket.log_file, "ab") as output, _blocked(FOR_THE_CONTROLLER):
+    with open(ticket.log_file, "ab") as output, blocked(FOR_THE_CONTROLLER):
         return subprocess.Popen(
             command,
             env=environment,
@@ -114,7 +114,7 @@ def _start(
 
 
 @contextlib.contextmanager
-def _blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
+def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
     """Block signals in this thread; a process that is started meanwhile inherits that."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

@@ -5,7 +5,8 @@
 The cluster says what launches workers of that kind and on which address they meet; the group is
 driven in the same manner whatever that is. A new launcher is a name in `config.ranks.Launcher`,
 an entry here, and a shape in tests/contract/test_worker_group_contract.py. A launcher that holds
-connections, as Ray's does, is an entry only while these are open (`launcher_opened`).
+connections, as Ray's does, is an entry only while these are open (`launcher_opened`). Where an
+outer torchrun or srun started this process, its ranks are used in place of our own torchrun's.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ LAUNCHERS: dict[Launcher, Open] = {
 def open_group(cluster: AnyCluster, spec: GroupSpec) -> WorkerGroup:
     """Start the workers of a group and have each build its object."""
     name = cluster.launcher(spec.kind)
+    if name == "torchrun" and "outside" in LAUNCHERS:
+        name = "outside"
     assert name in LAUNCHERS, f"{spec.name}: nobody has opened the launcher {name!r}"
     return LAUNCHERS[name](cluster, replace(spec, env={**cluster.env, **spec.env}))
 

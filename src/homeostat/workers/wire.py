@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from homeostat.user_code import FILE_MODULE, module_named
 
 
 def pack(value: Any) -> bytes:
@@ -19,7 +22,15 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(message: bytes) -> Any:
-    return pickle.loads(message)
+    """Return the value of a message. Files of the user whose classes it needs are imported."""
+    try:
+        return pickle.loads(message)
+    except ModuleNotFoundError as error:
+        name = error.name or ""
+        if not name.startswith(FILE_MODULE) or name in sys.modules:
+            raise
+        module_named(name)
+    return unpack(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ pytest.register_assert_rewrite(
             "rl_sync",
             "rl_health",
             "curriculum",
+            "engine_sglang",
             "engine_vllm",
         )
     )

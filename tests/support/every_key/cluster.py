@@ -142,6 +142,14 @@ CASES: dict[str, Case] = {
         shows("cluster.processes=2", metric("data/micro_batches"), was=[1] * 3, now=[2] * 3,
               base=ALONE),
     ),
+    "cluster.nodes (torchrun)": all_of(
+        refuses("cluster.nodes=3", r"2 = 0 x 3 \+ 2", base=TWO_RANKS),
+        refuses(
+            "trainer.backend.sequence_parallel_size=2",
+            "must be on one machine",
+            base=(*TWO_RANKS, "cluster.nodes=2"),
+        ),
+    ),
     "cluster.start_timeout_s (torchrun)": refuses(
         "cluster.start_timeout_s=0.05", r"within 0\.05 s", base=ALONE
     ),

@@ -27,7 +27,9 @@ from tests.support.every_key.workshop import (
     losses,
     metric,
     prepares,
+    prepares_same,
     refuses,
+    refuses_config,
     shows,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -211,9 +213,58 @@ SOURCE_CHANGES = {
 OTHER_KIND = {"messages": "text", "prompt_completion": "text", "text": "messages"}
 
 
+def folder_case(group: str, kind: str, change: str, *, base: tuple[str, ...] = ()) -> Case:
+    """Another part of a folder with two configurations of two splits each is prepared."""
+    source = f"{{type: {kind}, path: parts, config: main, split: train}}"
+    return prepares(f"data.{group}.0.{change}", group, base=(*base, f"data.{group}=[{source}]"))
+
+
+def names_cases(
+    group: str, kind: str, columns: str, *, file: str, base: tuple[str, ...] = ()
+) -> dict[str, Case]:
+    """Cases of the keys that all sources of files share; `columns` is what `columns` is set to.
+
+    Revisions belong to names on the hub, which tests/integration/test_hub_runs.py trains from.
+    """
+    own = f"data.{group}=[{{type: {kind}, path: {file}}}]"
+    place = f"data.{group}[]"
+    return {
+        f"{place}.split ({kind})": folder_case(group, kind, "split=test", base=base),
+        f"{place}.config ({kind})": folder_case(group, kind, "config=other", base=base),
+        f"{place}.revision ({kind})": refuses_config(
+            f"data.{group}.0.revision=v1", "which has no revisions", base=(*base, own)
+        ),
+        f"{place}.columns ({kind})": prepares(
+            f"data.{group}.0.columns={columns}", group, base=(*base, own)
+        ),
+    }
+
+
+COLUMNS = {
+    "messages": "{messages: talk}",
+    "prompt_completion": "{prompt: [question, prompt], completion: answer}",
+    "text": "{text: body}",
+}
+
+
+def auto_cases(group: str) -> dict[str, Case]:
+    """Cases of a source whose type is recognised, which happens before the rows are opened."""
+    own = f"data.{group}=[{{path: rows.jsonl}}]"
+    place = f"data.{group}[]"
+    # Of the columns that rows have, messages come first; {text: body} alone leaves them there.
+    cases = names_cases(group, "auto", "{messages: talk}", file="rows.jsonl")
+    for name, value in {"path": "fewer.jsonl", "limit": "9"}.items():
+        cases[f"{place}.{name} (auto)"] = prepares(
+            f"data.{group}.0.{name}={value}", group, base=(own,)
+        )
+    same = prepares_same(own, f"data.{group}=[{{type: messages, path: rows.jsonl}}]")
+    return {**cases, f"{place}.type (auto)": same}
+
+
 def source_cases(group: str) -> dict[str, Case]:
-    cases: dict[str, Case] = {}
+    cases: dict[str, Case] = auto_cases(group)
     for kind, own in SOURCE_CHANGES.items():
+        cases |= names_cases(group, kind, COLUMNS[kind], file="rows.jsonl")
         common = {"path": "fewer.jsonl", "limit": "9"}
         for name, value in (common | own).items():
             cases[f"data.{group}[].{name} ({kind})"] = source_case(group, kind, f"{name}={value}")
@@ -238,6 +289,7 @@ CASES: dict[str, Case] = {
     "seed": all_of(alters("seed=1", first_loss), alters("seed=1", first_rows, base=TRAINED)),
     "algorithm.type (sft)": refuses("algorithm.type=guess", r"algorithm\.type"),
     "algorithm.normalise (sft)": alters("algorithm={type: sft, normalise: row}"),
+    "model.revision": refuses_config("model.revision=v1", "which has no revisions"),
     "model.path": alters("model.path=wide", fact("model_loaded", "bytes")),
     "model.init": alters("model.init=random", first_loss, base=TRAINED),
     "model.implementation": shows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from tests.support.every_key.inputs import names_cases
 from tests.support.every_key.workshop import (
     Case,
     Workshop,
@@ -61,6 +62,8 @@ SOURCE_CHANGES = {
 def source_cases(group: str) -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for kind, own in SOURCE_CHANGES.items():
+        base = base_of("kto", group=group, kind=kind)
+        cases |= names_cases(group, kind, "{prompt: question}", file="pairs.jsonl", base=base)
         for name, value in own.items():
             cases[f"data.{group}[].{name} ({kind})"] = source_case(group, kind, f"{name}={value}")
         (other,) = SOURCE_CHANGES.keys() - {kind}

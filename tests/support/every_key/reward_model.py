@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+from tests.support.every_key.inputs import names_cases
 from tests.support.every_key.workshop import Case, Workshop, alters, prepares
 
 # Pairs with a margin, and completions with two columns of scores.
@@ -78,6 +79,10 @@ SCORED_CHANGES = {
 def scored_cases(group: str) -> dict[str, Case]:
     cases: dict[str, Case] = {}
     base = (*POINTWISE, SCORED, f"data.{group}=[{{type: scored, path: judged.jsonl}}]")
+    shared = names_cases(
+        group, "scored", "{prompt: question}", file="judged.jsonl", base=(*POINTWISE, SCORED)
+    )
+    cases |= {name: written_first(case) for name, case in shared.items()}
     for name, value in SCORED_CHANGES.items():
         change = prepares(f"data.{group}.0.{name}={value}", group, base=base)
         cases[f"data.{group}[].{name} (scored)"] = written_first(change)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.support.every_key.workshop import (
     Case,
     Run,
@@ -60,7 +62,14 @@ def keeps_finding(workshop: Workshop) -> None:
     assert_same(workshop.run(*ERROR), workshop.run(*ERROR, "health.heal=off"))
 
 
+RULE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "plugins" / "rule.py"
+# Completions are shorter than this in every run.
+LONG = f"health={{rules: ['{RULE}:RULE'], options: {{OWN001: {{min_tokens: 100.0}}}}}}"
+
 CASES: dict[str, Case] = {
+    "health.rules": shows(
+        LONG, found("open", "OWN001", "level"), was=[], now=["warn"], same="bits"
+    ),
     "health.heal": all_of(
         alters("health.heal=all", metric("learning_rate"), base=ERROR),
         keeps_finding,

@@ -5,6 +5,7 @@ The reward is a checksum of prompt and completion: whatever changes in either is
 
 from __future__ import annotations
 
+from tests.support.every_key.inputs import names_cases
 from tests.support.every_key.rl_workshop import evaluated, samples
 from tests.support.every_key.workshop import Case, Run, See, all_of, alters, metric, prepares
 
@@ -72,7 +73,9 @@ def another_type(group: str, kind: str) -> Case:
 
 
 def cases_of(group: str) -> dict[str, Case]:
-    cases = {}
+    cases: dict[str, Case] = {}
+    of_files = base_of(group, "prompts")
+    cases |= names_cases(group, "prompts", "{prompt: question}", file="asked.jsonl", base=of_files)
     for kind, changes in CHANGES.items():
         cases[f"data.{group}[].type ({kind})"] = another_type(group, kind)
         for name, value in changes.items():

@@ -115,6 +115,11 @@ def write_prompts(workshop: Workshop) -> None:
     for name, chosen in (("asked.jsonl", rows[:12]), ("others.jsonl", rows[10:])):
         text = "\n".join(json.dumps(row) for row in chosen)
         (workshop.folder / name).write_text(text, encoding="utf-8")
+    parts = ("main/train", "main/test", "other/train", "other/test")
+    for number, name in enumerate(parts):
+        file = workshop.folder / "parts" / f"{name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join(map(json.dumps, rows[number : 8 + number])), encoding="utf-8")
 
 
 # What can be seen of an RL run.

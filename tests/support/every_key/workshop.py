@@ -27,7 +27,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 from tests.support import tiny, tiny_moe_runs
 
-from homeostat import api
 from homeostat.columns import dense
 from homeostat.config import RunConfig
 from homeostat.config.load import build_config
@@ -44,7 +43,9 @@ from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import HomeostatError
+from homeostat.hub.resolve import resolve_names
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
+from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.session import open_session
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.types import TokenRow
@@ -131,10 +132,11 @@ class Workshop:
         console = Console(file=io.StringIO())
         with contextlib.chdir(self.folder), watch or contextlib.nullcontext():
             try:
+                config = resolve_names(config, tell=[].append)
                 with open_session(
                     config, recipe="", command=["train"], console=console, log_level="warning"
                 ) as session:
-                    api.train(config, session)
+                    train_recipe(config, session)
             except HomeostatError as ended:
                 error = ended
         absolute = config.model_copy(update={"runs_dir": str(self.folder / config.runs_dir)})
@@ -149,6 +151,7 @@ class Workshop:
         """Open what a run with these overrides would train on and hold out, as the run would."""
         config = self.config(*overrides)
         with contextlib.chdir(self.folder):
+            config = resolve_names(config, tell=[].append)
             tokenizer = load_tokenizer(config.model)
             parts = parts_of(config.data)
             if config.is_rl:
@@ -190,6 +193,7 @@ def write_inputs(folder: Path) -> None:
     (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
     (folder / "fewer.jsonl").write_text("\n".join(rows[5:35]), encoding="utf-8")
     write_pairs(folder, rows)
+    write_parts(folder)
     (folder / "flawed.jsonl").write_text("\n".join([*rows, "{}"]), encoding="utf-8")
     tiny.write_model(folder / "wide", hidden_size=48)
     tiny.write_model(folder / "experts", **tiny_moe_runs.EXPERTS["dots1"])
@@ -211,6 +215,16 @@ def write_pairs(folder: Path, rows: list[str]) -> None:
         pairs.append(json.dumps(row))
     (folder / "pairs.jsonl").write_text("\n".join(pairs), encoding="utf-8")
     (folder / "fewer_pairs.jsonl").write_text("\n".join(pairs[5:35]), encoding="utf-8")
+
+
+def write_parts(folder: Path) -> None:
+    """A folder as a dataset on the hub has it: two configurations with two splits each."""
+    for number, name in enumerate(("main/train", "main/test", "other/train", "other/test")):
+        file = folder / "parts" / f"{name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        rows = [{**row, "score": 0.5} for row in iter_jsonl(folder / "pairs.jsonl")]
+        some = rows[number * 5 : 20 + number * 5]
+        file.write_text("\n".join(map(json.dumps, some)), encoding="utf-8")
 
 
 def without_merges(file: Path) -> None:
@@ -360,6 +374,28 @@ def refuses(change: str, why: str, *, base: tuple[str, ...] = ()) -> Case:
         workshop.run(*base)
         with pytest.raises(HomeostatError, match=why):
             workshop.again(*base, change)
+
+    return case
+
+
+def prepares_same(one: str, other: str) -> Case:
+    """Both recipes prepare the same rows."""
+
+    def case(workshop: Workshop) -> None:
+        found = [workshop.inputs(change) for change in (one, other)]
+        assert contents(found[0].train) == contents(found[1].train)
+        assert contents(found[0].evaluation) == contents(found[1].evaluation)
+
+    return case
+
+
+def refuses_config(change: str, why: str, *, base: tuple[str, ...] = ()) -> Case:
+    """The recipe is refused with the change and accepted without it; nothing is run."""
+
+    def case(workshop: Workshop) -> None:
+        workshop.config(*base)
+        with pytest.raises(HomeostatError, match=why):
+            workshop.config(*base, change)
 
     return case
 

@@ -235,6 +235,14 @@ class SlowEngine(Injector):
         engine.poll = slow
 
 
+class TrainerStarved(SlowEngine):
+    """Groups are sampled ahead of the trainer, by an engine that is too slow for it."""
+
+    name = "trainer_starved"
+    expects = ("trainer-starved",)
+    body = replace(OWN_PROCESS, changes=OWN_PROCESS.changes | {"rollout.max_staleness": 1})
+
+
 FAULTS: tuple[type[Injector], ...] = (
     StaleEngine,
     LayerDamaged,
@@ -245,6 +253,7 @@ FAULTS: tuple[type[Injector], ...] = (
     EngineKilled,
     EngineHung,
     SlowEngine,
+    TrainerStarved,
     SlowPublication,
     BadPublication,
     BadPublicationVerified,

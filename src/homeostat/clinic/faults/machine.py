@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from homeostat.clinic.injector import SORT_SFT, Cure, Dose, Injector
-from homeostat.clinic.processes import descendants
+from homeostat.clinic.processes import descendants, workers
 from homeostat.clinic.recipes import Body, Raw
 from homeostat.health.finding import Family
 from homeostat.run.session.session import Session
@@ -32,6 +35,13 @@ OVER_RANKS = Body(
         "cluster": {"type": "torchrun", "processes": 1},
         "trainer.backend": {"type": "fsdp"},
     },
+)
+
+
+OVER_TWO_RANKS = replace(
+    OVER_RANKS,
+    steps=30,
+    changes=OVER_RANKS.changes | {"cluster": {"type": "torchrun", "processes": 2}},
 )
 
 
@@ -196,8 +206,33 @@ class RankKilled(Injector):
                 os.kill(process, signal.SIGKILL)
 
 
+class SlowRank(Injector):
+    """One of two ranks gets only a share of the processor's time."""
+
+    name, family, strength = "slow_rank", Family.DISTRIBUTED, (0.004, 0.008)
+    expects = ("straggler-rank",)
+    body, onset = OVER_TWO_RANKS, (6, 10)
+    # Two ranks, each of which imports torch, and steps that take several times as long.
+    deadline_s = 300.0
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if self.strikes(step):
+            slowed = max(workers())
+            threading.Thread(target=self._hold_up, args=(slowed,), daemon=True).start()
+
+    def _hold_up(self, process: int) -> None:
+        """Stop the rank again and again until it ends. It runs for 1 ms in between."""
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(process, signal.SIGSTOP)
+                time.sleep(self.dose.strength)
+                os.kill(process, signal.SIGCONT)
+                time.sleep(0.001)
+
+
 FAULTS: tuple[type[Injector], ...] = (
     RankKilled,
+    SlowRank,
     LeakedMemory,
     OutOfMemory,
     DiskFull,

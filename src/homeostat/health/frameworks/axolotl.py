@@ -94,6 +94,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "data.train.path": ("datasets[].path",),
     "data.train.type": ("datasets[].type",),
     "data.train.split": ("datasets[].split",),
+    "data.train.config": ("datasets[].name",),
     "data.train.messages_column": ("datasets[].field_messages",),
     "data.train.text_column": ("datasets[].field",),
     "data.train.prompt_column": ("datasets[].field_instruction",),

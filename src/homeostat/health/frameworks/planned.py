@@ -34,7 +34,6 @@ FOREIGN: dict[str, str] = {
     "engine.colocate": "Whether engine and trainer share devices.",
     "engine.max_model_length": "Tokens that a prompt and its completion may have together.",
     "engine.name": "Which engine samples.",
-    "data.train.split": "Which part of a dataset the training rows are.",
     "lora.enabled": "Whether an adapter is trained.",
     "rewards.column": "Column with the expected answer.",
     "rewards.model": "The model that scores completions.",

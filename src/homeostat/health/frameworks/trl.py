@@ -137,6 +137,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "critic.gae_lambda": ("lam",),
     "data.train.path": ("dataset_name", "datasets[].path"),
     "data.train.split": ("dataset_train_split", "datasets[].split"),
+    "data.train.config": ("dataset_config",),
     "data.train.prompt_column": ("dataset_prompt_column",),
     "data.train.text_column": ("dataset_text_field",),
     "data.train.system": ("system_prompt",),

@@ -53,6 +53,8 @@ class Found:
     # Names of the files of a folder that were taken as one run.
     joined: list[str] = field(default_factory=list)
     reading: Reading = field(default_factory=Reading)
+    # Count and total of the progress bar in which the text ends.
+    open_bar: tuple[int, int] | None = None
 
 
 def view_of(
@@ -75,26 +77,7 @@ def view_of(
         # The timestamp of a record is no metric.
         metrics.pop("time", None)
     settings = raw if table is HOMEOSTAT else ours(raw, table)
-    facts: dict[str, Any] = {
-        "sources": tuple(found.sources),
-        "joined": tuple(found.joined),
-        "nan_prints_as_zero": False,
-        "reading": _understood(found, table),
-    }
-    quiet_s = _quiet_s(found.sources)
-    if quiet_s is not None:
-        facts["quiet_s"] = quiet_s
-    if found.runs:
-        facts["runs"] = tuple(
-            {
-                "label": label,
-                "metrics": _renamed(series, translation(series, table), table),
-                "settings": ours(given, table),
-            }
-            for label, series, given in found.runs
-        )
-    if found.summary:
-        facts["summary"] = dict(found.summary)
+    facts = _facts(found, table)
     decimals = {renamed[name]: count for name, count in found.decimals.items() if name in renamed}
     if _HF_FORMS & found.forms.keys() and "loss" in found.series and table is not HOMEOSTAT:
         facts["nan_prints_as_zero"] = True
@@ -114,6 +97,33 @@ def view_of(
         total_steps=found.total_steps,
         decimals=decimals,
     )
+
+
+def _facts(found: Found, table: Framework) -> dict[str, Any]:
+    """Return what rules may know about the files and the text, besides metrics and settings."""
+    facts: dict[str, Any] = {
+        "sources": tuple(found.sources),
+        "joined": tuple(found.joined),
+        "nan_prints_as_zero": False,
+        "reading": _understood(found, table),
+    }
+    quiet_s = _quiet_s(found.sources)
+    if quiet_s is not None:
+        facts["quiet_s"] = quiet_s
+    if found.runs:
+        facts["runs"] = tuple(
+            {
+                "label": label,
+                "metrics": _renamed(series, translation(series, table), table),
+                "settings": ours(given, table),
+            }
+            for label, series, given in found.runs
+        )
+    if found.open_bar is not None:
+        facts["open_bar"] = found.open_bar
+    if found.summary:
+        facts["summary"] = dict(found.summary)
+    return facts
 
 
 def _quiet_s(sources: Collection[str]) -> float | None:

@@ -10,6 +10,8 @@ import re
 # Their name, in lower case with "_" for spaces -> ours.
 METRICS: dict[str, str] = {
     "loss": "train/loss",
+    "avr_loss": "train/loss",
+    "avg_loss": "train/loss",
     "train_loss": "train/loss",
     "training_loss": "train/loss",
     "train/loss": "train/loss",

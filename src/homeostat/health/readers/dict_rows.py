@@ -5,6 +5,7 @@ rollout 3: {...}   perf 3: {...}   step 3: {...}           slime, miles
 Global step 12: {...}                                      OpenRLHF
 {"loss": 0.5, "global_step/max_steps": "1/420"}            ms-swift
 {"current_steps": 10, "total_steps": 100, "loss": 0.5}     LLaMA-Factory
+{"step": 3, "data": {...}}                                 verl's file logger
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ NOT_METRICS = frozenset(
     }
 )
 _EVAL = re.compile(r"(?:eval|val|validation|test)(?:[_/-].*|$)")
+_ENVELOPE = {"step", "data"}
 _MAX_DEPTH = 6
 _MAX_VALUES = 5_000
 _MAX_PREFIX = 400
@@ -90,10 +92,14 @@ def mapping_in(body: str) -> tuple[str, dict[str, Any], str] | None:
 
 def row_of(mapping: Mapping[str, Any], *, before: str = "", source: str = "") -> Row | None:
     """Return the row that a mapping is; None if it is something else."""
+    if mapping.keys() == _ENVELOPE and isinstance(mapping["data"], Mapping):
+        mapping = {**mapping["data"], "step": mapping["step"]}
     values = {name: value for name, value in numbers_in(mapping) if name not in NOT_METRICS}
     # The prefix ends where the mapping begins; earlier text is not part of it.
     before = before[-_MAX_PREFIX:]
     named = _PREFIX.search(before) if before else None
+    if named is not None and _is_place(before, named):
+        named = None
     step = int(named["step"]) if named else _step_in(mapping)
     if not _is_row(mapping, values, has_step=named is not None):
         return None
@@ -109,6 +115,12 @@ def row_of(mapping: Mapping[str, Any], *, before: str = "", source: str = "") ->
     if row.kind is RowKind.EVAL:
         values.pop("epoch", None)
     return row
+
+
+def _is_place(before: str, named: re.Match[str]) -> bool:
+    """Return whether a number is that of a line of code, as loguru prints it: trainer:train:301."""
+    is_joined = before[named.end("word") : named.start("step")] == ":"
+    return is_joined and before[: named.start()].endswith(":")
 
 
 def numbers_in(mapping: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

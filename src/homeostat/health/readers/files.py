@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -184,45 +185,65 @@ def found_in_document(data: bytes, *, name: str) -> Found | None:
             recorder.add(row)
     reader = TextReader(recorder)
     total = document.get("max_steps")
+    reader.finish()
     found = found_by(reader, name=name)
     found.total_steps = total if type(total) is int and total > 0 else found.total_steps
     return found
 
 
 def _found_in_lines(batches: Iterator[list[bytes]], *, name: str) -> Found:
-    reader = TextReader()
-    waiting: list[bytes] = []
-    for lines in batches:
+    lines = LogLines()
+    for batch in batches:
+        lines.take(batch)
+    lines.flush()
+    lines.reader.finish()
+    return found_by(lines.reader, name=name)
+
+
+class LogLines:
+    """Take in the lines of a log in order: JSON lines many at a time, others one by one."""
+
+    def __init__(self) -> None:
+        self.reader = TextReader()
+        self._waiting: list[bytes] = []
+
+    def take(self, lines: list[bytes]) -> None:
+        if not self._waiting and not any(map(_is_object_start, lines)):
+            self.reader.feed_bytes(lines)
+            return
         plain: list[bytes] = []
         for line in lines:
             if line[:1] == b"{" and line.rstrip()[-1:] == b"}":
                 # In a log the lines must be taken in order.
-                reader.feed_bytes(plain)
+                self.reader.feed_bytes(plain)
                 plain = []
-                waiting.append(line)
-                if len(waiting) >= BATCH:
-                    waiting = _take(reader, waiting)
+                self._waiting.append(line)
+                if len(self._waiting) >= BATCH:
+                    self.flush()
             else:
-                if waiting:
-                    waiting = _take(reader, waiting)
+                if self._waiting:
+                    self.flush()
                 plain.append(line)
-        reader.feed_bytes(plain)
-    _take(reader, waiting)
-    return found_by(reader, name=name)
+        self.reader.feed_bytes(plain)
+
+    def flush(self) -> None:
+        """Read the JSON lines that wait for more of their kind."""
+        lines, self._waiting = self._waiting, []
+        if (
+            len(lines) >= 8
+            and lines[0][:2] == b'{"'
+            and take_json_lines(self.reader.recorder, lines)
+        ):
+            self.reader.skip(len(lines))
+        elif lines:
+            self.reader.feed_bytes(lines)
 
 
-def _take(reader: TextReader, lines: list[bytes]) -> list[bytes]:
-    """Take what is available, and wait for more."""
-    if len(lines) >= 8 and lines[0][:2] == b'{"' and take_json_lines(reader.recorder, lines):
-        reader.skip(len(lines))
-    else:
-        reader.feed_bytes(lines)
-    return []
+_is_object_start = operator.methodcaller("startswith", b"{")
 
 
 def found_by(reader: TextReader, *, name: str) -> Found:
-    """Return what a reader of text has found at the end of the text."""
-    reader.finish()
+    """Return what a reader of text has found so far."""
     recorder = reader.recorder
     return Found(
         series=recorder.series(),
@@ -237,4 +258,5 @@ def found_by(reader: TextReader, *, name: str) -> Found:
         summary=recorder.summary,
         sources=[name],
         reading=reader.reading(),
+        open_bar=reader.open_bar(),
     )

@@ -50,7 +50,12 @@ _CONFIGS = frozenset(
 )
 # A later file replaces a metric of an earlier one only with clearly more of it.
 _MORE = 1.2
-_NOT_METRICS = ("dataset", "data", "train.jsonl", "test.jsonl", "completions", "samples")
+# Parts of names of files that hold rows, texts or what the doctor itself wrote, and no metrics.
+_NOT_METRICS = (
+    "dataset", "data", "train.jsonl", "test.jsonl", "completions", "samples", "homeostat_findings",
+)  # fmt: skip
+# Number of last lines of a file without steps that are taken for the end of the run.
+_AT_END = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +88,15 @@ def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
     notes: list[str] = []
     files = sorted(only or _files(path, notes))
     chosen = _chosen(files)
+    read: list[Found] = []
     for parts in with_parts(chosen[:_MAX_FILES]):
         try:
-            _merge(merged, found_in_parts(parts))
+            read.append(found_in_parts(parts))
         except DataError as error:
             # A file that cannot be read must not prevent reading the others.
             notes.append(str(error))
+    for found in _placed(read):
+        _merge(merged, found)
     if len(chosen) > _MAX_FILES:
         passed = ", ".join(file.name for file in chosen[_MAX_FILES:][:3])
         notes.append(
@@ -249,6 +257,25 @@ def _modified(file: Path) -> tuple[float, str]:
         return 0.0, str(file)
 
 
+def _placed(read: Sequence[Found]) -> list[Found]:
+    """Return the files with those last that print no steps, at whose end the run ended.
+
+    A job's errors, or the text of another rank, are often in a separate file. When its last
+    lines were written is not known; if they say how the run ended, they are of its last step.
+    """
+    ends = [int(series.steps[-1]) for found in read for series in found.series.values()]
+    stepless = [found for found in read if ends and not found.series and _has_no_steps(found)]
+    for found in stepless:
+        lines = found.log.lines
+        at_end = (LogLine(one.number, one.text, max(ends)) for one in lines[-_AT_END:])
+        found.log = Log((*lines[:-_AT_END], *at_end))
+    return [found for found in read if found not in stepless] + stepless
+
+
+def _has_no_steps(found: Found) -> bool:
+    return all(line.step is None for line in found.log.lines)
+
+
 def _merge(merged: Found, found: Found) -> None:
     for name, series in found.series.items():
         known = merged.series.get(name)
@@ -263,6 +290,7 @@ def _merge(merged: Found, found: Found) -> None:
     merged.samples.extend(found.samples)
     merged.runs = merged.runs or found.runs
     merged.total_steps = merged.total_steps or found.total_steps
+    merged.open_bar = merged.open_bar or found.open_bar
     last = merged.log.lines[-1].number if merged.log else 0
     moved = (LogLine(line.number + last, line.text, line.step) for line in found.log.lines)
     merged.log = Log((*merged.log.lines, *moved))

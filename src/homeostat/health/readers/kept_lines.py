@@ -7,7 +7,7 @@ dropped before that.
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections.abc import Sequence
 
 from homeostat.health.log import Log, LogLine
 
@@ -26,7 +26,7 @@ class LineKeeper:
 
     def __init__(self) -> None:
         self._head: list[_Kept] = []
-        self._tail: deque[_Kept] = deque()
+        self._tail: list[_Kept] = []
         self._head_chars = 0
         self._tail_chars = 0
 
@@ -40,14 +40,41 @@ class LineKeeper:
         self._head_chars = MAX_FIRST_CHARS
         self._tail.append(line)
         self._tail_chars += size
-        while len(self._tail) > MAX_LAST_LINES or self._tail_chars > MAX_LAST_CHARS:
-            self._tail_chars -= len(self._tail.popleft()[1])
+        if len(self._tail) > 2 * MAX_LAST_LINES or self._tail_chars > 2 * MAX_LAST_CHARS:
+            self._trim()
+
+    def add_block(
+        self, number: int, lines: Sequence[bytes], step: int | None, num_engine: int
+    ) -> None:
+        """Add lines that follow each other and share everything but their numbers."""
+        if self._head_chars >= MAX_FIRST_CHARS and len(lines) > MAX_LAST_LINES:
+            lines, number = lines[-MAX_LAST_LINES:], number + len(lines) - MAX_LAST_LINES
+        block = [(n, line, step, num_engine) for n, line in enumerate(lines, start=number)]
+        if self._head_chars < MAX_FIRST_CHARS:
+            for line in block:
+                self.add(line)
+            return
+        self._tail += block
+        self._tail_chars += sum(map(len, lines))
+        if len(self._tail) > 2 * MAX_LAST_LINES or self._tail_chars > 2 * MAX_LAST_CHARS:
+            self._trim()
+
+    def _trim(self) -> None:
+        """Drop lines of the tail beyond its limits; it may grow to twice these before."""
+        start = max(0, len(self._tail) - MAX_LAST_LINES)
+        chars = sum(len(line[1]) for line in self._tail[start:])
+        while chars > MAX_LAST_CHARS:
+            chars -= len(self._tail[start][1])
+            start += 1
+        del self._tail[:start]
+        self._tail_chars = chars
 
     def log(self, *, by_engine: bool = False) -> Log:
         """Return the log.
 
         With `by_engine` nothing was trained, so the engine's rows are counted.
         """
+        self._trim()
         return Log(
             [
                 LogLine(

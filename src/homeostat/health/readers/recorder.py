@@ -18,6 +18,8 @@ from homeostat.health.readers.rows import MAX_NAMES, MAX_STEP, Column, Row, RowK
 from homeostat.health.view import Series
 from homeostat.types import FloatArray64, IntArray
 
+# Name of a number in a line, where it begins and ends, and its divisor.
+Fields = tuple[tuple[str, int, int, float], ...]
 _MAX_RUNS = 20
 _EPOCH = "epoch"
 _MAX_ENGINE_ROWS = 400_000
@@ -88,6 +90,8 @@ class Recorder:
         self._engine: dict[str, _EngineColumn] = {}
         self.num_engine = 0
         self._engine_row: dict[str, float] = {}
+        # Lines of this step that are not parsed yet, the newest of each shape, in their order.
+        self._engine_lines: dict[int, tuple[Fields, bytes]] = {}
         self._engine_step: int | None = None
         self._fixed: dict[str, tuple[int, int]] = {}
 
@@ -313,11 +317,34 @@ class Recorder:
         if self.step != self._engine_step:
             self._flush_engine()
             self._engine_step = self.step
+        self._parse_engine_lines()
         self._engine_row.update(row.values)
         if self.step is None:
             self._flush_engine()
 
+    def add_engine_line(self, fields: Fields, line: bytes) -> None:
+        """Take in an engine's row, given as a line and the places of its numbers.
+
+        Of a step only the newest values count, so most of these lines are never parsed.
+        """
+        if self.step is None:
+            self.add(Row(_values_at(fields, line), kind=RowKind.ENGINE, form="engine"))
+            return
+        self.forms["engine"] = self.forms.get("engine", 0) + 1
+        self.num_engine += 1
+        if self.step != self._engine_step:
+            self._flush_engine()
+            self._engine_step = self.step
+        self._engine_lines.pop(id(fields), None)
+        self._engine_lines[id(fields)] = (fields, line)
+
+    def _parse_engine_lines(self) -> None:
+        for fields, line in self._engine_lines.values():
+            self._engine_row.update(_values_at(fields, line))
+        self._engine_lines = {}
+
     def _flush_engine(self) -> None:
+        self._parse_engine_lines()
         for name, value in self._engine_row.items():
             column = self._engine.get(name)
             if column is None:
@@ -326,6 +353,10 @@ class Recorder:
                 column = self._engine[name] = _EngineColumn()
             column.add(self.num_engine, self._engine_step or 0, value)
         self._engine_row = {}
+
+
+def _values_at(fields: Fields, line: bytes) -> dict[str, float]:
+    return {name: float(line[i:j]) / by for name, i, j, by in fields}
 
 
 def _engine_series(column: _EngineColumn, *, counted: bool) -> Series:

@@ -9,6 +9,7 @@ reader recognises its own (`may_matter`, `is_sentence`) are never read at all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _ZEROS = bytes(ord("0") if 48 <= byte <= 57 else byte for byte in range(256))
@@ -93,6 +94,11 @@ class Shapes:
     @staticmethod
     def key(line: bytes) -> bytes:
         return line.translate(_ZEROS)
+
+    @staticmethod
+    def keys(lines: Sequence[bytes]) -> list[bytes]:
+        """Return the keys of many lines: one pass over all of them is faster than one over each."""
+        return b"\n".join(lines).translate(_ZEROS).split(b"\n") if lines else []
 
     def get(self, key: bytes) -> Shape | None:
         found = self._new.get(key)

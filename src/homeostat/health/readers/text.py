@@ -10,7 +10,7 @@ Long logs repeat themselves: lines of a known shape are not read again (shapes.p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -69,6 +69,8 @@ class TextReader:
         self._number = 0
         self._num_kept = 0
         self._bars = BarRows()
+        # Line, count and total of the newest bar.
+        self._bar_at = (0, 0, 0)
         self._blocks = Blocks()
         self._tables = Tables()
         self._in_traceback = False
@@ -91,38 +93,102 @@ class TextReader:
             notes=(_cut_note(self._num_cut),) if self._num_cut else (),
         )
 
+    def open_bar(self) -> tuple[int, int] | None:
+        """Return count and total of the bar in which the text ends; None if it ends otherwise."""
+        line, count, total = self._bar_at
+        return (count, total) if count < total and line >= self._number - 2 else None
+
     def feed(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._number += 1
             self._feed_line(pieces_of(line))
 
-    def feed_bytes(self, lines: Iterable[bytes]) -> None:
+    def feed_bytes(self, lines: Sequence[bytes]) -> None:
         """Take in lines as a file holds them. Lines of a known shape are not parsed."""
-        recorder, kept, shapes = self.recorder, self.kept, self._shapes
-        for line in lines:
-            self._number += 1
-            if self._num_kept < _MAX_SETTINGS or self._dumps.is_open or self.samples.is_open:
-                # Every line may be a setting, or a part of an open item.
-                self._feed_line(visible(line))
-                continue
-            key = shapes.key(line)
+        start = 0
+        while start < len(lines):
+            is_open = self._num_kept < _MAX_SETTINGS or self._is_open
+            if is_open or self.recorder.newest is None:
+                # Every line may be a setting or a part of an open item, or is counted by itself.
+                self._number += 1
+                self._feed_one(lines[start], is_open=is_open)
+                start += 1
+            else:
+                start = self._feed_many(lines, start)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._dumps.is_open or self.samples.is_open
+
+    def _feed_one(self, line: bytes, *, is_open: bool) -> None:
+        """Take in one line, whatever was printed before it."""
+        if is_open:
+            self._feed_line(visible(line))
+            return
+        key = self._shapes.key(line)
+        shape = self._shapes.get(key) or self._shape_of(key, line)
+        if shape is None:
+            return
+        self._use(shape, line)
+        recorder = self.recorder
+        self.kept.add((self._number, line, recorder.newest, recorder.num_engine))
+
+    def _feed_many(self, lines: Sequence[bytes], start: int) -> int:
+        """Take in lines while nothing is open, and return where it ended.
+
+        Lines of a shape that means nothing are only kept, in blocks: most of a log is such lines.
+        """
+        shapes, first = self._shapes, self._number - start + 1
+        keys = shapes.keys(lines[start:])
+        begun = start
+        for at, key in enumerate(keys, start=start):
             shape = shapes.get(key)
+            if shape is PLAIN:
+                continue
+            line = lines[at]
             if shape is None:
-                if not line or line.isspace():
+                if line and not line.isspace() and is_sentence(line):
                     continue
-                if not is_sentence(line):
-                    if may_matter(line, has_digits=b"0" in key, speaks=_SPEAKS):
-                        self._feed_shape(key, line)
-                        continue
-                    shapes.add(key, PLAIN)
-            elif shape.fields:
-                values = {name: float(line[i:j]) / by for name, i, j, by in shape.fields}
-                recorder.add(Row(values, kind=RowKind.ENGINE, form="engine"))
-            elif shape is not PLAIN:
-                self._num_unread += shape.is_unread
-                if shape.is_event:
-                    self._note_event(_bare(visible(line)[-1])[0], recorder.newest)
-            kept.add((self._number, line, recorder.newest, recorder.num_engine))
+                self._number = first + at
+                self._keep_block(lines, begun, at, first)
+                begun = at
+                shape = self._shape_of(key, line)
+                if shape is None:
+                    begun = at + 1
+                    if self._is_open:
+                        return at + 1
+                    continue
+            if shape is not PLAIN:
+                self._use(shape, line)
+        self._number = first + len(lines) - 1
+        self._keep_block(lines, begun, len(lines), first)
+        return len(lines)
+
+    def _keep_block(self, lines: Sequence[bytes], start: int, end: int, first: int) -> None:
+        if end > start:
+            recorder = self.recorder
+            block = lines[start:end]
+            self.kept.add_block(first + start, block, recorder.newest, recorder.num_engine)
+
+    def _shape_of(self, key: bytes, line: bytes) -> Shape | None:
+        """Return the meaning of a line of an unknown shape; None if the line needs nothing more."""
+        if not line or line.isspace():
+            return None
+        if not is_sentence(line):
+            if may_matter(line, has_digits=b"0" in key, speaks=_SPEAKS):
+                self._feed_shape(key, line)
+                return None
+            self._shapes.add(key, PLAIN)
+        return PLAIN
+
+    def _use(self, shape: Shape, line: bytes) -> None:
+        """Take what a line of a known shape says; the line itself is kept by the caller."""
+        if shape.fields:
+            self.recorder.add_engine_line(shape.fields, line)
+        elif shape is not PLAIN:
+            self._num_unread += shape.is_unread
+            if shape.is_event and len(self.events) < MAX_EVENTS:
+                self._note_event(_bare(visible(line)[-1])[0], self.recorder.newest)
 
     def _feed_shape(self, key: bytes, line: bytes) -> None:
         """Read a line, and remember what lines of its shape are if that is always the same."""
@@ -157,6 +223,8 @@ class TextReader:
 
     def _feed_line(self, pieces: list[str]) -> None:
         """Take in a line, split at carriage returns; the last piece is what a person sees."""
+        if len(pieces) > 1 and _is_one_bar(pieces):
+            pieces = pieces[-1:]
         pieces = [*pieces[:-1], *_apart(pieces[-1])]
         for piece, following in pairwise(pieces):
             if not _is_redrawn(piece, following) and piece.strip():
@@ -251,6 +319,7 @@ class TextReader:
 
     def _bar_row(self, bar: Any, rest: str, source: str) -> tuple[Row | None, bool]:
         """Take a bar's own metrics, or the row that follows it on the same line."""
+        self._bar_at = (self._number, bar.count, bar.total)
         if bar.is_training and not bar.values:
             self.recorder.bar(bar.count, bar.total)
         if "{" in rest:
@@ -356,6 +425,17 @@ def _is_redrawn(piece: str, following: str) -> bool:
         return False
     title = title.rstrip(_PERCENTAGE)
     return title == following.partition("%|")[0].rstrip(_PERCENTAGE) and not _DIGIT.search(title)
+
+
+def _is_one_bar(pieces: Sequence[str]) -> bool:
+    """Return whether every piece but the last is redrawn by the next one (`_is_redrawn`)."""
+    titles: set[str] = set()
+    for piece in pieces:
+        title, sign, rest = piece.partition("%|")
+        if not sign or "=" in rest or "{" in piece or " 0/" in rest:
+            return False
+        titles.add(title.rstrip(_PERCENTAGE))
+    return len(titles) == 1 and not _DIGIT.search(titles.pop())
 
 
 def _cut_note(count: int) -> str:

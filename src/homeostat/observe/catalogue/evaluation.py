@@ -88,6 +88,13 @@ METRICS: tuple[MetricInfo, ...] = (
         "(rollout.max_staleness).",
     ),
     MetricInfo(
+        "time/wait_drain",
+        "s",
+        MEAN,
+        "Time that the trainer waited for completions in flight to end before it could publish "
+        "(rollout.max_staleness without rollout.partial).",
+    ),
+    MetricInfo(
         "time/engine_idle",
         "s",
         MEAN,

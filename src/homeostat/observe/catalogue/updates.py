@@ -68,6 +68,18 @@ METRICS: tuple[MetricInfo, ...] = (
         "Number of tokens with a loss processed per second.",
     ),
     MetricInfo(
+        "throughput/slowest_rank",
+        "rank",
+        LAST,
+        "The rank that took longest for the same short work (several ranks).",
+    ),
+    MetricInfo(
+        "throughput/slowest_rank_share",
+        "share",
+        MEAN,
+        "Speed of the slowest rank in the same short work, as a share of the median rank's.",
+    ),
+    MetricInfo(
         "data/packing_fill",
         "share",
         MEAN,

@@ -36,10 +36,16 @@ _PATHS = {
 
 
 def open_here(
-    site: EngineSite, model: nn.Module, decode: Callable[[Sequence[int]], str], version: int
+    site: EngineSite,
+    model: nn.Module,
+    decode: Callable[[Sequence[int]], str],
+    version: int,
+    *,
+    engine: type[NativeEngine] = NativeEngine,
 ) -> NativeEngine:
+    """Open the engine over the trainer's weights; a plug-in may derive from its class."""
     assert isinstance(model, Decoder | TransformersModel), type(model)
-    return NativeEngine(
+    return engine(
         model,
         _own(site.engine),
         device=site.device,

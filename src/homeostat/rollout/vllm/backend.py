@@ -11,9 +11,9 @@ from homeostat.config.vllm import VllmEngineConfig
 from homeostat.observe.processor import this_processor
 from homeostat.rollout.backend import EngineBackend, EngineSite, Foreseen, Prospect
 from homeostat.rollout.engine import Capabilities
+from homeostat.rollout.served import Served
 from homeostat.rollout.vllm.engine import vllm_capabilities
 from homeostat.rollout.vllm.options import check_options, require_computable, require_installed
-from homeostat.rollout.vllm.served import Served
 
 
 def factory_arguments(site: EngineSite) -> dict[str, Any]:

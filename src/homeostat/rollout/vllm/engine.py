@@ -30,9 +30,9 @@ from homeostat.errors import EngineError
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.flight import Flight
 from homeostat.rollout.lifecycle import BROKEN
+from homeostat.rollout.served import Served, require_served
 from homeostat.rollout.stepping import SteppingEngine
 from homeostat.rollout.vllm.core import MIN_TEMPERATURE, Core, Emitted
-from homeostat.rollout.vllm.served import Served, require_served
 from homeostat.sync.bucket import Bucket, Transport
 from homeostat.types import POLICY_ID, FloatArray, TokenRow
 
@@ -84,7 +84,7 @@ class VllmEngine(SteppingEngine[Flight]):
         dtype = served.dtype if config.dtype == "auto" else config.dtype
         how = {"dtype": dtype, "max_tokens": max_tokens, "quantization": quantization}
         self.core = Core(folder, config, **how)
-        require_served(self.core, served, folder)
+        require_served(self.core, served, folder, vendor="vLLM")
         super().__init__(
             vllm_capabilities(config, max_tokens=max_tokens),
             vocabulary=self.core.vocabulary,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from homeostat.config.model import ModelConfig
 from homeostat.config.vllm import VllmEngineConfig
+from homeostat.rollout.served import Served
 from homeostat.rollout.vllm.engine import VllmEngine
 from homeostat.rollout.vllm.environment import prepare_environment
-from homeostat.rollout.vllm.served import Served
 from homeostat.types import POLICY_ID
 
 if TYPE_CHECKING:

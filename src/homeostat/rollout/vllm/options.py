@@ -7,7 +7,6 @@ sets up logging and torch in the whole process.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 from homeostat.errors import EngineError
 from homeostat.observe.processor import Processor
+from homeostat.rollout.vendor_options import refuse_unknown_options
 
 INSTALL = "pip install 'homeostat[vllm]'"
 
@@ -63,14 +63,8 @@ def require_computable(dtype: str, *, processor: Processor) -> None:
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuses names that vLLM's EngineArgs does not have. Values are judged by vLLM itself."""
-    if not options:
-        return
-    known = {field.name for field in dataclasses.fields(require_vllm("vllm").EngineArgs)}
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            version = require_vllm("vllm").__version__
-            raise EngineError(
-                f"engine.options.{name}: vLLM {version} has no such engine argument.{hint}"
-            )
+    if options:
+        vllm = require_vllm("vllm")
+        known = [field.name for field in dataclasses.fields(vllm.EngineArgs)]
+        vendor = f"vLLM {vllm.__version__}"
+        refuse_unknown_options(options, known=known, vendor=vendor, noun="engine argument")

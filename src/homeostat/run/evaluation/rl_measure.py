@@ -11,6 +11,7 @@ from homeostat.algorithms.baselines import has_signal
 from homeostat.columns import dense
 from homeostat.data.mixing import source_shares
 from homeostat.observe.devices import host_rss
+from homeostat.rollout.background import Spent
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.evaluation.expert_load import load_metrics
 from homeostat.run.learning.critic import critic_metrics
@@ -21,6 +22,7 @@ from homeostat.run.learning.probes import worst
 from homeostat.run.learning.routes import route_metrics
 from homeostat.run.learning.updates import step_rows
 from homeostat.run.wiring.rl_setup import RlParts
+from homeostat.train.device_report import speed_metrics
 from homeostat.types import RolloutGroup, Sample, UpdateReport
 
 
@@ -251,10 +253,10 @@ def _time_metrics(
     return metrics
 
 
-def async_metrics(rollouts: StepRollouts, *, seconds: float, busy_s: float) -> dict[str, float]:
+def async_metrics(rollouts: StepRollouts, *, seconds: float, spent: Spent) -> dict[str, float]:
     """Say how long trainer and engine waited for each other in a step of the async loop.
 
-    `busy_s` is how long the engine sampled, for this step or for later ones.
+    The engine samples for this step or for later ones.
     """
     samples = [sample for group in rollouts.all_groups for sample in group.samples]
     new_tokens = sum(sample.completion.num_policy_tokens for sample in samples)
@@ -262,17 +264,21 @@ def async_metrics(rollouts: StepRollouts, *, seconds: float, busy_s: float) -> d
     metrics = {
         "stale/mixed_share": float(np.mean(mixed)),
         "time/wait_groups": rollouts.generate_s + rollouts.reward_s,
-        "time/engine_idle": max(0.0, seconds - busy_s),
+        "time/wait_drain": spent.drain_s,
+        "time/engine_idle": max(0.0, seconds - spent.busy_s),
     }
-    return metrics | ({"engine/tokens_per_s": new_tokens / busy_s} if busy_s > 0 else {})
+    if spent.busy_s > 0:
+        metrics["engine/tokens_per_s"] = new_tokens / spent.busy_s
+    return metrics
 
 
 def _resource_metrics(parts: RlParts) -> dict[str, float]:
-    memory = parts.trainer.memory_report()
+    device = parts.trainer.device_report()
     metrics = {
-        "memory/max_alloc": memory.max_alloc,
-        "memory/max_reserved": memory.max_reserved,
+        "memory/max_alloc": device.max_alloc,
+        "memory/max_reserved": device.max_reserved,
         "memory/host_rss": host_rss(),
+        **speed_metrics(device.probe_seconds),
     }
     if parts.engine is not None:
         stats = parts.engine.stats()

@@ -11,6 +11,7 @@ from homeostat.observe.devices import host_rss
 from homeostat.run.evaluation.expert_load import load_metrics
 from homeostat.run.learning.probes import plan_probes
 from homeostat.run.sizing.token_budget import current_sizes
+from homeostat.train.device_report import speed_metrics
 from homeostat.types import StepPlan, UpdateReport
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def step_metrics(
     """Return the metrics of one update, by their names in observe/names.py."""
     trained = sum(int(np.count_nonzero(batch.weights_N)) for batch in plan.micro_batches)
     steps_per_epoch = parts.config.trainer.steps_per_epoch(len(parts.train_rows))
-    memory = parts.trainer.memory_report()
+    device = parts.trainer.device_report()
     metrics = {
         "train/loss": report.loss,
         "train/row_loss_max": float(report.row_losses_B.max()),
@@ -38,9 +39,10 @@ def step_metrics(
         "data/trained_share": trained / plan.num_tokens,
         "data/rows": plan.num_rows,
         "data/micro_batches": report.num_micro_batches,
-        "memory/max_alloc": memory.max_alloc,
-        "memory/max_reserved": memory.max_reserved,
+        "memory/max_alloc": device.max_alloc,
+        "memory/max_reserved": device.max_reserved,
         "memory/host_rss": host_rss(),
+        **speed_metrics(device.probe_seconds),
     }
     if parts.config.trainer.packing:
         budget = current_sizes(parts.config.trainer, parts.state).tokens_per_micro_batch

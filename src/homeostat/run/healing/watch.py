@@ -17,13 +17,19 @@ from typing import Any
 
 from homeostat.config.health import HealthConfig
 from homeostat.config.run import RunConfig
-from homeostat.errors import CheckpointError, ConfigError, Problem, TrainingHaltedError
+from homeostat.errors import (
+    CheckpointError,
+    ConfigError,
+    PluginError,
+    Problem,
+    TrainingHaltedError,
+)
 from homeostat.health.finding import Finding, Level
 from homeostat.health.monitor import Allowed, Monitor, Watchlist
 from homeostat.health.own_guards import OWN_GUARDS
 from homeostat.health.readers.settings import flat
 from homeostat.health.records import Change, State, from_json, still_open
-from homeostat.health.registry import BY_CODE, RULES
+from homeostat.health.registry import rules_with
 from homeostat.health.view import Event, Kind, SampleText
 from homeostat.observe.jsonl import is_event, is_finding, iter_jsonl, read_metrics
 from homeostat.observe.recorder import Recorder
@@ -63,7 +69,7 @@ class Watch:
     ) -> None:
         """`state` is the monitor's state from the checkpoint that the run resumes from."""
         self.monitor = Monitor(
-            RULES,
+            rules_with(config.health.rules),
             kind=Kind(config.kind),
             settings=settings_of(config),
             total_steps=total_steps,
@@ -187,22 +193,31 @@ def watchlist_of(health: HealthConfig) -> Watchlist:
 
 
 def require_known_rules(health: HealthConfig) -> None:
-    """Require that every rule and option that the section `health` names exists."""
+    """Require that every rule and option that the section `health` names exists.
+
+    Plug-ins among them are imported here.
+    """
     if problems := list(_unknown_names(health)):
         raise ConfigError(problems)
 
 
 def _unknown_names(health: HealthConfig) -> Iterator[Problem]:
+    try:
+        by_code = {rule.code: rule for rule in rules_with(health.rules)}
+    except PluginError as error:
+        hint = "Install it, mend it, or correct its import path."
+        yield Problem("health.rules", str(error), hint)
+        return
     named = [(f"health.levels.{code}", code) for code in health.levels]
     named += [(f"health.options.{code}", code) for code in health.options]
     named += [(f"health.allow.{number}.code", one.code) for number, one in enumerate(health.allow)]
     for place, code in named:
-        if code not in BY_CODE:
-            hint = _did_you_mean(code, list(BY_CODE)) or "`homeostat rules` lists them."
+        if code not in by_code:
+            hint = _did_you_mean(code, list(by_code)) or "`homeostat rules` lists them."
             yield Problem(place, f"no rule has the code {code!r}.", hint)
     for code, options in health.options.items():
-        known = BY_CODE[code].option_fields() if code in BY_CODE else {}
-        for name, value in options.items() if code in BY_CODE else ():
+        known = by_code[code].option_fields() if code in by_code else {}
+        for name, value in options.items() if code in by_code else ():
             place = f"health.options.{code}.{name}"
             if name not in known:
                 hint = _did_you_mean(name, list(known)) or f"It has: {', '.join(known) or 'none'}."

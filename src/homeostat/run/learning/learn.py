@@ -85,6 +85,8 @@ class Learned:
     # Of engine and trainer at the beginning of the step: metrics, and where they differ most.
     mismatch: Mapping[str, float] = field(default_factory=dict)
     worst_tokens: tuple[WorstToken, ...] = ()
+    # Per sample and token, the trainer's log-prob less the engine's; empty if none was compared.
+    logp_differences_ST: list[FloatArray] = field(default_factory=list)
     # Of each update: what may never be off.
     probes: list[Mapping[str, float]] = field(default_factory=list)
     score_s: float = 0.0
@@ -314,6 +316,7 @@ class Learner:
             version=None if is_foreign else self.live.now.policy_version(self.state.step),
         )
         learned.mismatch, learned.worst_tokens = compared.metrics, compared.worst
+        learned.logp_differences_ST = compared.differences_ST
         told_at = self._worst_told_at
         if compared.notable and (told_at is None or step >= told_at + STEPS_BETWEEN_WORST):
             self._tell_worst(step, rows, compared.worst)

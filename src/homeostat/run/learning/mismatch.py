@@ -50,11 +50,16 @@ class WorstToken:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The result of a comparison: metrics, the worst tokens, and whether they are notable."""
+    """The result of a comparison: metrics, the worst tokens, and whether they are notable.
+
+    `differences_ST` has the trainer's log-prob less the engine's for each token of each completion,
+    NaN where it is not known.
+    """
 
     metrics: Mapping[str, float]
     worst: tuple[WorstToken, ...]
     notable: bool
+    differences_ST: list[FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ def compare(
     without signal or not applied: so a resumed run measures what an uninterrupted one does.
     """
     if not known:
-        return Compared({}, (), notable=False)
+        return Compared({}, (), notable=False, differences_ST=[])
     table = _table(groups, rows, known, version)
     metrics = mismatch_metrics(table.pairs)
     if table.pairs.age_M is not None and metrics:
@@ -107,7 +112,8 @@ def compare(
         metrics["stale/updates/max"] = float(stale_M.max())
     worst = furthest(table.pairs, NUM_WORST)
     notable = bool(is_notable(table.pairs)[worst].any())
-    return Compared(metrics, _described(worst, groups, rows, table), notable)
+    described = _described(worst, groups, rows, table)
+    return Compared(metrics, described, notable, _differences(groups, rows, table))
 
 
 def _table(
@@ -135,6 +141,16 @@ def _table(
         age_M=None if version is None else version - version_M,
     )
     return _Table(pairs, position_M, version_M)
+
+
+def _differences(groups: Sequence[RolloutGroup], rows: StepRows, table: _Table) -> list[FloatArray]:
+    samples = [sample for group in groups for sample in group.samples]
+    found = [np.full(len(sample.completion), np.nan, np.float32) for sample in samples]
+    difference_M = table.pairs.trainer_logp_M - table.pairs.engine_logp_M
+    for row in np.unique(table.pairs.row_of_M).tolist():
+        chosen_M = table.pairs.row_of_M == row
+        found[int(rows.sample_R[row])][table.position_M[chosen_M]] = difference_M[chosen_M]
+    return found
 
 
 def _described(

@@ -50,6 +50,7 @@ from homeostat.run.preflight.health import (
 )
 from homeostat.run.preflight.item import Item
 from homeostat.run.preflight.mixing import filter_items, mix_items
+from homeostat.run.preflight.plugins import plugin_items
 from homeostat.run.preflight.precision import precision_items
 from homeostat.run.preflight.reward_model import label_items
 from homeostat.run.preflight.rl import (
@@ -110,6 +111,7 @@ class Preflight:
                 ("rewards", self._rewards),
             )
         checks: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (
+            ("plug-ins", lambda: plugin_items(self.config)),
             ("device", self._device),
             ("cluster", self._cluster),
             ("tokenizer", self._tokenizer),

@@ -21,7 +21,7 @@ from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.health.diagnose import diagnose
 from homeostat.health.finding import Finding, Level
-from homeostat.health.registry import RULES
+from homeostat.health.registry import rules_with
 from homeostat.health.rules.precision.kinds import FLAGS
 from homeostat.health.view import Kind, RunView
 from homeostat.observe.environment import num_usable_cpus
@@ -46,7 +46,8 @@ def health_items(config: RunConfig, facts: Mapping[str, Any]) -> Iterator[Item]:
     view = RunView(kind=Kind(config.kind), settings=settings_of(config), facts=facts)
     require_known_rules(config.health)
     watched = watchlist_of(config.health)
-    rules = [rule for rule in RULES if watched.levels.get(rule.code) != "off"]
+    known = rules_with(config.health.rules)
+    rules = [rule for rule in known if watched.levels.get(rule.code) != "off"]
     found = diagnose(view, rules, options=watched.options)
     findings = [
         finding

@@ -27,7 +27,7 @@ from homeostat.rewards.solved import deciding_rewards
 from homeostat.rewards.trial import try_rewards
 from homeostat.rollout.backend import Prospect
 from homeostat.rollout.engine import Capabilities
-from homeostat.rollout.registry import ENGINES
+from homeostat.rollout.registry import backend_of
 from homeostat.run.preflight.item import Item
 from homeostat.run.wiring.replay import require_replay, route_bytes_per_token
 from homeostat.run.wiring.rl_setup import saved_journal
@@ -137,7 +137,7 @@ def engine_items(
         fp8=config.engine_fp8,
         is_int4=config.trainer.int4 is not None or engine.quantization == "int4",
     )
-    backend = ENGINES[engine.type]
+    backend = backend_of(engine)
     foreseen = backend.preflight(prospect)
     text = f"{engine.type} on {device.type}: up to {running} completions at one time"
     facts = {"type": engine.type, "running": running, **foreseen.facts}

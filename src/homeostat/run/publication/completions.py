@@ -11,6 +11,7 @@ from homeostat.observe.completions import completion_steps, completions_file, wr
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.learning.learn import Learned
 from homeostat.run.session.session import Session
+from homeostat.run.session.step import Group
 from homeostat.types import RolloutGroup
 
 log = logging.getLogger(__name__)
@@ -28,9 +29,9 @@ def keep_completions(
 
     A table that cannot be written is only logged: the journal holds all that training needs.
     """
-    groups = rollouts.all_groups
-    means = iter(float(a.mean()) if len(a) else 0.0 for a in learned.advantages_S)
-    advantages = [[next(means, None) for _ in group.samples] for group in groups]
+    groups, advantages = rollouts.all_groups, _advantages(rollouts, learned)
+    per_token = iter(learned.logp_differences_ST)
+    differences = [[next(per_token, None) for _ in group.samples] for group in groups]
     session.recorder.samples(step, _shown(groups, advantages))
     if step % config.interval_steps:
         return
@@ -40,10 +41,36 @@ def keep_completions(
             step,
             groups,
             advantages=advantages,
+            logp_differences=differences,
             max_rows=config.max_per_step,
         )
     except OSError as error:
         log.error("the completions of step %d were not written: %s", step, error)
+
+
+def groups_of(rollouts: StepRollouts, learned: Learned) -> tuple[Group, ...]:
+    """Return the groups of a step for the code that called the run; filtered ones come last."""
+    return tuple(
+        Group(
+            prompt=group.prompt.prompt,
+            columns=group.prompt.columns,
+            completions=tuple(sample.text for sample in group.samples),
+            rewards=tuple(sample.reward for sample in group.samples),
+            rewards_by_name=tuple(sample.rewards for sample in group.samples),
+            advantages=tuple(advantages_G),
+            token_ids=tuple(sample.completion.tokens_T for sample in group.samples),
+            stop_reasons=tuple(str(sample.completion.stop_reason) for sample in group.samples),
+        )
+        for group, advantages_G in zip(
+            rollouts.all_groups, _advantages(rollouts, learned), strict=True
+        )
+    )
+
+
+def _advantages(rollouts: StepRollouts, learned: Learned) -> list[list[float | None]]:
+    """Return the mean advantage of each sample; None for groups that are not trained on."""
+    means = iter(float(a.mean()) if len(a) else 0.0 for a in learned.advantages_S)
+    return [[next(means, None) for _ in group.samples] for group in rollouts.all_groups]
 
 
 def drop_completions_after(folder: Path, step: int) -> None:

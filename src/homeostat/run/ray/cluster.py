@@ -20,9 +20,8 @@ from homeostat.config.parts import PlacementSettings
 from homeostat.config.ray_cluster import RayCluster
 from homeostat.config.sync import AnyTransport
 from homeostat.errors import ConfigError, WorkerError
-from homeostat.run.ray.actors import Place, Site
 from homeostat.run.ray.nodes import own_node, require_nodes
-from homeostat.run.ray.placement import find_shortages, needs_of
+from homeostat.run.ray.placement import Place, find_shortages, needs_of
 from homeostat.run.ray.proofs import require_proofs
 from homeostat.run.ray.seats import Deadline, Seat, own_seats, shared_seat
 from homeostat.run.ray.supervise import ActorProcess
@@ -30,6 +29,7 @@ from homeostat.run.ray.transports import require_reachable
 from homeostat.run.ray.vendor import connected
 from homeostat.workers.channel import TcpListener
 from homeostat.workers.child import Ticket
+from homeostat.workers.keeper import Site
 from homeostat.workers.launchers import end_launchers
 from homeostat.workers.log import WorkerLog
 from homeostat.workers.opening import launcher_opened
@@ -221,7 +221,7 @@ class RayLauncher:
         process = processes[rank]
         if process.place.node_id == self._node_id:
             kill_groups(pids)
-        elif not process.actor_is_gone:
+        elif not process.keeper_is_gone:
             process.actor.kill_groups.remote(pids)
         else:
             strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy

@@ -39,6 +39,15 @@ class Node:
     node_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The node of an actor, the address at which others reach it, and its GPUs."""
+
+    node_id: str
+    address: str
+    gpus: tuple[str, ...]
+
+
 def needs_of(config: PlacementSettings, *, device: str) -> list[Need]:
     """Return what the run asks for. `device` is cpu or cuda, as trainer.device was resolved."""
     cluster = config.cluster

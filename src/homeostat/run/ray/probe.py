@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homeostat.run.ray.actors import free_port
+from homeostat.workers.network import free_port
 
 # Packages whose versions decide what is computed, and what a message means.
 PACKAGES = ("homeostat", "torch", "transformers", "numpy", "safetensors")

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from homeostat.errors import WorkerError
-from homeostat.run.ray.actors import Keeper, Place
 from homeostat.run.ray.nodes import alive_nodes
+from homeostat.run.ray.placement import Place
+from homeostat.workers.keeper import Keeper
 from homeostat.workers.spec import GroupSpec
 
 # Calls of an actor that are answered at one time: `watch` is one of them from start to end.

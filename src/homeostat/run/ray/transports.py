@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from homeostat.config.sync import AnyTransport, CudaIpcConfig, SharedMemoryConfig
 from homeostat.errors import ConfigError, Problem
-from homeostat.run.ray.actors import Place
+from homeostat.run.ray.placement import Place
 
 
 def require_reachable(chosen: AnyTransport | None, ranks: Sequence[Place], engine: Place) -> None:

@@ -23,7 +23,7 @@ from homeostat.observe.environment import summarise_environment
 from homeostat.observe.expert_load import LoadHistory
 from homeostat.observe.jsonl import is_event, is_finding, iter_jsonl, read_metrics
 from homeostat.observe.logs import logging_to
-from homeostat.observe.recorder import Recorder
+from homeostat.observe.recorder import Recorder, View, Views
 from homeostat.observe.report import write_report
 from homeostat.observe.run_dir import RunDir
 from homeostat.observe.sinks import build_sinks
@@ -53,12 +53,14 @@ class Session:
         *,
         console: Console,
         stop: StopRequest,
+        audience: View | None = None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
         self.resume = resume
         self.console = console
         self.stop = stop
+        self.audience = audience
         self.checkpoints = CheckpointStore(run_dir.checkpoints)
         self.timeline = Timeline(run_dir.trace if config.observe.timeline else None)
         self.healing = Healing()
@@ -116,6 +118,8 @@ class Session:
             findings=iter_jsonl(self.run_dir.findings, is_sound=is_finding),
             events=iter_jsonl(self.run_dir.events, is_sound=is_event),
         )
+        if self.audience is not None:
+            view = Views((view, self.audience))
         self._recorder = Recorder(
             self.run_dir, sinks, log_interval=self.config.observe.log_interval, view=view
         )
@@ -199,18 +203,25 @@ class Session:
 
 @contextmanager
 def open_session(
-    config: RunConfig, *, recipe: str, command: list[str], console: Console, log_level: str
+    config: RunConfig,
+    *,
+    recipe: str,
+    command: list[str],
+    console: Console,
+    log_level: str,
+    audience: View | None = None,
 ) -> Iterator[Session]:
     """Lock the run directory and record how the block starts and ends.
 
-    An exception that ends the block is recorded before it propagates.
+    An exception that ends the block is recorded before it propagates. `audience` is told all that
+    the view on the console is told.
     """
     stop = StopRequest()
     with RunDir(config.run_dir) as run_dir:
         resume = find_resume_point(config, run_dir)
         run_dir.protect(config.model_dump(mode="json"))
         run_dir.write_config(config.model_dump_json(indent=2) + "\n", recipe=recipe)
-        session = Session(config, run_dir, resume, console=console, stop=stop)
+        session = Session(config, run_dir, resume, console=console, stop=stop, audience=audience)
         with (
             logging_to(
                 console,
@@ -272,10 +283,9 @@ def _record_start(session: Session, command: list[str]) -> None:
 def _record_end(session: Session) -> None:
     last = session.last_step
     if session.stop.requested:
-        assert session.stop.signal is not None
-        session.event("run_stopped", last, signal=session.stop.signal.name)
-        log.warning("stopped by %s after step %d; run the same command to resume from there",
-                    session.stop.signal.name, last)  # fmt: skip
+        session.event("run_stopped", last, signal=session.stop.by)
+        text = "stopped by %s after step %d; run the same command to resume from there"
+        log.warning(text, session.stop.by, last)
     else:
         session.finish()
         session.event("run_finished", last)

@@ -3,6 +3,8 @@
 Schedulers send SIGTERM, or SIGUSR1 where they were asked to warn before the time is over (Slurm's
 `--signal=USR1@300`); Ctrl-C sends SIGINT, and a closed terminal sends SIGHUP. The process ends at
 once if no step has started yet, or on a second signal; files that were saved stay intact.
+
+Code that drives a run by itself (homeostat.steps) asks for the same by `ask`.
 """
 
 from __future__ import annotations
@@ -13,22 +15,38 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 log = logging.getLogger(__name__)
 
 
+# What `StopRequest.by` says if the Python code that called the run asked it to stop.
+CALLER = "the caller"
+
+
 class StopRequest:
-    """Records the signal that asked the run to stop, if one did."""
+    """Records who asked the run to stop: a signal, or the code that called the run."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._is_asked = False
         self._steps_finish = False
+        self._before: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:
-        return self.signal is not None
+        return self.signal is not None or self._is_asked
+
+    @property
+    def by(self) -> str:
+        """Return the name of the signal, or CALLER."""
+        return self.signal.name if self.signal is not None else CALLER
+
+    def ask(self) -> None:
+        """Ask the run to end after the step in progress and its save."""
+        self._is_asked = True
 
     @property
     def exit_code(self) -> int:
@@ -60,12 +78,37 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Handle the signals for the duration of the block."""
-        # A signal that is ignored stays ignored: that is what `nohup` asks for.
-        heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, self._receive) for number in heard}
+        """Handle the signals for the duration of the block.
+
+        Python lets only the main thread handle signals: in another one nothing is changed.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        self._listen()
         try:
             yield self
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            self._give_back()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Give the signals back to the caller of the run, whose code runs in the block."""
+        if not self._before or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._give_back()
+        try:
+            yield
+        finally:
+            self._listen()
+
+    def _listen(self) -> None:
+        # A signal that is ignored stays ignored: that is what `nohup` asks for.
+        heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._receive) for number in heard}
+
+    def _give_back(self) -> None:
+        before, self._before = self._before, {}
+        for number, handler in before.items():
+            signal.signal(number, handler)

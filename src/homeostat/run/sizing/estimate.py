@@ -12,7 +12,7 @@ training. On a CPU the process itself (interpreter and libraries) is added, as m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from homeostat.algorithms.row_loss import row_loss
 from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.kind import RunKind
 from homeostat.config.load import build_config
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
 from homeostat.data.prompts import PromptSet
@@ -109,7 +110,9 @@ def plan_memory(
     plan = MemoryPlan(str(device), capacity, process, update, host_capacity=host)
     if not config.is_rl or not config.engine.shares_weights:
         return plan
-    assert config.engine.type == "native", "no other engine shares the trainer's weights"
+    if not isinstance(config.engine, NativeEngineConfig):
+        # What an engine of the user's own takes is not known.
+        return plan
     cache = cache_bytes(config, preview, device=device, longest_prompt=longest_prompt)
     running = min(config.engine.max_concurrency, config.requests_per_step)
     drawing = running * preview.vocab_size * _DRAW_BYTES
@@ -168,7 +171,7 @@ def copies_bytes(config: RunConfig, runtime: Runtime, preview: ModelPreview) -> 
     Those in FP8 are of all linear maps; skipped layers are counted, too.
     """
     assert preview.decoder is not None, "combinations asks for the native decoder"
-    assert config.engine.type == "native", "no other engine shares the trainer's weights"
+    assert isinstance(config.engine, NativeEngineConfig), "what others take is not known"
     if config.engine_fp8 is not None:
         num_tables = 1 if preview.decoder.tie_embeddings else 2
         tables = num_tables * preview.decoder.vocab_size * preview.decoder.hidden_size
@@ -237,17 +240,20 @@ def with_columns(config: RunConfig, batch: TrainBatch) -> TrainBatch:
 
 
 def ladder(
-    config: RunConfig, plan_of: Callable[[RunConfig], MemoryPlan]
+    config: RunConfig,
+    plan_of: Callable[[RunConfig], MemoryPlan],
+    *,
+    rungs: Iterable[str] | None = None,
 ) -> Iterator[tuple[list[str], MemoryPlan]]:
     """Yield settings that lower the peak, with the plan that they give.
 
     The least disruptive come first, and each adds to those before it. The last one yielded is the
-    first that fits, if any does.
+    first that fits, if any does. `rungs` are the single settings to try; all, if none are given.
     """
     raw = config.model_dump(mode="json", exclude_unset=True)
     changes: list[str] = []
     lowest = plan_of(config).peak
-    for rung in _rungs(config):
+    for rung in (*mild_rungs(config), *harsh_rungs(config)) if rungs is None else rungs:
         try:
             plan = plan_of(build_config(raw, [*changes, rung], file=None))
         except ConfigError:
@@ -263,8 +269,8 @@ def ladder(
             return
 
 
-def _rungs(config: RunConfig) -> Iterator[str]:
-    """Yield single settings: first those that keep the result, then slower ones, then others."""
+def mild_rungs(config: RunConfig) -> Iterator[str]:
+    """Yield single settings that change neither the result nor, by much, the speed."""
     trainer = config.trainer
     tokens, ranks = trainer.tokens_per_device, trainer.backend.ranks_per_micro_batch
     while trainer.packing and tokens // 2 * ranks >= config.longest_example:
@@ -282,6 +288,11 @@ def _rungs(config: RunConfig) -> Iterator[str]:
         yield "trainer.gradient_checkpointing=selective"
     if trainer.gradient_checkpointing is not True:
         yield "trainer.gradient_checkpointing=true"
+
+
+def harsh_rungs(config: RunConfig) -> Iterator[str]:
+    """Yield single settings that are slower, and then those that change what is learnt."""
+    trainer = config.trainer
     if trainer.device != "cpu":
         yield "trainer.backend.offload_optimizer=true"
         is_local = trainer.backend.type == "local"

@@ -19,7 +19,7 @@ from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import EngineDiedError, EngineError
 from homeostat.rollout.backend import EngineSite
 from homeostat.rollout.engine import Engine
-from homeostat.rollout.registry import ENGINES
+from homeostat.rollout.registry import backend_of
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.router import Router
 from homeostat.rollout.server import SERVER
@@ -52,7 +52,7 @@ def open_engine(
     that count: run/publication sends them."""
     if not config.engine.shares_weights:
         return _started(engine_names(config.engine), start, restarts=restarts, step=version)
-    backend = ENGINES[config.engine.type]
+    backend = backend_of(config.engine)
     site = _site(config, trainer, tokenizer, session)
     assert backend.open_here is not None, "an engine that shares weights is opened here"
     assert isinstance(trainer, LocalTrainer), "combinations asks for weights in this process"
@@ -72,7 +72,7 @@ def engine_starter(
         # Each process sees its own devices alone.
         site = replace(site, device=torch.device("cuda", 0))
     # Here and not in a thread: it may export the trainer's model.
-    arguments = ENGINES[config.engine.type].factory_arguments(site)
+    arguments = backend_of(config.engine).factory_arguments(site)
 
     def start(name: str) -> RemoteEngine:
         number = names.index(name) if name in names else 0
@@ -185,7 +185,7 @@ def _start(
     env: Mapping[str, str],
 ) -> RemoteEngine:
     """Start the engine in a separate process."""
-    backend = ENGINES[config.engine.type]
+    backend = backend_of(config.engine)
     spec = GroupSpec(
         factory=SERVER,
         kwargs={"factory": backend.factory, "kwargs": arguments},

@@ -18,6 +18,7 @@ from homeostat.config.curriculum import FunctionFilter
 from homeostat.config.live import LiveConfig
 from homeostat.config.model_rewards import ClassifierReward
 from homeostat.config.resume import experiment_digest
+from homeostat.config.reward_base import RewardPlugin
 from homeostat.config.rewards import FunctionReward, RewardsConfig
 from homeostat.config.rollout import DebugConfig
 from homeostat.config.run import RunConfig
@@ -249,6 +250,7 @@ def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
     """Names all that rollouts come from: settings, prompts, reward files, the first weights."""
     rewards = config.reward_functions.functions
     functions = [r.path for r in rewards if isinstance(r, FunctionReward)]
+    functions += [r.type for r in rewards if isinstance(r, RewardPlugin)]
     functions += [f.path for f in config.rollout.filters if isinstance(f, FunctionFilter)]
     sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
     weights = dict(trainer.checksums(Role.POLICY))

@@ -1,8 +1,10 @@
 """In an asynchronous run, trainer or engines wait for the other side, step after step.
 
 ## What it sees
-The trainer waits for groups (time/wait_groups), or the engines sample nothing (time/engine_idle),
-for more than `share` of the step, in the median of the last `window` records.
+The trainer waits for groups (time/wait_groups) and for completions that must end before it can
+publish (time/wait_drain), or the engines sample nothing (time/engine_idle), for more than `share`
+of the step, in the median of the last `window` records. A trainer that waits more than twice that
+is a warning.
 
 ## Why it matters
 Both sides run at the speed of the slower one: the devices of the other are paid for and idle.
@@ -13,7 +15,8 @@ Both sides run at the speed of the slower one: the devices of the other are paid
 
 ## What to do
 Move devices from the side that waits to the other; the message says by which ratio. Where that is
-not possible, let samples be older (rollout.max_staleness) so that short waits are bridged.
+not possible, let samples be older (rollout.max_staleness) so that short waits are bridged, and let
+completions continue under new weights (rollout.partial) so that none must end first.
 
 ## Known false alarms
 A run whose rewards are slow: the trainer waits, and more engines would not help. time/reward says
@@ -31,6 +34,8 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
 
+PARTIAL = Fix("rollout.partial", "true", "completions need not end before a publication")
+
 
 class Options(RuleOptions):
     share: float = option(0.25, "Share of a step from which on waiting is too much.")
@@ -39,7 +44,8 @@ class Options(RuleOptions):
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     step_s = _median(view, "time/step", options.window)
-    waits_s = _median(view, "time/wait_groups", options.window)
+    drain_s = _median(view, "time/wait_drain", options.window) if _drains(view) else 0.0
+    waits_s = _median(view, "time/wait_groups", options.window) + drain_s
     idle_s = _median(view, "time/engine_idle", options.window)
     records = needed(view, "time/wait_groups").finite()
     if len(records) < options.window or step_s <= 0.0:
@@ -50,15 +56,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         # The trainer would be busy all the time if groups came in the time that it works.
         ratio = step_s / max(step_s - waits_s, 1e-9)
         yield _sighting(
-            f"The trainer waits for groups {waits_s / step_s:.0%} of a step: the engines would "
-            f"have to sample {ratio:.2g} times as fast to keep it busy.",
+            f"The trainer waits for the engines {waits_s / step_s:.0%} of a step: they would have "
+            f"to sample {ratio:.2g} times as fast to keep it busy.",
             name="trainer-starved",
             evidence=f"{waits_s:.3g} s of {step_s:.3g} s",
             fixes=(
+                *([PARTIAL] if drain_s > 0.5 * waits_s else []),
                 Fix("engine.data_parallel_size", f"{ratio:.2g} times as many", "more samples"),
                 Fix("rollout.max_staleness", "one more", "bridges short waits", Grade.UNSAFE),
             ),
             value=waits_s / step_s,
+            level=Level.WARN if waits_s > 2 * options.share * step_s else None,
             options=options,
             first_step=int(records.steps[-options.window]),
         )
@@ -74,9 +82,14 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                 Fix("engine.data_parallel_size", "fewer", "devices for the trainer"),
             ),
             value=idle_s / step_s,
+            level=None,
             options=options,
             first_step=int(records.steps[-options.window]),
         )
+
+
+def _drains(view: RunView) -> bool:
+    return "time/wait_drain" in view.metrics
 
 
 def _median(view: RunView, name: str, window: int) -> float:
@@ -90,6 +103,7 @@ def _sighting(
     evidence: str,
     fixes: tuple[Fix, ...],
     value: float,
+    level: Level | None,
     options: Options,
     first_step: int,
 ) -> Sighting:
@@ -101,6 +115,7 @@ def _sighting(
         first_step=first_step,
         value=value,
         limit=options.share,
+        level=level,
     )
 
 

@@ -1,7 +1,8 @@
 """Publishing the weights takes a large share of the step.
 
 ## What it sees
-sync/seconds above `max_share` of time/step on average over the newest records.
+sync/seconds above `max_share` of time/step in the median of the newest records; above twice that
+it is a warning.
 
 ## Why it matters
 The engine is idle in the meantime, and so is the trainer.
@@ -18,7 +19,7 @@ samples ahead can keep sampling meanwhile (sync.overlap). Publishing less often 
 older: only with importance correction.
 
 ## Known false alarms
-Steps that are very short, in tests; hence information only.
+Steps that are very short, in tests: below `min_s` nothing is said.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=int(took.steps[-1]),
         value=share,
         limit=options.max_share,
+        level=Level.WARN if share > 2 * options.max_share else None,
     )
 
 

@@ -28,17 +28,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from homeostat.health.ending import fatal_traceback
+from homeostat.health.exception_details import details_of
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.frames import Frame
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.signatures.lists import AFTERMATH
-from homeostat.health.tracebacks import Frame, Traceback
+from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import RunView
-from homeostat.health.vitals import fatal_traceback
 from homeostat.health.words import shortened
 
 # Exceptions that come up in the user's code and are not its fault: packages, memory, a person.
 _NOT_ITS_FAULT = ("ImportError", "ModuleNotFoundError", "OutOfMemoryError", "MemoryError",
-                  "KeyboardInterrupt", "SystemExit", "AcceleratorError")  # fmt: skip
+                  "KeyboardInterrupt", "SystemExit", "AcceleratorError",
+                  "SignalException")  # fmt: skip
 _OF_DEVICES = ("cuda", "nccl", "out of memory", "hip error", "cudnn")
 _REWARD = ("reward", "score", "verif", "grade", "judge", "accuracy", "format")
 _DATA = ("data", "collat", "tokeniz", "preprocess", "map_fn", "getitem", "load", "prompt")
@@ -71,7 +74,9 @@ def blamed(found: Traceback) -> Frame | None:
 
 
 def is_its_fault(found: Traceback) -> bool:
-    """Not a missing package, memory, a device or a person."""
+    """Not a missing package, memory, a device or a person; not a crash or a cut-off text."""
+    if found.is_native or not (found.has_head and found.has_tail):
+        return False
     low = found.message.lower()
     return not found.kind.endswith(_NOT_ITS_FAULT) and not any(word in low for word in _OF_DEVICES)
 
@@ -79,6 +84,7 @@ def is_its_fault(found: Traceback) -> bool:
 def sighting_of(found: Traceback, frame: Frame, *, ended: bool, times: int) -> Sighting:
     family = family_of(frame, caller=found.caller)
     what = shortened(found.error, 200)
+    wrong = "; ".join(one.words for one in details_of(found.kind, found.message))
     how = "and ended the run" if ended else f"{times} times; the run went on without it"
     return Sighting(
         message=f"Your own code raised {how}: {what}, in {frame.function or 'the script'} at "
@@ -87,6 +93,7 @@ def sighting_of(found: Traceback, frame: Frame, *, ended: bool, times: int) -> S
             f"line {found.start.number}: {shortened(found.start.text.strip(), 300)}",
             f"the innermost frame outside of installed packages: {frame}",
             f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
+            *((f"read from its words: {shortened(wrong, 300)}",) if wrong else ()),
         ),
         causes=tuple(_causes(found, frame, family)),
         fixes=tuple(_fixes(frame, family)),

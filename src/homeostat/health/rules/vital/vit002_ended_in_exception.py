@@ -1,8 +1,13 @@
-"""The run ended in an exception that no rule recognises.
+"""The run ended in an exception that no rule recognises; it is read instead.
 
 ## What it sees
-The last traceback of the log, with no step after it. Where a rule knows its words, or the user's
-own code raised (VIT001, VIT006), that is said in place of this.
+The first cause among the tracebacks and crashes at the end of the log, with no step after it: of
+several ranks, workers and chained exceptions, the one that the others follow from. It is taken
+apart: the library and the call that failed, the deepest frame of the user's own code, what the
+exception's words say was wrong (a shape, a type, a device, an argument, a key), what the other
+processes said, and the known illness whose words are nearest. A warning where the words tell what
+was wrong, else information. Where a rule knows the words, or the user's own code raised (VIT001,
+VIT006), that is said in place of this.
 
 ## Why it matters
 The run is dead, whatever its metrics look like. The verdict is then "not known", never "no
@@ -10,6 +15,10 @@ illness", and the exit code is 1.
 
 ## Likely causes
 - ended-in-exception: the exception's own words say what is known.
+- library-version-mismatch: a library asks another one for an argument or a name that it lacks.
+- shape-mismatch, dtype-mismatch, device-mismatch: the words name what does not fit.
+- reward-fn-signature, column-missing, unknown-setting, path-missing, checkpoint-keys-mismatch: the
+  words name an argument, a column, a setting, a file or weights.
 
 ## What to do
 Read the exception and the frame that raised it. Resume from the newest checkpoint.
@@ -22,36 +31,87 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.health.finding import Cause, Confidence, Family, Level, Sighting
+from homeostat.health.end_lines import LAUNCHER, End
+from homeostat.health.ending import Ending, ending_of
+from homeostat.health.exception_reading import ExceptionReading
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.last_exception import last_exception
+from homeostat.health.nearest_illness import Near, nearest
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
-from homeostat.health.vitals import End, ending_of
 from homeostat.health.words import shortened
 
 
 def check(view: RunView, _: object) -> Iterator[Sighting]:
     ending = ending_of(view)
-    if ending.how is not End.EXCEPTION:
+    if ending.how is not End.EXCEPTION or _is_launchers(ending):
         return
-    found = ending.traceback
-    if found is None:
-        yield Sighting(
-            message=f"The run is dead: {shortened(ending.words, 300)}.",
-            causes=(Cause("ended-in-exception", "the run's own event says so"),),
-            first_step=view.last_step,
-        )
-        return
-    yield Sighting(
-        message=f"The run is dead: it ended in {shortened(found.error, 300)}. No rule knows these "
-        f"words. It was raised in {found.frames[-1]}.",
+    reading = last_exception(view)
+    yield _unread(view, ending) if reading is None else _read(reading)
+
+
+def _is_launchers(ending: Ending) -> bool:
+    """Return whether only the launcher reports a failure, which ERR140 and the verdict say."""
+    if ending.traceback is not None:
+        return ending.traceback.is_report
+    return ending.line is not None and LAUNCHER in ending.words
+
+
+def _unread(view: RunView, ending: Ending) -> Sighting:
+    """Report a death of which there is no traceback."""
+    line = ending.line
+    return Sighting(
+        message=f"The run is dead: {shortened(ending.words, 300)}.",
+        evidence=(f"line {line.number}: {shortened(line.text.strip(), 300)}",) if line else (),
+        causes=(Cause("ended-in-exception", "the run's own event says so" if line is None else
+                      "there is no traceback in this log"),),
+        first_step=line.step if line is not None else view.last_step,
+    )  # fmt: skip
+
+
+def _read(reading: ExceptionReading) -> Sighting:
+    found = reading.failure
+    near = nearest(found.kind, found.message) if found.has_tail else None
+    likely = reading.likely
+    said = [
+        f"The run is dead: it ended in {shortened(found.error, 300)}. No rule knows these words."
+    ]
+    if reading.where:
+        said.append(f"Read from its frames: {reading.where}.")
+    if reading.wrong:
+        said.append(f"Read from its words: {shortened(reading.wrong, 300)}.")
+    return Sighting(
+        message=" ".join(said),
         evidence=(
             f"line {found.start.number}: {shortened(found.start.text.strip(), 300)}",
             f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
+            *(f"{one[0].upper()}{one[1:]}." for one in reading.others),
         ),
-        causes=(Cause("ended-in-exception", shortened(found.error, 200)),),
+        causes=tuple(_causes(reading, near)),
+        fixes=tuple(_fixes(reading)),
         first_step=found.end.step,
         last_step=found.end.step,
+        level=Level.WARN if likely is not None else None,
+        confidence=Confidence.INFERRED if likely is not None else None,
     )
+
+
+def _causes(reading: ExceptionReading, near: Near | None) -> Iterator[Cause]:
+    likely = reading.likely
+    if likely is not None:
+        yield Cause(likely[0], f"read, not recognised: {likely[1]}")
+    yield Cause("ended-in-exception", shortened(reading.failure.error, 200))
+    if near is not None and (likely is None or near.name != likely[0]):
+        yield Cause(
+            near.name, f"the nearest known illness ({near.code}), by {near.share:.0%} of its words"
+        )
+
+
+def _fixes(reading: ExceptionReading) -> Iterator[Fix]:
+    if reading.user is not None:
+        yield Fix("", "", f"look at {reading.user}, the last line of your own code before it")
+    elif reading.call is not None:
+        yield Fix("", "", f"look up {reading.library}'s {reading.call.function} and these words")
 
 
 RULE = Rule(

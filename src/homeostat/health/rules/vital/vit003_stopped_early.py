@@ -1,12 +1,13 @@
 """The run did not reach its end.
 
 ## What it sees
-A warning where something killed it: the kernel, a scheduler, a time limit; and where the log ends
-before the last step, no line says why, and its file was not written to for an hour: kill -9 and a
-power cut leave nothing else. Information where a person or a signal stopped it, where it ended by
-itself before the planned number of steps (early stopping), and where the log just ends and may
-still be written: such a run is called unfinished, never healthy. The planned number of steps comes
-from a progress bar, the log's own counter or the settings.
+A warning where something killed it: the kernel, a scheduler, a time limit; where it hung: a
+watchdog says so, or the log continues for half an hour without a further step, ten times as long as
+any step before; and where the log ends before the last step, no line says why, and its file was not
+written to for an hour: kill -9 and a power cut leave nothing else. Information where a person or a
+signal stopped it, where it ended by itself before the planned number of steps (early stopping), and
+where the log just ends and may still be written: such a run is called unfinished, never healthy.
+The planned number of steps comes from a progress bar, the log's own counter or the settings.
 
 ## Why it matters
 What it has learned is what the newest checkpoint holds; a schedule that was made for all steps has
@@ -28,22 +29,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homeostat.health.end_lines import End
+from homeostat.health.ending import ending_of
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
-from homeostat.health.vitals import End, ending_of
 from homeostat.health.words import shortened
 
 
 def check(view: RunView, _: object) -> Iterator[Sighting]:
     ending = ending_of(view)
-    ended = ending.how in (End.KILLED, End.STOPPED) or ending.is_early or ending.is_stale
+    ended = ending.how in (End.KILLED, End.HUNG, End.STOPPED) or ending.is_early or ending.is_stale
     if ending.how is not End.OPEN and not ended:
         return
     step, total, quote = view.last_step, view.total_steps, ending.line
-    is_open = ending.how is End.OPEN
+    is_open, is_death = ending.how is End.OPEN, ending.is_death
     said = [f"{ending.words[0].upper()}{ending.words[1:]}."]
-    if step is not None and not is_open:
+    if step is not None and not is_open and f"step {step:,}" not in ending.words:
         said.append(f"The newest step is {step:,}{f' of {total:,}' if total else ''}.")
     if ended:
         said.append("What was learned is in the newest checkpoint.")
@@ -58,7 +60,9 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         last_step=step,
         value=float(step) if step is not None else None,
         limit=float(total) if total else None,
-        level=Level.WARN if ending.how is End.KILLED or ending.is_stale else None,
+        level=Level.WARN if is_death or ending.is_stale else None,
+        # A signature that knows the words says more.
+        confidence=Confidence.INFERRED if is_death else None,
     )
 
 

@@ -1,7 +1,8 @@
 """A vital metric is NaN or infinite: the reward, the KL, the entropy, the loss.
 
 ## What it sees
-The newest record and two of the last four are not finite. Of single reward functions only infinite
+The newest record and two of the last four are not finite; a warning where only the newest one, or
+the mean loss that a trainer prints at the end, is not. Of single reward functions only infinite
 values count: one that does not apply to a batch is logged as NaN by some trainers. Where a rule
 knows more of a loss or gradient that is not finite, that is said in place of this.
 
@@ -31,7 +32,7 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
-from homeostat.health.vitals import not_finite
+from homeostat.health.vital_metrics import ends_not_finite, not_finite
 
 _CAUSES = {
     "kl": ("kl-estimator-overflow", "the estimate overflows, or the policies differ without bound"),
@@ -42,6 +43,7 @@ _CAUSES = {
 def check(view: RunView, _: object) -> Iterator[Sighting]:
     names = list(not_finite(view))
     if not names:
+        yield from _only_now(view)
         return
     # The reward comes before what is computed from it.
     rewards = [name for name in names if name.startswith("reward")]
@@ -69,6 +71,26 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         value=series.latest,
         family=Family.REWARD if rewards else None,
     )  # fmt: skip
+
+
+def _only_now(view: RunView) -> Iterator[Sighting]:
+    """Report a single value that is not finite where the log ends: what follows is not known."""
+    names = list(ends_not_finite(view))
+    if not names:
+        return
+    series = view.series(names[0])
+    value = series.latest if series is not None else float("nan")
+    yield Sighting(
+        message=f"{names[0]} is not finite where the log ends. A single one may be skipped by the "
+        "trainer; look at whether the next ones are, and at the weights that were saved.",
+        evidence=tuple(f"{name} is not finite" for name in names),
+        causes=(Cause("nan-loss", "the newest record of the run is not finite"),),
+        first_step=view.last_step,
+        last_step=view.last_step,
+        value=value,
+        level=Level.WARN,
+        confidence=Confidence.INFERRED,
+    )
 
 
 RULE = Rule(

@@ -23,12 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homeostat.health.ending import fatal_traceback
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule
 from homeostat.health.rules.vital.vit001_user_code_failed import family_of, is_its_fault
 from homeostat.health.signatures.lists import AFTERMATH
 from homeostat.health.view import RunView
-from homeostat.health.vitals import fatal_traceback
 from homeostat.health.words import shortened
 
 

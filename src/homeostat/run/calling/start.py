@@ -1,4 +1,7 @@
-"""Run the training loop that a recipe asks for. The CLI and the clinic both call this."""
+"""Run the training loop that a recipe asks for: the command line, the clinic and Python call this.
+
+recipe -> loop of its kind -> Step, Step, ... -> RunResult
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from homeostat.run.rl_async import train_rl_async
 from homeostat.run.session.restarts import TrainerRestarts
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import Session
+from homeostat.run.session.step import Running, run_to_end
 from homeostat.run.sft import train_sft
 from homeostat.run.wiring.compile_cache import own_compile_cache
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
@@ -32,12 +36,17 @@ LOOPS = {
 }
 
 
-def train(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunResult:
-    """Train until the run is complete, stopped, or failed.
+def train_recipe(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunResult:
+    """Train until the run is complete, stopped, or failed."""
+    return run_to_end(running(config, session, hooks))
+
+
+def running(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Running:
+    """Yield every step until the run is complete, stopped, or failed.
 
     With health.heal=all a remedy may roll the run back; the loop is then set up again, from the
     checkpoint that the run was rolled back to. It is also set up again, from the last checkpoint,
-    if ranks of the trainer are lost.
+    if ranks of the trainer are lost. Steps after that checkpoint are then yielded again.
     """
     require_known_rules(config.health)
     is_async = config.is_rl and config.rollout.max_staleness is not None
@@ -50,7 +59,7 @@ def train(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunRe
     with own_compile_cache(device, emit=emit), ray_opened(config.for_placement, device=device.type):
         while True:
             try:
-                return loop(config, session, hooks)
+                return (yield from loop(config, session, hooks))
             except RollBackError as back:
                 session.go_back(back)
             except TrainerLostError as lost:

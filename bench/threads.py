@@ -1,0 +1,189 @@
+"""The doctor against real threads whose cause is known: counts by half, kind and framework.
+
+    python bench/threads.py [--half open|sealed|both] [--wrong] [--name NAME]
+
+The cases are in bench/threads/ (CONTRIBUTING.md tells what a case is and how one is added). Only
+the log of a case is read, in this process, as `homeostat doctor FILE --format json` would. What
+the doctor says are its findings of level warn and error, in its order. A finding names a case's
+cause if its own name, or one of its first two causes, is among the names of the case or means the
+same to a user (`SAME`).
+
+    first     the first finding names the cause
+    three     the second or third one does
+    vague     none of the first three does, and nothing misleads: all that was said, as a finding
+              of any level, is that something failed (`VAGUE`)
+    silent    no finding; at most the last lines are quoted as not recognised
+    wrong     the first finding says something specific, and none of the first three is right
+
+Shares come with 95 % Wilson intervals. "tellable" counts the cases whose cause an expert could
+name from the log alone: the ceiling for a reader of logs. For the sealed half only counts are
+printed. `--wrong` lists the cases of the open half that are not right, with what was said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import common
+
+from homeostat.cli.threads import Case, Half, kind_of, load
+from homeostat.health.diagnose import diagnose
+from homeostat.health.readers import read_text
+from homeostat.health.registry import RULES
+from homeostat.health.render import as_json
+
+ROOT = Path(__file__).resolve().parents[1]
+VERDICTS = ("first", "three", "vague", "silent", "wrong")
+TOLD = 3
+# Names that mean the same to a user: the same thing is to be done.
+SAME: tuple[frozenset[str], ...] = (
+    frozenset({"nan-loss", "grad-nan", "vital-sign-not-finite"}),
+    frozenset({"column-missing", "dataset-column-missing"}),
+    frozenset({"cuda-illegal-access", "vllm-illegal-memory-access"}),
+    frozenset({"parallel-degrees-mismatch", "parallel-sizes-inconsistent"}),
+    frozenset({"memory-fragmentation", "memory-fragmented"}),
+    frozenset({"cuda-oom-training", "activation-oom"}),
+    frozenset({"path-missing", "model-path-wrong"}),
+    frozenset(
+        {
+            "library-version-mismatch",
+            "vllm-version-incompatible",
+            "sglang-version-incompatible",
+            "dependency-conflict",
+            "known-bad-version",
+        }
+    ),
+)
+# Names that say that something failed and leave open what.
+VAGUE = frozenset(
+    {
+        "ended-in-exception", "user-code-failed", "script-failed", "rank-failed", "peer-rank-died",
+        "worker-died-unknown", "native-crash", "stopped-early", "job-ended-from-outside",
+        "engine-died", "engine-failed-to-start", "dataloader-worker-failed", "device-side-assert",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A case with its verdict and the names that the doctor said first."""
+
+    case: Case
+    verdict: str
+    said: tuple[str, ...]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--half", choices=("open", "sealed", "both"), default="open")
+    parser.add_argument("--wrong", action="store_true", help="list what is not right (open half)")
+    parser.add_argument("--name", help="write bench/results/NAME.json")
+    chosen = parser.parse_args()
+    halves = list(Half) if chosen.half == "both" else [Half(chosen.half)]
+    found = {half: [judge(case) for case in load(ROOT, half)] for half in halves}
+    for half, judged in found.items():
+        show(half, judged)
+    for one in found.get(Half.OPEN, ()):
+        if chosen.wrong and one.verdict not in ("first", "three"):
+            wanted = "|".join(one.case.names)
+            print(f"{one.verdict:7} {one.case.url}\n        {wanted}, said {list(one.said)}")
+    if chosen.name:
+        halves_found = {half.value: result_of(judged) for half, judged in found.items()}
+        common.write_result(chosen.name, {**common.machine(("numpy",)), **halves_found})
+
+
+def judge(case: Case) -> Judged:
+    """Let the doctor read a case's log and compare what it says with the confirmed cause."""
+    view = read_text(case.log, config=None)
+    answer = as_json(diagnose(view, RULES), view)
+    findings = [one for one in answer["findings"] if one["level"] != "info"]
+    right = _with_equals(case.names)
+    hits = [bool(right & {x["name"], *(c["name"] for c in x["causes"][:2])}) for x in findings]
+    said = tuple(one["name"] for one in findings[:TOLD])
+    return Judged(case, _verdict(hits[:TOLD], said, answer), said)
+
+
+def _verdict(hits: list[bool], said: tuple[str, ...], answer: dict[str, Any]) -> str:
+    if hits and hits[0]:
+        return "first"
+    if any(hits):
+        return "three"
+    if said and not set(said) <= VAGUE:
+        return "wrong"
+    is_read = any(one["name"] in VAGUE for one in answer["findings"])
+    return "vague" if is_read else "silent"
+
+
+def _with_equals(names: Iterable[str]) -> set[str]:
+    own = set(names)
+    return own.union(*(group for group in SAME if group & own))
+
+
+def wilson(hits: int, cases: int, *, z: float = 1.96) -> tuple[float, float]:
+    """Return the 95 % Wilson interval of a share."""
+    if cases == 0:
+        return 0.0, 1.0
+    share, spread = hits / cases, z * z / cases
+    middle = (share + spread / 2) / (1 + spread)
+    half = z * math.sqrt(share * (1 - share) / cases + spread / (4 * cases)) / (1 + spread)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def show(half: Half, judged: list[Judged]) -> None:
+    """Print the counts of a half: all of it, the tellable ones, by kind, by framework."""
+    print(f"\n{half.value}: {len(judged)} cases")
+    groups: dict[str, Callable[[Judged], str]] = {
+        "": lambda one: "all",
+        "tellable": lambda one: "tellable" if one.case.tellable else "not tellable",
+        "kind": lambda one: kind_of(one.case),
+        "framework": lambda one: one.case.framework,
+    }
+    for title, group in groups.items():
+        print(f"{title:18} {'cases':>5} " + " ".join(f"{one:>6}" for one in VERDICTS) + "  first")
+        for name, counts in _counted(judged, group).items():
+            total = counts.total()
+            low, high = wilson(counts["first"], total)
+            cells = " ".join(f"{counts[one]:>6}" for one in VERDICTS)
+            share = counts["first"] / total
+            print(f"{name:18} {total:>5} {cells}  {share:.0%} ({low:.0%} to {high:.0%})")
+
+
+def _counted(judged: Iterable[Judged], group: Callable[[Judged], str]) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = {}
+    for one in judged:
+        counts.setdefault(group(one), Counter())[one.verdict] += 1
+    return dict(sorted(counts.items(), key=lambda item: (-item[1].total(), item[0])))
+
+
+def result_of(judged: list[Judged]) -> dict[str, Any]:
+    """Return a half's counts for bench/results; no text of a case is in it."""
+    total = len(judged)
+    counts = Counter(one.verdict for one in judged)
+    among = counts["first"] + counts["three"]
+    return {
+        "cases": total,
+        "counts": {verdict: counts[verdict] for verdict in VERDICTS},
+        "first": _share(counts["first"], total),
+        "among_three": _share(among, total),
+        "wrong": _share(counts["wrong"], total),
+        "tellable": sum(one.case.tellable for one in judged),
+        "by_kind": {k: dict(v) for k, v in _counted(judged, lambda x: kind_of(x.case)).items()},
+        "by_framework": {
+            k: dict(v) for k, v in _counted(judged, lambda x: x.case.framework).items()
+        },
+    }
+
+
+def _share(hits: int, total: int) -> dict[str, float]:
+    low, high = wilson(hits, total)
+    return {"share": hits / max(1, total), "low": low, "high": high}
+
+
+if __name__ == "__main__":
+    main()

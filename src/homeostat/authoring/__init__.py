@@ -1,0 +1,1 @@
+"""Make new recipes: from a few answers, sized by the estimate, or from those that come along."""

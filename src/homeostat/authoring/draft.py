@@ -1,0 +1,212 @@
+"""Write a recipe from a few answers: keys with comments, before any size is chosen."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from homeostat.errors import ConfigError, DataError, Problem
+from homeostat.importing.render import recipe_lines
+
+
+class Task(StrEnum):
+    """Kinds of training that a newcomer distinguishes."""
+
+    SFT = "sft"
+    RL = "rl"
+    PREFERENCES = "preferences"
+    REWARD_MODEL = "reward_model"
+
+
+class Method(StrEnum):
+    """Which weights are trained."""
+
+    AUTO = "auto"
+    FULL = "full"
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+BUILT_IN_REWARDS = ("exact_match", "math_verify")
+# Fewer rows than this are all needed for training.
+_MIN_HELD_OUT_ROWS = 100
+_HELD_OUT_SHARE = 0.05
+# The usual lengths, where the model takes more.
+_MAX_LENGTH = 2048
+_MAX_NEW_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the user said. `data` and `model` are paths, or names on the hub."""
+
+    task: Task
+    model: str
+    data: str
+    reward: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DataFacts:
+    """Facts about the first file: a row, and the number of rows. Both unknown if it is not here."""
+
+    row: Mapping[str, Any] | None = None
+    num_rows: int | None = None
+
+
+@dataclass(slots=True)
+class Draft:
+    """A raw recipe, and comments by dotted key."""
+
+    raw: dict[str, Any]
+    comments: dict[str, str] = field(default_factory=dict)
+
+    def set(self, key: str, value: Any, comment: str = "") -> None:
+        """Set a value at a dotted key."""
+        here = self.raw
+        *sections, last = key.split(".")
+        for part in sections:
+            here = here.setdefault(part, {})
+        here[last] = value
+        if comment:
+            self.comments[key] = comment
+
+    def render(self, *, header: list[str]) -> str:
+        """Return the recipe as text."""
+        lines = [f"# {line}" for line in header]
+        return "\n".join([*lines, *recipe_lines(self.raw, self.comments)]) + "\n"
+
+
+def make_draft(
+    answers: Answers, data: DataFacts, *, folder: Path, max_positions: int | None
+) -> Draft:
+    """Return the recipe of these answers for a file in `folder`."""
+    draft = Draft({"name": answers.name or default_name(answers)})
+    draft.set("model.path", as_seen_from(answers.model, folder))
+    source = source_of(answers.task, data.row)
+    source["path"] = as_seen_from(answers.data, folder)
+    draft.set("data.train", [source])
+    if data.row is None:
+        draft.comments["data.train.0.path"] = (
+            "LOOK: not on this disk, so its columns were not seen: `homeostat inspect` shows them"
+        )
+    _set_algorithm(draft, answers.task, source)
+    if answers.task is Task.RL:
+        reward = answers.reward or "exact_match"
+        draft.set("rewards.functions", [reward_of(reward, folder)])
+    elif data.num_rows is not None and data.num_rows >= _MIN_HELD_OUT_ROWS:
+        draft.set("data.validation_share", _HELD_OUT_SHARE, "held out to see whether it overfits")
+    _set_lengths(draft, answers.task, max_positions)
+    if answers.task is Task.RL:
+        draft.set("trainer.max_steps", 200, "a first look; the same command with more goes on")
+    return draft
+
+
+def _set_algorithm(draft: Draft, task: Task, source: dict[str, Any]) -> None:
+    if task is Task.RL:
+        draft.set("algorithm.type", "grpo")
+    elif task is Task.REWARD_MODEL:
+        draft.set("algorithm.type", "reward_model")
+    elif task is Task.PREFERENCES:
+        is_paired = source["type"] == "preference"
+        why = "the rows are pairs" if is_paired else "the rows are labelled one by one"
+        draft.set("algorithm.type", "dpo" if is_paired else "kto", why)
+
+
+def _set_lengths(draft: Draft, task: Task, max_positions: int | None) -> None:
+    """Stay within the positions of the model; defaults do where it has more."""
+    if max_positions is None:
+        return
+    new = min(_MAX_NEW_TOKENS, max_positions // 2) if task is Task.RL else 0
+    why = f"the model has {max_positions} positions"
+    if task is Task.RL and new < _MAX_NEW_TOKENS:
+        draft.set("rollout.max_new_tokens", new, why)
+    if max_positions - new < _MAX_LENGTH:
+        draft.set("data.max_length", max_positions - new, why)
+
+
+def as_seen_from(path: str, folder: Path) -> str:
+    """Return a path of the current folder as a recipe in `folder` names it; names stay as said."""
+    if os.path.isabs(path) or not os.path.exists(path):
+        return path
+    return os.path.relpath(path, folder)
+
+
+def default_name(answers: Answers) -> str:
+    """Return a name of model and task, as a run folder may have it."""
+    words = f"{Path(answers.model.rstrip('/')).name}_{answers.task}"
+    return re.sub(r"[^a-z0-9.-]+", "_", words.lower()).strip("._-") or "run"
+
+
+def reward_of(word: str, folder: Path) -> dict[str, Any]:
+    """Return the reward that a word names: a built-in one, or file.py:function."""
+    if word in BUILT_IN_REWARDS:
+        return {"type": word}
+    file, colon, function = word.rpartition(":")
+    if not colon:
+        known = ", ".join(BUILT_IN_REWARDS)
+        what = f"{word!r} is neither a built-in reward ({known}) nor file.py:function."
+        raise ConfigError([Problem("--reward", what)])
+    return {"type": "function", "path": f"{as_seen_from(file, folder)}:{function}"}
+
+
+def source_of(task: Task, row: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the source of rows with these columns; the usual one if no row is known."""
+    if row is None:
+        usual = {Task.SFT: "messages", Task.RL: "prompts"}
+        return {"type": usual.get(task, "preference")}
+    finders = {Task.SFT: _rows_to_imitate, Task.RL: _prompts}
+    found = finders.get(task, _labelled)(row)
+    if found is None:
+        needs = {
+            Task.SFT: "messages; prompt and completion; question and answer; or text",
+            Task.RL: "prompt or question",
+            Task.PREFERENCES: "chosen and rejected; or prompt, completion and label",
+            Task.REWARD_MODEL: "chosen and rejected",
+        }
+        raise DataError(
+            f"--data: rows for {task} have the columns {needs[task]}, and these have "
+            f"{', '.join(row)}. Name the columns in the recipe (data.train[].prompt_column ...)."
+        )
+    return found
+
+
+# Names of columns for a question and for its answer, in order of preference.
+_QUESTIONS = ("prompt", "question", "problem", "instruction", "query", "input")
+_ANSWERS = ("completion", "answer", "response", "output", "solution")
+
+
+def _named(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if name in row), None)
+
+
+def _rows_to_imitate(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    if isinstance(row.get("messages"), list):
+        return {"type": "messages"}
+    question, answer = _named(row, _QUESTIONS), _named(row, _ANSWERS)
+    if question is not None and answer is not None:
+        columns = {"prompt_column": question, "completion_column": answer}
+        usual = {"prompt_column": "prompt", "completion_column": "completion"}
+        own = {key: name for key, name in columns.items() if name != usual[key]}
+        return {"type": "prompt_completion", **own}
+    return {"type": "text"} if isinstance(row.get("text"), str) else None
+
+
+def _prompts(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    question = _named(row, _QUESTIONS)
+    if question is None:
+        return None
+    return {"type": "prompts", **({} if question == "prompt" else {"prompt_column": question})}
+
+
+def _labelled(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    if "chosen" in row and "rejected" in row:
+        return {"type": "preference"}
+    is_labelled = {"prompt", "completion", "label"} <= row.keys()
+    return {"type": "unpaired_preference"} if is_labelled else None

@@ -1,0 +1,81 @@
+"""`homeostat dev`: work on a source checkout of homeostat."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homeostat.errors import HomeostatError
+
+if TYPE_CHECKING:
+    from homeostat.cli.threads import Case
+
+STDIN = "-"
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+
+
+@app.callback()
+def dev() -> None:
+    """Work on a source checkout of homeostat."""
+
+
+@app.command("add-case")
+def add_case(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="Cases, one JSON object a line; CONTRIBUTING.md explains the keys. "
+            "- reads standard input.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Add failures from public threads to the collection that the doctor is scored on.
+
+    Every case is checked; if one is wrong or in the collection already, none is added. The half
+    (open or sealed) follows from the thread's repository and month.
+    """
+    from homeostat.cli import threads
+    from homeostat.cli.scaffolding import find_checkout
+
+    cases = _parsed(_lines(path))
+    added = threads.add(find_checkout(), cases)
+    for half, number in added.items():
+        typer.echo(f"{number} to {threads.FOLDER / half.value}.jsonl")
+
+
+def _lines(path: str) -> list[str]:
+    if path == STDIN:
+        return sys.stdin.read().splitlines()
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HomeostatError(f"{path} cannot be read: {error}") from None
+
+
+def _parsed(lines: list[str]) -> list[Case]:
+    """Return the cases of all lines, or raise with the problems of each wrong one."""
+    from homeostat.cli.threads import parse
+
+    cases: list[Case] = []
+    problems: list[str] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            cases.append(parse(json.loads(line)))
+        except json.JSONDecodeError as error:
+            problems.append(f"line {number}: not JSON: {error}")
+        except HomeostatError as error:
+            problems.append(f"line {number}: {error}")
+    if problems:
+        raise HomeostatError("\n".join([*problems, "Nothing was added."]))
+    if not cases:
+        raise HomeostatError("there are no cases in the input.")
+    return cases

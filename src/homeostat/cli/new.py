@@ -1,0 +1,246 @@
+"""`homeostat new`: a recipe from a few questions or options, sized by the estimate."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homeostat.authoring.draft import (
+    BUILT_IN_REWARDS,
+    Answers,
+    DataFacts,
+    Draft,
+    Method,
+    Task,
+    make_draft,
+)
+from homeostat.cli.packages import missing_for_training
+from homeostat.config.base import parse_bytes
+from homeostat.config.load import build_config
+from homeostat.errors import ConfigError, HomeostatError, Problem
+from homeostat.observe.safe_text import safe_text
+from homeostat.observe.terminal import SafeConsole
+from homeostat.shipped import shipped_folder
+
+
+class DeviceName(StrEnum):
+    """The device to train on."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+Out = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RECIPE]", help="New file to write. Default: recipe.yaml."),
+]
+TaskOption = Annotated[
+    Task | None,
+    typer.Option(
+        "--task",
+        help="sft: imitate answers. rl: answers are sampled and scored. preferences: better and "
+        "worse answers. reward_model: a model that scores answers.",
+        show_default=False,
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="PATH", help="The model to train: a folder or .gguf file."),
+]
+DataOption = Annotated[
+    str | None, typer.Option("--data", metavar="PATH", help="Rows: .jsonl, .json or .parquet.")
+]
+RewardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reward",
+        metavar="NAME",
+        help=f"With rl: {', '.join(BUILT_IN_REWARDS)}, or your own as file.py:function.",
+    ),
+]
+MethodOption = Annotated[
+    Method,
+    typer.Option("--method", help="auto: all weights if they fit, else LoRA, else QLoRA (nf4)."),
+]
+DeviceOption = Annotated[
+    DeviceName, typer.Option("--device", help="auto: a GPU if there is one when the run starts.")
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="Plan for a GPU with this memory that is elsewhere, for example 24GiB. Default: the "
+        "device of this machine.",
+    ),
+]
+NameOption = Annotated[str | None, typer.Option("--name", help="Name of the run.")]
+DemoOption = Annotated[
+    bool,
+    typer.Option(
+        "--demo", help="Copy the demo instead: a tiny model from random weights, with its data."
+    ),
+]
+ExampleOption = Annotated[
+    str | None,
+    typer.Option("--example", metavar="NAME", help="Copy a recipe that comes with homeostat."),
+]
+
+
+def new(
+    recipe: Out = None,
+    task: TaskOption = None,
+    model: ModelOption = None,
+    data: DataOption = None,
+    reward: RewardOption = None,
+    method: MethodOption = Method.AUTO,
+    device: DeviceOption = DeviceName.AUTO,
+    memory: MemoryOption = None,
+    name: NameOption = None,
+    demo: DemoOption = False,
+    example: ExampleOption = None,
+) -> None:
+    """Write a recipe from a few questions, or from options, that fits this machine.
+
+    Rows are looked at to find their columns. The memory of an update is estimated; if all weights
+    are too many, a LoRA adapter is trained, then one over 4-bit weights, and micro-batches become
+    smaller; comments in the recipe give the reasons. On a terminal, what is missing is asked for.
+    """
+    if demo or example is not None:
+        from homeostat.authoring.examples import DEMO
+
+        _copy(DEMO if demo else (str(example),))
+        return
+    target = recipe or Path("recipe.yaml")
+    if target.exists():
+        raise HomeostatError(f"{target} exists already. Name another file.")
+    answers = _ask(task, model, data, reward, name)
+    _make_folder(target.parent)
+    machine = _Machine(method, device, None if memory is None else _size(memory))
+    draft, notes = _make(answers, machine, folder=target.parent)
+    header = ["Made by `homeostat new`. Every key: homeostat docs config", *notes]
+    text = draft.render(header=header)
+    build_config(draft.raw, [], file=str(target))
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise HomeostatError(f"{target}: cannot write it: {error.strerror}.") from None
+    for note in notes:
+        typer.echo(safe_text(note), err=True)
+    shown = safe_text(str(target))
+    typer.echo(f"{shown} written. Next: homeostat check {shown}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """The method and the device to plan for."""
+
+    method: Method
+    device: DeviceName
+    memory_bytes: int | None
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the recipe's folder, from which its paths are seen."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HomeostatError(f"{folder}: cannot make it: {error.strerror}.") from None
+
+
+def _copy(names: tuple[str, ...]) -> None:
+    from homeostat.authoring.examples import copy_examples
+
+    written = copy_examples(shipped_folder("recipes"), names, Path("recipes"))
+    for file in written:
+        typer.echo(safe_text(str(file)))
+    typer.echo(f"Next: homeostat train {safe_text(str(written[0]))}", err=True)
+
+
+def _size(text: str) -> int:
+    try:
+        value = parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError([Problem("--memory", f"{error}.")]) from None
+    assert isinstance(value, int), "of a text"
+    return value
+
+
+def _ask(
+    task: Task | None, model: str | None, data: str | None, reward: str | None, name: str | None
+) -> Answers:
+    """Return the answers; on a terminal those that are missing are asked for."""
+    given = {"--task": task, "--model": model, "--data": data}
+    missing = [option for option, value in given.items() if value is None]
+    if missing and not sys.stdin.isatty():
+        raise HomeostatError(
+            f"{', '.join(missing)}: needed where no one can be asked. Or copy an example: "
+            "homeostat new --demo."
+        )
+    if task is None:
+        choices = ", ".join(Task)
+        task = typer.prompt(f"What to do ({choices})", default=Task.SFT, type=Task)
+    model = model or typer.prompt("Model (folder, .gguf file, or a name on the hub)")
+    data = data or typer.prompt("Data (.jsonl, .json or .parquet file)")
+    assert task is not None, "prompted for"
+    if task is Task.RL and reward is None and sys.stdin.isatty() and missing:
+        known = ", ".join(BUILT_IN_REWARDS)
+        reward = typer.prompt(f"Reward ({known}, or file.py:function)", default="exact_match")
+    if reward is not None and task is not Task.RL:
+        raise ConfigError([Problem("--reward", f"{task} has no rewards. Leave it out.")])
+    return Answers(task, model, data, reward, name)
+
+
+def _make(answers: Answers, machine: _Machine, *, folder: Path) -> tuple[Draft, list[str]]:
+    """Return the recipe and lines about how it was sized."""
+    lacks = missing_for_training()
+    is_here = Path(answers.model).exists() and Path(answers.data).exists()
+    if lacks is not None or not is_here:
+        draft = make_draft(answers, DataFacts(), folder=folder, max_positions=None)
+        _apply_device(draft, machine)
+        if machine.method in (Method.LORA, Method.QLORA):
+            draft.set("lora.rank", 16)
+        if machine.method is Method.QLORA:
+            draft.set("model.quantization", "nf4")
+        missing = [path for path in (answers.model, answers.data) if not Path(path).exists()]
+        why = str(lacks) if lacks is not None else f"{' and '.join(missing)} not on this disk"
+        return draft, [f"Sizes are defaults and were not estimated: {why}."]
+    from homeostat.authoring.facts import max_positions, read_data
+
+    facts = read_data(answers.data)
+    draft = make_draft(answers, facts, folder=folder, max_positions=max_positions(answers.model))
+    _apply_device(draft, machine)
+    return draft, _fit(draft, machine, folder=folder)
+
+
+def _apply_device(draft: Draft, machine: _Machine) -> None:
+    if machine.device is not DeviceName.AUTO:
+        draft.set("trainer.device", machine.device.value)
+
+
+def _fit(draft: Draft, machine: _Machine, *, folder: Path) -> list[str]:
+    from homeostat.authoring.fitting import (
+        apply_fit,
+        choose_fit,
+        fit_lines,
+        planner,
+        read_inputs,
+    )
+    from homeostat.config.beside import placed
+    from homeostat.run.session.waiting import progress_of
+
+    raw = placed(draft.raw, folder)
+    here = [] if machine.memory_bytes is None else ["trainer.device=cpu"]
+    with progress_of("tokenising rows", SafeConsole(stderr=True)) as progress:
+        preflight = read_inputs(build_config(raw, here, file=None), progress=progress)
+    plan_of = planner(preflight, machine.memory_bytes)
+    is_here = machine.memory_bytes is None
+    fit = choose_fit(raw, plan_of, method=machine.method, may_offload=is_here)
+    apply_fit(draft, fit)
+    return fit_lines(fit)

@@ -1,0 +1,139 @@
+"""Settings of the SGLang engine. Names and values of `options` are those of SGLang's ServerArgs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator
+
+from homeostat.config.base import key
+from homeostat.config.engine import EngineConfig
+from homeostat.config.options import refuse_options
+
+# Server arguments that homeostat sets itself, with the config key that controls each.
+OWNED = {
+    "model_path": "model.path",
+    "tokenizer_path": "model.tokenizer",
+    "skip_tokenizer_init": "model.tokenizer",
+    "dtype": "engine.dtype",
+    "random_seed": "seed",
+    "context_length": "data.max_length",
+    "max_running_requests": "engine.max_concurrency",
+    "chunked_prefill_size": "engine.max_batched_tokens",
+    "mem_fraction_static": "engine.memory_share",
+    "max_total_tokens": "engine.memory_share",
+    "tp_size": "engine.tensor_parallel_size",
+    "disable_cuda_graph": "engine.enforce_eager",
+    "enable_memory_saver": "engine.sleep",
+    "enable_weights_cpu_backup": "engine.sleep",
+    "quantization": "engine.quantization",
+    "kv_cache_dtype": "engine.kv_cache_dtype",
+    "device": "trainer.device",
+}
+# Server arguments on which guarantees of the engine depend, with the reason for each.
+FIXED = {
+    "enable_deterministic_inference": "the noise of a sample must belong to its request alone",
+    "rl_on_policy_target": "log-probs must be those of the sampling temperature",
+    "sampling_backend": "the noise of a sample must belong to its request alone",
+    "sampling_defaults": "a checkpoint's own sampling defaults would change what is sampled",
+    "preferred_sampling_params": "sampling settings come from the recipe",
+    "weight_version": "every token must know the version of its weights",
+    "disable_overlap_schedule": "every token must know the version of its weights",
+    "stream_interval": "every token must know the version of its weights",
+    "incremental_streaming_output": "tokens are taken as they come",
+    "custom_weight_loader": "weights come by sync.transport",
+    "dp_size": "set engine.data_parallel_size: each engine holds one copy of the model",
+    "pp_size": "the engine runs on one machine",
+    "nnodes": "the engine runs on one machine",
+    "node_rank": "the engine runs on one machine",
+    "dist_init_addr": "each engine takes a free port of its own",
+    "nccl_port": "each engine takes a free port of its own",
+    "host": "each engine takes a free port of its own",
+    "port": "each engine takes a free port of its own",
+    "base_gpu_id": "each engine sees its own devices alone",
+    "tokenizer_worker_num": "requests are given by one process",
+    "is_embedding": "the engine samples text",
+    "speculative_algorithm": "its log-probs are not those of the policy alone",
+    "enable_lora": "adapters are merged into the weights that are published",
+    "use_ray": "the engine's processes must end with it",
+    "custom_sigquit_handler": "the engine's processes must end with it",
+}
+
+
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    return refuse_options(options, owned=OWNED, fixed=FIXED)
+
+
+class SglangEngineConfig(EngineConfig):
+    """SGLang in its own process, with its own copy of the weights."""
+
+    type: Literal["sglang"]
+    memory_share: float = key(
+        0.5,
+        gt=0,
+        le=0.95,
+        resume="free",
+        help="On a GPU, the share of its memory for weights and KV cache (SGLang's "
+        "mem_fraction_static). On a CPU, the share of the free memory that the KV cache may use.",
+    )
+    max_batched_tokens: int | None = key(
+        None,
+        ge=1,
+        resume="warn",
+        help="Largest number of prompt tokens in one forward pass; longer prompts are split. "
+        "SGLang chooses by default.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
+        "auto",
+        resume="warn",
+        help="dtype in which SGLang computes. auto: that of the trainer's weights.",
+    )
+    enforce_eager: bool = key(
+        False,
+        resume="free",
+        help="No compilation and no CUDA graphs: starts faster, samples slower.",
+    )
+    tensor_parallel_size: int = key(
+        1, ge=1, le=64, resume="free", help="Number of devices over which each layer is split."
+    )
+    start_timeout_s: float = key(
+        900.0,
+        gt=0,
+        resume="free",
+        help="Seconds within which SGLang must have loaded the model and answer.",
+    )
+    max_restarts: int = key(
+        3,
+        ge=0,
+        resume="free",
+        help="How many times the process is restarted after it died. The new process receives "
+        "the weights, and the interrupted round is sampled again from its start.",
+    )
+    sleep: bool = key(
+        True,
+        resume="free",
+        help="On a GPU, free the cache and move the weights to the host while the trainer works. "
+        "false keeps them: more memory, no pause. On a CPU SGLang keeps its cache.",
+    )
+    options: Annotated[dict[str, Any], AfterValidator(_check_options)] = key(
+        {},
+        resume="warn",
+        share=True,
+        help="Further arguments of SGLang's ServerArgs, under SGLang's names.",
+    )
+
+    score_temperatures: ClassVar[Literal["any", "one"]] = "one"
+    returns_kept_ids: ClassVar[bool] = True
+    # Its top-p after a top-k is another one than ours, and its min-p has no noise of a request.
+    cuts: ClassVar[frozenset[str]] = frozenset({"top_k", "top_p"})
+    combines_cuts: ClassVar[bool] = False
+
+    @property
+    def num_devices(self) -> int:
+        """Return the number of devices over which one engine is split."""
+        return self.tensor_parallel_size
+
+    @property
+    def own_dtype(self) -> str | None:
+        """Return the dtype that the recipe sets for SGLang alone."""
+        return None if self.dtype == "auto" else self.dtype

@@ -1,0 +1,42 @@
+// The curves of one or several runs: a filter, sections of charts, and the way back from a zoom.
+
+import { Board, colour, sections } from "./charts.js";
+import { el, message, number } from "./dom.js";
+
+export function curvesView(runs, names) {
+  const board = new Board(runs);
+  const grid = el("div", {});
+  const zoomed = el("button", { type: "button", hidden: true, onclick: () => board.zoom(null) });
+  const filter = el("input", {
+    type: "search", placeholder: "filter metrics", "aria-label": "filter metrics",
+    oninput: () => show(filter.value),
+  });
+  const keys = runs.length < 2 ? null : el("div", { class: "keys" }, runs.map((run, place) => {
+    const dot = el("i", {});
+    dot.style.background = colour(place);
+    return el("span", {}, dot, run.name);
+  }));
+  const figures = new Map(names.map((name) => [name, board.figure(name)]));
+  board.onzoom = (range) => {
+    zoomed.hidden = range === null;
+    if (range) zoomed.textContent = `steps ${number(Math.round(range[0]))} to ${number(Math.round(range[1]))}: show all`;
+  };
+  board.onerror = (error) => grid.prepend(message(error.message));
+
+  function show(text) {
+    const wanted = names.filter((name) => name.toLowerCase().includes(text.toLowerCase()));
+    grid.replaceChildren(...sections(wanted).map(([title, list], place) =>
+      el("details", { class: "section", open: Boolean(text) || place < 3 },
+        el("summary", {}, `${title} `, el("small", {}, `${list.length}`)),
+        el("div", { class: "plots" }, list.map((name) => figures.get(name))))));
+    if (!wanted.length) grid.append(el("p", { class: "soft" }, "No metric has such a name."));
+  }
+  show("");
+  const root = el("section", { class: "curves" },
+    el("div", { class: "bar" }, filter, keys, zoomed,
+      el("small", { class: "soft" }, "drag to zoom, double click for everything")),
+    grid);
+  return {
+    root, refresh: () => board.refresh(), close: () => board.close(), mark: (id, findings) => board.mark(id, findings),
+  };
+}

@@ -1,0 +1,107 @@
+"""Tell whose code a file of a traceback is: the user's, a framework's, a package's or Python's."""
+
+from __future__ import annotations
+
+import re
+
+_INSTALLED = ("site-packages/", "dist-packages/")
+_GENERATED_PLACES = ("<frozen ", "<string>", "/bin/")
+_STDLIB = re.compile(r"/lib(?:64)?/python3[.\d]{0,6}/(?!site-packages|dist-packages)")
+# On Windows, and where conda puts a module of Python itself.
+_STDLIB_FILE = re.compile(
+    r"/(?:[Ll]ib|envs/[^/]{1,80}/[Ll]ib)/(?:runpy|threading|multiprocessing/[^/]{1,40}"
+    r"|concurrent/futures/[^/]{1,40}|asyncio/[^/]{1,40}|json/[^/]{1,40}|contextlib|functools)(?:\.py|$)"
+)
+# Compiled parts of Ray name themselves by their path in Ray's sources.
+_RAY_SOURCES = "python/ray/"
+# Code that a framework writes into the working directory or a cache.
+_GENERATED = (
+    "unsloth_compiled_cache",
+    "transformers_modules",
+    "torchinductor",
+    "torch_compile_cache",
+)
+# Folders next to a framework's package that contain what users write or copy.
+_OF_USERS = ("examples", "example", "recipe", "recipes", "scripts", "projects", "custom", "tests",
+             "plugin", "plugins", "custom_nodes", "user_scripts")  # fmt: skip
+PACKAGES = frozenset(
+    (
+        "accelerate", "areal", "axolotl", "chatlearn", "datasets", "deepspeed", "easyr1",
+        "flash_attn", "flashinfer", "homeostat", "lightning", "lightrft", "litgpt", "lmdeploy",
+        "llamafactory", "megatron", "miles", "miles_plugins", "mindspeed", "mmengine", "nemo",
+        "nemo_rl", "open_instruct", "openrlhf", "peft", "prime_rl", "pytorch_lightning", "ray",
+        "roll", "rllm", "sgl", "sglang", "skyrl_train", "slime", "slime_plugins", "swift",
+        "tensorrt_llm", "torch", "torchforge", "torchtitan", "torchtune", "transformer_engine",
+        "transformers", "trinity", "triton", "trl", "unsloth", "unsloth_zoo", "verl", "vllm",
+        "xtuner",
+    )
+)  # fmt: skip
+# Packages with modules at their top.
+_FLAT = frozenset(("megatron", "accelerate", "peft", "deepspeed", "trl"))
+
+
+def owner_of(file: str) -> str:
+    """Return whose code a file is:
+
+    "user", "framework" (trainers, engines, torch), "package" or "stdlib".
+    """
+    path = _plain(file)
+    parts = path.split("/")
+    inside = _inside(path)
+    if any(mark in parts for mark in _GENERATED):
+        return "framework"
+    if inside is not None:
+        return "framework" if inside in PACKAGES else "package"
+    if _STDLIB.search(path) or _STDLIB_FILE.search(path):
+        return "stdlib"
+    if any(mark in path for mark in _GENERATED_PLACES):
+        return "package"
+    if path.startswith(_RAY_SOURCES):
+        return "framework"
+    return "framework" if _checkout(parts) else "user"
+
+
+def package_of(file: str) -> str:
+    """Return the package of a file, such as "torch"; "" for the user's own code."""
+    path = _plain(file)
+    inside = _inside(path)
+    if inside is not None:
+        return inside
+    owner = owner_of(file)
+    if owner == "stdlib":
+        return "Python"
+    if owner != "framework":
+        return ""
+    if path.startswith(_RAY_SOURCES):
+        return "ray"
+    parts = path.split("/")
+    named = [part for part in parts if part in PACKAGES]
+    if named:
+        return named[-1]
+    return "unsloth" if "unsloth_compiled_cache" in parts else "generated code"
+
+
+def _plain(file: str) -> str:
+    return file.replace("\\", "/").strip()
+
+
+def _inside(path: str) -> str | None:
+    """Return the first part of the path inside of the installed packages; None outside of them."""
+    for mark in _INSTALLED:
+        if mark in path:
+            first, *rest = path.rpartition(mark)[2].split("/")
+            return rest[0] if first.endswith(".egg") and rest else first.removesuffix(".py")
+    return None
+
+
+def _checkout(parts: list[str]) -> bool:
+    """Return whether a path lies in the sources of a framework."""
+    places = [place for place, part in enumerate(parts[:-1]) if part in PACKAGES]
+    if not places:
+        return False
+    before, rest = parts[places[-1] - 1] if places[-1] else "", parts[places[-1] + 1 :]
+    if parts[places[-1]] in _FLAT and rest[0] not in _OF_USERS:
+        return True
+    # A checkout: the package is in a folder of its name, in src/ or python/, or has folders.
+    is_package = before in ("src", "python", parts[places[-1]]) or len(rest) > 1
+    return is_package and rest[0] not in _OF_USERS

@@ -1,0 +1,197 @@
+"""Read an exception's own words: which argument, shape, type, device, key or name was wrong.
+
+    mat1 and mat2 shapes cannot be multiplied (4x8 and 16x32)    shape: 4x8 and 16x32
+    f() got an unexpected keyword argument 'prompts'             argument: f() does not take prompts
+
+A form is a library's way to say it, with the values left open. Forms are compiled when the first
+exception is read, because the doctor starts often and rarely meets one that no rule knows.
+"""
+# ruff: noqa: E501 (a table)
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+_MAX_CHARS = 4_000
+# Number of facts about one exception that are reported.
+_MAX_DETAILS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """A fact that an exception's words state. `kind` is what it is about, `names` what they name."""
+
+    kind: str
+    words: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    kind: str
+    pattern: str
+    words: str
+
+
+_SIZE = r"(?:torch\.Size\()?[\[(][\d, ]{1,80}[\])]\)?"
+_NAME = r"[\w.\[\]-]{1,120}"
+_FORMS = (
+    # Shapes
+    _Form("shape", r"shapes cannot be multiplied \((\d{1,12}x\d{1,12}) and (\d{1,12}x\d{1,12})\)",
+          "the matrices {0} and {1} do not fit"),
+    _Form("shape", r"size of tensor a \((\d{1,12})\) must match the size of tensor b \((\d{1,12})\)"
+          r" at non-singleton dimension (\d{1,3})", "sizes {0} and {1} differ at dimension {2}"),
+    _Form("shape", r"expanded size of the tensor \((\d{1,12})\) must match the existing size "
+          r"\((\d{1,12})\) at non-singleton dimension (\d{1,3})",
+          "a size of {0} was wanted, and is {1}, at dimension {2}"),
+    _Form("shape", r"shape '(\[[\d, -]{1,80}\])' is invalid for input of size (\d{1,15})",
+          "{1} values cannot be viewed as {0}"),
+    _Form("shape", rf"size mismatch for ({_NAME}): copying a param with shape ({_SIZE}) from "
+          rf"checkpoint, the shape in current model is ({_SIZE})",
+          "{0} is {1} in the checkpoint and {2} in the model"),
+    _Form("shape", r"[Ee]xpected size (\d{1,12}) but got size (\d{1,12}) for tensor number (\d{1,6})",
+          "a size of {0} was expected, and tensor {2} has {1}"),
+    _Form("shape", rf"equal size, but got ({_SIZE}) at entry (\d{{1,6}}) and ({_SIZE}) at entry"
+          r" (\d{1,6})", "entry {1} is {0} and entry {3} is {2}: they cannot be stacked"),
+    _Form("shape", r"could not be broadcast together with shapes (\([\d, ]{0,60}\)) (\([\d, ]{0,60}\))",
+          "the arrays {0} and {1} do not fit"),
+    _Form("shape", r"input batch_size \((\d{1,12})\) to match target batch_size \((\d{1,12})\)",
+          "the input has {0} rows and the target {1}"),
+    _Form("index", r"index (-?\d{1,12}) is out of bounds for (?:dimension|axis) (\d{1,3}) with size "
+          r"(\d{1,12})", "index {0} is beyond the size {2} of dimension {1}"),
+    _Form("shape", r"cannot reshape (?:array|tensor) of (?:size )?(\d{1,15})(?: elements)? into shape "
+          r"([\[(][\d, -]{0,80}[\])])", "{0} values cannot take the shape {1}"),
+    _Form("shape", r"split_sizes to sum exactly to (\d{1,12})", "the parts do not sum to {0}"),
+    _Form("shape", rf"[Ee]xpected (?:a )?tensor of (?:shape|size) ({_SIZE}),? (?:but )?got ({_SIZE})",
+          "{0} was expected, and it is {1}"),
+    _Form("divide", r"([\w.()= -]{1,80}?) (?:must be|is not|should be|not)(?: evenly)? divisible by ([\w.()= -]{1,80})",
+          "{0} is not divisible by {1}"),
+    _Form("shape", r"same number of dimensions: got (\d{1,3}) and (\d{1,3})",
+          "one has {0} dimensions and the other {1}"),
+    _Form("shape", rf"same reduction dim, but got ({_SIZE}) X ({_SIZE})", "{0} and {1} do not fit"),
+    # Types of numbers
+    _Form("dtype", r"expected scalar type (\w{1,30}) but found (\w{1,30})", "{0} was expected, and it is {1}"),
+    _Form("dtype", r"same dtype, but got:? ([\w.:]{1,30}) (?:and|!=) ([\w.:]{1,30})", "one is {0} and the other {1}"),
+    _Form("dtype", r"have the same dtype, got ([\w.]{1,30}) and ([\w.]{1,30})", "one is {0} and the other {1}"),
+    _Form("dtype", r"not implemented for '(\w{1,30})'", "the operation does not exist for {0}"),
+    _Form("dtype", r"[Gg]ot unsupported ScalarType (\w{1,30})", "{0} is not supported there"),
+    _Form("dtype", r"following scalar types: ([\w, ]{1,80}); but got ([\w.]{1,60})",
+          "{0} was expected, and it is {1}"),
+    _Form("dtype", r"Input type \(([\w.]{1,60})\) and (?:weight|bias) type \(([\w.]{1,60})\)",
+          "the input is {0} and the weight {1}"),
+    _Form("dtype", r"[Aa]ttempting to cast .{0,40}? from ([\w.]{1,30}) to ([\w.]{1,30})", "{0} cannot become {1}"),
+    _Form("dtype", r"dtype[^a-z]{0,4}(?:src |expected |got )?(torch\.\w{1,30})\W{1,4}(?:and |but |dst |got |vs\.? |!= ?){0,2}(torch\.\w{1,30})",
+          "one is {0} and the other {1}"),
+    # Devices
+    _Form("device", r"at least two devices, ([\w:]{1,20}) and ([\w:]{1,20})", "one is on {0} and the other on {1}"),
+    _Form("argument", r"when checking argument for argument (\w{1,60}) in method (\w{1,80})",
+          "it is the argument {0} of {1}"),
+    _Form("device", r"[Cc]annot copy out of meta tensor", "a weight has no data: it is on the meta device"),
+    _Form("device", r"[Pp]ointer argument \(at (\d{1,4})\) cannot be accessed from Triton",
+          "argument {0} of a Triton kernel is on the CPU"),
+    _Form("device", r"[Ii]nvalid device ordinal", "a device was asked for that is not there"),
+    # Arguments
+    _Form("argument", r"(?:([\w.<>]{1,120}\(\)) )?got an unexpected keyword argument '(\w{1,80})'",
+          "{0} does not take {1}"),
+    _Form("argument", r"([\w.<>]{1,120})\(\) got multiple values for (?:keyword )?argument '(\w{1,80})'",
+          "{0}() is given {1} twice"),
+    _Form("argument", r"([\w.<>]{1,120})\(\) missing \d{1,3} required (?:positional|keyword-only) arguments?: "
+          r"(.{1,200})", "{0}() needs {1}"),
+    _Form("argument", r"([\w.<>]{1,120})\(\) takes ([\w ]{1,40}?) positional arguments? but (\d{1,4}) "
+          r"(?:was|were) given", "{0}() takes {1} arguments and is given {2}"),
+    _Form("argument", r"(missing) a required argument: '(\w{1,80})'", "{1} is not given"),
+    _Form("argument", r"'(\w{1,80})' is an invalid keyword argument for ([\w.]{1,80})", "{1} does not take {0}"),
+    _Form("setting", r"unrecognized arguments: (.{1,200})", "the command line has {0}, which is not known"),
+    _Form("setting", r"following arguments are required: (.{1,200})", "the command line lacks {0}"),
+    _Form("setting", r"(?:argument|option) (--?[\w./-]{1,60}): (?:invalid|expected) (.{1,120})", "{0}: {1}"),
+    _Form("setting", r"Key '([\w.]{1,80})' is not in struct", "the config has no key {0}"),
+    _Form("setting", r"Could not override '([\w.@/]{1,120})'", "the config has no key {0}"),
+    _Form("setting", r"ConfigAttributeError: (?:Missing )?[Kk]ey '?([\w.]{1,80})", "the config has no key {0}"),
+    _Form("setting", r"Missing mandatory value: ([\w.]{1,120})", "the config gives no value for {0}"),
+    _Form("setting", r"[Ss]ome keys are not used by the HfArgumentParser: (\[.{1,200}\])", "{0} are not known"),
+    _Form("setting", r"(\d{1,4}) validation errors? for (\w{1,80})", "{1} is refused, in {0} places"),
+    _Form("resume", r"(\w{1,80}) value from checkpoint \((.{1,60}?)\) is not equal to the input argument value \((.{1,60}?)\)",
+          "{0} is {1} in the checkpoint and {2} in the settings"),
+    _Form("quantised", r"(?:not supported|not possible|can't|cannot) .{0,60}?(4-bit|8-bit|quantized|quantised)", "that is not possible with {0} weights"),
+    _Form("exclusive", r"([\w ().`'-]{1,80}?) (?:is|are) (?:incompatible with|not supported (?:in|with|for|when|together)|not compatible with) ([\w ().`'-]{1,80})",
+          "{0} does not go together with {1}"),
+    _Form("exclusive", r"([\w ().`'-]{1,80}?) (?:is|are) only (?:supported|available|allowed) (?:for|with|in|when) ([\w ().`'-]{1,80})",
+          "{0} needs {1}"),
+    # Names
+    _Form("attribute", r"module '([\w.]{1,120})' has no attribute '(\w{1,120})'", "{0} has no {1}"),
+    _Form("attribute", r"'NoneType' object has no attribute '(\w{1,120})'",
+          "a value is None where something with {0} was expected"),
+    _Form("attribute", r"(?:type object )?'(?!NoneType')([\w.]{1,120})' object has no attribute '(\w{1,120})'",
+          "a {0} has no {1}"),
+    _Form("attribute", r"type object '([\w.]{1,120})' has no attribute '(\w{1,120})'", "{0} has no {1}"),
+    _Form("import", r"cannot import name '(\w{1,120})'(?: from (?:partially initialized module )?'([\w.]{1,160})')?",
+          "{1} has no {0}"),
+    _Form("import", r"No module named '?([\w.]{1,160})'?", "the module {0} is not installed or not on the path"),
+    _Form("import", r"(lib[\w.+-]{1,80}\.so[\w.]{0,20}): cannot open shared object file", "{0} cannot be found"),
+    _Form("import", r"undefined symbol: (\w{1,300})", "a compiled package does not fit: it lacks {0}"),
+    _Form("name", r"name '(\w{1,120})' is not defined", "{0} is not defined"),
+    _Form("name", r"local variable '(\w{1,120})'", "{0} has no value yet"),
+    # Values
+    _Form("none", r"'NoneType' object is not (subscriptable|iterable|callable)",
+          "a value is None where something {0} was expected"),
+    _Form("type", r"'(?!NoneType')([\w.]{1,80})' object is not (subscriptable|iterable|callable|an iterator)",
+          "a {0} is not {1}"),
+    _Form("type", r"unsupported operand type\(s\) for ([^\s:]{1,12}): '([\w.]{1,60})' and '([\w.]{1,60})'",
+          "{1} {0} {2} is not possible"),
+    _Form("type", r"'([^\s']{1,4})' not supported between instances of '([\w.]{1,60})' and '([\w.]{1,60})'",
+          "{1} and {2} cannot be compared"),
+    _Form("type", r"object of type '([\w.]{1,80})' has no len\(\)", "a {0} has no length"),
+    _Form("type", r"(?:can only concatenate|must be) (\w{1,30}),? (?:\()?not \"?(\w{1,30})", "{0} was expected, and it is {1}"),
+    _Form("type", r"(?:indices|index) must be ([\w ]{1,40}?),? not '?(\w{1,30})", "an index must be {0} and is {1}"),
+    _Form("type", r"argument of type '([\w.]{1,60})' is not iterable", "a {0} cannot be searched"),
+    _Form("type", r"Object of type ([\w.]{1,60}) is not JSON serializable", "a {0} cannot be written as JSON"),
+    _Form("value", r"invalid literal for int\(\) with base \d{1,2}: '(.{0,80}?)'", "{0!r} is no whole number"),
+    _Form("value", r"could not convert string to float: '?(.{0,80}?)'?$", "{0!r} is no number"),
+    _Form("value", r"(?:not enough|too many) values to unpack \(expected (\d{1,6})(?:, got (\d{1,6}))?\)",
+          "{0} values were expected"),
+    _Form("value", r"'?(.{1,60}?)'? is not a valid (\w{1,80})", "{0} is not a valid {1}"),
+    _Form("value", r"Expecting value: line (\d{1,9}) column (\d{1,9})", "the text is no JSON"),
+    _Form("value", r"division by zero", "a number is divided by 0"),
+    _Form("value", r"list index out of range", "a list is shorter than the index"),
+    _Form("value", r"All arrays must be of the same length", "columns have different lengths"),
+    _Form("keys", r"Missing key\(s\) in state_dict: (.{1,200})", "the weights lack {0}"),
+    _Form("keys", r"Unexpected key\(s\) in state_dict: (.{1,200})", "the weights have {0}, which the model has not"),
+    _Form("file", r"\[Errno \d{1,4}\] ([A-Z][\w ]{1,60}): '?([^'\n]{1,300}?)'?$", "{1}: {0}"),
+    _Form("file", r"(\S{0,200}[/\\.]\S{1,100}) (?:does not exist|is not a local folder|could not be found)", "{0} is not there"),
+    _Form("object", r"[Cc]an(?:'t|not) pickle ([^:]{1,120})", "{0} cannot be sent to another process"),
+    _Form("object", r"[Cc]annot re-initialize CUDA in forked subprocess", "CUDA was used before a fork"),
+)  # fmt: skip
+
+
+@cache
+def _compiled() -> tuple[tuple[_Form, re.Pattern[str]], ...]:
+    return tuple((form, re.compile(form.pattern)) for form in _FORMS)
+
+
+def details_of(kind: str, message: str) -> tuple[Detail, ...]:
+    """Return what the exception's words state, most telling first; () if no form fits."""
+    text = message[:_MAX_CHARS]
+    found = [*_by_kind(kind, text.partition("\n")[0])]
+    for form, pattern in _compiled():
+        match = pattern.search(text)
+        if match is None or any(match[0] in one.words for one in found):
+            continue
+        names = tuple(group.strip("'\" ") for group in match.groups() if group is not None)
+        values = [group if group is not None else "it" for group in match.groups()]
+        found.append(Detail(form.kind, form.words.format(*values), names))
+        if len(found) >= _MAX_DETAILS:
+            break
+    return tuple(found)
+
+
+def _by_kind(kind: str, text: str) -> Iterator[Detail]:
+    """Yield what the class of an exception says together with a text that is a bare name."""
+    name = kind.rpartition(".")[2]
+    if name == "KeyError" and 0 < len(text) <= 300:
+        key = text.strip("'\" ")
+        yield Detail("key", f"there is no key {key}", (key,))
+    elif name == "AssertionError" and not text:
+        yield Detail("value", "a condition that has to hold does not")

@@ -1,0 +1,260 @@
+"""Take an exception apart that no rule recognises.
+
+It names the library and the call that failed, the frame below which it is no longer the user's
+code, what the exception's words say was wrong, which process failed first and what the others said,
+and the known illness whose words are nearest. What is found this way is *read*, not *recognised*:
+it says where to look, and not what to change. Pure.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homeostat.health.code_owners import owner_of, package_of
+from homeostat.health.exception_details import Detail, details_of
+from homeostat.health.first_failure import is_aftermath
+from homeostat.health.frames import BOX, Frame
+from homeostat.health.log import Log
+from homeostat.health.speakers import rank_of, speaker_in
+from homeostat.health.tracebacks import Traceback
+
+# Lines below an exception's own that still belong to its message.
+_MAX_MORE = 12
+_ROLES = (
+    ("reward function", ("reward", "score", "verif", "grade", "judge", "accuracy")),
+    ("data code", ("data", "collat", "tokeniz", "preprocess", "map_fn", "getitem", "prompt",
+                   "load")),
+    ("plugin", ("plugin", "callback", "hook", "extension", "custom")),
+    ("config", ("config", "argument", "settings", "yaml")),
+)  # fmt: skip
+
+
+# What the words are about -> the illness that such words usually are.
+_CAUSES = {
+    "device": "device-mismatch",
+    "dtype": "dtype-mismatch",
+    "shape": "shape-mismatch",
+    "import": "library-version-mismatch",
+    "setting": "unknown-setting",
+    "file": "path-missing",
+    "keys": "checkpoint-keys-mismatch",
+    "resume": "checkpoint-world-size-change",
+    "quantised": "quantised-weights-misused",
+    "exclusive": "settings-exclusive",
+}
+_STDLIB = frozenset(sys.stdlib_module_names)
+_LOADS_WEIGHTS = ("state_dict", "from checkpoint", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionReading:
+    """An exception taken apart: what its frames and words say.
+
+    `library` is the package in which it was raised, "" if that was the user's own code, `call` the
+    function there that the code above it called, `raised` the innermost frame. `user` is the
+    deepest frame of the user's code, `role` what that code seems to be. `others` are sentences
+    about the other processes, and about exceptions that followed from this one.
+    """
+
+    failure: Traceback
+    library: str
+    call: Frame | None
+    raised: Frame | None
+    user: Frame | None
+    role: str
+    details: tuple[Detail, ...]
+    others: tuple[str, ...]
+
+    @property
+    def wrong(self) -> str:
+        """Return what the exception's words say was wrong; "" if no form fits them."""
+        return "; ".join(detail.words for detail in self.details)
+
+    @property
+    def where(self) -> str:
+        """Return a sentence about the call that failed and the code that led to it."""
+        parts = []
+        if self.library and self.call is not None:
+            parts.append(f"{self.library} failed in {_called(self.call)}")
+        elif self.raised is not None:
+            parts.append(f"it was raised in {self.raised}")
+        if self.user is not None and self.user != self.raised:
+            parts.append(f"your {self.role} led to it at {self.user}")
+        return "; ".join(parts)
+
+    @property
+    def likely(self) -> tuple[str, str] | None:
+        """Return the illness that the words usually are, and why; None if they do not tell."""
+        for one in self.details:
+            name = _CAUSES.get(one.kind) or self._by_owner(one)
+            if one.kind == "import" and not _STDLIB.isdisjoint(one.names):
+                # What Python itself lacks is a matter of the system, not of versions.
+                name = ""
+            if one.kind == "resume" and "parallel" not in one.words:
+                name = "checkpoint-keys-mismatch"
+            if name == "shape-mismatch" and any(w in self.failure.message for w in _LOADS_WEIGHTS):
+                name = "checkpoint-keys-mismatch"
+            if name:
+                return name, one.words
+        return None
+
+    def _by_owner(self, detail: Detail) -> str:
+        """Name what depends on whose code asked for something that is not there."""
+        is_users = self.raised is not None and owner_of(self.raised.file) == "user"
+        if detail.kind == "argument" and any("reward" in name for name in detail.names[:1]):
+            return "reward-fn-signature"
+        if detail.kind in ("argument", "attribute") and "None" not in detail.words:
+            # One library asks another for what it does not have: they are of different times.
+            return "" if is_users else "library-version-mismatch"
+        if detail.kind == "divide":
+            return _undivided(detail.words)
+        if detail.kind == "key" and self.role == "data code":
+            return "column-missing"
+        return ""
+
+
+def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) -> ExceptionReading:
+    """Read the exception that ended a run. `around` are all failures at its end, in order."""
+    library, call = _failed_call(failure)
+    user = failure.deepest_user_frame
+    return ExceptionReading(
+        failure=failure,
+        library=library,
+        call=call,
+        raised=failure.frames[-1] if failure.frames else None,
+        user=user,
+        role=role_of(user, caller=failure.caller) if user is not None else "",
+        details=details_of(failure.kind, whole_message(failure, log)),
+        others=tuple(_others(failure, around)),
+    )
+
+
+def _failed_call(failure: Traceback) -> tuple[str, Frame | None]:
+    """Return the library that raised and the function by which it was entered."""
+    frames = [frame for frame in failure.frames if owner_of(frame.file) != "stdlib"]
+    if not frames or owner_of(frames[-1].file) == "user":
+        return "", None
+    library = package_of(frames[-1].file)
+    entered = frames[-1]
+    for frame in reversed(frames[:-1]):
+        if package_of(frame.file) != library:
+            break
+        entered = frame
+    # Modules of torch call each other through __call__ wrappers: the last function says more.
+    is_wrapper = entered.function.startswith(
+        ("_call", "_wrapped", "__call__", "wrapper", "decorate")
+    )
+    return library, frames[-1] if is_wrapper else entered
+
+
+def whole_message(failure: Traceback, log: Log) -> str:
+    """Return the message with the lines below it that belong to it."""
+    if failure.is_native or not failure.has_tail:
+        return failure.message
+    parts = [failure.message]
+    start = bisect_right(log.lines, failure.end.number, key=lambda line: line.number)
+    for line in log.lines[start : start + _MAX_MORE]:
+        speaker, text = speaker_in(line.text)
+        if speaker != failure.speaker:
+            continue
+        # A message continues in lines that are indented, as loaders of weights print them, or that
+        # begin in the middle of a sentence, as rich breaks them.
+        is_more = text[:1].isspace() or text[:1].islower()
+        if not is_more or 'File "' in text or text.strip()[:1] in BOX:
+            break
+        parts.append(text.strip())
+    return "\n".join(parts)
+
+
+def role_of(frame: Frame, *, caller: str = "") -> str:
+    """Return what the user's code seems to be, by the names of caller, function and file."""
+    file = frame.file.replace("\\", "/").rpartition("/")[2].lower()
+    for text in (caller.lower(), frame.function.lower(), file):
+        for role, words in _ROLES:
+            if any(word in text for word in words):
+                return role
+    return "script"
+
+
+def _others(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
+    """Describe the failures beside the first one: other processes, and what followed from it."""
+    said: list[str] = []
+    same, different, lost = [], [], []
+    for one in around:
+        if one is failure or one.speaker == failure.speaker:
+            continue
+        if one.error == failure.error:
+            same.append(one.speaker)
+        elif one.is_report:
+            # A launcher or Ray says that something failed, as the log shows already.
+            continue
+        elif is_aftermath(one):
+            lost.append(one)
+        else:
+            different.append(one)
+    if failure.speaker and (same or different or lost):
+        who = (
+            "rank " + str(rank)
+            if (rank := rank_of(failure.speaker)) is not None
+            else failure.speaker
+        )
+        said.append(f"the first to fail was {who}")
+    if same:
+        said.append(f"{_count(same)} raised the same")
+    for one in _distinct(different):
+        said.append(f"{one.speaker or 'another process'} raised {one.error[:120]}")
+    if lost:
+        who = _count([one.speaker for one in lost])
+        said.append(f"{who} only lost the connection afterwards ({lost[0].error[:80]})")
+    said += _chain(failure, around)
+    return said
+
+
+def _chain(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
+    """Describe the exceptions that Python printed as following from this one."""
+    said, is_after = [], False
+    for one in around:
+        if one is failure:
+            is_after = True
+        elif is_after and one.speaker == failure.speaker:
+            if not one.link:
+                break
+            how = "was raised from it" if one.link == "cause" else "came up while it was handled"
+            said.append(f"{one.error[:120]} {how}")
+    return said[:2]
+
+
+def _distinct(found: Sequence[Traceback]) -> list[Traceback]:
+    """Return one failure of each speaker, at most three."""
+    return list({one.speaker: one for one in reversed(found)}.values())[:3]
+
+
+def _count(speakers: Sequence[str]) -> str:
+    names = list(dict.fromkeys(speakers))
+    if len(names) == 1:
+        return names[0] or "another process"
+    return f"{len(names)} other processes"
+
+
+def _undivided(words: str) -> str:
+    """Name what cannot be divided, by the words for it."""
+    low = words.lower()
+    if "expert" in low or "ep_size" in low:
+        return "expert-parallel-not-dividing"
+    if "head" in low or "tensor" in low or "tp_size" in low:
+        return "heads-not-dividing-tp"
+    return "batch-not-divisible" if "batch" in low else ""
+
+
+def _called(frame: Frame) -> str:
+    """Return a library's function with its file from the package on."""
+    path = frame.file.replace("\\", "/")
+    parts = path.split("/")
+    package = package_of(frame.file)
+    start = (
+        len(parts) - 1 - parts[::-1].index(package) if package in parts else max(0, len(parts) - 2)
+    )
+    return f"{frame.function or '?'} ({'/'.join(parts[start:])}:{frame.line})"

@@ -1,0 +1,15 @@
+"""Read the exception or crash that ended a run, whether or not a rule recognises it."""
+
+from __future__ import annotations
+
+from homeostat.health.ending import ending_of, last_failures
+from homeostat.health.exception_reading import ExceptionReading, read_exception
+from homeostat.health.view import RunView
+
+
+def last_exception(view: RunView) -> ExceptionReading | None:
+    """Return the reading of the failure that ended the run; None if it did not end in one."""
+    ending = ending_of(view)
+    if ending.traceback is None:
+        return None
+    return read_exception(ending.traceback, last_failures(view), view.log)

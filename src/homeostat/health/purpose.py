@@ -1,0 +1,79 @@
+"""Judge whether a run does what it is for: the loss falls, the reward rises.
+
+A quarter of the records at each end are compared. A change counts if it is larger than what the
+noise of the records explains, so a short or noisy run is "flat", not "worse".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from homeostat.health.view import Kind, RunView
+from homeostat.health.vital_metrics import vital_names, vital_series
+
+MIN_RECORDS = 4
+# Records that a trend needs before it is called one.
+MIN_TREND = 12
+# Standard errors of the difference beyond which a change is no noise.
+_MIN_ERRORS = 4.0
+# Share of the start by which a metric must have moved.
+_MIN_SHARE = 0.1
+
+
+class Trend(StrEnum):
+    """The course of the metric that a run is to improve."""
+
+    BETTER = "better"
+    FLAT = "flat"
+    WORSE = "worse"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """The metric that the run is to improve, its values at start and end, and its trend."""
+
+    metric: str = ""
+    start: float = 0.0
+    end: float = 0.0
+    trend: Trend = Trend.UNKNOWN
+
+    @property
+    def words(self) -> str:
+        """Return the course in words; "" if it is not known."""
+        if not self.metric:
+            return ""
+        name = "loss" if self.metric == "train/loss" else self.metric
+        if self.start == self.end:
+            return f"the {name} stays at {self.start:.4g}"
+        return f"the {name} went from {self.start:.4g} to {self.end:.4g}"
+
+
+def purpose_of(view: RunView) -> Purpose:
+    """Return how the first of the run's vital metrics moved."""
+    for name in vital_names(view.kind):
+        series = vital_series(view, name)
+        finite = series.finite() if series is not None else None
+        if finite is None or len(finite) < MIN_RECORDS:
+            continue
+        count = max(2, len(finite) // 4)
+        first, last = finite.values[:count], finite.values[-count:]
+        start, end = float(first.mean()), float(last.mean())
+        # The loss of RL and a gradient norm have no better direction.
+        known = name != "grad_norm" and not (view.kind is Kind.RL and name == "train/loss")
+        trend = Trend.UNKNOWN
+        if known and len(finite) >= MIN_TREND:
+            spread = float(np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / count))
+            trend = _trend(start, end, spread=spread, rises=name != "train/loss")
+        return Purpose(name, start, end, trend)
+    return Purpose()
+
+
+def _trend(start: float, end: float, *, spread: float, rises: bool) -> Trend:
+    moved = end - start
+    if abs(moved) <= max(_MIN_ERRORS * spread, _MIN_SHARE * abs(start)):
+        return Trend.FLAT
+    return Trend.BETTER if (moved > 0) == rises else Trend.WORSE

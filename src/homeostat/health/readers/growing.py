@@ -1,0 +1,122 @@
+"""Read a log while it is being written: what is new is read once, and a view can be had any time.
+
+    GrowingLog     takes in bytes of one or several streams in the order in which they arrive
+    GrowingFile    a file that grows, is rotated (another file has its name) or is truncated
+
+The view is the one that the whole text would give, except for what is still being printed: a line
+without an end, and a literal over several lines that is not closed yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from homeostat.health.readers.build import Found, view_of
+from homeostat.health.readers.files import LogLines, found_by
+from homeostat.health.readers.source import MAX_LINE
+from homeostat.health.view import RunView, Series
+
+_CHUNK = 1 << 20
+
+
+class GrowingLog:
+    """A log that is read as it arrives. `name` is what the view gives as its source."""
+
+    def __init__(self, name: str, *, config: Mapping[str, Any] | None = None) -> None:
+        self._name = name
+        self._config = config
+        self._lines = LogLines()
+        # What arrived after the last line end of each stream.
+        self._begun: dict[int, bytes] = {}
+
+    def feed(self, data: bytes, *, stream: int = 0) -> None:
+        """Take in what a stream wrote; lines of different streams are kept apart."""
+        lines = (self._begun.get(stream, b"") + data).split(b"\n")
+        rest = lines.pop()
+        if len(rest) > MAX_LINE:
+            # A bar is redrawn behind carriage returns for hours without a line end.
+            drawn, _, rest = rest.rpartition(b"\r")
+            lines.append(drawn[-MAX_LINE:])
+            rest = rest[-MAX_LINE:]
+        self._begun[stream] = rest
+        if lines:
+            self._lines.take(lines)
+
+    def end_line(self, *, stream: int = 0) -> None:
+        """Take in a last line without an end, because no more comes from that stream."""
+        rest = self._begun.pop(stream, b"")
+        if rest:
+            self._lines.take([rest])
+
+    def finish(self) -> None:
+        """Take in everything that is still open: nothing more comes."""
+        for stream in list(self._begun):
+            self.end_line(stream=stream)
+        self._lines.flush()
+        self._lines.reader.finish()
+
+    def view(self) -> RunView:
+        """Return the run as far as it was read; it stays valid when more is read."""
+        self._lines.flush()
+        found = found_by(self._lines.reader, name=self._name)
+        found.series = {name: _copy(one) for name, one in found.series.items()}
+        return view_of(_frozen(found), config=self._config)
+
+
+def _copy(series: Series) -> Series:
+    # Series are views of the reader's memory, which cannot grow while a view exists.
+    return Series(series.steps.copy(), series.values.copy())
+
+
+def _frozen(found: Found) -> Found:
+    """Return it with its own containers: the reader goes on to fill those that it returned."""
+    found.settings = dict(found.settings)
+    found.forms = dict(found.forms)
+    return found
+
+
+class GrowingFile:
+    """A text file that is followed by its name, as `tail -F` does it."""
+
+    def __init__(self, path: Path, *, config: Mapping[str, Any] | None = None) -> None:
+        self._path = path
+        self._log = GrowingLog(str(path), config=config)
+        self._file: BinaryIO | None = None
+
+    def poll(self) -> bool:
+        """Read what is new. Return whether there was anything."""
+        is_new = self._read_on()
+        try:
+            state = self._path.stat()
+        except FileNotFoundError:
+            # Not written yet, or in the middle of being rotated.
+            return is_new
+        if self._file is None or not os.path.samestat(os.fstat(self._file.fileno()), state):
+            self.close()
+            self._log.end_line()
+            self._file = self._path.open("rb")
+        elif state.st_size < self._file.tell():
+            self._log.end_line()
+            self._file.seek(0)
+        return self._read_on() or is_new
+
+    def _read_on(self) -> bool:
+        is_new = False
+        while self._file is not None and (data := self._file.read(_CHUNK)):
+            self._log.feed(data)
+            is_new = True
+        return is_new
+
+    def finish(self) -> None:
+        self._log.finish()
+
+    def view(self) -> RunView:
+        return self._log.view()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

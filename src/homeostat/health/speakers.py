@@ -1,0 +1,96 @@
+"""Split a log line into who says it and what is said.
+
+    [rank3]: Traceback (most recent call last):          rank 3
+    (WorkerDict pid=412, ip=10.0.0.4)   File "x.py" ...  WorkerDict pid=412
+    3: KeyError: 'answer'                                srun --label: task 3
+    [1,3]<stderr>:KeyError: 'answer'                     mpirun --tag-output: rank 3
+
+Lines of several processes alternate in one log; a traceback is read from the lines of one speaker.
+Text that a logger wrapped into JSON, or whose line breaks it escaped, is unwrapped. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from homeostat.health.log import LogLine
+
+_SPEAKER = re.compile(
+    r"(?:> ?)?\s{0,4}(?:\((?P<actor>[^()]{0,80}?pid=\d{1,9})[^()]{0,80}\)"
+    r"|\[(?:[Dd]efault|[Rr]ank|RANK)[ _=:]?(?P<rank>\d{1,6})\]:?"
+    r"|\[\d{1,4},(?P<tagged>\d{1,6})\]<std(?:err|out)>:"
+    r"|(?P<label>\d{1,4}):(?= ))\s?"
+)
+_RANK = re.compile(r"\b(?:rank|task|[Ll]ocal_rank)[ =](\d{1,6})\b")
+_MAX_PREFIXES = 3
+# Fields in which loggers and container runtimes put the text.
+_FIELDS = ("log", "message", "msg", "text", "exc_info", "exception", "stack_trace", "traceback",
+           "error", "stack", "event", "line")  # fmt: skip
+_MAX_JSON = 40_000
+_MAX_PARTS = 400
+
+
+def speaker_in(text: str) -> tuple[str, str]:
+    """Return the speaker, "" if the line names none, and the rest of the line."""
+    speaker = ""
+    if text[:1] not in "([> 0123456789":
+        return speaker, text
+    for _ in range(_MAX_PREFIXES):
+        found = _SPEAKER.match(text)
+        if found is None:
+            break
+        named = found["actor"] or _number_of(found)
+        # An actor may repeat the output of a rank: both are said.
+        speaker = f"{speaker}, {named}" if speaker else named
+        text = text[found.end() :]
+    return speaker, text
+
+
+def _number_of(found: re.Match[str]) -> str:
+    if found["label"] is not None:
+        return f"task {found['label']}"
+    return f"rank {found['rank'] if found['rank'] is not None else found['tagged']}"
+
+
+def rank_of(speaker: str) -> int | None:
+    """Return the rank that a speaker is; None if its name does not say."""
+    found = _RANK.search(speaker)
+    return int(found[1]) if found else None
+
+
+def spoken_lines(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, str, str]]:
+    """Yield each line with its speaker and its text; wrapped text gives several for one line."""
+    for line in lines:
+        text = line.text
+        if not _is_wrapped(text):
+            yield (line, *speaker_in(text))
+            continue
+        for part in _unwrapped(text):
+            yield (line, *speaker_in(part))
+
+
+def _is_wrapped(text: str) -> bool:
+    if text[:1] == "{":
+        return "Traceback" in text or 'File \\"' in text or '"log"' in text or '"message"' in text
+    return "\\n" in text and "Traceback (most recent call last)" in text
+
+
+def _unwrapped(text: str) -> list[str]:
+    """Return the lines of a text inside a JSON record, or with escaped line breaks."""
+    start = text.find("{")
+    if start >= 0 and len(text) <= _MAX_JSON:
+        try:
+            record = json.loads(text[start:])
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            inner = [value for value in record.values() if isinstance(value, dict)]
+            texts = [str(one[name]) for one in (record, *inner) for name in _FIELDS if name in one]
+            found = [part for one in texts for part in one.splitlines()]
+            return found[:_MAX_PARTS] or [text]
+    if "\\n" not in text:
+        return [text]
+    plain = text.replace("\\r", "").replace("\\t", "\t").replace('\\"', '"').replace("\\'", "'")
+    return plain.split("\\n")[:_MAX_PARTS]

@@ -1,0 +1,159 @@
+"""Judge the vital metrics of a run: which are not finite, zero, frozen, or no longer logged.
+
+vital        the loss; the gradient norm; in RL the reward; in preference training the margin
+zero         exactly 0 where that cannot be, from the first record on
+frozen       exactly the same number, record after record: no optimizer does that
+gone         logged at first, and from some step on not any more, while other metrics are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from homeostat.health.view import Kind, RunView, Series
+from homeostat.types import FloatArray64
+
+# Number of records that must be exactly equal before a metric counts as frozen or zero.
+MIN_FROZEN = 10
+MIN_ZERO = 3
+# Number of records of other metrics without this one before it counts as gone.
+MIN_GONE = 8
+LOSSES = ("train/loss", "train/policy_loss")
+# Metrics that have to be numbers at every step.
+_FINITE = (*LOSSES, "grad_norm", "reward", "kl", "entropy", "eval/loss")
+# Metrics that are logged at every step or never.
+_STEADY = (*LOSSES, "grad_norm", "reward", "kl", "entropy", "completions/mean_length",
+           "preference/margin")  # fmt: skip
+
+
+def vital_names(kind: Kind) -> tuple[str, ...]:
+    """Return the vital metrics of a run of this kind, most informative first."""
+    return {
+        Kind.RL: ("reward", "train/loss", "grad_norm"),
+        Kind.PREFERENCE: ("train/loss", "preference/margin", "grad_norm"),
+        Kind.REWARD_MODEL: ("train/loss", "reward_model/accuracy", "grad_norm"),
+    }.get(kind, ("train/loss", "grad_norm"))
+
+
+def vital_series(view: RunView, name: str) -> Series | None:
+    """Return a vital metric; the policy's loss stands in for the loss."""
+    return view.series(*LOSSES) if name == "train/loss" else view.series(name)
+
+
+def not_finite(view: RunView) -> Iterable[str]:
+    """Return vital metrics that are NaN or infinite now: in the newest record and in two of four.
+
+    A reward function that does not apply to a batch is logged as NaN by some trainers, so only an
+    infinite reward counts. The same is true of a standard deviation, which a single sample does not
+    have.
+    """
+    for name in _FINITE:
+        series = view.series(name)
+        if series is not None and _is_bad_now(~np.isfinite(series.values)):
+            yield name
+    for name, series in view.matching("rewards/", "/mean").items():
+        if _is_bad_now(np.isinf(series.values)):
+            yield f"rewards/{name}/mean"
+
+
+def _is_bad_now(bad: np.ndarray) -> bool:
+    return bool(bad[-1]) and (len(bad) == 1 or int(bad[-4:].sum()) >= 2)
+
+
+def zero(view: RunView) -> Iterable[str]:
+    """Return vital metrics that are exactly 0 from the first record on.
+
+    The loss of GRPO prints as 0 by construction, so in RL only the gradient is checked.
+    """
+    names = ["grad_norm"]
+    if view.kind is not Kind.RL:
+        names += [*LOSSES, "train/token_accuracy"]
+    for name in names:
+        series = view.series(name)
+        least = MIN_ZERO if name in LOSSES else 5
+        if series is None or len(series) < least or view.decimals.get(name, 9) < 4:
+            continue
+        if not series.values.any() and not _is_rate_zero(view, int(series.steps[0])):
+            yield name
+
+
+def zero_since(view: RunView) -> int | None:
+    """Return the step from which the loss of fine-tuning is exactly 0 after ordinary values.
+
+    Some trainers print a loss that is not finite as 0. None if there is no such step.
+    """
+    loss = view.series("train/loss")
+    if view.kind is Kind.RL or loss is None or view.decimals.get("train/loss", 9) < 4:
+        return None
+    alive = np.flatnonzero(loss.values != 0.0)
+    if not len(alive) or len(loss) - 1 - int(alive[-1]) < 5 or not loss.values[alive[-1]] > 0.3:
+        return None
+    return int(loss.steps[alive[-1] + 1])
+
+
+def _is_rate_zero(view: RunView, step: int) -> bool:
+    rates = view.series("learning_rate")
+    return rates is not None and not rates.since(step).values.any()
+
+
+def frozen(view: RunView) -> Iterable[str]:
+    """Return losses that are the same non-zero number in the newest records although the rate is
+    not 0.
+
+    Gradient norms are left out: some trainers print them after clipping.
+    """
+    for name, least in (("train/loss", MIN_FROZEN), ("eval/loss", 4)):
+        series = view.series(name)
+        if series is None or len(series) < least or view.decimals.get(name, 9) < 3:
+            continue
+        newest = series.values[-least:]
+        # If few digits are printed, a value may repeat by chance, so it must stay longer.
+        newest = newest if _digits(newest) >= 4 else series.values[-2 * least :]
+        if len(newest) < least or newest[-1] == 0.0 or not np.isfinite(newest).all():
+            continue
+        if _digits(newest) < 4 and len(newest) < 2 * least:
+            continue
+        if float(np.ptp(newest)) == 0.0 and not _is_rate_zero(view, int(series.steps[-least])):
+            yield name
+
+
+def _digits(values: FloatArray64) -> int:
+    """Return the significant digits of the newest value as it was printed."""
+    return len(f"{values[-1]:.9g}".replace(".", "").replace("-", "").strip("0"))
+
+
+def ends_not_finite(view: RunView) -> Iterable[str]:
+    """Return vital metrics whose newest value is not finite, be it a single one.
+
+    A summary at the end of a run counts, too: trainers print the mean loss there.
+    """
+    for name in _FINITE:
+        series = view.series(name)
+        if series is not None and not np.isfinite(series.latest):
+            yield name
+    for name, series in view.metrics.items():
+        # A loss under a name that nobody knows has to be a number, too.
+        if name not in _FINITE and "loss" in name.lower() and len(series):
+            if _is_bad_now(~np.isfinite(series.values)):
+                yield name
+    for name, value in view.facts.get("summary", {}).items():
+        if name.endswith("loss") and not np.isfinite(value):
+            yield f"{name} of the whole run"
+
+
+def gone(view: RunView) -> Iterable[tuple[str, int]]:
+    """Return metrics that are no longer logged, each with its last step.
+
+    Other metrics must continue at the same steps: a run that ends ends all of them.
+    """
+    steady = {name: one for name in _STEADY if (one := view.series(name)) is not None}
+    newest = max((one.steps[-1] for one in steady.values()), default=0)
+    for name, one in steady.items():
+        if len(one) < MIN_GONE or one.steps[-1] == newest:
+            continue
+        interval = float(np.median(np.diff(one.steps)))
+        others = [len(other.since(int(one.steps[-1]) + 1)) for other in steady.values()]
+        if max(others) >= MIN_GONE and newest - one.steps[-1] >= MIN_GONE * interval:
+            yield name, int(one.steps[-1])

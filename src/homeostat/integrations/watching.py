@@ -1,0 +1,228 @@
+"""Follow a run while it is written, and report each finding once.
+
+    a text log                     new bytes are read as they come (readers/growing.py)
+    a run folder, other formats    read again whenever a file in it has changed
+
+Every look judges the run as `homeostat doctor` would judge what is there at that moment, so both
+give the same findings. A look happens when something is new, at most once in `interval_s`, and only
+while all looks together take less than 1 % of the time (pace.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from homeostat.errors import DataError, HomeostatError
+from homeostat.health.diagnose import diagnose
+from homeostat.health.finding import Finding, Level
+from homeostat.health.formats.report import Report
+from homeostat.health.frameworks import HOMEOSTAT
+from homeostat.health.open_findings import OpenFindings
+from homeostat.health.readers import RunPlace, open_run, runs_in
+from homeostat.health.readers.growing import GrowingFile
+from homeostat.health.readers.run_dir import is_our_run
+from homeostat.health.readers.settings import read_config
+from homeostat.health.records import State
+from homeostat.health.rule import Rule
+from homeostat.health.view import RunView
+from homeostat.integrations.pace import Pace
+from homeostat.integrations.telling import Message, Teller
+from homeostat.observe.run_dir import writer_of
+
+POLL_S = 0.5
+_MAX_DEPTH = 4
+_MAX_FILES = 20_000
+# Names of files that are tables, documents or binary, and are read as a whole.
+_WHOLE_SUFFIXES = (".csv", ".json", ".wandb")
+_ENDS = ("run_stopped", "run_finished", "run_failed")
+
+
+class Followed(Protocol):
+    """A run that is being written."""
+
+    def poll(self) -> bool:
+        """Take in what is new. Return whether there was anything."""
+        ...
+
+    def view(self) -> RunView: ...
+
+    def finish(self) -> None:
+        """Take in what is still open, because nothing more will come."""
+        ...
+
+
+class Watcher:
+    """Judge views of a run that grows, and tell what changed."""
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        rules: Sequence[Rule],
+        level: Level,
+        tell: Callable[[Message], None],
+        stop_on: Level | None = None,
+    ) -> None:
+        self.run = run
+        # Called once, with the first finding of level `stop_on` or above.
+        self.stop: Callable[[Finding], None] | None = None
+        self.report: Report | None = None
+        self._rules = rules
+        self._tell = tell
+        self._stop_on = stop_on
+        self._open = OpenFindings()
+        self._teller = Teller(run=run, level=level)
+
+    @property
+    def open(self) -> list[Finding]:
+        return self._open.findings
+
+    def look(self, view: RunView) -> None:
+        """Judge a view, and tell what changed since the last one."""
+        diagnosis = diagnose(view, self._rules)
+        self.report = Report(self.run, view, diagnosis, diagnosis.findings)
+        seen = {finding.key: finding for finding in reversed(diagnosis.findings)}
+        changes = self._open.settle(view.last_step or 0, seen)
+        for message in self._teller.messages(changes, view.framework):
+            self._tell(message)
+        if self._stop_on is None:
+            return
+        for change in changes:
+            grave = change.finding.level.rank >= self._stop_on.rank
+            if change.state is State.OPEN and grave and self.stop is not None:
+                stop, self.stop = self.stop, None
+                stop(change.finding)
+
+
+def follow(
+    followed: Followed, watcher: Watcher, *, interval_s: float, idle_timeout_s: float
+) -> str:
+    """Follow a run until it ends, or nothing was written for `idle_timeout_s` (0: for ever).
+
+    Return why it ended. Raises KeyboardInterrupt, after a last look, if the user ends it.
+    """
+    pace = Pace(time.monotonic(), interval_s=interval_s)
+    newest, is_new = time.monotonic(), False
+    try:
+        while True:
+            if followed.poll():
+                newest, is_new = time.monotonic(), True
+            if is_new and pace.is_due(time.monotonic()):
+                is_new = not timed_look(followed, watcher, pace)
+                if watcher.report is not None and _is_over(watcher.report.view):
+                    return "the run has ended"
+            if idle_timeout_s and time.monotonic() - newest > idle_timeout_s:
+                followed.finish()
+                timed_look(followed, watcher, pace)
+                return f"nothing was written for {idle_timeout_s:g} s"
+            time.sleep(min(POLL_S, interval_s) if interval_s else POLL_S)
+    except KeyboardInterrupt:
+        followed.finish()
+        timed_look(followed, watcher, pace)
+        raise
+
+
+def timed_look(followed: Followed, watcher: Watcher, pace: Pace) -> bool:
+    """Look once. Return False if there is nothing yet that can be judged."""
+    started = time.thread_time()
+    try:
+        watcher.look(followed.view())
+    except DataError:
+        # The run's files have been made, but hold nothing yet.
+        return False
+    finally:
+        pace.looked(time.monotonic(), time.thread_time() - started)
+    return True
+
+
+def _is_over(view: RunView) -> bool:
+    """Return whether a run of ours has recorded its end; other logs may always go on."""
+    if view.framework is not HOMEOSTAT:
+        return False
+    own = view.events_of("run_started", "run_resumed", *_ENDS)
+    return bool(own) and own[-1].kind in _ENDS
+
+
+class RereadPlace:
+    """A folder, or a file that is no text: read again as a whole whenever it has changed."""
+
+    def __init__(self, place: RunPlace, *, config: Path | None = None) -> None:
+        self._place = place
+        self._config = config
+        self._state: tuple[int, int, int] | None = None
+
+    def poll(self) -> bool:
+        before, self._state = self._state, _state(self._place)
+        return self._state != before
+
+    def view(self) -> RunView:
+        return open_run(self._place, config=self._config)
+
+    def finish(self) -> None:
+        """Do nothing: every look reads all that is there."""
+
+
+def _state(place: RunPlace) -> tuple[int, int, int]:
+    """Return what changes when a file is written: their number, sizes and newest time."""
+    count = size = newest = 0
+    for file in place.files or _files_below(place.path):
+        try:
+            state = os.stat(file)
+        except OSError:
+            continue
+        count, size, newest = count + 1, size + state.st_size, max(newest, state.st_mtime_ns)
+    return count, size, newest
+
+
+def _files_below(path: Path) -> Iterator[str]:
+    if not path.is_dir():
+        yield str(path)
+        return
+    waiting, num_seen = [(str(path), 0)], 0
+    while waiting and num_seen < _MAX_FILES:
+        folder, depth = waiting.pop(0)
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    num_seen += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        if depth < _MAX_DEPTH:
+                            waiting.append((entry.path, depth + 1))
+                    else:
+                        yield entry.path
+        except OSError:
+            continue
+
+
+def followed_path(path: Path, *, config: Path | None) -> tuple[str, Followed]:
+    """Return the run at a path, with its name: of a folder with several runs the newest."""
+    if path.is_dir():
+        several = [] if is_our_run(path) else runs_in(path)
+        place = several[0] if several else RunPlace(path)
+        return place.name, RereadPlace(place, config=config)
+    if path.suffix in _WHOLE_SUFFIXES or "tfevents" in path.name:
+        return str(path), RereadPlace(RunPlace(path), config=config)
+    settings: dict[str, Any] | None = read_config(config) if config is not None else None
+    return str(path), GrowingFile(path, config=settings)
+
+
+def stop_own_run(path: Path) -> None:
+    """Ask the process that writes to a run directory of ours to stop after its step.
+
+    Raises HomeostatError if no process does, or it may not be signalled.
+    """
+    writer = writer_of(path)
+    if writer is None:
+        raise HomeostatError(f"no process writes to {path}, so there is nothing to stop.")
+    try:
+        os.kill(writer, signal.SIGTERM)
+    except OSError as error:
+        raise HomeostatError(
+            f"process {writer}, which writes to {path}, could not be asked to stop: "
+            f"{error.strerror}. Watch it as the same user on the same machine."
+        ) from None

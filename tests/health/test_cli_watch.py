@@ -1,0 +1,246 @@
+"""`homeostat watch`: a growing log, a command, a folder, webhooks, and stopping."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homeostat.cli import main as cli
+from homeostat.health.finding import Level
+from homeostat.health.registry import RULES
+from homeostat.integrations.outlets import Sender, UserCommand, Webhook
+from homeostat.integrations.pace import Pace
+from homeostat.integrations.watching import RereadPlace, Watcher, followed_path, stop_own_run
+from homeostat.observe.run_dir import RunDir
+
+NAN_FROM = 9
+
+
+def row(step: int) -> str:
+    norm = 0.5 if step < NAN_FROM else float("nan")
+    return str({"loss": 2.0 - step / 50, "grad_norm": norm, "learning_rate": 1e-5}) + "\n"
+
+
+# A trainer that prints rows until it is asked to stop.
+TRAINER = f"""
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print("begins", file=sys.stderr)
+for step in range(1, 2000):
+    norm = 0.5 if step < {NAN_FROM} else float("nan")
+    print({{"loss": 2.0 - step / 5000, "grad_norm": norm, "learning_rate": 1e-5}})
+    time.sleep(0.01)
+"""
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["homeostat", "watch", *words])
+    monkeypatch.setenv("NO_COLOR", "1")
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+def test_a_command_is_passed_on_and_asked_to_stop_at_the_first_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+    code, out, err = run(
+        monkeypatch, capfd,
+        "--stop-on", "error", "--interval", "0",
+        "--exec", f'echo "$HOMEOSTAT_LEVEL $HOMEOSTAT_CODE $HOMEOSTAT_STEP" >> {seen}',
+        "--", sys.executable, "-c", TRAINER,
+    )  # fmt: skip
+    assert code == 7, "the command's own exit code"
+    assert out.startswith("{'loss': ")
+    assert "homeostat" not in out
+    assert "begins\n" in err
+    told = [line for line in err.splitlines() if line.startswith("homeostat: step")]
+    assert ["NUM002" in line for line in told] == [True], "told once"
+    assert "asking the command to stop (SIGTERM) because of NUM002" in err
+    assert "verdict: ill" in err
+    level, code_, step = seen.read_text().split()
+    assert (level, code_) == ("error", "NUM002")
+    assert int(step) >= NAN_FROM
+
+
+def test_a_log_is_followed_until_nothing_more_comes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(map(row, range(1, NAN_FROM))))
+
+    def write() -> None:
+        for step in range(NAN_FROM, NAN_FROM + 8):
+            time.sleep(0.02)
+            with path.open("a") as file:
+                file.write(row(step))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    code, out, err = run(
+        monkeypatch, capfd, str(path), "--interval", "0", "--idle-timeout", "1", "--format", "json"
+    )
+    writer.join()
+    messages = [json.loads(line) for line in out.splitlines()]
+    assert [(m["event"], m["finding"]["code"]) for m in messages] == [("opened", "NUM002")]
+    assert messages[0]["finding"]["first_step"] == NAN_FROM
+    assert code == 1
+    assert "nothing was written for 1 s" in err
+
+
+def test_what_cannot_be_watched_or_stopped_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, _, err = run(monkeypatch, capfd, "--stop-on", "error", str(tmp_path / "train.log"))
+    assert (code, "is not known which process writes it" in err) == (2, True)
+    code, _, err = run(monkeypatch, capfd, "--", str(tmp_path / "nothing"), "--lr", "3")
+    assert (code, "cannot be started" in err) == (2, True)
+    code, _, err = run(monkeypatch, capfd, "--webhook", "ftp://x", str(tmp_path))
+    assert (code, "http://" in err) == (2, True)
+    code, _, err = run(monkeypatch, capfd, "--config", "x.yaml", "--", "echo", "a")
+    assert (code, "--config is for a PATH" in err) == (2, True)
+
+
+def test_a_finding_that_gets_worse_or_goes_away_is_told() -> None:
+    from homeostat.health.readers import read_text
+
+    told: list[tuple[str, str]] = []
+    watcher = Watcher(
+        run="-", rules=RULES, level=Level.WARN,
+        tell=lambda message: told.append((message.news.value, message.finding.code)),
+    )  # fmt: skip
+    ill = "".join(map(row, range(1, NAN_FROM + 6)))
+    for _ in range(2):
+        watcher.look(read_text(ill))
+    well = "".join(map(row, range(1, NAN_FROM)))
+    for _ in range(3):
+        watcher.look(read_text(well))
+    assert told == [("opened", "NUM002"), ("cleared", "NUM002")]
+
+
+def test_a_folder_is_read_again_only_if_something_was_written(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1, "loss": 2.0}\n')
+    name, followed = followed_path(tmp_path, config=None)
+    assert (name, type(followed)) == (str(tmp_path), RereadPlace)
+    assert [followed.poll(), followed.poll()] == [True, False]
+    with metrics.open("a") as file:
+        file.write('{"step": 2, "loss": 1.5}\n')
+    assert followed.poll()
+    assert followed.view().last_step == 2
+
+
+def test_the_process_that_writes_a_run_folder_is_asked_to_stop(tmp_path: Path) -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    try:
+        with RunDir(tmp_path / "run") as folder:
+            stop_own_run(folder.path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert got == [signal.SIGTERM]
+    with pytest.raises(Exception, match="nothing to stop"):
+        stop_own_run(tmp_path / "run")
+
+
+def test_looking_takes_at_most_a_share_of_the_time() -> None:
+    pace, now = Pace(0.0, interval_s=1.0, allowance_s=0.5), 0.0
+    looks = 0
+    for now in (step / 10 for step in range(10_000)):
+        if pace.is_due(now):
+            looks += 1
+            pace.looked(now, 0.2)
+    assert looks > 10
+    assert pace.spent_s <= 0.5 + 0.2 + 0.01 * now
+
+
+class _Hook(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        server: Any = self.server
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        server.got.append(json.loads(body))
+        self.send_response(server.answers.pop(0) if server.answers else 200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def hook() -> Iterator[Any]:
+    server: Any = HTTPServer(("127.0.0.1", 0), _Hook)
+    server.got, server.answers = [], []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+MESSAGE = {"event": "opened", "run": "-", "step": 3, "text": "homeostat: x",
+           "finding": {"code": "NUM002", "level": "error"}}  # fmt: skip
+
+
+def test_a_webhook_is_tried_again_if_that_may_help(hook: Any) -> None:
+    url = f"http://127.0.0.1:{hook.server_address[1]}/hooks/secretpart"
+    hook.answers = [503, 200]
+    assert Webhook(url, pause_s=0.0).send(MESSAGE) == ""
+    assert hook.got == [MESSAGE, MESSAGE]
+    hook.answers = [404]
+    assert Webhook(url, pause_s=0.0).send(MESSAGE) == "the webhook was not reached: it answered 404"
+    assert len(hook.got) == 3
+    hook.answers = [302]
+    assert "302" in Webhook(url, pause_s=0.0).send(MESSAGE)
+
+
+def test_a_webhook_that_is_down_is_told_and_ends_nothing() -> None:
+    told: list[str] = []
+    sender = Sender([Webhook("http://127.0.0.1:9/hooks/secretpart", pause_s=0.0)], tell=told.append)
+    sender.send(MESSAGE)
+    sender.close()
+    assert len(told) == 1
+    assert "secretpart" not in told[0]
+
+
+def test_text_of_a_log_is_no_part_of_the_command(tmp_path: Path) -> None:
+    evil = {**MESSAGE, "text": f"$(touch {tmp_path / 'made'}); `id`"}
+    out = tmp_path / "out"
+    assert UserCommand(f'cat > {out}; printf %s "$HOMEOSTAT_TEXT" >> {out}').send(evil) == ""
+    assert not (tmp_path / "made").exists()
+    assert out.read_text() == json.dumps(evil) + evil["text"]
+    assert "exit code 3" in UserCommand("exit 3").send(MESSAGE)
+    assert "did not end" in UserCommand("exec sleep 5", timeout_s=0.1).send(MESSAGE)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_watch_with_a_last_look(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(map(row, range(1, NAN_FROM + 6))))
+    line = [sys.executable, "-c", "from homeostat.cli.main import main; main()", "watch", str(path)]
+    process = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+    )
+    assert process.stdout is not None
+    assert "NUM002" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, "interrupted; verdict: ill" in err) == (1, True)

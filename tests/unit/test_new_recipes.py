@@ -1,0 +1,239 @@
+"""`homeostat new`: recipes from answers, sized by the estimate; recipes that come along."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.support import tiny
+from typer.testing import CliRunner
+
+from homeostat.authoring.draft import (
+    Answers,
+    DataFacts,
+    Method,
+    Task,
+    default_name,
+    make_draft,
+    source_of,
+)
+from homeostat.authoring.fitting import choose_fit
+from homeostat.cli.verbs import app
+from homeostat.config.beside import input_paths, placed
+from homeostat.config.load import load_config
+from homeostat.config.model import ModelConfig
+from homeostat.config.run import RunConfig
+from homeostat.errors import ConfigError, DataError, HomeostatError
+from homeostat.generation.choice import Choice
+from homeostat.generation.exporting import export_model
+from homeostat.run.sizing.estimate import MemoryPlan
+from homeostat.shipped import shipped_folder
+from homeostat.train.estimate import UpdateMemory
+
+PAIR = {"prompt": "1+1", "chosen": "2", "rejected": "3"}
+ROWS = {
+    Task.SFT: {"question": "1+1", "answer": "2"},
+    Task.RL: {"question": "1+1", "answer": "2"},
+    Task.PREFERENCES: PAIR,
+    Task.REWARD_MODEL: PAIR,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with 256 positions and real weights."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny.write_model(folder / "shape", max_position_embeddings=256)
+    choice = Choice(ModelConfig(path=str(folder / "shape"), init="random"))
+    export_model(choice, folder / "whole")
+    return folder / "whole"
+
+
+@pytest.fixture
+def place(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder outside of the repository with a small model."""
+    (tmp_path / "model").symlink_to(model)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(file: Path, row: dict, count: int = 12) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for _ in range(count)))
+
+
+def new(*words: str) -> str:
+    result = CliRunner().invoke(app, ["new", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize(
+    "task",
+    [Task.SFT, *(pytest.param(t, marks=pytest.mark.slow) for t in Task if t is not Task.SFT)],
+)
+def test_a_recipe_of_each_task_passes_check(task: Task, place: Path) -> None:
+    write(place / "rows.jsonl", ROWS[task])
+    new("my.yaml", "--task", task, "--model", "model", "--data", "rows.jsonl")
+    raw = yaml.safe_load((place / "my.yaml").read_text())
+    assert raw["data"]["max_length"] + raw.get("rollout", {}).get("max_new_tokens", 0) == 256
+    result = CliRunner().invoke(app, ["check", "my.yaml"])
+    assert result.exit_code == 0, result.output
+    assert "ready to train" in result.output
+
+
+def plan_with(room: int):
+    """An estimate that counts 8 bytes for each trained weight of 1000, and 1 for each token."""
+
+    def plan(config: RunConfig) -> MemoryPlan:
+        trained = 8000 if config.lora is None else 500
+        held = 250 if config.model.quantization else 1000
+        work = config.trainer.tokens_per_device // (
+            2 if config.trainer.gradient_checkpointing else 1
+        )
+        parts = {"weights": held, "optimizer": trained, "gradients": 0, "reference": 0}
+        return MemoryPlan("cpu", room, 0, UpdateMemory(**parts, work=work))
+
+    return plan
+
+
+QLORA = ["lora.rank=16", "model.quantization=nf4"]
+SMALL = "trainer.max_tokens_per_device=256"
+
+
+@pytest.mark.parametrize(
+    ("room", "settings"),
+    [
+        (10**6, []),
+        (9_000 + 1_100, ["trainer.max_tokens_per_device=1024"]),
+        (9_000 + 200, [SMALL, "trainer.gradient_checkpointing=selective"]),
+        (1_500 + 1_100, ["lora.rank=16", "trainer.max_tokens_per_device=1024"]),
+        (750 + 300, [*QLORA, SMALL]),
+    ],
+)
+def test_the_first_method_that_fits_is_taken(room: int, settings: list[str]) -> None:
+    raw = {
+        "name": "x", "model": {"path": "m"},
+        "data": {"train": [{"type": "text", "path": "d"}], "max_length": 256},
+    }  # fmt: skip
+    fit = choose_fit(raw, plan_with(room), method=Method.AUTO, may_offload=False)
+    assert fit.plan.fits
+    assert fit.changes == settings
+    assert not choose_fit(raw, plan_with(100), method=Method.AUTO, may_offload=False).plan.fits
+
+
+@pytest.mark.slow
+def test_too_little_memory_becomes_an_adapter(place: Path) -> None:
+    write(place / "rows.jsonl", ROWS[Task.SFT])
+    words = ("--task", "sft", "--model", "model", "--data", "rows.jsonl", "--memory")
+    new("roomy.yaml", *words, "24GiB")
+    assert "lora" not in yaml.safe_load((place / "roomy.yaml").read_text())
+    shown = new("tight.yaml", *words, "540KB")
+    text = (place / "tight.yaml").read_text()
+    assert yaml.safe_load(text)["lora"] == {"rank": 16}
+    assert "all weights would need" in text
+    assert "all weights: about" in shown
+    new("full.yaml", *words, "500KB", "--method", "full")
+    assert "LOOK: nothing that was tried fits" in (place / "full.yaml").read_text()
+
+
+def test_a_recipe_in_another_folder_finds_its_files(place: Path) -> None:
+    write(place / "rows.jsonl", ROWS[Task.SFT])
+    new("deep/er/my.yaml", "--task", "sft", "--model", "model", "--data", "rows.jsonl")
+    raw = yaml.safe_load((place / "deep/er/my.yaml").read_text())
+    assert raw["model"]["path"] == "../../model"
+    config = load_config("deep/er/my.yaml")
+    assert Path(config.model.path).samefile(place / "model")
+    assert Path(config.data.train[0].path).samefile(place / "rows.jsonl")
+
+
+def test_nothing_is_asked_where_no_one_answers(place: Path) -> None:
+    with pytest.raises(HomeostatError, match="--model, --data: needed"):
+        new("--task", "sft")
+    (place / "recipe.yaml").touch()
+    with pytest.raises(HomeostatError, match="exists already"):
+        new("--task", "sft", "--model", "m", "--data", "d")
+
+
+def test_a_model_that_is_elsewhere_gives_a_recipe_with_a_remark(place: Path) -> None:
+    new("--task", "sft", "--model", "some/model", "--data", "some/rows", "--method", "qlora")
+    text = (place / "recipe.yaml").read_text()
+    assert "not estimated: some/model and some/rows not on this disk" in text
+    config = load_config("recipe.yaml")
+    assert config.lora is not None
+    assert config.model.quantization == "nf4"
+
+
+def test_the_demo_brings_its_files_along(place: Path) -> None:
+    new("--demo")
+    config = load_config("recipes/tiny_sort_sft_cpu.yaml")
+    assert Path(config.model.path, "tokenizer.json").is_file()
+    assert Path(config.data.train[0].path).is_file()
+    new("--demo")
+    (place / "recipes" / "tiny_sort_sft_cpu.yaml").write_text("name: mine\n")
+    with pytest.raises(HomeostatError, match="exists already"):
+        new("--demo")
+    with pytest.raises(HomeostatError, match="Did you mean tiny_sort_dpo_cpu"):
+        new("--example", "tiny_sort_dpo")
+
+
+def test_every_recipe_that_comes_along_can_be_copied_whole(tmp_path: Path) -> None:
+    from homeostat.authoring.examples import copy_examples, example_names
+
+    recipes = shipped_folder("recipes")
+    for file in copy_examples(recipes, example_names(recipes), tmp_path):
+        raw = yaml.safe_load(file.read_text())
+        inside = [path for path in input_paths(raw) if path.startswith("assets/")]
+        assert all((tmp_path / path).exists() for path in inside)
+    assert not list(tmp_path.rglob("*.py"))
+
+
+def test_columns_decide_what_the_rows_are() -> None:
+    assert source_of(Task.SFT, {"messages": []}) == {"type": "messages"}
+    assert source_of(Task.SFT, {"text": "a"}) == {"type": "text"}
+    assert source_of(Task.SFT, {"prompt": "a", "completion": "b"}) == {"type": "prompt_completion"}
+    assert source_of(Task.PREFERENCES, {"prompt": "a", "completion": "b", "label": True}) == {
+        "type": "unpaired_preference"
+    }
+    with pytest.raises(DataError, match="these have one, two"):
+        source_of(Task.SFT, {"one": 1, "two": 2})
+    draft = make_draft(
+        Answers(Task.PREFERENCES, "m", "d"),
+        DataFacts({"prompt": "a", "completion": "b", "label": True}, 1000),
+        folder=Path(),
+        max_positions=None,
+    )
+    assert draft.raw["algorithm"] == {"type": "kto"}
+    assert draft.raw["data"]["validation_share"] == 0.05
+    assert default_name(Answers(Task.RL, "org/My Model!", "d")) == "my_model_rl"
+
+
+def test_a_reward_is_a_name_or_a_function(place: Path) -> None:
+    (place / "score.py").write_text("def right(completions, **_):\n    return [1.0]\n")
+    words = ("--task", "rl", "--model", "m", "--data", "d", "--reward")
+    new("a.yaml", *words, "score.py:right")
+    assert load_config("a.yaml").rewards.functions[0].path == "score.py:right"
+    with pytest.raises(ConfigError, match="neither a built-in reward"):
+        new("b.yaml", *words, "right")
+    with pytest.raises(ConfigError, match="sft has no rewards"):
+        new("c.yaml", "--task", "sft", "--model", "m", "--data", "d", "--reward", "exact_match")
+
+
+def test_files_are_looked_for_beside_the_recipe_first(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    (tmp_path / "score.py").touch()
+    (tmp_path / "runs").mkdir()
+    raw = {
+        "runs_dir": "runs",
+        "model": {"path": "elsewhere"},
+        "data": {"train": [{"path": "rows.jsonl"}]},
+        "rewards": {"functions": [{"path": "score.py:f", "options": {"path": "rows.jsonl"}}]},
+    }
+    found = placed(raw, tmp_path)
+    assert found["data"]["train"][0]["path"] == str(tmp_path / "rows.jsonl")
+    assert found["rewards"]["functions"][0] == {
+        "path": f"{tmp_path / 'score.py'}:f",
+        "options": {"path": "rows.jsonl"},
+    }
+    assert (found["runs_dir"], found["model"]["path"]) == ("runs", "elsewhere")
