@@ -43,8 +43,8 @@ class Options(RuleOptions):
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    shares = needed(view, "throughput/slowest_rank_share").tail(options.window)
-    ranks = needed(view, "throughput/slowest_rank").tail(options.window)
+    shares = needed(view, "throughput/slowest_rank_share").finite().tail(options.window)
+    ranks = needed(view, "throughput/slowest_rank").finite().tail(options.window)
     if len(shares) < options.window or len(ranks) < options.window:
         return
     share = float(np.mean(shares.values))
