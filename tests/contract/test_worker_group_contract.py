@@ -139,7 +139,7 @@ def starter(log_file: Path) -> Iterator[Start]:
         with ExitStack() as opened:
             if settings["launcher"] == "outside":
                 # An entry for this group alone: it would be used in place of our own torchrun.
-                at = seats.enter_context(seated(settings["size"]))
+                at = seats.enter_context(seated(settings["size"], nodes=1))
                 opened.enter_context(launcher_opened("outside", at.open_group))
             group = open_with(factory=factory, kwargs=dict(kwargs), **settings)
         assert isinstance(group, ProcessGroup)

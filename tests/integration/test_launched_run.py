@@ -140,7 +140,8 @@ def test_tasks_end_with_the_controller(folder: Path) -> None:
     tasks = [start(folder, "killed", (), by_srun(rank, port), long) for rank in (0, 1)]
     (config, first), (_, other) = tasks
     until = time.monotonic() + 120
-    while not (config.run_dir / "metrics.jsonl").exists():
+    metrics = config.run_dir / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):
         assert time.monotonic() < until
         time.sleep(0.05)
     first.kill()

@@ -13,17 +13,20 @@ from homeostat.workers.seat import Meeting, check_in, open_store, sit
 from homeostat.workers.seats import Seats
 
 
-def launch_of(rank: int, size: int, *, port: int) -> Launch:
-    """Every rank on a separate node, as srun would start them."""
-    return Launch("srun", rank, size, 0, 1, size, LOOPBACK, port, "7.0/0", has_store=False)
+def launch_of(rank: int, size: int, *, port: int, nodes: int | None = None) -> Launch:
+    """Return the place of a rank as srun gives it, by default on a separate node for each."""
+    nodes = nodes or size
+    each = size // nodes
+    place = (rank, size, rank % each, each, nodes)
+    return Launch("srun", *place, LOOPBACK, port, "7.0/0", has_store=False)
 
 
 @contextmanager
-def seated(size: int) -> Iterator[Seats]:
+def seated(size: int, *, nodes: int | None = None) -> Iterator[Seats]:
     """Seats of so many ranks, which end with the block."""
     port = free_port(LOOPBACK)
-    with closing(Seats(launch_of(0, size, port=port), timeout_s=20.0)) as seats:
-        others = [launch_of(rank, size, port=port) for rank in range(1, size)]
+    with closing(Seats(launch_of(0, size, port=port, nodes=nodes), timeout_s=20.0)) as seats:
+        others = [launch_of(rank, size, port=port, nodes=nodes) for rank in range(1, size)]
         threads = [threading.Thread(target=keep, args=(one,)) for one in others]
         for thread in threads:
             thread.start()
