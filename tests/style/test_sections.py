@@ -13,6 +13,8 @@ WHOLE = {
     "authoring/fitting.py": "tries whole recipes until one fits",
     "generation/choice.py": "reads the recipe that a run saved in its folder",
     "cli/": "a verb of the command line reads a recipe",
+    "hub/resolve.py": "any section may name a model or a dataset on the hub",
+    "hub/rows.py": "the algorithm decides which kind of rows a source has",
     "importing/convert.py": "lists the keys that a recipe has",
     "importing/hints.py": "loads a recipe, and lists the keys that it has",
     "run/sft.py": "a loop sets up all parts of a run",

@@ -58,19 +58,7 @@ def download(
     stop = threading.Event()
 
     def work() -> None:
-        while not stop.is_set():
-            try:
-                file = todo.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                _fetch_verified(file, fetch_one, request)
-            # Xet's library and those below it raise what they like, and a thread that ends without
-            # a word would be waited for.
-            except Exception as error:
-                done.put(failures.as_error(error, request))
-                return
-            done.put(file)
+        _take_all(todo, done, stop, fetch_one=fetch_one, request=request)
 
     for _ in range(min(NUM_THREADS, len(files))):
         threading.Thread(target=work, daemon=True, name="download").start()
@@ -78,6 +66,30 @@ def download(
         _await_all(len(files), done, blobs=blobs, total=sum(f.size for f in files), show=show)
     finally:
         stop.set()
+
+
+def _take_all(
+    todo: queue.SimpleQueue[RemoteFile],
+    done: queue.SimpleQueue[RemoteFile | HomeostatError],
+    stop: threading.Event,
+    *,
+    fetch_one: FetchOne,
+    request: Request,
+) -> None:
+    """Fetch one file after the other until none is left, or one fails."""
+    while not stop.is_set():
+        try:
+            file = todo.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            _fetch_verified(file, fetch_one, request)
+        # Xet's library and those below it raise what they like, and a thread that ends without a
+        # word would be waited for.
+        except Exception as error:
+            done.put(failures.as_error(error, request))
+            return
+        done.put(file)
 
 
 def _await_all(
