@@ -190,7 +190,13 @@ def test_every_recipe_that_comes_along_can_be_copied_whole(tmp_path: Path) -> No
 
 
 def test_columns_decide_what_the_rows_are() -> None:
-    assert source_of(Task.SFT, {"messages": []}) == {"type": "messages"}
+    chat = [{"role": "user", "content": "a"}]
+    assert source_of(Task.SFT, {"messages": chat}) == {"type": "messages"}
+    assert source_of(Task.SFT, {"instruction": "a", "input": "b", "output": "c"}) == {
+        "type": "prompt_completion",
+        "columns": {"prompt": ["instruction", "input"], "completion": "output"},
+    }
+    assert source_of(Task.SFT, None) == {}, "recognised when the rows are read"
     assert source_of(Task.SFT, {"text": "a"}) == {"type": "text"}
     assert source_of(Task.SFT, {"prompt": "a", "completion": "b"}) == {"type": "prompt_completion"}
     assert source_of(Task.PREFERENCES, {"prompt": "a", "completion": "b", "label": True}) == {

@@ -10,6 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from homeostat.config.kind import RunKind
+from homeostat.data.recognise import known_forms, recognise
 from homeostat.errors import ConfigError, DataError, Problem
 from homeostat.importing.render import recipe_lines
 
@@ -32,6 +34,12 @@ class Method(StrEnum):
     QLORA = "qlora"
 
 
+_KINDS = {
+    Task.SFT: RunKind.SFT,
+    Task.RL: RunKind.RL,
+    Task.PREFERENCES: RunKind.PREFERENCE,
+    Task.REWARD_MODEL: RunKind.REWARD_MODEL,
+}
 BUILT_IN_REWARDS = ("exact_match", "math_verify")
 # Fewer rows than this are all needed for training.
 _MIN_HELD_OUT_ROWS = 100
@@ -94,7 +102,7 @@ def make_draft(
     draft.set("data.train", [source])
     if data.row is None:
         draft.comments["data.train.0.path"] = (
-            "LOOK: not on this disk, so its columns were not seen: `homeostat inspect` shows them"
+            "not on this disk: columns are recognised when it is read (homeostat inspect)"
         )
     _set_algorithm(draft, answers.task, source)
     if answers.task is Task.RL:
@@ -114,9 +122,11 @@ def _set_algorithm(draft: Draft, task: Task, source: dict[str, Any]) -> None:
     elif task is Task.REWARD_MODEL:
         draft.set("algorithm.type", "reward_model")
     elif task is Task.PREFERENCES:
-        is_paired = source["type"] == "preference"
-        why = "the rows are pairs" if is_paired else "the rows are labelled one by one"
-        draft.set("algorithm.type", "dpo" if is_paired else "kto", why)
+        kind = source.get("type")
+        if kind == "unpaired_preference":
+            draft.set("algorithm.type", "kto", "the rows are labelled one by one")
+        else:
+            draft.set("algorithm.type", "dpo", "the rows are pairs" if kind else "for pairs")
 
 
 def _set_lengths(draft: Draft, task: Task, max_positions: int | None) -> None:
@@ -157,56 +167,19 @@ def reward_of(word: str, folder: Path) -> dict[str, Any]:
 
 
 def source_of(task: Task, row: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the source of rows with these columns; the usual one if no row is known."""
+    """Return the source of rows with these columns; without a row they are recognised later."""
     if row is None:
-        usual = {Task.SFT: "messages", Task.RL: "prompts"}
-        return {"type": usual.get(task, "preference")}
-    finders = {Task.SFT: _rows_to_imitate, Task.RL: _prompts}
-    found = finders.get(task, _labelled)(row)
+        return {}
+    kind = _KINDS[task]
+    found = recognise(row, kind=kind)
     if found is None:
-        needs = {
-            Task.SFT: "messages; prompt and completion; question and answer; or text",
-            Task.RL: "prompt or question",
-            Task.PREFERENCES: "chosen and rejected; or prompt, completion and label",
-            Task.REWARD_MODEL: "chosen and rejected",
-        }
         raise DataError(
-            f"--data: rows for {task} have the columns {needs[task]}, and these have "
-            f"{', '.join(row)}. Name the columns in the recipe (data.train[].prompt_column ...)."
+            f"--data: rows for {task} have the columns {', or '.join(known_forms(kind))}, and "
+            f"these have {', '.join(row)}. Name the columns in the recipe (data.train[].columns)."
         )
-    return found
+    columns = {ours: _plain(theirs) for ours, theirs in found.columns.items()}
+    return {"type": found.type, **({"columns": columns} if columns else {})}
 
 
-# Names of columns for a question and for its answer, in order of preference.
-_QUESTIONS = ("prompt", "question", "problem", "instruction", "query", "input")
-_ANSWERS = ("completion", "answer", "response", "output", "solution")
-
-
-def _named(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    return next((name for name in names if name in row), None)
-
-
-def _rows_to_imitate(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    if isinstance(row.get("messages"), list):
-        return {"type": "messages"}
-    question, answer = _named(row, _QUESTIONS), _named(row, _ANSWERS)
-    if question is not None and answer is not None:
-        columns = {"prompt_column": question, "completion_column": answer}
-        usual = {"prompt_column": "prompt", "completion_column": "completion"}
-        own = {key: name for key, name in columns.items() if name != usual[key]}
-        return {"type": "prompt_completion", **own}
-    return {"type": "text"} if isinstance(row.get("text"), str) else None
-
-
-def _prompts(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    question = _named(row, _QUESTIONS)
-    if question is None:
-        return None
-    return {"type": "prompts", **({} if question == "prompt" else {"prompt_column": question})}
-
-
-def _labelled(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    if "chosen" in row and "rejected" in row:
-        return {"type": "preference"}
-    is_labelled = {"prompt", "completion", "label"} <= row.keys()
-    return {"type": "unpaired_preference"} if is_labelled else None
+def _plain(names: str | tuple[str, ...]) -> str | list[str]:
+    return names if isinstance(names, str) else list(names)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from homeostat.authoring.draft import DataFacts
 from homeostat.config.model import ModelConfig
-from homeostat.data.sources import BadRowError, open_rows
+from homeostat.data.opening import open_rows
+from homeostat.data.sources import BadRowError
 from homeostat.errors import DataError
 from homeostat.models.build import open_source, read_configs
 

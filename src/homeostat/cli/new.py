@@ -189,6 +189,8 @@ def _ask(
     model = model or typer.prompt("Model (folder, .gguf file, or a name on the hub)")
     data = data or typer.prompt("Data (.jsonl, .json or .parquet file)")
     assert task is not None, "prompted for"
+    assert model is not None, "prompted for"
+    assert data is not None, "prompted for"
     if task is Task.RL and reward is None and sys.stdin.isatty() and missing:
         known = ", ".join(BUILT_IN_REWARDS)
         reward = typer.prompt(f"Reward ({known}, or file.py:function)", default="exact_match")

@@ -68,7 +68,7 @@ class Source(AnySourceSettings):
     )
     columns: dict[str, str | tuple[str, ...]] = key(
         {},
-        share=True,
+        share="all",
         help="What the file calls the columns that this source reads, for example {prompt: "
         "question, completion: answer}. Several columns are joined by a blank line: {prompt: "
         "[instruction, input]}. messages.role and messages.content name the keys of a message.",

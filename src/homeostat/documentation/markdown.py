@@ -67,11 +67,11 @@ def _sections(tokens: list[Any], title: str) -> Iterator[Section]:
     """Yield the text below each heading, and each row of a table that is about a key."""
     heading, anchor, words = title, "", []
     row: Section | None = None
-    for previous, token in pairwise([None, *tokens]):
-        if previous is not None and previous.type == "heading_open":
+    for token, inner in zip(tokens, [*tokens[1:], None], strict=True):
+        if token.type == "heading_open":
             if words:
                 yield Section(heading, anchor, " ".join(words)[:_SECTION_CHARS])
-            heading, anchor, words = _plain(token), str(previous.attrGet("id")), []
+            heading, anchor, words = _plain(inner), str(token.attrGet("id")), []
         elif token.type == "tr_open" and token.attrGet("id"):
             row = Section("", str(token.attrGet("id")), "")
         elif token.type == "tr_close" and row is not None:
@@ -80,7 +80,7 @@ def _sections(tokens: list[Any], title: str) -> Iterator[Section]:
         elif token.type == "inline" and row is not None:
             name, text = row.heading or _plain(token), f"{row.text} {_plain(token)}"
             row = Section(name, row.anchor, text.strip())
-        elif token.type == "inline":
+        elif token.type == "inline" and _plain(token) != heading:
             words.append(_plain(token))
         elif token.type == "fence":
             words.append(" ".join(token.content.split()))

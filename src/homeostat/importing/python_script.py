@@ -69,7 +69,11 @@ def _settings(node: ast.Call, called: str, constants: dict[str, Any]) -> Iterato
             yield _given(name, argument, constants)
         for keyword in node.keywords:
             if other := _KEYWORDS.get(called, {}).get(keyword.arg or ""):
-                yield _given(other, keyword.value, constants)
+                value = keyword.value
+                # Several splits at once: the first is trained on, and the next one held out.
+                parts = value.elts[:2] if isinstance(value, ast.List) else [value]
+                for name, part in zip((other, "dataset_test_split"), parts, strict=False):
+                    yield _given(name, part, constants)
     elif called.endswith(_CONFIGS):
         for keyword in node.keywords:
             if keyword.arg:

@@ -82,6 +82,7 @@ METRICS: dict[str, str] = {
 }
 SETTINGS: dict[str, tuple[str, ...]] = {
     **transformers.SETTINGS,
+    "model.chat_template": ("chat_template_path",),
     "algorithm.kl.coefficient": ("beta", "init_kl_coef", "kl_coef"),
     "preference.beta": ("beta",),
     "algorithm.label_smoothing": ("label_smoothing",),
