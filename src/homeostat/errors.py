@@ -193,7 +193,7 @@ class TrainingHaltedError(HomeostatError, RuntimeError):
 
 
 class CallbackError(HomeostatError, RuntimeError):
-    """A function that the caller of a run wanted to be told by raised an exception."""
+    """A callback of the code that called a run raised an exception."""
 
     exit_code = 1
 

@@ -4,7 +4,6 @@ docs/guide/plugins.md explains them with an example of each. `key` declares a ke
 the built-in config classes do: its default, help text and limits.
 """
 
-from homeostat.config.algorithm import AlgorithmPlugin as Algorithm
 from homeostat.config.base import key
 from homeostat.config.data import CompletionPlugin as Completions
 from homeostat.config.data import MessagesPlugin as Messages
@@ -12,6 +11,7 @@ from homeostat.config.data import PreferencePlugin as Preferences
 from homeostat.config.data import PromptPlugin as Prompts
 from homeostat.config.data import TextPlugin as Texts
 from homeostat.config.engine import EnginePlugin as Engine
+from homeostat.config.policy_gradient import AlgorithmPlugin as Algorithm
 from homeostat.config.reward_base import RewardPlugin as Reward
 from homeostat.config.sync import TransportPlugin as Transport
 from homeostat.health.finding import Confidence, Family, Level, Sighting

@@ -22,7 +22,9 @@ PACKAGE = ROOT / "src" / "homeostat"
 COVERED = (
     PACKAGE / "types.py",
     PACKAGE / "errors.py",
-    PACKAGE / "api.py",
+    PACKAGE / "api",
+    PACKAGE / "plugins.py",
+    PACKAGE / "user_code.py",
     PACKAGE / "algorithms",
     PACKAGE / "cli",
     PACKAGE / "clinic",
@@ -38,7 +40,6 @@ COVERED = (
     PACKAGE / "sync",
     PACKAGE / "train",
     PACKAGE / "workers",
-    PACKAGE / "api.py",
     PACKAGE / "columns.py",
     ROOT / "bench",
     ROOT / "examples",

@@ -165,7 +165,7 @@ def generate(
 ) -> list[list[Answer]]:
     """Return answers to prompts, with the options of `Model.generate`.
 
-    A path is loaded anew by every call: make a Model of it to ask more than once.
+    A path is loaded by every call: make a Model of it to ask more than once.
     """
     return _opened(model).generate(prompts, **options)
 

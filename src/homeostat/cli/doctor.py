@@ -51,7 +51,7 @@ def doctor(
         typer.Option(
             "--rule",
             metavar="PATH:NAME",
-            help="Evaluate a rule of your own, too: package.module:RULE, file.py:RULE, or the "
+            help="Evaluate your rule, too: package.module:RULE, file.py:RULE, or the "
             "name of an entry point; may be repeated.",
         ),
     ] = None,

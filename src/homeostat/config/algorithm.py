@@ -7,20 +7,22 @@ update, and optional terms. The formulas are in `homeostat.algorithms`, one file
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from homeostat.config.base import Algorithm, RowAlgorithm, Settings, key
-from homeostat.config.correction import CorrectionConfig, GspoCorrectionConfig
+from homeostat.config.base import RowAlgorithm, key
+from homeostat.config.correction import GspoCorrectionConfig
 from homeostat.config.kind import RunKind
-from homeostat.config.plugins import Pluggable, Plugged
-from homeostat.config.reward_model import AnyLabelledAlgorithm
-
-# Parameters of the loss of every policy gradient, beside those of its surrogate.
-LOSS_PARAMS = frozenset(
-    ("algorithm", "temperature", "kl_estimator", "kl_coefficient", "kl_importance_weighted")
+from homeostat.config.plugins import Pluggable
+from homeostat.config.policy_gradient import (
+    AlgorithmPlugin,
+    AnyOverlong,
+    DynamicSamplingConfig,
+    PolicyGradientConfig,
+    ShapeOverlong,
 )
+from homeostat.config.reward_model import AnyLabelledAlgorithm
 
 
 class SftConfig(RowAlgorithm):
@@ -34,150 +36,6 @@ class SftConfig(RowAlgorithm):
         help="token: every trained token of an update has the same weight. row: every row has "
         "the same weight.",
     )
-
-
-class KlConfig(Settings):
-    """Penalty for moving away from the reference model."""
-
-    coefficient: float = key(
-        0.001, gt=0, help="Weight of the penalty; with `target`, its initial value."
-    )
-    estimator: Literal["k1", "k2", "k3"] = key(
-        "k3",
-        help="Estimator of the KL divergence, where x is the log-ratio of policy to reference. "
-        "k1: x. k2: x^2 / 2. k3: exp(-x) - 1 + x, which is never negative and has low variance.",
-    )
-    place: Literal["loss", "reward"] = key(
-        "loss",
-        help="loss: add the penalty to the loss. reward: subtract it from the rewards before "
-        "advantages are computed.",
-    )
-    importance_weighted: bool = key(
-        False,
-        help="Weight the loss term by the ratio of new to old policy. This keeps its gradient "
-        "unbiased after the first update, and without it k1 in the loss has no useful gradient "
-        "at all.",
-    )
-    target: float | None = key(
-        None, gt=0, help="Adapt the coefficient so that the KL per token stays near this value."
-    )
-    horizon: int = key(
-        10_000,
-        ge=1,
-        help="Number of samples over which the coefficient may change by a fifth (with target).",
-    )
-
-
-class DynamicSamplingConfig(Settings):
-    """Draw other prompts in place of groups whose samples all have the same reward.
-
-    Such groups have no advantage, so nothing can be learnt from them.
-    """
-
-    max_rounds: int = key(
-        8,
-        ge=2,
-        help="Largest number of sampling rounds in a step; after that the step continues with "
-        "the groups that it has.",
-    )
-
-
-class KeepOverlong(Settings):
-    """Train completions that reach max_new_tokens like any other."""
-
-    type: Literal["keep"] = "keep"
-
-
-class MaskOverlong(Settings):
-    """Do not train completions that reach max_new_tokens; their reward still counts."""
-
-    type: Literal["mask"]
-
-
-class ShapeOverlong(Settings):
-    """Subtract a penalty that grows linearly over the `buffer_tokens` before max_new_tokens."""
-
-    type: Literal["shape"]
-    buffer_tokens: int | None = key(
-        None,
-        ge=1,
-        help="Number of tokens before the limit over which the penalty grows. Default: a fifth "
-        "of max_new_tokens.",
-    )
-    penalty: float = key(1.0, gt=0, help="The penalty at the limit.")
-
-    def buffer(self, max_new_tokens: int) -> int:
-        """Return the number of tokens before the limit over which the penalty grows."""
-        return self.buffer_tokens or max(1, max_new_tokens // 5)
-
-
-AnyOverlong = Annotated[KeepOverlong | MaskOverlong | ShapeOverlong, Field(discriminator="type")]
-
-
-class PolicyGradientConfig(Algorithm):
-    """Settings that all policy-gradient algorithms share."""
-
-    kind: ClassVar[RunKind] = RunKind.RL
-
-    clip_low: float = key(0.2, ge=0, help="The ratio is clipped below 1 - clip_low.")
-    clip_high: float = key(0.2, ge=0, help="The ratio is clipped above 1 + clip_high.")
-    dual_clip: float | None = key(
-        None,
-        gt=1,
-        help="Also bound the ratio by this value if the advantage is negative (for example 3), "
-        "so that a token that became much more likely since it was sampled does not outweigh all "
-        "others.",
-    )
-    normalise: Literal["token", "sequence", "fixed"] = key(
-        "token",
-        help="How the loss is normalised over the whole update. token: every token has the same "
-        "weight. sequence: every completion has the same weight. fixed: the sum is divided by "
-        "completions times fixed_length, so that longer completions gain nothing.",
-    )
-    fixed_length: int | None = key(
-        None, ge=1, help="Length used by normalise=fixed. Default: rollout.max_new_tokens."
-    )
-    scale: Literal["group", "batch", "none"] = key(
-        "group",
-        help="Divide advantages by the standard deviation of the rewards (unbiased, plus 1e-4) "
-        "in the group or in the batch.",
-    )
-    whiten: bool = key(
-        False,
-        help="Scale advantages to mean 0 and standard deviation 1 over all trained tokens of "
-        "the batch.",
-    )
-    advantage_clip: float | None = key(
-        None, gt=0, help="Clip advantages to plus or minus this value."
-    )
-    kl: KlConfig | None = key(None, help="Penalty for moving away from the reference model.")
-    correction: CorrectionConfig | None = key(
-        CorrectionConfig(),
-        help="Correction for tokens to which trainer and engine give different probabilities. "
-        "null: none.",
-    )
-    entropy_bonus: float = key(0.0, ge=0, help="Weight of the policy's entropy in the objective.")
-    dynamic_sampling: DynamicSamplingConfig | None = key(
-        None, help="Replace groups in which all rewards are equal."
-    )
-    overlong: AnyOverlong = key(
-        KeepOverlong(), help="How completions that reach max_new_tokens are treated."
-    )
-    skip_zero_advantage: bool = key(
-        True,
-        help="Leave out rows whose advantage is 0 if they have no other term with a gradient. "
-        "The gradient is the same for less work. An update without any row is skipped.",
-    )
-
-    @property
-    def surrogate_params(self) -> dict[str, float]:
-        """Return the parameters of the surrogate beside the clip range."""
-        return {}
-
-    @property
-    def has_other_terms(self) -> bool:
-        """Return whether the loss has a gradient in rows whose advantage is 0."""
-        return self.entropy_bonus > 0 or (self.kl is not None and self.kl.place == "loss")
 
 
 class GrpoConfig(PolicyGradientConfig):
@@ -386,37 +244,6 @@ class EbftPolicyConfig(PolicyGradientConfig):
         "none",
         help="Must be none: ebft.advantage_estimator says whether advantages are scaled.",
     )
-
-
-class AlgorithmPlugin(Plugged, PolicyGradientConfig):
-    """Base of an algorithm of your own (homeostat.plugins.Algorithm).
-
-    A plug-in defines one of the two functions, or both; the other is that of GRPO. Its keys that
-    are numbers, texts or truth values reach `surrogate` as `params`.
-
-        def advantages(self, batch: RewardBatch) -> list[FloatArray64]
-        def surrogate(tokens: PolicyTokens, log_ratio_M: Tensor, params) -> Surrogate (static)
-    """
-
-    advantages: ClassVar[Any] = None
-    surrogate: ClassVar[Any] = None
-
-    @classmethod
-    def noun(cls) -> str:
-        return "algorithm"
-
-    @classmethod
-    def find_defect(cls) -> str:
-        if cls.advantages is None and cls.surrogate is None:
-            return "it defines neither advantages nor surrogate"
-        if taken := sorted(LOSS_PARAMS.intersection(cls.own_keys())):
-            return f"its key {taken[0]!r} has the name of a parameter that every loss has"
-        return ""
-
-    @property
-    def surrogate_params(self) -> dict[str, float | str]:  # type: ignore[override]
-        values = {name: getattr(self, name) for name in self.own_keys()}
-        return {name: one for name, one in values.items() if isinstance(one, int | float | str)}
 
 
 AnyPolicyGradient = (

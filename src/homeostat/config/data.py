@@ -253,7 +253,7 @@ class ScoredSource(Source):
 
 
 class SourcePlugin(Plugged, AnySourceSettings):
-    """Base of a source of rows of your own. Derive from one of the classes below, which say what a
+    """Base of a source of your rows. Derive from one of the classes below, which say what a
     row is: they have the columns of the built-in source of that kind."""
 
     # Rows come from no file that the recipe names: the keys of files do not exist here.

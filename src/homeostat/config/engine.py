@@ -120,7 +120,7 @@ class EngineConfig(Settings):
 
 
 class EnginePlugin(Plugged, EngineConfig):
-    """Base of an engine of your own (homeostat.plugins.Engine)."""
+    """Base of your engines (homeostat.plugins.Engine)."""
 
     @classmethod
     def noun(cls) -> str:

@@ -57,7 +57,7 @@ class HealthConfig(Settings):
         (),
         resume="free",
         share="name",
-        help="Further rules of your own: package.module:RULE, file.py:RULE (beside the "
+        help="Your rules, beside the built-in ones: package.module:RULE, file.py:RULE (beside the "
         "recipe), or the name of an entry point of the group homeostat.rules.",
     )
     levels: dict[str, Literal["off", "info", "warn", "error"]] = key(

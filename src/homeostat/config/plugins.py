@@ -1,10 +1,10 @@
-"""Plug-ins: classes of the user's own in place of built-in ones, named by the key `type`.
+"""Plug-ins: the user's classes in place of built-in ones, named by the key `type`.
 
     type: package.module:Name    a class of an installed package, or of the working folder
     type: ./file.py:Name         a class of a file, beside the recipe or in the current folder
     type: name                   an entry point of the group, such as homeostat.algorithms
 
-The class is a config class like the built-in ones, with keys of its own, and has the functions that
+The class is a config class like the built-in ones, with further keys, and has the functions that
 a built-in one is given by a registry. It is imported only if a recipe names it. The key `type` of a
 resolved recipe holds the full path of a file, so that every process finds it.
 """
@@ -191,7 +191,7 @@ class Pluggable:
         mapping = {tag: one["$ref"] for tag, one in zip(tags, built_in["oneOf"], strict=True)}
         built_in["discriminator"] = {"mapping": mapping, "propertyName": "type"}
         named = {"type": "object", "properties": {"type": {"type": "string", "pattern": ":"}}}
-        note = f"A plug-in: {self.noun} of your own, by its import path."
+        note = f"A plug-in: your {self.noun}, by its import path."
         return {"anyOf": [built_in, {**named, "required": ["type"], "description": note}]}
 
     def _tag(self, value: Any, known: set[str]) -> str | None:

@@ -70,7 +70,7 @@ CALL_KEYWORDS = (
 
 
 class RewardPlugin(Plugged, Reward):
-    """Base of a reward of your own (homeostat.plugins.Reward).
+    """Base of your rewards (homeostat.plugins.Reward).
 
     `score` is called in a worker process as any reward function is: by keyword, with a list entry
     for each sample. It receives the arguments that it names: completions, prompts, completion_ids,

@@ -73,7 +73,7 @@ class CudaIpcConfig(_BucketedConfig):
 
 
 class TransportPlugin(Plugged, _BucketedConfig):
-    """Base of a transport of your own (homeostat.plugins.Transport)."""
+    """Base of your transports (homeostat.plugins.Transport)."""
 
     @classmethod
     def noun(cls) -> str:

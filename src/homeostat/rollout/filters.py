@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from homeostat.algorithms.baselines import has_signal
-from homeostat.config.algorithm import DynamicSamplingConfig
 from homeostat.config.curriculum import (
     AllFailedFilter,
     AnyFilter,
@@ -31,6 +30,7 @@ from homeostat.config.curriculum import (
     ZeroSpreadFilter,
     as_label,
 )
+from homeostat.config.policy_gradient import DynamicSamplingConfig
 from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import RolloutConfig
 from homeostat.data.prompts import Outcome

@@ -1,4 +1,4 @@
-"""Call the functions that the caller of a run wants to be told by.
+"""Call the functions that the caller of a run has given.
 
     on_step(step)               after every step, with its Step
     on_finding(finding)         a finding opened, got worse or closed: a line of findings.jsonl
@@ -55,18 +55,18 @@ class Teller:
         self._step = 0
         self.error: CallbackError | None = None
 
-    def told(self, step: Step) -> None:
-        """Tell of a step that is recorded."""
+    def step_done(self, step: Step) -> None:
+        """Report a step that is recorded."""
         self._step = step.step
         self._call("on_step", step)
 
     def ended(self, result: RunResult) -> None:
-        """Tell of the end of the run."""
+        """Report the end of the run."""
         self._call("on_end", result)
 
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._callbacks, name)
-        # After an error the run only ends: what follows would be told to code that is broken.
+        # After an error the run only ends: code that is broken is not called again.
         if function is None or self.error is not None:
             return
         try:
@@ -87,7 +87,7 @@ class Teller:
         self._step = step
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Do nothing: the metrics of every step are told by `told`."""
+        """Do nothing: a Step has the metrics of every step."""
 
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
         self._call("on_event", kind, step, fields)

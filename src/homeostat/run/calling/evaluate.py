@@ -47,7 +47,7 @@ def evaluate_recipe(config: RunConfig, *, checkpoint: Found | None = None) -> di
 
 
 def _placed(config: RunConfig, folder: Path, checkpoint: Found | None) -> RunConfig:
-    """Return the recipe of an evaluation in a folder of its own."""
+    """Return the recipe of an evaluation in another folder."""
     config = config.model_copy(update={"runs_dir": str(folder)})
     quiet = config.observe.model_copy(update={"console": "quiet", "report": False, "sinks": ()})
     step = checkpoint.step if checkpoint is not None else 0

@@ -95,12 +95,12 @@ class _Run:
                 while (step := self._next(steps)) is not None:
                     with surroundings.paused(), session.stop.paused():
                         try:
-                            teller.told(step)
+                            teller.step_done(step)
                             # After an error of a callback the run only ends.
                             if teller.error is None:
                                 yield step
                         except (GeneratorExit, KeyboardInterrupt) as end:
-                            # The loop goes on until it has saved this step.
+                            # The loop continues until it has saved this step.
                             self._is_interrupted = isinstance(end, KeyboardInterrupt)
                             self._ask()
         except SystemExit:

@@ -213,8 +213,8 @@ def open_session(
 ) -> Iterator[Session]:
     """Lock the run directory and record how the block starts and ends.
 
-    An exception that ends the block is recorded before it propagates. `audience` is told all that
-    the view on the console is told.
+    An exception that ends the block is recorded before it propagates. `audience` gets all that
+    the view on the console gets.
     """
     stop = StopRequest()
     with RunDir(config.run_dir) as run_dir:

@@ -111,7 +111,7 @@ def plan_memory(
     if not config.is_rl or not config.engine.shares_weights:
         return plan
     if not isinstance(config.engine, NativeEngineConfig):
-        # What an engine of the user's own takes is not known.
+        # What a user's engine takes is not known.
         return plan
     cache = cache_bytes(config, preview, device=device, longest_prompt=longest_prompt)
     running = min(config.engine.max_concurrency, config.requests_per_step)

@@ -18,8 +18,7 @@ from homeostat.config.curriculum import FunctionFilter
 from homeostat.config.live import LiveConfig
 from homeostat.config.model_rewards import ClassifierReward
 from homeostat.config.resume import experiment_digest
-from homeostat.config.reward_base import RewardPlugin
-from homeostat.config.rewards import FunctionReward, RewardsConfig
+from homeostat.config.rewards import FunctionReward, RewardPlugin, RewardsConfig
 from homeostat.config.rollout import DebugConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.inputs import Inputs, RowSet, open_draws, require_stop_ids
@@ -255,7 +254,7 @@ def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
     sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
     weights = dict(trainer.checksums(Role.POLICY))
     parts = [experiment_digest(config), prompts.fingerprint, sources, weights]
-    # Only if there are any, so that journals of other runs keep their origin.
+    # Only if there are any: journals of other runs keep their origin.
     if models := [files_of(r.path) for r in rewards if isinstance(r, ClassifierReward)]:
         parts.append(models)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
