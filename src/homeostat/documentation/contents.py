@@ -23,6 +23,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Use a model": ("guide/using_models",),
     "From Python": ("guide/python", "guide/plugins"),
+    "From Python": ("guide/python", "guide/plugins"),
     "Larger": (
         "guide/several_ranks",
         "guide/precision",
@@ -32,7 +33,13 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "guide/ray",
         "guide/scale",
     ),
-    "Stay healthy": ("guide/doctor", "guide/when_things_go_wrong", "guide/clinic"),
+    "Stay healthy": (
+        "guide/doctor",
+        "guide/live",
+        "guide/dashboard",
+        "guide/when_things_go_wrong",
+        "guide/clinic",
+    ),
     "Reference": (
         "reference/config",
         "reference/cli",
