@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.current
 
 VLLM_VENV := .venv-vllm
+SGLANG_VENV := .venv-sglang
+SGLANG_STAMP := $(SGLANG_VENV)/.current
 VLLM_STAMP := $(VLLM_VENV)/.current
 SAY_MACHINE := -c 'from homeostat.observe.processor import this_processor; print("tests run on", this_processor().describe())'
 
@@ -12,7 +14,7 @@ SAY_MACHINE := -c 'from homeostat.observe.processor import this_processor; print
 # unless bytecode may be written, and many tests start such processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup machine demo test test-aarch64 lint types layers unit test-nightly test-ranks setup-vllm test-vllm test-vllm-nightly docs bench-setup clean
+.PHONY: setup machine demo test test-aarch64 lint types layers unit test-nightly test-ranks setup-vllm test-vllm test-vllm-nightly setup-sglang test-sglang docs bench-setup clean
 
 setup: $(STAMP)
 
@@ -58,11 +60,11 @@ unit: setup
 # and transport, the larger shapes of kernels), and all property tests with twelve times the
 # examples. CI leaves them out; run them once a night, and before a release (CONTRIBUTING.md).
 test-nightly: machine
-	OMP_NUM_THREADS=1 HOMEOSTAT_TEST_PROFILE=nightly $(BIN)/python -m pytest -m '(slow or hypothesis) and not vllm' --numprocesses 2 --dist worksteal
+	OMP_NUM_THREADS=1 HOMEOSTAT_TEST_PROFILE=nightly $(BIN)/python -m pytest -m '(slow or hypothesis) and not vllm and not sglang' --numprocesses 2 --dist worksteal
 
 # Tests over several trainer ranks: each start launches several processes that import torch.
 test-ranks: machine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'ranks and not slow' --numprocesses 2 --dist loadfile tests/parity/test_fsdp.py tests/parity/test_scale.py tests/parity/test_sequence.py tests/integration/test_fsdp_run.py tests/integration/test_rl_async.py tests/integration/test_moe_ranks.py tests/integration/test_ppo_run.py tests/integration/test_preference_run.py tests/integration/test_reward_model_run.py tests/integration/test_every_key.py tests/contract/test_trainer_contract.py tests/contract/test_worker_group_contract.py tests/integration/test_ray_run.py tests/integration/test_trainer_restarts.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'ranks and not slow' --numprocesses 2 --dist loadfile tests/parity/test_fsdp.py tests/parity/test_scale.py tests/parity/test_sequence.py tests/integration/test_fsdp_run.py tests/integration/test_rl_async.py tests/integration/test_moe_ranks.py tests/integration/test_ppo_run.py tests/integration/test_preference_run.py tests/integration/test_reward_model_run.py tests/integration/test_every_key.py tests/contract/test_trainer_contract.py tests/contract/test_worker_group_contract.py tests/integration/test_ray_run.py tests/integration/test_trainer_restarts.py tests/integration/test_launched_run.py
 
 # vLLM pins its dependencies, so its tests have a separate environment with its CPU build. The
 # torchvision and similar packages that it requires do not fit the CPU build of torch, and nothing
@@ -85,6 +87,21 @@ test-vllm: setup-vllm
 # The slower variants of the same tests, once a night.
 test-vllm-nightly: setup-vllm
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m 'vllm and slow' --numprocesses 2 --dist loadfile tests/vllm tests/contract/test_engine_contract.py tests/contract/test_engine_life.py
+
+# SGLang has no CPU wheel and pins a torch for GPUs: it is installed without its pins, and tests/support/sglang_cpu
+# stands in for its kernels.
+setup-sglang: $(SGLANG_STAMP)
+
+$(SGLANG_STAMP): pyproject.toml constraints.txt requirements-sglang.txt
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,test]'
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-sglang.txt
+	touch $(SGLANG_STAMP)
+
+# One process: its engines are shared by the tests, and each takes two processes and a minute to start.
+test-sglang: setup-sglang
+	@$(SGLANG_VENV)/bin/python $(SAY_MACHINE)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support/sglang_cpu $(SGLANG_VENV)/bin/python -m pytest -m 'sglang' --timeout 900 tests/contract/test_engine_contract.py tests/contract/test_engine_life.py
 
 # docs/reference/ is generated from the code; a test fails while it is stale.
 docs: setup

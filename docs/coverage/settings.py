@@ -31,8 +31,8 @@ Row = tuple[str, str, str]
 DERIVED = "Follows from other settings, and so cannot disagree with them."
 NCCL = "A variable of NCCL: inherited by the ranks; `cluster.env` sets it on every machine."
 TORCH = "A variable of PyTorch: passed on to the ranks."
-LAUNCH = "Set by the launcher: `cluster.type: torchrun` and `ray` start the ranks themselves, at a free port."
-NODES = "Several machines: `cluster.type: ray`. A scheduler runs `ray start` on each (srun, one task per node)."
+LAUNCH = "Set by the launcher: `cluster.type: torchrun` and `ray` start the ranks themselves, at a free port, unless an outer torchrun or srun has started them."
+NODES = "`cluster.type: torchrun` with `cluster.nodes`: the same command once per rank, rank 0 is the controller; a number of ranks that differs from the mesh is refused with the arithmetic. Or `cluster.type: ray`, with `ray start` on each machine."
 
 MILES: tuple[Row, ...] = (
     ("--fp8-recipe", "trainer.fp8.recipe trainer.fp8.scaling", "blockwise, rowwise or tensorwise; what is called delayed there is `scaling: delayed`."),
@@ -142,8 +142,8 @@ LIGHTRFT: tuple[Row, ...] = (
     ("num_rollouts_per_episodes", "none", DERIVED),
     ("--gradient_checkpointing", "trainer.gradient_checkpointing", "Off by default."),
     ("--engine_mem_util", "engine.memory_share", "0.5 by default."),
-    ("--engine_tp_size", "engine.tensor_parallel_size", "vLLM; must divide the heads."),
-    ("--engine_type", "engine.type", "`native` or `vllm`. pending: SGLang is a later stage."),
+    ("--engine_tp_size", "engine.tensor_parallel_size", "vLLM and SGLang; must divide the heads."),
+    ("--engine_type", "engine.type", "`native`, `vllm` or `sglang`."),
     ("--enable_engine_sleep, --disable_engine_sleep", "engine.sleep", "On by default."),
     ("sleep_engine (gather_and_generate)", "engine.sleep", "Always managed: sleep and wake have one owner."),
     ("update_engine_weights", "sync.interval", "Always called at the end of a step, and verified."),
@@ -176,8 +176,8 @@ LIGHTRFT: tuple[Row, ...] = (
     ("MASTER_ADDR, MASTER_PORT", "none", LAUNCH),
     ("WORLD_SIZE, RANK", "cluster.processes", LAUNCH),
     ("torchrun --nproc_per_node", "cluster.processes", LAUNCH),
-    ("torchrun --nnodes, --node_rank, --master_addr, --master_port", "cluster.nodes cluster.address", NODES + " pending: ranks that an outer torchrun starts."),
-    ("srun -N, --ntasks-per-node", "cluster.nodes cluster.address", NODES + " pending: ranks that srun itself starts."),
+    ("torchrun --nnodes, --node_rank, --master_addr, --master_port", "cluster.nodes cluster.processes", NODES),
+    ("srun -N, --ntasks-per-node", "cluster.nodes cluster.processes", NODES),
     ("TORCH_DISTRIBUTED_DEBUG", "none", TORCH),
     ("CUDA_LAUNCH_BLOCKING", "none", "A variable of CUDA: passed on to all processes."),
     ("--max_ckpt_num", "checkpoint.keep_last", "2 by default, besides the best."),
@@ -211,11 +211,11 @@ SLIME: tuple[Row, ...] = (
     ("latest_checkpointed_iteration.txt", "none", "Always written, as `checkpoints/latest`."),
     ("--hf-checkpoint", "model.path", "One path for trainer, engine and tokenizer."),
     ("--model-name", "none", "Models are local folders without remote code: nothing is written that could collide."),
-    ("--colocate", "engine.own_process engine.sleep", "Native engine: the trainer's own weights. vLLM: sleeps while the trainer works."),
+    ("--colocate", "engine.own_process engine.sleep", "Native engine: the trainer's own weights. vLLM and SGLang: sleep while the trainer works."),
     ("actor_num_nodes", "cluster.nodes", "Machines that the Ray cluster must have; ranks are packed on as few as possible."),
     ("actor_num_gpus_per_node", "cluster.processes", "Ranks of the trainer on all machines, one GPU each; Ray finds the machines."),
     ("rollout_num_gpus", "engine.data_parallel_size engine.tensor_parallel_size", "Their product: engines, and the devices of each. One that dies is replaced while the others continue. `cluster.placement` says whether these are the trainer's GPUs."),
-    ("tensor parallelism of SGLang's servers", "engine.tensor_parallel_size", "vLLM; SGLang is pending."),
+    ("tensor parallelism of SGLang's servers", "engine.tensor_parallel_size", "With `engine.type: sglang` or `vllm`."),
     ("--max-tokens-per-gpu", "trainer.max_tokens_per_device", "8192 by default, up to 32768 on a GPU."),
     ("--use-dynamic-batch-size", "trainer.packing", "Not a second switch: packing always goes by the budget."),
     ("--context-parallel-size, cp_size", "trainer.backend.context_parallel_size trainer.backend.sequence_parallel_size", "A ring: every row in 2 x size chunks, zigzag. `trainer.max_tokens_per_device` stays the budget of one device, so that a row may have size times as many tokens. Prompts are not shared in a ring; with Ulysses (`sequence_parallel_size`) they are."),
@@ -227,7 +227,7 @@ SLIME: tuple[Row, ...] = (
     ("data packing, varlen", "trainer.packing", "On by default; nothing is padded."),
     ("--rollout-stop", "rollout.stop", "Besides the end-of-turn token."),
     ("--rollout-stop-token-ids", "rollout.stop_token_ids", "Besides the end-of-turn token."),
-    ("--sglang-mem-fraction-static", "engine.memory_share", "0.5 by default. SGLang is pending."),
+    ("--sglang-mem-fraction-static", "engine.memory_share", "0.5 by default: SGLang's mem_fraction_static with `engine.type: sglang`."),
     ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "none", TORCH),
     ("--no-check-for-nan-in-loss-and-grad", "trainer.on_nonfinite trainer.max_nonfinite_steps", "The check cannot be switched off; `skip` does what was wanted."),
 )

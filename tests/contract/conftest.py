@@ -40,3 +40,4 @@ def close_what_was_kept() -> Iterator[None]:
     yield
     engines.OWN_PROCESS.close()
     engines.VLLM.close()
+    engines.SGLANG.close()

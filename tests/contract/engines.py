@@ -2,12 +2,13 @@
 
 A backend is called with a model and builds an engine that serves it. Backends that share the
 trainer's weights build a new one each time; so does the native one in its own process, where one
-process serves them all. vLLM takes seconds to load, so that its engines are kept, one per
-architecture and width, and are given the model's weights by a transport.
+process serves them all. vLLM and SGLang take seconds to load, so that their engines are kept, one
+per architecture and width, and are given the model's weights by a transport.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -35,7 +36,8 @@ from homeostat.rollout.mirror import MirrorEngine
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.router import Router
-from homeostat.rollout.vllm.options import is_installed
+from homeostat.rollout.sglang import options as sglang_options
+from homeostat.rollout.vllm import options as vllm_options
 from homeostat.sync.bucket import Bucket
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.types import Completion
@@ -204,9 +206,9 @@ def _no_loss(engine: Engine, error: EngineDiedError) -> None:
     raise error
 
 
-class VllmEngines:
-    """Those that are open. A narrow one samples 3 at a time, and computes one long prompt in a
-    pass; a wide one 64."""
+class KeptEngines(ABC):
+    """Engines of a vendor that are open. A narrow one samples 3 at a time, and computes one long
+    prompt in a pass; a wide one 64."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, bool], Engine] = {}
@@ -234,6 +236,20 @@ class VllmEngines:
             engine.close()
         self._open.clear()
 
+    @abstractmethod
+    def _load(self, model: Model, is_narrow: bool) -> Engine: ...
+
+    def _settle(self, engine: Any, model: Model) -> None:
+        """As new: nothing in flight, awake, and with the model's weights."""
+        engine.wake()
+        engine.abort()
+        engine.begin_update("abort")
+        publish(engine, model)
+        engine.commit(engine.policy_version)
+        engine.poll(timeout_s=0)
+
+
+class VllmEngines(KeptEngines):
     def _load(self, model: Model, is_narrow: bool) -> Engine:
         from homeostat.config.vllm import VllmEngineConfig
         from homeostat.rollout.vllm.engine import Served, VllmEngine
@@ -256,19 +272,38 @@ class VllmEngines:
         engine.connect(SharedMemoryTransport("homeostat-contract", BUCKET_BYTES))
         return engine
 
-    def _settle(self, engine: Any, model: Model) -> None:
-        """As new: nothing in flight, awake, and with the model's weights."""
-        engine.wake()
-        engine.abort()
-        engine.begin_update("abort")
-        publish(engine, model)
-        engine.commit(engine.policy_version)
-        engine.poll(timeout_s=0)
+
+class SglangEngines(KeptEngines):
+    def _load(self, model: Model, is_narrow: bool) -> Engine:
+        from homeostat.config.sglang import SglangEngineConfig
+        from homeostat.rollout.served import Served
+        from homeostat.rollout.sglang.engine import SglangEngine
+        from homeostat.rollout.sglang.environment import prepare_environment
+
+        config = SglangEngineConfig(
+            type="sglang",
+            enforce_eager=True,
+            max_concurrency=3 if is_narrow else 64,
+            max_batched_tokens=MAX_TOKENS if is_narrow else None,
+        )
+        prepare_environment(config, device="cpu")
+        engine = SglangEngine(
+            model.folder,
+            config,
+            served=Served(model.theirs.config.model_type, VOCABULARY, "float32"),
+            device="cpu",
+            max_tokens=MAX_TOKENS,
+            decode=decode,
+        )
+        engine.connect(SharedMemoryTransport("homeostat-contract", BUCKET_BYTES))
+        return engine
 
 
 OWN_PROCESS = OwnProcess()
 VLLM = VllmEngines()
-HAS_VLLM = is_installed()
+SGLANG = SglangEngines()
+HAS_VLLM = vllm_options.is_installed()
+HAS_SGLANG = sglang_options.is_installed()
 ENGINES = (
     Backend("native", native),
     Backend("native_in_blocks", native_in_blocks),
@@ -290,6 +325,15 @@ ENGINES = (
         marks=(
             pytest.mark.vllm,
             pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed (make test-vllm)"),
+        ),
+    ),
+    Backend(
+        "sglang",
+        SGLANG,
+        is_ours=False,
+        marks=(
+            pytest.mark.sglang,
+            pytest.mark.skipif(not HAS_SGLANG, reason="no SGLang here (make test-sglang)"),
         ),
     ),
 )

@@ -33,11 +33,9 @@ def engine(made: Decoder, how: str) -> NativeEngine:
     )
 
 
-FAMILIES = ["gemma3", "mistral_window", "phi4_mini", "granite", "olmo2", "glm4"]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [FAMILIES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:])]
+    "name", ["gemma3", "mistral_window", "phi4_mini", "granite", "olmo2", "glm4"]
 )
 def test_bursts_of_other_blocks_sample_what_the_plain_engine_samples(name: str) -> None:
     made, rng = model(name), np.random.default_rng(1)

@@ -222,7 +222,7 @@ def test_yaml_is_a_recipe_or_a_part_of_one(text: str) -> None:
 
 
 def base_of(raw: dict[str, Any]) -> dict[str, Any]:
-    types = {source["type"] for source in raw.get("data", {}).get("train", [])}
+    types = {source.get("type") for source in raw.get("data", {}).get("train", [])}
     algorithm = raw.get("algorithm", {}).get("type", "sft")
     if algorithm in (*PREFERENCES, "reward_model"):
         return PREFERENCE_BASE

@@ -29,7 +29,7 @@ TABLES: dict[str, str] = {
 BROAD_EXCEPTS = {
     ("data/helpers.py", "_serve"): "whatever the work raises is raised in the parent instead",
     ("integrations/live.py", "call"): "a bug of the doctor's must not end a run of another trainer",
-    ("hub/transfer.py", "work"): "Xet's library may raise anything; the caller gets our error",
+    ("hub/transfer.py", "download"): "Xet's library may raise anything; the caller gets our error",
     ("observe/sinks/base.py", "_call"): "a vendor's client may raise anything; the run goes on",
     ("rewards/calls.py", "answer_call"): "a user's function may raise anything; the run goes on",
     ("rewards/worker.py", "_load"): "a user's module may raise anything; the run goes on",

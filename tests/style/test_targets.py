@@ -45,7 +45,7 @@ def takes_engines() -> set[str]:
     }
 
 
-TARGETS = ("unit", "test-nightly", "test-ranks", "test-vllm", "test-vllm-nightly")
+TARGETS = ("unit", "test-nightly", "test-ranks", "test-vllm", "test-vllm-nightly", "test-sglang")
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -79,6 +79,11 @@ def test_every_file_with_vllm_is_run_by_its_targets() -> None:
     alone = "tests/vllm/test_vllm_moe.py"
     for target in ("test-vllm", "test-vllm-nightly"):
         assert set(places(target)) - {alone} == {folder, *takes_engines()}
+
+
+def test_sglang_is_held_to_the_suites_of_every_engine() -> None:
+    assert set(places("test-sglang")) == takes_engines()
+    assert marked("sglang") == {HOLDS_ENGINES}
 
 
 def test_the_nightly_table_names_every_file_with_slow_tests() -> None:

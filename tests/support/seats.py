@@ -14,7 +14,7 @@ from homeostat.workers.seats import Seats
 
 
 def launch_of(rank: int, size: int, *, port: int) -> Launch:
-    """Every rank on a node of its own, as srun would start them."""
+    """Every rank on a separate node, as srun would start them."""
     return Launch("srun", rank, size, 0, 1, size, LOOPBACK, port, "7.0/0", has_store=False)
 
 

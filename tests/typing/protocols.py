@@ -14,6 +14,7 @@ from homeostat.rollout.native.engine import NativeEngine
 from homeostat.rollout.native.host import OwnWeightsEngine
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.router import Router
+from homeostat.rollout.sglang.engine import SglangEngine
 from homeostat.rollout.vllm.engine import VllmEngine
 from homeostat.sync.bucket import Packer, Receiver, Transport
 from homeostat.sync.collective import CollectivePacker, CollectiveReceiver, CollectiveTransport
@@ -47,6 +48,7 @@ ENGINES: list[type[Engine]] = [
     OwnWeightsEngine,
     RemoteEngine,
     Router,
+    SglangEngine,
     VllmEngine,
 ]
 RULES: list[type[Rule]] = [Adafactor, AdamW, Muon]

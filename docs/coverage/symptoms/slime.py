@@ -8,7 +8,7 @@ A row: section, symptom, codes of the rules that see it, what is done about it h
 from __future__ import annotations
 
 GUIDE = "slime: Q&A"
-SGLANG = "pending: SGLang as an engine is a later stage"
+SGLANG = "With `engine.type: sglang` it is a process of the run: restarted (`engine.max_restarts`), given the weights again, and its requests are sampled again."
 ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("1 Garbage", "Completions are garbage because the trainer's checkpoint was not loaded", "CKP001 ERR560 ERR561", "A model that lacks a weight is refused; random weights only with `model.init: random`."),
     ("1 Garbage", "The folder has no file that names the newest checkpoint", "ERR560 ERR557", "`checkpoints/latest` is written last; `checkpoint.load_step` names another."),
@@ -22,7 +22,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("5 Resuming", "A run starts anew where it should go on", "CKP006 ERR557", "The same command goes on where it stopped (`checkpoint.resume: auto`)."),
     ("6 Batch size", "The sizes of rollout, group and update do not fit together", "CFG001 CFG003 ERR403 ERR404", "The update's size follows from prompts, samples and `trainer.updates_per_step`: they cannot disagree."),
     ("7 Packing", "Padding wastes the device", "PRF007", "Rows are always packed, and nothing is padded."),
-    ("8 Ports", "SGLang's server does not answer: several on one machine took the same port", "ERR117 ERR115", f"Seen in logs. {SGLANG}"),
+    ("8 Ports", "SGLang's server does not answer: several on one machine took the same port", "ERR117 ERR115", "Seen in logs. With `engine.type: sglang` each engine takes free ports of its own, and none can be set."),
     ("9 Gradient norm", "The gradient norm is high, and training breaks down", "LRN010 LRN002 LRN009", "Clipped at `trainer.max_grad_norm`; the rate is halved (`health.heal: all`)."),
     ("9 Gradient norm", "The data was rendered with another chat template than the model's", "LRN013 ERR454 ERR458 ERR480", "`homeostat inspect` shows the tokens as trained; the template is the tokenizer's own unless `model.chat_template` is set."),
     ("10 Endless sampling", "Sampling takes forever, because no stop token is set", "GEN002 GEN001 ERR264", "The end-of-turn token always ends a completion; `rollout.stop`, `rollout.stop_token_ids`, `rollout.deadline_s`."),

@@ -19,6 +19,7 @@ from homeostat.errors import MissingDependencyError
 from homeostat.importing.hints import load_recipe
 from homeostat.observe.redact import Scrubber
 from homeostat.observe.terminal import SafeConsole
+from homeostat.workers.outside import find_launch, require_launch
 
 if TYPE_CHECKING:
     from homeostat.run.preflight.item import Item
@@ -31,7 +32,13 @@ def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Fo
     downloads by name: they stay in the hub's cache. Exit code 0: a run can start; 1: the
     disk is too small; 2: the recipe or its files have errors.
     """
+    launch = find_launch(os.environ)
+    if launch is not None and launch.rank > 0:
+        # Started once per rank, it is answered once.
+        raise typer.Exit(0)
     config = load_recipe(recipe, overrides)
+    if launch is not None:
+        require_launch(launch, cluster=config.cluster, mesh=config.mesh)
     lacks = missing_for_training()
     if lacks is not None:
         _show_keys_only(recipe, lacks, as_json=format is Format.JSON)

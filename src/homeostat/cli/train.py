@@ -52,17 +52,16 @@ def train(
 
     out = sys.stderr if format is Format.JSON else sys.stdout
     console = SafeConsole(file=cast(IO[str], Outlet(out)))
-    config = resolve_names(config, console=console)
     text = recipe.read_text(encoding="utf-8")
-    with (
-        seats_opened(launch, timeout_s=config.cluster.start_timeout_s),
-        open_session(
+    # Other ranks wait for this one: it opens the seats before anything that may take long.
+    with seats_opened(launch, timeout_s=config.cluster.start_timeout_s):
+        config = resolve_names(config, console=console)
+        with open_session(
             config, recipe=text, command=sys.argv, console=console, log_level=level
-        ) as session,
-    ):
-        if launch is not None:
-            log.info("%s; this one, rank 0, is the controller", launch.describe())
-        result = train_recipe(config, session)
+        ) as session:
+            if launch is not None:
+                log.info("%s; this one, rank 0, is the controller", launch.describe())
+            result = train_recipe(config, session)
     if format is Format.JSON:
         typer.echo(json.dumps(result.as_json(), indent=2))
     else:

@@ -68,7 +68,7 @@ class Source(AnySourceSettings):
     )
     columns: dict[str, str | tuple[str, ...]] = key(
         {},
-        share=True,
+        share="all",
         help="What the file calls the columns that this source reads, for example {prompt: "
         "question, completion: answer}. Several columns are joined by a blank line: {prompt: "
         "[instruction, input]}. messages.role and messages.content name the keys of a message.",
@@ -274,23 +274,23 @@ class SourcePlugin(Plugged, AnySourceSettings):
         return as_label(self.type.rpartition(":")[2])
 
 
-class PromptPlugin(SourcePlugin, PromptSource):
+class PromptPlugin(SourcePlugin, PromptSource):  # type: ignore[misc]
     """Base of a source of prompts for RL (homeostat.plugins.Prompts)."""
 
 
-class MessagesPlugin(SourcePlugin, MessagesSource):
+class MessagesPlugin(SourcePlugin, MessagesSource):  # type: ignore[misc]
     """Base of a source of chats for SFT (homeostat.plugins.Messages)."""
 
 
-class CompletionPlugin(SourcePlugin, PromptCompletionSource):
+class CompletionPlugin(SourcePlugin, PromptCompletionSource):  # type: ignore[misc]
     """Base of a source of prompts with completions for SFT (homeostat.plugins.Completions)."""
 
 
-class TextPlugin(SourcePlugin, TextSource):
+class TextPlugin(SourcePlugin, TextSource):  # type: ignore[misc]
     """Base of a source of plain texts (homeostat.plugins.Texts)."""
 
 
-class PreferencePlugin(SourcePlugin, PreferenceSource):
+class PreferencePlugin(SourcePlugin, PreferenceSource):  # type: ignore[misc]
     """Base of a source of pairs (homeostat.plugins.Preferences)."""
 
 

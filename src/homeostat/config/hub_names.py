@@ -37,7 +37,7 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class CachedPath:
-    """What a path inside the hub's cache stands for."""
+    """A file or folder in the hub's cache: the repository and the commit that it belongs to."""
 
     kind: RepositoryKind
     name: str

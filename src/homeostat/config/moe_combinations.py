@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.config.kind import RunKind
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
@@ -105,11 +106,12 @@ def _offloaded(config: RunConfig) -> Iterator[Problem]:
             "no room there.",
             "Set it to true.",
         )
-    if config.is_rl and config.engine.shares_weights:
-        if config.engine.decode != "plain":
+    engine = config.engine
+    if config.is_rl and isinstance(engine, NativeEngineConfig) and engine.shares_weights:
+        if engine.decode != "plain":
             yield Problem(
                 "engine.decode",
-                f"{config.engine.decode} decodes in kernels that read all experts from the GPU, "
+                f"{engine.decode} decodes in kernels that read all experts from the GPU, "
                 f"and {key} leaves them in host memory.",
                 "Set it to plain (every decoding step then streams all experts, which is slow), "
                 f"engine.type=vllm on another GPU, or remove {key}.",

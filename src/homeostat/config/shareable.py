@@ -39,6 +39,8 @@ def shared_config(raw: Any) -> Any:
 
 def _shared(raw: Any, value: Any, place: Place) -> Any:
     info = _field(raw, place)
+    if info is not None and _extra(info).get("share") == "all":
+        return value
     if isinstance(value, dict) and (info is None or _is_dict(info)) and place:
         if info is None or not _shares(info):
             return dict.fromkeys(value, REMOVED)

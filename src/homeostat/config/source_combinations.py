@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from homeostat.config.data import AutoSource, PromptSource, Source, all_sources
+from homeostat.config.data import AutoSource, PromptSource, Source, SourcePlugin, all_sources
 from homeostat.config.hub_names import cached_path, parse_hub_name
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
@@ -19,7 +19,7 @@ def find_source_conflicts(config: RunConfig) -> Iterator[Problem]:
     if config.model.revision is not None and not _is_name(config.model.path):
         yield Problem("model.revision", _NOT_A_NAME, "Remove it, or name a model on the hub.")
     for place, source in all_sources(config.data):
-        if isinstance(source, Source):
+        if isinstance(source, Source) and not isinstance(source, SourcePlugin):
             yield from _one(place, source)
 
 
@@ -39,7 +39,8 @@ def _one(place: str, source: Source) -> Iterator[Problem]:
         elif ours not in (known := known_columns(source)) and not _is_free(source):
             near = difflib.get_close_matches(ours, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"It reads: {', '.join(known)}."
-            yield Problem(key, f"a {source.type} source reads no such column.", hint)
+            kind = getattr(source, "type", "")
+            yield Problem(key, f"a {kind} source reads no such column.", hint)
 
 
 def known_columns(source: Source) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from homeostat.models.decoder import Decoder
+from homeostat.models.build import Model
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.linear import linear
 from homeostat.ops.logprobs import token_logprobs
@@ -30,7 +30,7 @@ class TokenScores:
 
 @torch.no_grad()
 def score_text(
-    model: Decoder, tokens_T: IntArray, *, top: int, device: torch.device, chunk_bytes: int
+    model: Model, tokens_T: IntArray, *, top: int, device: torch.device, chunk_bytes: int
 ) -> TokenScores:
     """Return the log-probs of a text at temperature 1, by the trainer's own function."""
     tokens = torch.from_numpy(tokens_T).to(device)

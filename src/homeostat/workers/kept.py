@@ -13,7 +13,7 @@ from homeostat.workers.log import WorkerLog
 
 
 class KeptProcess:
-    """Implements `workers.launchers.Process`.
+    """A `workers.launchers.Process` that runs under a Keeper.
 
     `watched` is the answer of `Keeper.watch`, and fails if the Keeper is lost: its process counts
     as killed then. `signal` has the Keeper send a signal. `name` and `keeper` are for messages.

@@ -22,7 +22,7 @@ from homeostat.config.mesh import Mesh
 from homeostat.errors import ConfigError, Problem
 
 # What a launcher sets for each process. It must not reach processes that we start: torch would
-# look for the launcher's store in place of their own.
+# look for the launcher's store in place of the one that they make.
 VARIABLES = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
@@ -40,7 +40,7 @@ class Launch:
     """The place of this process among those that a launcher started.
 
     `address` and `port` are where rank 0's store is; `has_store` if the launcher serves it. `name`
-    tells apart what several starts put into one store.
+    distinguishes what several starts put into one store.
     """
 
     by: Literal["torchrun", "srun"]

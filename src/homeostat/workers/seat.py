@@ -1,7 +1,6 @@
 """The seat of one rank: a process that a launcher from outside started, which keeps its worker.
 
-    store: where the controller listens -> check in -> start workers, pass signals on, until told
-                                                       to end
+    store: where the controller listens -> check in -> start workers, pass signals on ... -> END
 
 Nothing is computed here. The controller, rank 0's process, asks for a worker whenever it opens a
 group, so that ranks can be restarted from a checkpoint without the launcher. Rank 0's process has a
@@ -29,7 +28,7 @@ from homeostat.workers.outside import Launch
 from homeostat.workers.wire import pack, unpack
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # pyright: ignore
 
 # The call that ends a seat; it is no method of a Keeper.
 END = "(end)"
@@ -58,7 +57,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the controller listens for seats, and the key that they must know."""
+    """The address at which the controller listens for seats, and the key that they must know."""
 
     address: str
     key: str
@@ -104,7 +103,7 @@ def open_store(launch: Launch, *, timeout_s: float) -> TCPStore:
 
     Raises WorkerError.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # pyright: ignore
 
     serves = launch.rank == 0 and not launch.has_store
     try:

@@ -75,7 +75,7 @@ def memory_is_given_back_unless_told_otherwise(workshop: RlWorkshop) -> None:
 def options_are_passed_on(workshop: RlWorkshop) -> None:
     told("engine.options={page_size: 16}", "page_size", was=None, now=16)(workshop)
     refused("engine.options={tp_size: 2}", "engine.tensor_parallel_size")(workshop)
-    refused("engine.options={port: 30000}", "a free port of its own")(workshop)
+    refused("engine.options={port: 30000}", "another free port")(workshop)
 
 
 def each_engine_has_its_own_devices(workshop: RlWorkshop) -> None:

@@ -2,7 +2,7 @@
 
     add(key, tokens, ...) -> step() -> Emitted(tokens, log-probs) ...
 
-SGLang's `Engine` computes in scheduler processes of its own, one per tensor-parallel rank, and runs
+SGLang's `Engine` computes in separate scheduler processes, one per tensor-parallel rank, and runs
 on whether it is asked or not; requests are tasks on its event loop, which runs only inside of a
 verb. Tokens come in the order in which they were sampled.
 
@@ -97,10 +97,9 @@ class Core:
             arguments["max_total_tokens"] = cache_tokens(
                 folder, config, dtype=dtype, max_tokens=max_tokens
             )
+        make = require_sglang("sglang.srt.entrypoints.engine").Engine
         try:
-            self._engine = require_sglang("sglang.srt.entrypoints.engine").Engine(
-                **arguments, nccl_port=free_port(host)
-            )
+            self._engine = make(**arguments, nccl_port=free_port(host))
         except (ValueError, RuntimeError, OSError, TypeError, AssertionError) as error:
             raise EngineError(
                 f"SGLang does not start on {folder}: {error} "
@@ -253,7 +252,7 @@ class Core:
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), patience_s)
-        # All requests of a batch are told one after another.
+        # The tokens of one batch arrive request by request.
         await asyncio.sleep(0)
         found, self._emitted = self._emitted, []
         return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import IO, cast
@@ -82,7 +82,7 @@ class _Run:
         self._is_interrupted = False
         self.result: RunResult | None = None
 
-    def stepping(self) -> Iterator[Step]:
+    def stepping(self) -> Generator[Step, None, None]:
         """Yield the steps. Raises KeyboardInterrupt or SystemExit if a signal ended the run."""
         surroundings = Surroundings()
         checkpoints = self._config.run_dir / "checkpoints"
