@@ -23,7 +23,6 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Use a model": ("guide/using_models",),
     "From Python": ("guide/python", "guide/plugins"),
-    "From Python": ("guide/python", "guide/plugins"),
     "Larger": (
         "guide/several_ranks",
         "guide/precision",
