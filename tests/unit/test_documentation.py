@@ -52,8 +52,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (docs / kind).mkdir()
         for file in (shipped_folder("docs") / kind).glob("*.*"):
             (docs / kind / file.name).symlink_to(file)
+    (docs / "examples").mkdir()
+    for file in (shipped_folder("docs") / "examples").rglob("*.*"):
+        place = docs / file.relative_to(shipped_folder("docs"))
+        place.parent.mkdir(exist_ok=True)
+        if file.is_file():
+            place.write_bytes(file.read_bytes())
     target = docs / "site"
-    assert build_site(docs, target) == len(list(docs.glob("*/*.md")))
+    assert build_site(docs, target) == len(list(docs.glob("**/*.md")))
     return target
 
 

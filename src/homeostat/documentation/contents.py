@@ -32,7 +32,13 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "guide/ray",
         "guide/scale",
     ),
-    "Stay healthy": ("guide/doctor", "guide/when_things_go_wrong", "guide/clinic"),
+    "Stay healthy": (
+        "guide/doctor",
+        "guide/live",
+        "guide/dashboard",
+        "guide/when_things_go_wrong",
+        "guide/clinic",
+    ),
     "Reference": (
         "reference/config",
         "reference/cli",

@@ -51,9 +51,8 @@ def render_page(text: str, *, name: str) -> Page:
         if row.type == "tr_open" and _is_key(cell):
             row.attrSet("id", _slug(_plain(cell), anchors))
     for token in tokens:
-        for child in token.children or ():
-            if child.type == "link_open":
-                child.attrSet("href", _as_html(str(child.attrGet("href") or "")))
+        if token.children:
+            token.children = list(_linked(token.children))
     body = parser.renderer.render(tokens, parser.options, {})
     body = body.replace("<table>", '<div class="table"><table>').replace(
         "</table>", "</table></div>"
@@ -61,6 +60,18 @@ def render_page(text: str, *, name: str) -> Page:
     title = next((words for tag, words, _ in headings if tag == "h1"), name)
     inner = tuple((words, anchor) for tag, words, anchor in headings if tag == "h2")
     return Page(title, body, inner, tuple(_sections(tokens, title)))
+
+
+def _linked(children: list[Any]) -> Iterator[Any]:
+    """Yield the parts of a text; a link to the sources, which are no part of the site, is text."""
+    leaves_docs = False
+    for child in children:
+        if child.type == "link_open":
+            link = str(child.attrGet("href") or "")
+            leaves_docs = link.startswith("../../")
+            child.attrSet("href", _as_html(link))
+        if not (leaves_docs and child.type in ("link_open", "link_close")):
+            yield child
 
 
 def _sections(tokens: list[Any], title: str) -> Iterator[Section]:

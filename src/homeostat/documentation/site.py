@@ -21,7 +21,9 @@ from homeostat.documentation.contents import Group, contents
 from homeostat.documentation.markdown import Page, render_page
 from homeostat.errors import HomeostatError
 
-_PICTURES = (".svg", ".png")
+# Files of the docs that pages show or lead to.
+_COPIED = (".svg", ".png", ".ipynb", ".yaml", ".jsonl")
+_EXAMPLES = "examples"
 _PARTS = ("site.css", "site.js", "page.html")
 INDEX = "index.html"
 
@@ -68,11 +70,12 @@ def _write(docs: Path, folder: Path) -> int:
         file = folder / f"{name}.html"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(_whole(name, page, groups, pages, template), encoding="utf-8")
-    for picture in docs.glob("**/*"):
-        if picture.suffix in _PICTURES:
-            target = folder / picture.relative_to(docs)
+    for file in docs.glob("**/*"):
+        is_example = _EXAMPLES in file.relative_to(docs).parts and file.suffix == ".py"
+        if file.suffix in _COPIED or is_example:
+            target = folder / file.relative_to(docs)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(picture, target)
+            shutil.copyfile(file, target)
     for part in _PARTS[:2]:
         text = (files("homeostat.documentation") / part).read_text("utf-8")
         (folder / part).write_text(text, encoding="utf-8")
