@@ -163,5 +163,5 @@ def test_a_model_that_the_engine_cannot_hold_is_refused(tmp_path: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     del config["num_attention_heads"]
     (model / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"cannot be sampled.*engine\.type=vllm"):
+    with pytest.raises(ModelError, match=r"takes no positions.*engine\.type=vllm"):
         runs.train(recipe(tmp_path, "run", 1, "model.implementation=transformers"))

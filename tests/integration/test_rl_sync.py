@@ -230,7 +230,7 @@ REFUSED = {
     "engine.max_restarts": ("engine.max_restarts=1",),
     "engine.start_timeout_s": ("engine.start_timeout_s=9",),
     "sync.transport.type": ("engine.own_process=true", "sync.transport={type: in_process}"),
-    "model.implementation": ("engine.own_process=true", "model.implementation=transformers"),
+    "engine.own_process": ("engine.own_process=true", "model.implementation=transformers"),
     "debug.mode": (
         "engine={type: vllm}",
         "rollout.temperature=0.5",

@@ -244,15 +244,9 @@ def decoder_flags(
 ) -> dict[str, Any]:
     """Return how a decoder of this shape is to compute."""
     _refuse_plain_experts(model, shape, device)
-    kernel = resolve_kernel(
-        model.attention,
-        device_type=device.type,
-        dtype=dtype,
-        head_dim=shape.head_dim,
-        has_soft_cap=shape.block.attention_cap is not None,
-    )
+    heads = {"head_dim": shape.head_dim, "has_soft_cap": shape.block.attention_cap is not None}
     return {
-        "kernel": kernel,
+        "kernel": resolve_kernel(model.attention, device_type=device.type, dtype=dtype, **heads),
         "gradient_checkpointing": gradient_checkpointing,
         "numerics": model.numerics,
         "grouped_kernel": model.moe.grouped_kernel,

@@ -34,7 +34,7 @@ class NormNames:
 
 @dataclass(frozen=True, slots=True)
 class BlockForm:
-    """How a family's block differs from Llama's, which is the default of every field.
+    """The differences of a family's block from Llama's, which is the default of every field.
 
     `centred_norms`: norms multiply by 1 + weight. `fused_qkv`, `fused_gate_up`: the checkpoint has
     one matrix for these maps. `wide_qk_norm`: queries and keys are normed over all heads at once.

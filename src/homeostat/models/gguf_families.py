@@ -1,4 +1,4 @@
-"""How a GGUF file names and stores the weights and settings of each architecture.
+"""Tables of how GGUF files name and store the weights and settings of each architecture.
 
 llama.cpp stores some weights otherwise than the checkpoint that they came from: q and k of Llama
 and Granite with their rows permuted, norms of Gemma with 1 added. Settings that a file leaves out

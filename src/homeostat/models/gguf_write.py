@@ -48,6 +48,11 @@ def require_writable(config: Mapping[str, Any]) -> None:
             "--format gguf: the model has biases where this architecture of GGUF has none. Export "
             "it with --format hf."
         )
+    if shape.block.is_windowed:
+        raise ModelError(
+            "--format gguf: some layers attend over a sliding window, which this architecture of "
+            "GGUF does not say. Export it with --format hf, and use llama.cpp's own converter."
+        )
     _require_rope(shape.rope)
 
 

@@ -16,7 +16,7 @@ _ROPE_OUTSIDE = ("rope_theta", "partial_rotary_factor")
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How a family rotates heads.
+    """The rotation of a family's heads.
 
     `partial`: the share of a head that is rotated if the config does not say; None: the family
     rotates whole heads only. `longrope`: the names of its longrope; none if it has none.

@@ -15,7 +15,7 @@ numerics use. sigmoid, silu, pow and everything that fuses two operations would 
 position. tests/unit/test_ops_places.py checks this for each instruction set and on aarch64.
 
 On CUDA one Triton kernel (ops/kernels) serves both forms of SiLU, because all entries go through
-the same code. GELU has no kernel of its own: torch computes it, in invariant form as here.
+the same code. GELU has no kernel: torch computes it, in invariant form as here.
 """
 
 from __future__ import annotations

@@ -110,12 +110,7 @@ class NativeEngine(SteppingEngine[Sequence]):
         if isinstance(model, Decoder):
             require_length(model.config, max_tokens)
             model = self._served(model, fp8, version=policy_version)
-            how = {"device": device, "is_fp8": fp8 is not None}
-            kinds = {"numerics": model.numerics, "is_int4": is_int4(model)}
-            path = decode_path(model.config, config, **kinds, **how)
-            self.bursts = make_bursts(
-                model, config, path, threads=threads, max_tokens=max_tokens, **how
-            )
+            path = self._choose_path(model, threads, is_fp8=fp8 is not None)
         else:
             model.prepare_sampling()
         self.model = model
@@ -138,6 +133,15 @@ class NativeEngine(SteppingEngine[Sequence]):
             spare_blocks=0 if self.bursts is None else self.bursts.spare_blocks,
         )
         self._longest = self._num_new = 0
+
+    def _choose_path(self, model: Decoder, threads: int | None, *, is_fp8: bool) -> str:
+        """Return the decode path, and make what decodes several steps at a time, if it does."""
+        how = {"device": self.device, "is_fp8": is_fp8}
+        kinds = {"numerics": model.numerics, "is_int4": is_int4(model)}
+        path = decode_path(model.config, self.config, **kinds, **how)
+        sizes = {"threads": threads, "max_tokens": self.max_tokens}
+        self.bursts = make_bursts(model, self.config, path, **sizes, **how)
+        return path
 
     def _served(self, model: Decoder, fp8: Fp8Config | None, *, version: int) -> Decoder:
         """Return the model in the engine's precision, over the same parameters."""
