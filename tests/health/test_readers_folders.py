@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from homeostat.cli.doctor import doctor
-from homeostat.cli.options import Format
+from homeostat.cli.health_options import ReportFormat
 from homeostat.errors import DataError
 from homeostat.health.readers import open_run, read_text, runs_in
 from homeostat.observe.progress import Progress
@@ -125,7 +125,7 @@ def test_loose_logs_are_reported_one_by_one_with_their_names(
     write_log(tmp_path / "run2.out", age_s=100)
     write_log(tmp_path / "run2.err", OOM, age_s=100)
     with pytest.raises(typer.Exit) as end:
-        doctor(str(tmp_path), format=Format.JSON)
+        doctor(str(tmp_path), format=ReportFormat.JSON)
     first, second = json.loads(capsys.readouterr().out)["runs"]
     assert end.value.exit_code == 1
     assert (first["verdict"], second["verdict"]) != ("ill", "ill")
@@ -174,7 +174,7 @@ def test_a_folder_of_runs_is_reported_run_by_run_with_the_worst_exit_code(
     write_run(tmp_path / "ill", OOM, age_s=1_000)
     write_run(tmp_path / "well")
     with pytest.raises(typer.Exit) as end:
-        doctor(str(tmp_path), format=Format.JSON)
+        doctor(str(tmp_path), format=ReportFormat.JSON)
     answers = json.loads(capsys.readouterr().out)["runs"]
     assert [Path(one["path"]).name for one in answers] == ["well", "ill"]
     assert end.value.exit_code == 1
