@@ -40,6 +40,8 @@ from homeostat.observe.redact import mask_text
 FINDINGS_FILE = "homeostat_findings.jsonl"
 # Number of records that are kept back until one of training shows what kind of run it is.
 _MAX_WAITING = 1_000
+# Seconds that may be spent before the share of the time counts.
+_ALLOWANCE_S = 0.2
 
 
 def say(text: str) -> None:
@@ -102,7 +104,7 @@ class LiveDoctor:
         self._reported_broken: set[str] = set()
         self._teller = Teller(run=mask_text(run), level=level)
         self._sender = Sender([Webhook(webhook)] if webhook else [], tell=_failed_to_send)
-        self._pace = Pace(time.monotonic())
+        self._pace = Pace(time.monotonic(), allowance_s=_ALLOWANCE_S)
 
     @property
     def spent_s(self) -> float:
