@@ -4,8 +4,8 @@
 
 It costs less than 1 % of the time: a record is always kept, and the rules are asked while all they
 took so far is below that share (pace.py); a record that was not judged is judged with the next one.
-It never breaks a training run: an error in here is reported once, with its cause, and ends the doctor's
-work but not the run.
+It never breaks a training run: an error in here is reported once, with its cause, and ends the
+doctor's work but not the run.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _failed_to_send(why: str) -> None:
 
 
 class Guard:
-    """Call the doctor from a trainer: after the first error it is off, and the trainer continues."""
+    """Call the doctor from a trainer: after the first error it is off, and training continues."""
 
     def __init__(self) -> None:
         self.failure: str = ""
