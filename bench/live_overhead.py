@@ -1,7 +1,7 @@
 """Claim: inside TRL the doctor costs under 1 % of a step, and finds what the clinic finds as soon.
 
 Three GRPO runs of TRL on the tiny workload of grpo_vs_trl, with `HealthCallback`: healthy, one
-whose reward is constant from step 10 on, and one whose learning rate is far too high. For each ill
+whose reward is constant from step 6 on, and one whose learning rate is far too high. For each ill
 run the steps from the onset to the first finding of that family are compared with those of the
 clinic's own run with the same fault (bench/results/clinic_seed29.json): at most five more. The cost
 is the time inside the callback over the time of the whole run, both measured in the same run.
@@ -24,13 +24,20 @@ from trl_grpo_side import Workload, build_workload, digit_share, make_trainer
 
 MAX_SHARE = 0.01
 MAX_MORE_STEPS = 5
-ONSET = 10
+ONSET = 6
 CLINIC = common.RESULTS_DIR / "clinic_seed29.json"
 # Name of the run -> the clinic's fault, the step of its onset, and codes that name it.
 ILL = {
     "reward_constant": ("reward_constant", ONSET, ("RWD",)),
     "lr_too_high": ("lr_too_high_rl", 1, ("POL", "LRN", "CFG", "NUM", "RWD")),
 }
+
+
+def varied_digits(completions: list[str], **columns: Any) -> list[float]:
+    """The reward: digits, as long as they differ. A policy that prints one of them earns little."""
+    shares = digit_share(completions)
+    kinds = [len(set(text) & set("0123456789")) for text in completions]
+    return [share * kind / 10 for share, kind in zip(shares, kinds, strict=True)]
 
 
 class ConstantFrom:
@@ -44,7 +51,7 @@ class ConstantFrom:
     def __call__(self, completions: list[str], **columns: Any) -> list[float]:
         if columns["trainer_state"].global_step + 1 >= self._step:
             return [0.25] * len(completions)
-        return digit_share(completions)
+        return varied_digits(completions)
 
 
 def run(
@@ -105,15 +112,15 @@ def compared(name: str, result: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the doctor costs inside TRL, and finds.")
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=16)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         facts = build_workload(root / "model", num_prompts=4 * chosen.steps)
         runs = {
-            "healthy": (digit_share, 1e-4),
+            "healthy": (varied_digits, 1e-4),
             "reward_constant": (ConstantFrom(ONSET), 1e-4),
-            "lr_too_high": (digit_share, 0.1),
+            "lr_too_high": (varied_digits, 1.0),
         }
         results = {
             name: run(root / "model", root / name, steps=chosen.steps, reward=reward, lr=lr)

@@ -81,8 +81,6 @@ def test_a_result_names_the_file_below_the_root_and_the_line(oom: Report, tmp_pa
 
 
 def test_an_error_that_no_rule_knows_is_a_result(tmp_path: Path) -> None:
-    report = report_of("step 1\nnothing odd\n")
-    assert not as_sarif([report], root=tmp_path)["runs"][0]["results"]
     unknown = Report("-", report_of(NOT_KNOWN).view, diagnose(report_of(NOT_KNOWN).view, ()), ())
     results = as_sarif([unknown], root=tmp_path)["runs"][0]["results"]
     assert [one["ruleId"] for one in results] == ["ERR000"]

@@ -79,6 +79,21 @@ def test_the_doctor_reads_a_log(place: Path, tmp_path: Path) -> None:
     assert any(code.startswith(("ERR", "MEM")) for code in codes), done.stdout
 
 
+def test_watch_and_the_import_of_the_callback_need_no_more(place: Path) -> None:
+    # The watched command imports the callback's module and tries to make a callback.
+    code = """
+from homeostat.errors import MissingDependencyError
+from homeostat.integrations.transformers import HealthCallback
+try:
+    HealthCallback()
+except MissingDependencyError as error:
+    print(error)
+"""
+    done = homeostat(place, "watch", "--", sys.executable, "-S", "-c", code)
+    assert (done.returncode, "needs the package transformers" in done.stdout) == (0, True), done
+    assert "the command ended with exit code 0" in done.stderr
+
+
 def test_the_keys_of_a_recipe_are_checked(place: Path) -> None:
     good = homeostat(place, "check", RECIPE)
     assert (good.returncode, "pip install 'homeostat[train]'" in good.stdout) == (0, True)

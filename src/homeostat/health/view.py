@@ -10,7 +10,7 @@ facts      results of probes: preflight's and the run's invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -25,6 +25,9 @@ from homeostat.health.log import Log
 from homeostat.health.native_crashes import native_crashes
 from homeostat.health.tracebacks import Traceback, tracebacks
 from homeostat.types import FloatArray64, IntArray
+
+# Sections of settings that are about an evaluation.
+_OF_EVALUATION = frozenset({"eval", "evaluation", "val_kwargs", "validation"})
 
 
 class Kind(StrEnum):
@@ -172,6 +175,18 @@ class RunView:
             return None
 
     @cached_property
+    def settings_of_training(self) -> dict[str, Any]:
+        """Return the settings by the framework's plain names, without those of an evaluation.
+
+        Dashes count as underscores. An evaluation may sample otherwise than training does.
+        """
+        named = (
+            (name.lstrip("-").replace("-", "_").lower(), value)
+            for name, value in flat_settings(self.raw_settings)
+        )
+        return {key: value for key, value in named if _OF_EVALUATION.isdisjoint(key.split("."))}
+
+    @cached_property
     def tracebacks(self) -> tuple[Traceback, ...]:
         """Return the exceptions that the log shows, in order."""
         return tracebacks(self.log)
@@ -195,3 +210,12 @@ class RunView:
     def last_step(self) -> int | None:
         steps = [int(series.steps[-1]) for series in self.metrics.values() if len(series)]
         return max(steps) if steps else None
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of every setting."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,6 +1,6 @@
 """Run a command and read what it prints, while it is passed on unchanged.
 
-Standard output and standard error stay apart. The command's Python is told not to buffer
+Standard output and standard error stay apart. The command's Python is asked not to buffer
 (PYTHONUNBUFFERED), because a pipe would otherwise delay its lines by many steps.
 """
 

@@ -4,8 +4,8 @@
 
 It costs less than 1 % of the time: a record is always kept, and the rules are asked while all they
 took so far is below that share (pace.py); a record that was not judged is judged with the next one.
-It never breaks a training run: an error in here is told once, with its cause, and ends the doctor's
-work but not the run.
+It never breaks a training run: an error in here is reported once, with its cause, and ends the
+doctor's work but not the run.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from homeostat.observe.redact import mask_text
 FINDINGS_FILE = "homeostat_findings.jsonl"
 # Number of records that are kept back until one of training shows what kind of run it is.
 _MAX_WAITING = 1_000
+# Seconds that may be spent before the share of the time counts.
+_ALLOWANCE_S = 0.2
 
 
 def say(text: str) -> None:
@@ -102,7 +104,7 @@ class LiveDoctor:
         self._reported_broken: set[str] = set()
         self._teller = Teller(run=mask_text(run), level=level)
         self._sender = Sender([Webhook(webhook)] if webhook else [], tell=_failed_to_send)
-        self._pace = Pace(time.monotonic())
+        self._pace = Pace(time.monotonic(), allowance_s=_ALLOWANCE_S)
 
     @property
     def spent_s(self) -> float:
@@ -211,7 +213,7 @@ def _failed_to_send(why: str) -> None:
 
 
 class Guard:
-    """Call the doctor from a trainer: after the first error it is off, and the trainer goes on."""
+    """Call the doctor from a trainer: after the first error it is off, and training continues."""
 
     def __init__(self) -> None:
         self.failure: str = ""

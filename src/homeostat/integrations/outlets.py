@@ -1,7 +1,7 @@
 """Send messages elsewhere: to a webhook, or to a command of the user's.
 
 They are sent by one thread in their order, so that the run that is watched never waits for them.
-Every attempt has a deadline, and a failure is told once per message and never raised: a chat
+Every attempt has a deadline, and a failure is reported once per message and never raised: a chat
 service that is down must not end a watch.
 """
 
@@ -135,7 +135,7 @@ class UserCommand:
 
 
 class Sender:
-    """Give messages to all outlets from a thread of its own. `tell` is called with failures."""
+    """Give messages to all outlets from a separate thread. `tell` is called with failures."""
 
     def __init__(self, outlets: list[Outlet], *, tell: Tell) -> None:
         self._outlets = outlets

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MAX_SHARE = 0.01
+MAX_SHARE = 0.008
 # Seconds that may be spent before the share counts: a run that is ill from its start is found soon.
 ALLOWANCE_S = 2.0
 

@@ -82,7 +82,7 @@ class HealthCallback(TrainerCallback or object):
                 "HealthCallback needs the package transformers, which is not installed: "
                 "pip install transformers."
             )
-        # Mistakes in these are told now, not in the middle of a run.
+        # Mistakes in these are reported now, not in the middle of a run.
         self._level = as_level(level, name="level")
         self._stop_on = as_level(stop_on, name="stop_on")
         rules_without(ignore)

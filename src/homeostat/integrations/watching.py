@@ -141,7 +141,7 @@ def timed_look(followed: Followed, watcher: Watcher, pace: Pace) -> bool:
 
 
 def _is_over(view: RunView) -> bool:
-    """Return whether a run of ours has recorded its end; other logs may always go on."""
+    """Return whether a run of ours has recorded its end; other logs may always continue."""
     if view.framework is not HOMEOSTAT:
         return False
     own = view.events_of("run_started", "run_resumed", *_ENDS)

@@ -72,7 +72,7 @@ def _copy(series: Series) -> Series:
 
 
 def _frozen(found: Found) -> Found:
-    """Return it with its own containers: the reader goes on to fill those that it returned."""
+    """Return it with separate containers: the reader still fills those that it returned."""
     found.settings = dict(found.settings)
     found.forms = dict(found.forms)
     return found

@@ -26,6 +26,7 @@ from homeostat.health.readers.kept_lines import (
     shortened_line,
     visible,
 )
+from homeostat.health.readers.line_parts import apart, bare, is_one_bar, is_redrawn
 from homeostat.health.readers.literals import is_json_object
 from homeostat.health.readers.own_lines import own_row
 from homeostat.health.readers.recorder import Recorder
@@ -40,15 +41,7 @@ from homeostat.health.view import Event
 MAX_TEXT = 40_000
 _TEXT_TAIL = 8_000
 _MAX_SETTINGS = 20_000
-_ACTOR = re.compile(r"^\s*+\((?P<actor>[^()]{0,80}?)\s?pid=\d++[^()]{0,80}+\)\s?")
-_MAX_ACTORS = 4
-_RANK = re.compile(r"^\[?(?:default|rank)\s?(?P<rank>\d{1,6})\]?\s?:\s?", re.IGNORECASE)
-# Lines that begin otherwise have no prefix of Ray or a launcher.
-_PREFIXED = frozenset("( [dDrR")
 _SPEAKS = tuple(word.encode() for word in line_rows.SPEAKS)
-_PERCENTAGE = " 0123456789"
-_DIGIT = re.compile(r"[0-9]")
-_REPEATED = re.compile(r"\[repeated \d++x across cluster\]")
 _SPOKEN = re.compile(r"\b(?:step|rollout|iteration)[ _]?(\d{1,12})\b(?!/)", re.IGNORECASE)
 
 # A number with decimals after a name: two of them in a line look like metrics.
@@ -188,7 +181,7 @@ class TextReader:
         elif shape is not PLAIN:
             self._num_unread += shape.is_unread
             if shape.is_event and len(self.events) < MAX_EVENTS:
-                self._note_event(_bare(visible(line)[-1])[0], self.recorder.newest)
+                self._note_event(bare(visible(line)[-1])[0], self.recorder.newest)
 
     def _feed_shape(self, key: bytes, line: bytes) -> None:
         """Read a line, and remember what lines of its shape are if that is always the same."""
@@ -223,14 +216,14 @@ class TextReader:
 
     def _feed_line(self, pieces: list[str]) -> None:
         """Take in a line, split at carriage returns; the last piece is what a person sees."""
-        if len(pieces) > 1 and _is_one_bar(pieces):
+        if len(pieces) > 1 and is_one_bar(pieces):
             pieces = pieces[-1:]
-        pieces = [*pieces[:-1], *_apart(pieces[-1])]
+        pieces = [*pieces[:-1], *apart(pieces[-1])]
         for piece, following in pairwise(pieces):
-            if not _is_redrawn(piece, following) and piece.strip():
-                self._rows_of(*_bare(self._cut(piece)))
+            if not is_redrawn(piece, following) and piece.strip():
+                self._rows_of(*bare(self._cut(piece)))
         last = self._cut(pieces[-1])
-        body, source, rank = _bare(last)
+        body, source, rank = bare(last)
         if self._dumps.holds(body, source) or not self._rows_of(body, source, rank):
             self._keep(shortened_line(last), body, source, rank)
 
@@ -400,66 +393,8 @@ class TextReader:
         return bool(found)
 
 
-def _apart(piece: str) -> list[str]:
-    """Split a progress bar from the text that was printed after it on the same line.
-
-        5%|4         | 7/150 [00:12<04:04,  1.71s/it]Traceback (most recent call last):
-
-    A row of metrics after a bar belongs to the step that the bar shows, and stays with it.
-    """
-    if "%|" not in piece or "{" in piece or piece.rstrip().endswith("]"):
-        return [piece]
-    bar = bar_in(piece)
-    if bar is None or not piece[bar.end :].strip():
-        return [piece]
-    return [piece[: bar.end], piece[bar.end :].lstrip()]
-
-
-def _is_redrawn(piece: str, following: str) -> bool:
-    """Return whether a bar without metrics is redrawn right after this drawing.
-
-    In that case the later drawing counts.
-    """
-    title, sign, rest = piece.partition("%|")
-    if not sign or "=" in rest or "{" in piece or "{" in following or " 0/" in following:
-        return False
-    title = title.rstrip(_PERCENTAGE)
-    return title == following.partition("%|")[0].rstrip(_PERCENTAGE) and not _DIGIT.search(title)
-
-
-def _is_one_bar(pieces: Sequence[str]) -> bool:
-    """Return whether every piece but the last is redrawn by the next one (`_is_redrawn`)."""
-    titles: set[str] = set()
-    for piece in pieces:
-        title, sign, rest = piece.partition("%|")
-        if not sign or "=" in rest or "{" in piece or " 0/" in rest:
-            return False
-        titles.add(title.rstrip(_PERCENTAGE))
-    return len(titles) == 1 and not _DIGIT.search(titles.pop())
-
-
 def _cut_note(count: int) -> str:
     return (
         f"{count} lines have more than {MAX_TEXT:,} characters; of each the first "
         f"{MAX_TEXT - _TEXT_TAIL:,} and the last {_TEXT_TAIL:,} were read."
     )
-
-
-def _bare(piece: str) -> tuple[str, str, int]:
-    """Return a line without prefixes of Ray and launchers; the actor's name; the rank."""
-    source, rank = "", 0
-    body = piece
-    if body[:1] not in _PREFIXED and "[repeated " not in body:
-        return body, source, rank
-    for _ in range(_MAX_ACTORS):
-        found = _ACTOR.match(body) if body[:1] in {"(", " "} else None
-        if not found:
-            break
-        source, body = found["actor"] or source, body[found.end() :]
-    found = _RANK.match(body)
-    if found:
-        rank, body = int(found["rank"]), body[found.end() :]
-    if "[repeated " in body:
-        found = _REPEATED.search(body)
-        body = body[: found.start()].rstrip() if found else body
-    return body, source, rank

@@ -7,13 +7,12 @@ All are pure functions. They return None for what is not known, never a guess: "
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.view import Kind, RunView, Series, flat_settings
 from homeostat.types import FloatArray64
 
 # Rates that guides and papers train with: (lowest, highest), by kind of run and adapter.
@@ -30,7 +29,6 @@ _MOE_NAME = re.compile(r"moe|mixtral|\db-a\d|deepseek-?v[23]|kimi-?k2|moonlight|
 _MOE_CHOICES = ("aux", "sequence_aux", "bias", "ids", "weights")
 # Bytes of weights below which a model is a toy.
 _TINY = 200e6
-_OF_EVALUATION = {"eval", "evaluation", "val_kwargs", "validation"}
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 _DTYPES = (
@@ -178,26 +176,13 @@ def broken(view: RunView) -> Series | None:
     return Series(steps, np.minimum(bad, 1.0))
 
 
-def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of every setting."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat_settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def raw(view: RunView, *names: str) -> Any:
     """Return a setting by its framework's own name, given whole or by its last parts.
 
     Dashes count as underscores. None if it is not set. Settings of an evaluation are ignored,
     because it may sample otherwise than training does.
     """
-    known = {
-        name.lstrip("-").replace("-", "_").lower(): value
-        for name, value in flat_settings(view.raw_settings)
-    }
-    known = {key: value for key, value in known.items() if not _OF_EVALUATION & {*key.split(".")}}
+    known = view.settings_of_training
     for name in names:
         for key, value in known.items():
             if (key == name or key.endswith("." + name)) and value is not None:

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import NoOptions, Rule
-from homeostat.health.rules.readings import flat_settings, is_true, raw
-from homeostat.health.view import Kind, RunView
+from homeostat.health.rules.readings import is_true, raw
+from homeostat.health.view import Kind, RunView, flat_settings
 
 
 def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:

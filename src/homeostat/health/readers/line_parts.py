@@ -1,0 +1,75 @@
+"""Take a line of a console apart: redrawn progress bars, and prefixes of Ray and launchers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from homeostat.health.readers.bars import bar_in
+
+_ACTOR = re.compile(r"^\s*+\((?P<actor>[^()]{0,80}?)\s?pid=\d++[^()]{0,80}+\)\s?")
+_MAX_ACTORS = 4
+_RANK = re.compile(r"^\[?(?:default|rank)\s?(?P<rank>\d{1,6})\]?\s?:\s?", re.IGNORECASE)
+# Lines that begin otherwise have no prefix of Ray or a launcher.
+_PREFIXED = frozenset("( [dDrR")
+_PERCENTAGE = " 0123456789"
+_DIGIT = re.compile(r"[0-9]")
+_REPEATED = re.compile(r"\[repeated \d++x across cluster\]")
+
+
+def apart(piece: str) -> list[str]:
+    """Split a progress bar from the text that was printed after it on the same line.
+
+        5%|4         | 7/150 [00:12<04:04,  1.71s/it]Traceback (most recent call last):
+
+    A row of metrics after a bar belongs to the step that the bar shows, and stays with it.
+    """
+    if "%|" not in piece or "{" in piece or piece.rstrip().endswith("]"):
+        return [piece]
+    bar = bar_in(piece)
+    if bar is None or not piece[bar.end :].strip():
+        return [piece]
+    return [piece[: bar.end], piece[bar.end :].lstrip()]
+
+
+def is_redrawn(piece: str, following: str) -> bool:
+    """Return whether a bar without metrics is redrawn right after this drawing.
+
+    In that case the later drawing counts.
+    """
+    title, sign, rest = piece.partition("%|")
+    if not sign or "=" in rest or "{" in piece or "{" in following or " 0/" in following:
+        return False
+    title = title.rstrip(_PERCENTAGE)
+    return title == following.partition("%|")[0].rstrip(_PERCENTAGE) and not _DIGIT.search(title)
+
+
+def is_one_bar(pieces: Sequence[str]) -> bool:
+    """Return whether every piece but the last is redrawn by the next one (`is_redrawn`)."""
+    titles: set[str] = set()
+    for piece in pieces:
+        title, sign, rest = piece.partition("%|")
+        if not sign or "=" in rest or "{" in piece or " 0/" in rest:
+            return False
+        titles.add(title.rstrip(_PERCENTAGE))
+    return len(titles) == 1 and not _DIGIT.search(titles.pop())
+
+
+def bare(piece: str) -> tuple[str, str, int]:
+    """Return a line without prefixes of Ray and launchers; the actor's name; the rank."""
+    source, rank = "", 0
+    body = piece
+    if body[:1] not in _PREFIXED and "[repeated " not in body:
+        return body, source, rank
+    for _ in range(_MAX_ACTORS):
+        found = _ACTOR.match(body) if body[:1] in {"(", " "} else None
+        if not found:
+            break
+        source, body = found["actor"] or source, body[found.end() :]
+    found = _RANK.match(body)
+    if found:
+        rank, body = int(found["rank"]), body[found.end() :]
+    if "[repeated " in body:
+        found = _REPEATED.search(body)
+        body = body[: found.start()].rstrip() if found else body
+    return body, source, rank
