@@ -93,3 +93,17 @@ def test_how_much_could_be_judged_is_said_with_the_settings_that_show_more() -> 
     flags = {one["setting"]: one["value"] for one in signs["flags"]}
     assert flags["actor_rollout_ref.rollout.calculate_log_probs"] == "true"
     assert "trainer.test_freq" in flags
+
+
+def test_a_saved_state_does_not_say_how_its_run_ended(tmp_path: Path) -> None:
+    """The state in a checkpoint ends before the last step by its nature, however old it is."""
+    file = tmp_path / "trainer_state.json"
+    rows = [{"step": step, "loss": 2.0 - step / 100, "epoch": step / 50} for step in range(1, 31)]
+    state = {"global_step": 30, "max_steps": 300, "log_history": rows}
+    file.write_text(json.dumps(state))
+    os.utime(file, (1.7e9, 1.7e9))
+    view = open_run(file)
+    ending = ending_of(view)
+    assert (ending.how, ending.is_stale) == (End.OPEN, False)
+    assert "the state that was saved" in ending.words
+    assert all(finding.level is Level.INFO for finding in diagnose(view, RULES).findings)

@@ -146,6 +146,9 @@ def _by_steps(view: RunView) -> Ending:
 
 def _without_end(view: RunView, where: str) -> Ending:
     """The log ends before the run does, and no line says why."""
+    if view.facts.get("is_saved_state"):
+        words = f"the file is the state that was saved at {where}; how the run ended is not in it"
+        return Ending(End.OPEN, words)
     words = f"it did not reach its end: the log ends at {where} and does not say why"
     quiet_s = view.facts.get("quiet_s")
     if quiet_s is None:

@@ -32,6 +32,10 @@ _LOSSES = {"loss", "train_loss", "training_loss", "loss train", "raw/loss", "lm 
 _HF_FORMS = {"dict", "swift", "llamafactory"}
 
 
+# Files that are written whole, with a checkpoint: what came after it is not in them.
+_STATES = frozenset({"trainer_state.json"})
+
+
 @dataclass(slots=True)
 class Found:
     """The content of a file, by the names it had there.
@@ -107,7 +111,9 @@ def _facts(found: Found, table: Framework) -> dict[str, Any]:
         "nan_prints_as_zero": False,
         "reading": _understood(found, table),
     }
-    quiet_s = _quiet_s(found.sources)
+    logs = [source for source in found.sources if os.path.basename(source) not in _STATES]
+    facts["is_saved_state"] = bool(found.sources) and not logs
+    quiet_s = _quiet_s(logs)
     if quiet_s is not None:
         facts["quiet_s"] = quiet_s
     if found.runs:
