@@ -27,9 +27,13 @@ from homeostat.observe import format as fmt
 
 # The HTTP library under huggingface_hub is not the same in all its releases. The first base class
 # of its errors is that library's, and the base of all errors of a connection.
-TRANSPORT_ERRORS = (HfHubHTTPError.__bases__[0], ConnectionError, TimeoutError)
+TRANSPORT_ERRORS: tuple[type[Exception], ...] = (
+    HfHubHTTPError.__bases__[0],
+    ConnectionError,
+    TimeoutError,
+)
 # What downloading has been seen to raise. Xet's library raises plain RuntimeErrors.
-DOWNLOAD_ERRORS = (
+DOWNLOAD_ERRORS: tuple[type[Exception], ...] = (
     *TRANSPORT_ERRORS, HfHubHTTPError, EntryNotFoundError, OSError, RuntimeError, ValueError,
 )  # fmt: skip
 _ROOM = "Free some room (hf cache), or set HF_HOME to a folder on a larger disk."

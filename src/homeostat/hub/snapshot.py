@@ -82,7 +82,7 @@ def _list(request: Request) -> Listing:
     )
     assert info.sha is not None, "the hub gives a commit for every revision"
     files = {}
-    for one in info.siblings or ():
+    for one in getattr(info, "siblings", None) or ():
         sha256 = one.lfs.sha256 if one.lfs is not None else None
         file = RemoteFile(one.rfilename, one.size or 0, sha256=sha256, git_sha1=one.blob_id)
         files[file.name] = file
