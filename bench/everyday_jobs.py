@@ -118,7 +118,8 @@ def write_inputs(folder: Path) -> None:
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
     (folder / "shape" / "config.json").write_text(json.dumps({**config, **small}))
     rng = random.Random(0)
-    words = ["".join(rng.choices("abcdef", k=6)) for _ in range(120)]
+    # The same word both ways would be no preference.
+    words = ["".join(rng.choices("abcdef", k=6)) + "xyz" for _ in range(120)]
     prompts = [f"turn around {word}" for word in words]
     backs = [word[::-1] for word in words]
     both = list(zip(prompts, backs, words, strict=True))
@@ -192,7 +193,8 @@ def run(folder: Path, command: str) -> tuple[float, int, str]:
     started = cpu_seconds()
     result = CliRunner().invoke(app, words)
     seconds = cpu_seconds() - started
-    last = result.output.strip().splitlines()[-1:] or [repr(result.exception)]
+    said = result.output.strip().splitlines()[-1:] or [""]
+    last = said if result.exit_code == 0 else [repr(result.exception)[:300]]
     return seconds, result.exit_code, last[0]
 
 
@@ -253,12 +255,13 @@ def main() -> None:
     arguments = parser.parse_args()
     only = {int(one) for one in arguments.only.split(",") if one}
     os.environ["HF_HUB_OFFLINE"] = "1"
+    home, rows = Path.cwd(), []
     with tempfile.TemporaryDirectory(prefix="everyday_jobs_") as folder:
-        rows = []
         for row in measure(Path(folder), only):
             print(f"{row['number']:2} {row['seconds']} {row['works']} {row['title']}: "
                   f"{row.get('last_line', '')}", file=sys.stderr)  # fmt: skip
             rows.append(row)
+        os.chdir(home)
     print("\n".join(as_markdown(rows)))
     print(f"\nStarting Python and loading torch: {start_seconds():.1f} s of processor time.")
     if arguments.out is not None:
