@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support import runs, tiny_rl
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from homeostat.config import RunConfig
 from homeostat.config.load import build_config
@@ -121,8 +121,11 @@ PRECISIONS = {
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", ["gemma2", "phi3", "glm4", "olmo2"])
 def test_precisions_work_for_families(name: str, precision: str, tmp_path: Path) -> None:
-    model_of(tmp_path, FAMILIES[name])
-    config = recipe(tmp_path, "run", 2, *PRECISIONS[precision])
+    model = model_of(tmp_path, FAMILIES[name])
+    # An adapter needs weights to adapt.
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
+    config = recipe(tmp_path, "run", 2, "model.init=pretrained", *PRECISIONS[precision])
     runs.train(config)
     records = read_metrics(config.run_dir / "metrics.jsonl")
     assert len(records) == 2
