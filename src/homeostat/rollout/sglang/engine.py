@@ -9,8 +9,8 @@ and continues with the noise that it would have had.
 Invariants: a request in flight is in SGLang, or held back until the next weights or until the
 engine wakes; it comes back exactly once. No key or value of old weights reaches a request that
 began after them: what is cached has another salt after every update and nap, and is dropped where
-nothing runs. Weights change while nothing runs, or while SGLang is paused and all tokens of the old ones
-have been taken in.
+nothing runs. Weights change while nothing runs, or while SGLang is paused and all tokens of the old
+ones have been taken in.
 """
 
 from __future__ import annotations
