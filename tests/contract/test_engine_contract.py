@@ -138,14 +138,21 @@ def test_samples_follow_the_softmax(build: Backend, temperature: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "cut", [{"top_k": 5}, {"top_p": 0.6}, {"top_k": 9, "top_p": 0.8}, {"min_p": 0.3}]
+    ("cut", "heat"),
+    [
+        ({"top_k": 5}, 1.0),
+        ({"top_p": 0.6}, 1.0),
+        ({"top_k": 9, "top_p": 0.8}, 1.0),
+        ({"min_p": 0.3}, 1.0),
+        ({"top_p": 0.9}, 0.7),
+    ],
 )
-def test_cut_distributions(build: Backend, cut: dict) -> None:
+def test_cut_distributions(build: Backend, cut: dict, heat: float) -> None:
     model = shared_model()
     (prompt_T,) = prompts((6,))
     with torch.no_grad():
         logits_V = model.theirs(torch.from_numpy(prompt_T)[None]).logits[0, -1].double()
-    share_V = logits_V.softmax(0).numpy()
+    share_V = (logits_V / heat).softmax(0).numpy()
     order = np.argsort(-share_V)[: cut.get("top_k", VOCABULARY)]
     before = np.cumsum(share_V[order]) - share_V[order]
     order = order[before < cut.get("top_p", 1.0) * share_V[order].sum()]
@@ -153,7 +160,7 @@ def test_cut_distributions(build: Backend, cut: dict) -> None:
     kept_V = np.zeros(VOCABULARY)
     kept_V[order] = share_V[order] / share_V[order].sum()
     plain = Request("plain", prompt_T, Sampling(1), seed=3)
-    wanted = requests([prompt_T], Sampling(1, **cut), samples=1500)
+    wanted = requests([prompt_T], Sampling(1, heat, **cut), samples=1500)
     engine = build(model)
     able = engine.capabilities
     if not (cut.keys() <= able.cuts and (len(cut) == 1 or able.combines_cuts)):

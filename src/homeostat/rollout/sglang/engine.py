@@ -8,9 +8,9 @@ and continues with the noise that it would have had.
 
 Invariants: a request in flight is in SGLang, or held back until the next weights or until the
 engine wakes; it comes back exactly once. No key or value of old weights reaches a request that
-began after them: what is cached is salted with the number of the update, and dropped where nothing
-runs. Weights change while nothing runs, or while SGLang is paused and all tokens of the old ones
-have been taken in.
+began after them: what is cached has another salt after every update and nap, and is dropped where
+nothing runs. Weights change while nothing runs, or while SGLang is paused and all tokens of the old
+ones have been taken in.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SglangEngine(SteppingEngine[Flight]):
         self._keys: dict[str, str] = {}
         self._by_key: dict[str, Flight] = {}
         self._scored: dict[str, Emitted] = {}
-        self._num_keys = self._num_updates = 0
+        self._num_keys = self._num_salts = 0
         self._num_prompt = self._num_shared = self._num_new = self._num_steps = 0
         self._num_retracted = self._most_running = 0
         self._is_broken = self._is_paused = False
@@ -214,7 +214,7 @@ class SglangEngine(SteppingEngine[Flight]):
         let it find keys and values of the old weights."""
         if self._is_broken:
             self.life.problem = BROKEN
-        self._num_updates += 1
+        self._num_salts += 1
         if self._is_paused:
             self._is_paused = False
             self.core.resume()
@@ -228,6 +228,8 @@ class SglangEngine(SteppingEngine[Flight]):
     def _free_memory(self) -> None:
         self._retract()
         self.core.settle()
+        # SGLang may still hold the last batch, and keep its cache: nothing finds it under this.
+        self._num_salts += 1
         self.core.sleep()
 
     def _restore_memory(self) -> None:
@@ -319,7 +321,7 @@ class SglangEngine(SteppingEngine[Flight]):
 
     @property
     def _salt(self) -> str:
-        return f"update {self._num_updates}"
+        return f"salt {self._num_salts}"
 
     def _new_key(self) -> str:
         self._num_keys += 1
