@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from homeostat.health.diagnose import diagnose
 from homeostat.health.end_lines import End
 from homeostat.health.ending import ending_of
+from homeostat.health.finding import Level
 from homeostat.health.readers import open_run, read_text
 from homeostat.health.registry import RULES
 from homeostat.health.render import as_json
