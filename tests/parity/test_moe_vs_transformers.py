@@ -200,7 +200,6 @@ MISTAKES = [
     ("qwen3_moe", {"moe_intermediate_size": "24"}, "moe_intermediate_size is '24'"),
     ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob is 1"),
     ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise is 0.1"),
-    ("mixtral", {"sliding_window": 64}, "sliding window"),
     ("dots1", {"n_group": 3}, "n_group is 3"),
     ("dots1", {"topk_group": 5}, "topk_group is 5"),
     ("dots1", {"num_experts_per_tok": 5}, "topk_group have 4 experts"),

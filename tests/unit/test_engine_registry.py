@@ -22,7 +22,7 @@ CLASSES = get_args(get_args(AnyEngine)[0])
 
 def prospect(engine: EngineConfig) -> Prospect:
     preview = ModelPreview(
-        "llama", 97, 512, 1000, 1000, 4, 4000, decoder=None, cache_bytes_per_token=8
+        "llama", 97, 512, 1000, 1000, 4, 4000, decoder=None, cache=None, cache_bytes_per_token=8
     )
     return Prospect(
         engine=engine,

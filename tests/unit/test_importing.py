@@ -206,7 +206,7 @@ def test_recipes_are_accepted_and_every_setting_is_listed_once(
                 "data.max_length": 128,
                 "data.overlong": "refuse",
                 "data.validation.0.path": "test.parquet",
-                "engine.type": "native",
+                "engine.type": "sglang",
             },
         ),
         (

@@ -53,6 +53,7 @@ ECHOES = {
     "schema.py": "JSON",
     "serve.py": "safe_text",
     "train.py": "JSON",
+    "dashboard.py": "safe_text",
 }
 JOINERS = "\u200c\u200d"
 anything = st.text(st.characters(), max_size=60)

@@ -28,13 +28,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from homeostat.config.ranks import LOOPBACK
 from homeostat.dashboard import answers
 from homeostat.dashboard.samples import Wanted
 from homeostat.dashboard.shelf import Shelf
 from homeostat.errors import HomeostatError
 
 STATIC = Path(__file__).parent / "static"
-LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+LOCAL_NAMES = frozenset({LOOPBACK, "localhost", "[::1]"})
 COOKIE = "homeostat_token"
 # Seconds between looks at the runs' files, for pages that are open.
 LOOK_SECONDS = 2.0

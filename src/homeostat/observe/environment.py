@@ -38,6 +38,8 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "trackio": ("trackio", "the trackio sink"),
     "gpu": ("pynvml", "GPU memory and utilisation"),
     "ray": ("ray", "cluster.type: ray"),
+    "dashboard": ("starlette", "homeostat dashboard"),
+    "eval": ("lm_eval", "homeostat eval"),
     "vllm": ("vllm", "the vLLM engine"),
 }
 
