@@ -54,6 +54,12 @@ ECHOES = {
     "serve.py": "safe_text",
     "train.py": "JSON",
     "dashboard.py": "safe_text",
+    "dev.py": "a number, and a name of ours",
+    "docs.py": "safe_text, or texts of ours",
+    "eval.py": "JSON, or numbers",
+    "new.py": "safe_text",
+    "push.py": "safe_text",
+    "watch.py": "safe_page, or safe_text",
 }
 JOINERS = "\u200c\u200d"
 anything = st.text(st.characters(), max_size=60)

@@ -139,7 +139,7 @@ def _sender(webhook: str | None, command: str | None) -> Sender:
 
     outlets: list[Outlet] = [Webhook(webhook)] if webhook else []
     outlets += [UserCommand(command)] if command else []
-    return Sender(outlets, tell=lambda why: typer.echo(f"homeostat: {why}.", err=True))
+    return Sender(outlets, tell=lambda why: typer.echo(f"homeostat: {safe_text(why)}.", err=True))
 
 
 def _run(words: list[str], watcher: Watcher, printer: _Printer, *, interval_s: float) -> int:
