@@ -96,14 +96,14 @@ def test_a_log_is_followed_until_nothing_more_comes(
     writer = threading.Thread(target=write)
     writer.start()
     code, out, err = run(
-        monkeypatch, capfd, str(path), "--interval", "0", "--idle-timeout", "1", "--format", "json"
+        monkeypatch, capfd, str(path), "--interval", "0", "--idle-timeout", "2", "--format", "json"
     )
     writer.join()
     messages = [json.loads(line) for line in out.splitlines()]
     assert [(m["event"], m["finding"]["code"]) for m in messages] == [("opened", "NUM002")]
     assert messages[0]["finding"]["first_step"] == NAN_FROM
     assert code == 1
-    assert "nothing was written for 1 s" in err
+    assert "nothing was written for 2 s" in err
 
 
 def test_what_cannot_be_watched_or_stopped_is_refused(

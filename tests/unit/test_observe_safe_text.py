@@ -60,6 +60,7 @@ ECHOES = {
     "new.py": "safe_text",
     "push.py": "safe_text",
     "watch.py": "safe_page, or safe_text",
+    "launched.py": "safe_text",
 }
 JOINERS = "\u200c\u200d"
 anything = st.text(st.characters(), max_size=60)

@@ -11,6 +11,7 @@ import typer
 from homeostat.config.run import RunConfig
 from homeostat.errors import HomeostatError
 from homeostat.importing.hints import load_recipe
+from homeostat.observe.safe_text import safe_text
 from homeostat.workers.outside import Launch, forget_launch, require_launch
 
 
@@ -36,5 +37,5 @@ def keep_seat(launch: Launch, recipe: Path, overrides: list[str] | None) -> int:
     except HomeostatError as error:
         # One line for each rank: rank 0 has the same recipe, and shows the whole message.
         first = str(error).splitlines()[0]
-        typer.echo(f"rank {launch.rank} on {socket.gethostname()}: {first}", err=True)
+        typer.echo(safe_text(f"rank {launch.rank} on {socket.gethostname()}: {first}"), err=True)
         return error.exit_code
