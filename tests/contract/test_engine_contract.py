@@ -60,7 +60,13 @@ def test_log_probs_are_the_trainers(build: Backend, temperature: float) -> None:
         assert all(segment.sampled_logp_T is None for segment in completion.segments)
 
 
-@pytest.mark.parametrize("family", ["llama", "llama_tied", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama_tied",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("llama", "qwen2", "qwen3")),
+    ],
+)
 def test_invariant_log_probs_are_the_trainers_to_the_bit(build: Backend, family: str) -> None:
     build.require_invariant()
     fast = shared_model(family)

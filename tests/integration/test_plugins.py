@@ -110,6 +110,7 @@ def test_a_surrogate_gets_its_keys_as_params() -> None:
     assert algorithm_of("grpo").surrogate is grpo.surrogate
 
 
+@pytest.mark.slow
 def test_weights_travel_by_a_plugged_transport(folder: Path) -> None:
     """The engine in a process of its own samples as one that shares the trainer's weights."""
     own = "engine={type: native, own_process: true}"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,16 @@ def test_an_exception_in_a_callback_is_told_as_the_users_and_loses_nothing(
     assert homeostat.train(config).step == 4
 
 
-@pytest.mark.parametrize("where", ["on_step", "on_event"])
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, although this process may have been started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("where", ["on_step", pytest.param("on_event", marks=pytest.mark.slow)])
 def test_ctrl_c_saves_the_step_and_is_raised(folder: Path, where: str) -> None:
     """on_step is called with the caller's handlers, on_event in the middle of the run."""
     config = sft(folder, f"ctrl_c_{where}", trainer={"max_steps": 4, "batch_rows": 4, "lr": 1e-2})
@@ -244,6 +254,7 @@ def test_ctrl_c_saves_the_step_and_is_raised(folder: Path, where: str) -> None:
     assert next(iter(homeostat.steps(config))).step == saved + 1
 
 
+@pytest.mark.slow
 def test_a_run_in_another_thread_needs_no_signals(tmp_path: Path) -> None:
     found: list[Any] = []
     config = sft(tmp_path, "thread")
@@ -253,6 +264,7 @@ def test_a_run_in_another_thread_needs_no_signals(tmp_path: Path) -> None:
     assert found[0].step == 6
 
 
+@pytest.mark.slow
 def test_a_complete_run_is_evaluated_as_it_was_while_it_trained(tmp_path: Path) -> None:
     config = sft(
         tmp_path,

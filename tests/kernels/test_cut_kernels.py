@@ -155,6 +155,7 @@ def same_sets(one: Completion, other: Completion) -> None:
         assert own.offsets_T.tolist() == others.offsets_T.tolist()
 
 
+@pytest.mark.slow
 def test_bursts_keep_what_the_plain_engine_keeps() -> None:
     made = model("qwen2")
     lay_side_by_side(made)

@@ -212,8 +212,8 @@ def requests(count: int, new_tokens: int) -> list[Request]:
 @pytest.mark.parametrize(
     ("recipe", "num_rows"),
     [
-        ("blockwise", 5),
-        pytest.param("blockwise", 1, marks=pytest.mark.slow),
+        pytest.param("blockwise", 5, marks=pytest.mark.slow),
+        ("blockwise", 1),
         pytest.param("rowwise", 5, marks=pytest.mark.slow),
         pytest.param("tensorwise", 1, marks=pytest.mark.slow),
     ],

@@ -235,6 +235,7 @@ def test_packed_weights_decode_as_the_trainers_rounded_ones() -> None:
     same(generate(fused, requests(5), timeout_s=60), generate(plain, requests(5), timeout_s=60))
 
 
+@pytest.mark.slow
 def test_a_model_that_holds_packed_weights_only_decodes_the_same() -> None:
     model, packed_only = (tiny(seed=1, num_hidden_layers=1) for _ in range(2))
     rewrite = Int4Rewrite(model, Int4Config(group_size=32))

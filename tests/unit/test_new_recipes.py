@@ -14,6 +14,7 @@ from homeostat.authoring.draft import (
     Answers,
     DataFacts,
     Method,
+    ModelFacts,
     Task,
     default_name,
     make_draft,
@@ -207,11 +208,16 @@ def test_columns_decide_what_the_rows_are() -> None:
     draft = make_draft(
         Answers(Task.PREFERENCES, "m", "d"),
         DataFacts({"prompt": "a", "completion": "b", "label": True}, 1000),
+        ModelFacts(),
         folder=Path(),
-        max_positions=None,
     )
     assert draft.raw["algorithm"] == {"type": "kto"}
     assert draft.raw["data"]["validation_share"] == 0.05
+    assert "chat" not in draft.raw["data"]["train"][0]
+    rows = DataFacts({"prompt": "a", "completion": "b"}, 10)
+    base = ModelFacts(has_chat_template=False)
+    plain = make_draft(Answers(Task.SFT, "m", "d"), rows, base, folder=Path())
+    assert plain.raw["data"]["train"][0]["chat"] is False
     assert default_name(Answers(Task.RL, "org/My Model!", "d")) == "my_model_rl"
 
 

@@ -40,6 +40,10 @@ _KINDS = {
     Task.PREFERENCES: RunKind.PREFERENCE,
     Task.REWARD_MODEL: RunKind.REWARD_MODEL,
 }
+# Sources of texts that need not be put into a chat.
+_PLAIN_TOO = frozenset(
+    {"prompt_completion", "prompts", "preference", "unpaired_preference", "scored"}
+)
 BUILT_IN_REWARDS = ("exact_match", "math_verify")
 # Fewer rows than this are all needed for training.
 _MIN_HELD_OUT_ROWS = 100
@@ -68,6 +72,14 @@ class DataFacts:
     num_rows: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts about the model, as far as its files are here."""
+
+    max_positions: int | None = None
+    has_chat_template: bool = True
+
+
 @dataclass(slots=True)
 class Draft:
     """A raw recipe, and comments by dotted key."""
@@ -91,14 +103,15 @@ class Draft:
         return "\n".join([*lines, *recipe_lines(self.raw, self.comments)]) + "\n"
 
 
-def make_draft(
-    answers: Answers, data: DataFacts, *, folder: Path, max_positions: int | None
-) -> Draft:
+def make_draft(answers: Answers, data: DataFacts, model: ModelFacts, *, folder: Path) -> Draft:
     """Return the recipe of these answers for a file in `folder`."""
     draft = Draft({"name": answers.name or default_name(answers)})
     draft.set("model.path", as_seen_from(answers.model, folder))
     source = source_of(answers.task, data.row)
     source["path"] = as_seen_from(answers.data, folder)
+    if not model.has_chat_template and source.get("type") in _PLAIN_TOO:
+        source["chat"] = False
+        draft.comments["data.train.0.chat"] = "the model has no chat template"
     draft.set("data.train", [source])
     if data.row is None:
         draft.comments["data.train.0.path"] = (
@@ -110,7 +123,7 @@ def make_draft(
         draft.set("rewards.functions", [reward_of(reward, folder)])
     elif data.num_rows is not None and data.num_rows >= _MIN_HELD_OUT_ROWS:
         draft.set("data.validation_share", _HELD_OUT_SHARE, "held out to see whether it overfits")
-    _set_lengths(draft, answers.task, max_positions)
+    _set_lengths(draft, answers.task, model.max_positions)
     if answers.task is Task.RL:
         draft.set("trainer.max_steps", 200, "a first look; the same command with more goes on")
     return draft

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from homeostat.authoring.draft import DataFacts
+from homeostat.authoring.draft import DataFacts, ModelFacts
 from homeostat.config.model import ModelConfig
 from homeostat.data.opening import open_rows
 from homeostat.data.sources import BadRowError
+from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import DataError
 from homeostat.models.build import open_source, read_configs
 
@@ -21,8 +22,12 @@ def read_data(path: str) -> DataFacts:
         raise DataError(f"--data: the first row of {path} cannot be read: {error}.") from None
 
 
-def max_positions(path: str) -> int | None:
-    """Return the largest number of tokens that a model was made for, if its files say so."""
-    config, _ = read_configs(open_source(ModelConfig(path=path)))
+def read_model(path: str) -> ModelFacts:
+    """Return how long rows may be for a model, and whether it has a chat template."""
+    model = ModelConfig(path=path)
+    config, _ = read_configs(open_source(model))
     value = config.get("max_position_embeddings")
-    return value if isinstance(value, int) else None
+    return ModelFacts(
+        max_positions=value if isinstance(value, int) else None,
+        has_chat_template=load_tokenizer(model).chat_template is not None,
+    )

@@ -16,6 +16,7 @@ from homeostat.authoring.draft import (
     DataFacts,
     Draft,
     Method,
+    ModelFacts,
     Task,
     make_draft,
 )
@@ -204,7 +205,7 @@ def _make(answers: Answers, machine: _Machine, *, folder: Path) -> tuple[Draft, 
     lacks = missing_for_training()
     is_here = Path(answers.model).exists() and Path(answers.data).exists()
     if lacks is not None or not is_here:
-        draft = make_draft(answers, DataFacts(), folder=folder, max_positions=None)
+        draft = make_draft(answers, DataFacts(), ModelFacts(), folder=folder)
         _apply_device(draft, machine)
         if machine.method in (Method.LORA, Method.QLORA):
             draft.set("lora.rank", 16)
@@ -213,10 +214,10 @@ def _make(answers: Answers, machine: _Machine, *, folder: Path) -> tuple[Draft, 
         missing = [path for path in (answers.model, answers.data) if not Path(path).exists()]
         why = str(lacks) if lacks is not None else f"{' and '.join(missing)} not on this disk"
         return draft, [f"Sizes are defaults and were not estimated: {why}."]
-    from homeostat.authoring.facts import max_positions, read_data
+    from homeostat.authoring.facts import read_data, read_model
 
-    facts = read_data(answers.data)
-    draft = make_draft(answers, facts, folder=folder, max_positions=max_positions(answers.model))
+    data, model = read_data(answers.data), read_model(answers.model)
+    draft = make_draft(answers, data, model, folder=folder)
     _apply_device(draft, machine)
     return draft, _fit(draft, machine, folder=folder)
 
