@@ -82,6 +82,7 @@ def end(processes: Sequence[subprocess.Popen[str]], *, timeout_s: float = 150) -
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_two_agents_of_torchrun_are_one_run(folder: Path, by_ourselves: RunConfig) -> None:
     before = ranks.descendants(os.getpid())

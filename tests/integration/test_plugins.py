@@ -343,10 +343,11 @@ def test_a_plugins_values_are_shared_as_its_keys_say(folder: Path) -> None:
     assert shown["algorithm"]["type"] == "algorithm.py:TrustGood"
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_the_ranks_of_a_trainer_find_the_algorithm(folder: Path) -> None:
     over = ["trainer.backend={type: fsdp}", "cluster={type: torchrun, processes: 2}"]
-    over += ["trainer.threads=null", "engine={type: native}"]
+    over += ["trainer.threads=null", "engine={type: native, own_process: true}"]
     config = small(folder, "ranks", *over)
     with ranks.forked():
         assert homeostat.train(config).step == 4
