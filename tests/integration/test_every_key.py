@@ -121,8 +121,8 @@ def test_what_lies_beyond_the_last_epoch_is_refused(workshop: Workshop, change: 
     assert len(losses(workshop.again(*one_epoch, change.replace("6", "5")))) == 5
 
 
-# Keys that torchrun and Ray share, shown with torchrun by day: ranks take seconds to start on Ray.
-AT_NIGHT = {f"cluster.{key} (ray)" for key in ("processes", "timeout_s", "max_restarts", "env")}
+# By day, Ray itself runs in tests/integration/test_ray_run.py and the contract of worker groups.
+RAY_BY_DAY = {f"cluster.{key} (ray)" for key in ("type", "placement")}
 
 
 def by_ranks(names: Iterable[str]) -> list[Any]:
@@ -132,7 +132,7 @@ def by_ranks(names: Iterable[str]) -> list[Any]:
         pytest.param(
             name,
             marks=[pytest.mark.ranks] * name.endswith(over)
-            + [pytest.mark.slow] * (name in AT_NIGHT),
+            + [pytest.mark.slow] * (name.endswith("(ray)") and name not in RAY_BY_DAY),
         )
         for name in names
     ]

@@ -139,7 +139,8 @@ ShardedTrainer.apply = apply
 """
 
 
-@pytest.mark.parametrize("name", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
 def test_the_end_of_the_controller_is_the_end_of_its_ranks(tmp_path: Path, name: str) -> None:
     place = tmp_path / "pids.txt"
     prelude = (

@@ -108,6 +108,7 @@ def test_a_rank_that_dies_or_hangs_costs_a_restart_and_nothing_else(
     assert ranks.all_gone(ranks.descendants(os.getpid()) - before)
 
 
+@pytest.mark.slow
 def test_ranks_that_die_at_the_same_step_again_and_again_end_the_run(
     folder: Path, undisturbed: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
