@@ -36,7 +36,9 @@ demo: setup
 machine: setup
 	@$(BIN)/python $(SAY_MACHINE)
 
-test: machine lint types layers unit
+# Pyright takes a minute of one core, and tests wait for processes now and then: both run at once.
+test: machine lint layers
+	+$(MAKE) --no-print-directory --jobs 2 types unit
 
 # ops, invariant numerics and the compiled step on aarch64: natively there, else under qemu-user.
 test-aarch64:
@@ -46,8 +48,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# The output is printed whole: in `make test` it would else be mixed with that of the tests.
 types: setup
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	@found=$$($(BIN)/pyright --pythonpath $(BIN)/python 2>&1); code=$$?; echo "pyright: $$found"; exit $$code
 
 layers: setup
 	$(BIN)/lint-imports

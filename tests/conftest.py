@@ -51,14 +51,16 @@ def denormals_as_they_were() -> Iterator[None]:
 def workers_are_forked() -> Iterator[None]:
     """Fork workers from a process that has imported torch, which takes seconds in each of them.
 
-    Those that compute rewards, of which each run of RL has one, are forked from one that has not.
+    Those that compute rewards, of which each run of RL has one, are forked from one that has not,
+    and those that prepare rows from a third.
     vLLM's are started as always: it must be imported by the process that uses it.
     """
-    from tests.support.forks import forked_rewards, forked_workers
+    from tests.support.forks import forked_helpers, forked_rewards, forked_workers
 
     from homeostat.rollout.vllm.options import is_installed
 
-    with nullcontext() if is_installed() else forked_workers(), forked_rewards():
+    workers = nullcontext() if is_installed() else forked_workers()
+    with workers, forked_rewards(), forked_helpers():
         yield
 
 

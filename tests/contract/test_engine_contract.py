@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -26,24 +27,36 @@ from homeostat.models.decoder import Decoder
 from homeostat.rollout.engine import Engine, Request, Sampling
 from homeostat.types import Completion, StopReason, TokenRow
 
+GREEDY_LENGTHS = (1, 5, 5, 17, 40, 33)
 
-@pytest.mark.parametrize("family", ["llama", "llama_tied", "llama_bias", "qwen2", "qwen3"])
-def test_greedy_is_what_transformers_generates(build: Backend, family: str) -> None:
-    model = shared_model(family)
-    tokens = prompts((1, 5, 5, 17, 40, 33))
-    found = run(build(model), requests(tokens, Sampling(24, temperature=0.0), samples=2))
-    for index, prompt_T in enumerate(tokens):
+
+@cache
+def generated_by_transformers(family: str) -> list[list[int]]:
+    """Greedy completions of 24 tokens, which all engines are compared with."""
+    model = shared_model(family).theirs
+    found = []
+    for prompt_T in prompts(GREEDY_LENGTHS):
         with torch.no_grad():
-            wanted = model.theirs.generate(
+            tokens_NT = model.generate(
                 torch.from_numpy(prompt_T)[None],
                 attention_mask=torch.ones(1, len(prompt_T), dtype=torch.int64),
                 do_sample=False,
                 max_new_tokens=24,
                 eos_token_id=None,
                 pad_token_id=0,
-            )[0, len(prompt_T) :]
+            )
+        found.append(tokens_NT[0, len(prompt_T) :].tolist())
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_tied", "llama_bias", "qwen2", "qwen3"])
+def test_greedy_is_what_transformers_generates(build: Backend, family: str) -> None:
+    tokens = prompts(GREEDY_LENGTHS)
+    engine = build(shared_model(family))
+    found = run(engine, requests(tokens, Sampling(24, temperature=0.0), samples=2))
+    for index, wanted in enumerate(generated_by_transformers(family)):
         for completion in found[2 * index : 2 * index + 2]:
-            assert completion.tokens_T.tolist() == wanted.tolist()
+            assert completion.tokens_T.tolist() == wanted
             assert completion.stop_reason is StopReason.LENGTH
 
 

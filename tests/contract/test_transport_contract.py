@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
+from tests.support.patience import eventually, patiently
 from tests.support.receiver import Arrived, Child, Holder, Sink, raw, table_logp, watch_threads
 from torch import Tensor
 
@@ -281,7 +282,6 @@ def test_a_receiver_that_dies_or_hangs_costs_the_others_nothing_or_is_named_in_t
     for child in receivers:
         child.result()
     started = time.monotonic()
-    assert doomed.process.pid is not None
     os.kill(doomed.process.pid, ending)
     alive = [children[0], children[1]]
 
@@ -452,8 +452,7 @@ def test_a_sender_that_ends_by_an_error_leaves_no_segment(tmp_path: Path, doomed
     doomed.call("start_packing", transport)
     assert len(segments(transport)) == 1
     doomed.send("no_such_method")
-    doomed.process.join(20)
-    assert doomed.process.exitcode == 1
+    assert doomed.process.wait(20) == 1
     assert not segments(transport)
 
 
@@ -513,10 +512,8 @@ def test_a_receiver_that_never_comes_is_named(tmp_path: Path) -> None:
     packer = opened("collective", tmp_path, num_receivers=2, timeout_s=0.3).packer()
     buckets = packer.pack([("w", torch.ones(3))])
     next(buckets)
-    started = time.monotonic()
     with pytest.raises(SyncError, match="missing: receiver 0 of 2, receiver 1 of 2") as found:
         next(buckets)
-    assert time.monotonic() - started < 5
     assert "sync.timeout_s" in str(found.value)
     with pytest.raises(SyncError, match="cannot be used again"):
         next(packer.pack([("w", torch.ones(3))]))
@@ -524,16 +521,17 @@ def test_a_receiver_that_never_comes_is_named(tmp_path: Path) -> None:
 
 
 def test_a_receiver_that_lives_but_does_not_take_part_is_an_error(connect: Connect) -> None:
-    transport, receiver = connect("collective", bucket_bytes=1, timeout_s=1.0)
-    packer = transport.packer()
-    buckets = packer.pack([("w", torch.ones(3)), ("v", torch.ones(3))])
-    receiver.call("apply", next(buckets))
-    next(buckets)
-    started = time.monotonic()
-    with pytest.raises(SyncError, match="all processes live, and receiver 0 of 1 did not"):
+    def check(limit_s: float) -> None:
+        transport, receiver = connect("collective", bucket_bytes=1, timeout_s=limit_s)
+        packer = transport.packer()
+        buckets = packer.pack([("w", torch.ones(3)), ("v", torch.ones(3))])
+        receiver.call("apply", next(buckets))
         next(buckets)
-    assert time.monotonic() - started < 10
-    packer.close()
+        with pytest.raises(SyncError, match="all processes live, and receiver 0 of 1 did not"):
+            next(buckets)
+        packer.close()
+
+    patiently(check)
 
 
 def test_a_second_sender_of_one_group_is_refused(tmp_path: Path) -> None:
@@ -582,9 +580,7 @@ def test_a_receiver_that_dies_is_named(
 
 def test_a_killed_senders_meeting_place_is_removed(tmp_path: Path, doomed: Child) -> None:
     doomed.call("start_packing", opened("collective", tmp_path))
-    deadline = time.monotonic() + 20
-    while not list(tmp_path.glob("*/rank_0")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    assert eventually(lambda: any(tmp_path.glob("*/rank_0")))
     doomed.kill()
     packer = opened("collective", tmp_path, timeout_s=0.1).packer()
     buckets = packer.pack([("w", torch.ones(3))])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import homeostat.health
 from homeostat.health.log import Log, LogLine
 from homeostat.health.readers import read_text
 from homeostat.health.readers.text import TextReader
@@ -33,11 +34,13 @@ MAX_GROWTH = 9.0
 # Tried at one place of a text, never looked for in it.
 AT_ONE_PLACE = (
     "bars._IN_TITLE", "bars._TRAINING", "blocks._BULLET", "dumps._INSIDE", "dumps._PAIR",
+    "frames._ARROW", "frames._BOXED", "frames._BOXED_NAME", "frames._CELL", "frames._OLD_CELL",
     "line_rows._PAIR", "line_rows._SPACED", "literals._NUMERIC_CALLS", "literals._STRING",
     "literals._WHOLE", "loose_logs._ROTATED", "numbers._WITH_UNIT", "settings._COLON",
-    "settings._MEANT",
+    "settings._MEANT", "tracebacks._EXCEPTION_NAME",
 )  # fmt: skip
 PATTERNS = adversarial_lines.patterns()
+HEALTH = Path(homeostat.health.__file__).parent
 
 
 def seconds(call: Callable[[str], object], line: str) -> float:
@@ -70,6 +73,15 @@ def test_a_pattern_takes_time_in_proportion_to_the_line(name: str) -> None:
     for short, long in zip(*attacks, strict=True):
         for call in calls:
             assert_linear(call, short, long)
+
+
+@pytest.mark.parametrize("place", AT_ONE_PLACE)
+def test_a_pattern_for_one_place_is_not_searched_for(place: str) -> None:
+    module, name = place.split(".")
+    (file,) = HEALTH.rglob(f"{module}.py")
+    uses = re.findall(rf"\b{name}\.(\w+)\(", file.read_text(encoding="utf-8"))
+    assert uses
+    assert set(uses) <= {"match", "fullmatch"}
 
 
 def attacks_on(pattern: str, size: int) -> list[str]:

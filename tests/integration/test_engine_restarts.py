@@ -3,6 +3,7 @@ nothing else, until none is left."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support import mortal_engine, runs, tiny_rl
+from tests.support.patience import patiently
 
 from homeostat.config import RunConfig
 from homeostat.errors import EngineError
@@ -116,8 +118,14 @@ def test_a_process_that_hangs_is_restarted_like_one_that_died(
     mortal: Mortal, undisturbed: RunConfig, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "GRACE_SECONDS", 0.2)
-    more = ("engine.stall_s=3", "sync.timeout_s=6", "engine.sleep=true")
-    train_through(mortal([moment, None], OWN[1], *more), [moment, None], undisturbed)
+
+    def check(limit_s: float) -> None:
+        limits = (f"engine.stall_s={limit_s}", f"sync.timeout_s={2 * limit_s}")
+        config = mortal([moment, None], OWN[1], *limits, "engine.sleep=true")
+        shutil.rmtree(config.run_dir, ignore_errors=True)
+        train_through(config, [moment, None], undisturbed)
+
+    patiently(check)
 
 
 MOMENTS: dict[str, list[str | None]] = {

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.support import runs, tiny_rl
+from tests.support.patience import patiently
 
+from homeostat.config import RunConfig
 from homeostat.errors import ConfigError
 from homeostat.observe.completions import read_completions
 from homeostat.observe.jsonl import read_metrics
@@ -50,15 +52,22 @@ def test_a_sick_reward_is_counted_named_and_survived(tmp_path: Path, reward_file
         {"type": "function", "path": f"{reward_file}:healthy"},
     ]
     # Every prompt once, in order: rows 0 to 23, so that each kind comes four times.
-    config = tiny_rl.config(
-        tmp_path,
-        "data.shuffle=false",
-        "trainer.max_steps=6",
-        rewards={"functions": functions, "timeout_s": 0.5},
-    )
-    result = runs.train(config)
-    assert result.step == 6
 
+    def check(limit_s: float) -> None:
+        config = tiny_rl.config(
+            tmp_path,
+            f"name=limit_{limit_s:.0f}",
+            "data.shuffle=false",
+            "trainer.max_steps=6",
+            rewards={"functions": functions, "timeout_s": limit_s},
+        )
+        assert runs.train(config).step == 6
+        assert_survived(config)
+
+    patiently(check, limits_s=(0.4, 4.0, 15.0))
+
+
+def assert_survived(config: RunConfig) -> None:
     records = list(read_metrics(config.run_dir / "metrics.jsonl"))
     samples = config.rollout.samples_per_prompt
     assert sum(r["rewards/sickly/failed"] for r in records) == 4 * 4 * samples
@@ -91,24 +100,26 @@ def test_a_sick_reward_is_counted_named_and_survived(tmp_path: Path, reward_file
 
 
 def test_samples_without_any_reward_are_not_trained(tmp_path: Path, reward_file: Path) -> None:
-    config = tiny_rl.config(
-        tmp_path,
-        "data.shuffle=false",
-        "trainer.max_steps=3",
-        "trainer.updates_per_step=1",
-        rewards={
-            "functions": [{"type": "function", "path": f"{reward_file}:sickly"}],
-            "timeout_s": 0.5,
-        },
-    )
-    runs.train(config)
-    records = list(read_metrics(config.run_dir / "metrics.jsonl"))
-    # Rows 0-3 all fail; of 4-7 row 5 is sound; of 8-11 row 11.
-    assert [record["rollout/untrained_share"] for record in records] == [1.0, 0.75, 0.75]
-    assert "train/loss" not in records[0]
-    assert records[0]["sampling/sampling_logp_difference/max"] < 1e-5
-    assert records[0]["train/updates_without_signal"] == 1
-    assert all(record["train/loss"] == record["train/loss"] for record in records[1:])
+    def check(limit_s: float) -> None:
+        functions = [{"type": "function", "path": f"{reward_file}:sickly"}]
+        config = tiny_rl.config(
+            tmp_path,
+            f"name=limit_{limit_s:.0f}",
+            "data.shuffle=false",
+            "trainer.max_steps=3",
+            "trainer.updates_per_step=1",
+            rewards={"functions": functions, "timeout_s": limit_s},
+        )
+        runs.train(config)
+        records = list(read_metrics(config.run_dir / "metrics.jsonl"))
+        # Rows 0-3 all fail; of 4-7 row 5 is sound; of 8-11 row 11.
+        assert [record["rollout/untrained_share"] for record in records] == [1.0, 0.75, 0.75]
+        assert "train/loss" not in records[0]
+        assert records[0]["sampling/sampling_logp_difference/max"] < 1e-5
+        assert records[0]["train/updates_without_signal"] == 1
+        assert all(record["train/loss"] == record["train/loss"] for record in records[1:])
+
+    patiently(check, limits_s=(0.4, 4.0, 15.0))
 
 
 def test_what_functions_log_is_kept(tmp_path: Path) -> None:

@@ -373,9 +373,8 @@ def test_bursts_sample_and_route_as_the_plain_engine_does(groups: Groups) -> Non
         np.testing.assert_allclose(*shares, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "groups", [((2, 2),), pytest.param(((3, 3), (5, 2)), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [((2, 2),), ((3, 3), (5, 2))])
 def test_invariant_bursts_have_the_bits_of_the_plain_engine_and_of_scoring(groups: Groups) -> None:
     made = model("qwen", numerics="invariant")
     asked = requests(*groups)

@@ -111,7 +111,8 @@ def few_rows_are_multiplied_alike(
     near(sum_BO, wanted)
 
 
-@pytest.mark.parametrize("group", [32, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [32, 128])
 def test_results_that_are_stored_plane_by_plane_are_read_so(group: int) -> None:
     """The second matrix has an odd number of groups, and is read in several steps."""
     gates, rounded_gates = packed(6 * group, 2 * group, group=group)

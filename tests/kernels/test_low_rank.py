@@ -104,7 +104,13 @@ def of_first_layer(model: Decoder) -> list[LowRank | None]:
     return Adapters(model, max_rows=products.MAX_ROWS).of_layer(0)
 
 
-@pytest.mark.parametrize("targets", [("all-linear",), ("q_proj", "v_proj", "up_proj")])
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ("q_proj", "v_proj", "up_proj"),
+        pytest.param(("all-linear",), marks=pytest.mark.slow),
+    ],
+)
 def test_narrow_products_with_adapters(targets: tuple[str, ...]) -> None:
     model = adapted(targets=targets)
     layer, (heads, out, gates, down) = model.layers[0], of_first_layer(model)
@@ -218,7 +224,8 @@ def sampled(model: Decoder, decode: str, num_rows: int) -> list[Completion]:
     return found
 
 
-@pytest.mark.parametrize("num_rows", [6, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [6, 2])
 def test_an_engine_decodes_with_adapters_by_fused_kernels(num_rows: int) -> None:
     """Two rows take the narrow path, six the tiled one."""
     model = adapted()

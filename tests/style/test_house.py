@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -12,11 +13,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.support.sources import PACKAGE, ROOT, mentions, module_of, nodes_of, sources, text_of
 
 from homeostat.config import load_config
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted((ROOT / "src" / "homeostat").rglob("*.py"))
+SOURCES = sources()
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -48,16 +49,11 @@ TEXT_SUFFIXES = {".py", ".md", ".yaml", ".toml", ".txt", ".json", ".css", ".js",
 
 
 def name_of(file: Path) -> str:
-    return file.relative_to(ROOT / "src" / "homeostat").as_posix()
-
-
-@cache
-def tree_of(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+    return file.relative_to(PACKAGE).as_posix()
 
 
 def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree_of(file)):
+    for node in nodes_of(file):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -75,7 +71,7 @@ def test_there_is_something_to_look_at() -> None:
 
 
 def test_files_are_short() -> None:
-    lengths = {name_of(file): len(file.read_text().splitlines()) for file in SOURCES}
+    lengths = {name_of(file): len(text_of(file).splitlines()) for file in SOURCES}
     long = {name: n for name, n in lengths.items() if n > MAX_FILE_LINES and name not in TABLES}
     assert not long, "split these files, or name them in TABLES if they are tables"
 
@@ -111,7 +107,8 @@ def broad_excepts(file: Path) -> set[tuple[str, str]]:
 
 
 def test_no_except_is_broad_without_a_reason() -> None:
-    found = set().union(*(broad_excepts(file) for file in SOURCES))
+    files = [file for file in SOURCES if mentions(file, "Exception", "except:")]
+    found = set().union(*(broad_excepts(file) for file in files))
     assert found == set(BROAD_EXCEPTS), "catch what can be named, or give the reason above"
 
 
@@ -127,8 +124,8 @@ def test_only_the_command_line_prints() -> None:
     calls = [
         f"{name_of(file)}:{node.lineno}"
         for file in SOURCES
-        if not name_of(file).startswith("cli/")
-        for node in ast.walk(tree_of(file))
+        if not name_of(file).startswith("cli/") and mentions(file, "print", "sys.stdout")
+        for node in nodes_of(file)
         if prints(node)
     ]
     assert not calls
@@ -136,8 +133,8 @@ def test_only_the_command_line_prints() -> None:
 
 def test_every_module_says_what_it_is() -> None:
     # A package's __init__ may be empty: its modules speak for it.
-    files = [file for file in SOURCES if file.read_text(encoding="utf-8").strip()]
-    silent = [name_of(file) for file in files if not ast.get_docstring(tree_of(file))]
+    files = [file for file in SOURCES if text_of(file).strip()]
+    silent = [name_of(file) for file in files if not ast.get_docstring(module_of(file))]
     assert not silent
 
 
@@ -161,18 +158,27 @@ def test_nothing_names_a_machine() -> None:
     assert not found
 
 
-def loaded_modules(code: str) -> set[str]:
-    """The modules that are loaded once `code` has run in a fresh process."""
-    tail = "\nimport json, sys\nprint('\\n' + json.dumps(sorted(sys.modules)))"
-    command = [sys.executable, "-c", code + tail]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return set(json.loads(done.stdout.splitlines()[-1]))
+HEAVY = {"torch", "transformers", "peft", "gguf", "pyarrow"}
+VENDORS = {"wandb", "trackio", "tensorboard", "pynvml"}
+# What is loaded after each of these, in one fresh process, because a start takes a second.
+STAGES = {
+    "help": (
+        "sys.argv = ['homeostat', '--help']\nfrom homeostat.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+    ),
+    "packages": "{packages}",
+    "reference": "sys.path.insert(0, 'docs')\nimport generate\ngenerate.pages()\n",
+    "rows": "import homeostat.data.prepare\n",
+}
+TELL = """
+root, ours = logging.getLogger(), logging.getLogger("homeostat")
+logs = [len(root.handlers), len(ours.handlers), root.level]
+print("\\n" + json.dumps([sorted(sys.modules), logs]))
+"""
 
 
-HEAVY = {"torch", "transformers", "peft", "gguf", "pyarrow", "wandb"}
-
-
-def test_torch_free_packages_import_without_torch() -> None:
+def light_modules() -> list[str]:
+    """Return the modules of the packages that need neither torch nor a vendor."""
     light = [
         "homeostat." + name_of(file).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for file in SOURCES
@@ -180,17 +186,43 @@ def test_torch_free_packages_import_without_torch() -> None:
         in ("columns.py", "types.py", "errors.py", "config", "observe", "health")
     ]
     # A sink's module needs the package that it speaks to.
-    modules = [name for name in light if ".sinks." not in name]
-    assert len(modules) > 20
-    assert not HEAVY & loaded_modules("".join(f"import {name}\n" for name in modules))
+    return [name for name in light if ".sinks." not in name]
+
+
+@cache
+def stages() -> dict[str, tuple[set[str], list[int]]]:
+    """Return the loaded modules and the state of logging after each stage."""
+    packages = "".join(f"import {name}\n" for name in light_modules())
+    code = "import json, logging, sys\n" + "".join(
+        stage.replace("{packages}", packages) + TELL for stage in STAGES.values()
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+    return {name: (set(modules), logs) for name, (modules, logs) in zip(STAGES, told, strict=True)}
 
 
 def test_help_starts_without_torch() -> None:
-    code = (
-        "import sys\nsys.argv = ['homeostat', '--help']\nfrom homeostat.cli.main import main\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
-    )
-    assert not HEAVY & loaded_modules(code)
+    assert not (HEAVY | VENDORS) & stages()["help"][0]
+
+
+def test_torch_free_packages_import_without_torch_or_a_vendor() -> None:
+    assert len(light_modules()) > 20
+    assert not (HEAVY | VENDORS) & stages()["packages"][0]
+
+
+def test_imports_set_up_no_logging() -> None:
+    assert stages()["packages"][1] == [0, 0, logging.WARNING]
+
+
+def test_the_reference_is_generated_without_torch() -> None:
+    assert "torch" not in stages()["reference"][0]
+
+
+def test_rows_are_prepared_without_torch() -> None:
+    """As the processes do that prepare them in parallel."""
+    assert "torch" not in stages()["rows"][0]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
@@ -198,13 +230,16 @@ def test_a_recipe_parses_and_is_named_as_its_file(recipe: Path) -> None:
     assert load_config(recipe).name == recipe.stem
 
 
+EMITTERS = ("event", "emit", "append_event")
+
+
 def event_kinds() -> Iterator[tuple[str, str]]:
     """Every kind that the sources emit, with its place: first arguments of event() and emit()."""
     for file in SOURCES:
-        for node in ast.walk(tree_of(file)):
+        for node in nodes_of(file) if mentions(file, *EMITTERS) else ():
             if not isinstance(node, ast.Call) or not node.args:
                 continue
-            if last_name(node.func) not in ("event", "emit", "append_event"):
+            if last_name(node.func) not in EMITTERS:
                 continue
             for part in ast.walk(node.args[0]):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):

@@ -10,14 +10,13 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.support.sources import PACKAGE, ROOT, nodes_of, text_of
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "src" / "homeostat"
 # Files and folders whose docstrings, comments and help texts are checked.
 COVERED = (
     PACKAGE / "types.py",
@@ -101,7 +100,7 @@ def sources() -> list[Path]:
         file for place in COVERED for file in ([place] if place.suffix else place.rglob("*.py"))
     )
     wanted = (file for file in found if not any(file.is_relative_to(place) for place in NOT_YET))
-    return sorted(file for file in wanted if file.read_text(encoding="utf-8").strip())
+    return sorted(file for file in wanted if text_of(file).strip())
 
 
 def name_of(file: Path) -> str:
@@ -111,9 +110,9 @@ def name_of(file: Path) -> str:
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield line and text of every docstring."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, Documented) and (text := ast.get_docstring(node)):
             yield node.body[0].lineno, text
 
@@ -124,9 +123,9 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def help_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def help_texts(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield help texts of config keys and options, and the meanings in catalogues."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Call):
             continue
         values = [word.value for word in node.keywords if word.arg == "help"]
@@ -139,14 +138,13 @@ def help_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def texts_of(file: Path) -> Iterator[tuple[int, str]]:
     """Yield what people read in a source, with its line, if it may have a private word."""
-    source = file.read_text(encoding="utf-8")
+    source = text_of(file)
     # Tokenising is slow, and most files have none of the words anywhere.
     if not ANY_PRIVATE.search(" ".join(source.split())):
         return
-    tree = ast.parse(source)
-    yield from docstrings(tree)
+    yield from docstrings(nodes_of(file))
     yield from comments(source)
-    yield from help_texts(tree)
+    yield from help_texts(nodes_of(file))
 
 
 def private_words(text: str) -> list[str]:
@@ -184,7 +182,7 @@ def test_docstrings_begin_with_a_sentence() -> None:
     found = [
         f"{name_of(file)}:{line} {why}: {text.splitlines()[0]}"
         for file in sources()
-        for line, text in docstrings(ast.parse(file.read_text(encoding="utf-8")))
+        for line, text in docstrings(nodes_of(file))
         if (why := why_unclear(text))
     ]
     assert not found, "\n" + "\n".join(found)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
+from tests.support.sources import PACKAGE, ROOT, nodes_of
 
-ROOT = Path(__file__).resolve().parents[2]
 CHECKS = ROOT / "tests" / "typing" / "protocols.py"
 # Package -> how the names of its backends end: NativeEngine, LocalTrainer, DiskTransport.
 ENDINGS = {
@@ -26,8 +25,8 @@ PARTS = {"FsdpTrainer", "RankTrainer", "SteppingEngine"}
 def backends(package: str) -> list[str]:
     """Names of the classes in a package that claim to implement one of its protocols."""
     found = []
-    for file in sorted((ROOT / "src" / "homeostat" / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for file in sorted((PACKAGE / package).rglob("*.py")):
+        for node in nodes_of(file):
             if isinstance(node, ast.ClassDef) and claims(node, package):
                 found.append(node.name)
     return found
@@ -47,7 +46,7 @@ def test_every_backend_is_checked_against_its_protocol(package: str) -> None:
     assert found
     checked = {
         name.id
-        for node in ast.walk(ast.parse(CHECKS.read_text(encoding="utf-8")))
+        for node in nodes_of(CHECKS)
         if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.List)
         for name in node.value.elts
         if isinstance(name, ast.Name)

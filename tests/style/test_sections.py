@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "homeostat"
+from tests.support.sources import PACKAGE, mentions, nodes_of, sources
+
 # The files and folders that may name RunConfig, and why they need a whole recipe.
 WHOLE = {
     "config/": "defines, loads, checks, edits and compares recipes",
@@ -42,7 +43,7 @@ WHAT_TO_DO = (
 
 def names_recipe(file: Path) -> bool:
     """Return whether the code of a file names RunConfig; comments and docstrings do not count."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes_of(file) if mentions(file, "RunConfig") else ():
         names = {getattr(node, "id", None), getattr(node, "attr", None)}
         if isinstance(node, ast.ImportFrom):
             names = {alias.name for alias in node.names}
@@ -52,8 +53,7 @@ def names_recipe(file: Path) -> bool:
 
 
 def users() -> list[str]:
-    files = sorted(SOURCE.rglob("*.py"))
-    return [file.relative_to(SOURCE).as_posix() for file in files if names_recipe(file)]
+    return [file.relative_to(PACKAGE).as_posix() for file in sources() if names_recipe(file)]
 
 
 def test_parts_are_given_sections_and_not_the_whole_recipe() -> None:

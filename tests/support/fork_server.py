@@ -1,9 +1,15 @@
 """The process that tests/support/forks.py forks others from; it imports its modules once.
 
-It runs no threads and computes nothing, so that a fork of it is sound. Only the standard library is
+    root: imports the modules -> a connection: fork -> server of one test process: fork -> child
+
+All test processes of a session (pytest-xdist has several) share a root, because its imports take
+seconds; each has a server of its own, whose children are told from those of the others. A server
+ends with its connection, and the root with its last server.
+
+None of them runs threads or computes, so that a fork is sound. Only the standard library is
 imported for itself: a process that is to start without torch is forked from one that has none.
 
-    python -m tests.support.fork_server SOCKET MODULE...
+    python -m tests.support.fork_server LISTENER MODULE...
 """
 
 from __future__ import annotations
@@ -25,10 +31,32 @@ from typing import Any
 MAX_REQUEST_BYTES = 2**17
 # Descriptors of a request: output and end, then its standard input and others if it has them.
 MAX_STREAMS = 8
+FIRST_SECONDS = 120.0
+
+
+def _accept(listener: socket.socket) -> socket.socket:
+    """Fork a server for each connection. Returns in the servers alone, with theirs."""
+    servers: set[int] = set()
+    is_first = True
+    while is_first or servers:
+        # A test process that was killed before it could connect leaves a root without a purpose.
+        ready = select.select([listener], [], [], FIRST_SECONDS if is_first else 1.0)[0]
+        if ready:
+            connection = listener.accept()[0]
+            server = os.fork()
+            if server == 0:
+                listener.close()
+                return connection
+            connection.close()
+            servers.add(server)
+        servers = {server for server in servers if not os.waitpid(server, os.WNOHANG)[0]}
+        is_first = False
+    os._exit(0)
 
 
 def _serve(connection: socket.socket) -> dict[str, Any]:
     """Fork for each request. Returns in the children alone, with their request."""
+    connection.send(str(os.getpid()).encode())
     # SIGCHLD wakes the select below.
     woken, wakes = os.pipe()
     for end in (woken, wakes):
@@ -44,7 +72,7 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
         if connection in ready:
             packed, streams, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, MAX_STREAMS)
             if not packed:
-                sys.exit(0)
+                os._exit(0)
             output, end, *more = streams
             child = os.fork()
             if child == 0:
@@ -99,7 +127,11 @@ def _become(request: dict[str, Any]) -> types.ModuleType:
 
 
 def main() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    # The root is no descendant of the test process that needed it first.
+    if os.fork():
+        os._exit(0)
+    os.setsid()
     for name in sys.argv[2:]:
         importlib.import_module(name)
     if "transformers" in sys.argv:
@@ -107,7 +139,7 @@ def main() -> None:
 
     assert threading.active_count() == 1, threading.enumerate()
     gc.freeze()
-    request = _serve(connection)
+    request = _serve(_accept(listener))
     status = _run(request["code"], _become(request))
     # What Python does at its end, except for taking apart all modules: that takes half a second.
     threading._shutdown()

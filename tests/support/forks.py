@@ -13,7 +13,9 @@ The server is tests/support/fork_server.py.
 
 from __future__ import annotations
 
+import errno
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -25,12 +27,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from tests.support.fork_server import MAX_REQUEST_BYTES
 
+from homeostat.data import helpers
 from homeostat.rewards import process as reward_process
 from homeostat.workers import launchers
 from homeostat.workers.child import Ticket
@@ -44,8 +48,11 @@ TRAINS = (
 )
 # torch.distributed.fsdp imports torch's compiler.
 SHARDS = (*TRAINS, "homeostat.train.fsdp.make")
-# A worker that scores completions starts without torch.
+# A worker that scores completions starts without torch, unless a model scores them, and without
+# the packages of tasks, unless a reward needs them: both take seconds to import.
 REWARDS = ("homeostat.rewards.worker",)
+TASK_REWARDS = (*REWARDS, "math_verify", "reasoning_gym")
+
 START_SECONDS = 120
 
 
@@ -169,12 +176,19 @@ class _ForkedReward(Forked):
                 code,
                 env={**os.environ, reward_process.MARKER: marker},
                 output=output.fileno(),
-                imported=REWARDS,
+                imported=_imported_by({reward["type"] for reward in setup.rewards}),
                 streams=[theirs, channel, dump],
                 cwd=str(setup.folder),
                 path=path,
             )
         os.close(theirs)
+
+
+def _imported_by(types: set[str]) -> tuple[str, ...]:
+    """Return the modules that rewards of these types import."""
+    if "reward_model" in types:
+        return TRAINS
+    return TASK_REWARDS if types & {"math_verify", "reasoning_gym"} else REWARDS
 
 
 _really_start_reward = reward_process._start
@@ -194,28 +208,30 @@ def real_rewards() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def forked_helpers() -> Iterator[None]:
+    """Processes that prepare rows are forked from one that has imported what they need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["homeostat.data.prepare"])
+    with patch.object(helpers, "_CONTEXT", context):
+        yield
+
+
+@contextmanager
+def real_helpers() -> Iterator[None]:
+    """Processes that prepare rows are started as they are outside of tests."""
+    with patch.object(helpers, "_CONTEXT", multiprocessing.get_context("spawn")):
+        yield
+
+
 class _Server:
     """The process that is forked, as its client sees it. It ends with this process."""
 
     def __init__(self, imported: tuple[str, ...]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = _connected(imported)
         self._socket.settimeout(START_SECONDS)
         self._lock = threading.Lock()
-        with theirs:
-            path = os.pathsep.join(os.path.abspath(entry) for entry in (ROOT, *sys.path))
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.support.fork_server",
-                    str(theirs.fileno()),
-                    *imported,
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
-            )
-        SERVERS.append(self._process.pid)
+        SERVERS.append(int(self._socket.recv(32)))
 
     def fork(self, request: dict[str, Any], streams: list[int]) -> int:
         packed = json.dumps(request).encode()
@@ -225,7 +241,53 @@ class _Server:
             return int(self._socket.recv(32))
 
 
-# The processes that are forked.
+def _connected(imported: tuple[str, ...]) -> socket.socket:
+    """Connect to the root of these modules, which the first test process of a session starts."""
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"process {os.getpid()}")
+    # Of Linux' abstract names: they end with the socket, and leave no file.
+    name = "\0" + sha256(json.dumps([session, str(ROOT), *imported]).encode()).hexdigest()
+    until = time.monotonic() + START_SECONDS
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            if _is_bound(listener, name):
+                listener.listen()
+                _start_root(listener, imported)
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            found.connect(name)
+        except ConnectionRefusedError:
+            # Another process has the name, and does not listen yet or any more.
+            found.close()
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+        else:
+            return found
+
+
+def _is_bound(listener: socket.socket, name: str) -> bool:
+    """Take the name, unless another process has it."""
+    try:
+        listener.bind(name)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
+
+
+def _start_root(listener: socket.socket, imported: tuple[str, ...]) -> None:
+    path = os.pathsep.join(os.path.abspath(entry) for entry in (ROOT, *sys.path))
+    subprocess.run(
+        [sys.executable, "-m", "tests.support.fork_server", str(listener.fileno()), *imported],
+        pass_fds=[listener.fileno()],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+    )
+
+
+# The processes that children of this one are forked from.
 SERVERS: list[int] = []
 
 

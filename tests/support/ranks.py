@@ -72,15 +72,15 @@ def rank_pids(controller: int) -> dict[int, int]:
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes that this one started, and those that they did."""
+    """All processes that this one started or had forked, and those that they did."""
     parents = {int(p.name): _parent(int(p.name)) for p in Path("/proc").glob("[0-9]*")}
     found: set[int] = set()
-    layer = {pid}
+    # The servers of forks are children of another process, and stay for the tests to come.
+    layer = {pid, *forks.SERVERS} if pid == os.getpid() else {pid}
     while layer:
         layer = {child for child, parent in parents.items() if parent in layer}
         found |= layer
-    # A server of forks stays for the tests to come.
-    return found - set(forks.SERVERS)
+    return found
 
 
 def all_gone(pids: set[int], *, timeout_s: float = 20.0) -> bool:

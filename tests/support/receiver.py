@@ -6,7 +6,8 @@ that it can be asked for log-probs. Every wait has a deadline, and the process e
 
 from __future__ import annotations
 
-import multiprocessing
+import os
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from tests.support.forks import Forked
 from torch import Tensor
 
 from homeostat.errors import SyncError
@@ -121,15 +123,22 @@ def serve(pipe: Connection) -> None:
             pipe.send((False, str(error)))
 
 
+SERVE = """
+from multiprocessing.connection import Connection
+from tests.support.receiver import serve
+serve(Connection(STREAMS[0]))
+"""
+
+
 class Child:
     """The parent's side. `call` waits for the answer, `send` and `result` are its halves."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs,), daemon=True)
-        self.process.start()
-        theirs.close()
+        ours, theirs = socket.socketpair()
+        with theirs, open(os.devnull, "rb") as nothing:
+            streams = [nothing.fileno(), theirs.fileno()]
+            self.process = Forked(SERVE, env=os.environ, streams=streams)
+        self.pipe = Connection(ours.detach())
 
     def call(self, method: str, *arguments: Any) -> Any:
         self.send(method, *arguments)
@@ -147,7 +156,7 @@ class Child:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.join(DEADLINE_S)
+        self.process.wait(DEADLINE_S)
 
     def close(self) -> None:
         self.pipe.close()

@@ -55,6 +55,10 @@ class Worker:
         if self.context.rank != rank:
             time.sleep(seconds)
 
+    def wait_for_file_but(self, rank: int, file: str) -> None:
+        while self.context.rank != rank and not os.path.exists(file):
+            time.sleep(0.01)
+
     def say(self, text: str) -> None:
         sys.stdout.write(text + "\n")
 

@@ -7,8 +7,6 @@ import math
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.forks import Forked
+from tests.support.patience import eventually
 
 from homeostat.run.wiring.cache_damage import find_damage
 from homeostat.run.wiring.compile_cache import (
@@ -209,16 +209,19 @@ def test_live_runs_have_folders_of_their_own(tmp_path: Path) -> None:
         "import sys, time\nfrom pathlib import Path\n"
         "from homeostat.run.wiring.compile_cache import caches_in\n"
         "with caches_in(Path(sys.argv[1]), emit=print) as slot:\n"
-        "    print(slot, flush=True)\n    time.sleep(120)\n"
+        "    Path(sys.argv[2]).symlink_to(slot)\n    time.sleep(120)\n"
     )
-    line = [sys.executable, "-c", code, str(place)]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        theirs = Path(other.stdout.readline().strip())
+    link = tmp_path / "theirs"
+    other = Forked(code, [str(place), str(link)], env=os.environ)
+    try:
+        assert eventually(link.is_symlink)
+        theirs = link.readlink()
         with caches_in(place, emit=into([])) as ours:
             assert theirs == place / "0"
             assert ours == place / "1"
+    finally:
         other.kill()
+        other.wait(60)
     with caches_in(place, emit=into([])) as ours:
         assert ours == theirs
 

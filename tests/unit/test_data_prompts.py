@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,11 @@ from tests.support.chat import CHATML, Style, encode, make_tokenizer
 
 from homeostat.config.data import DataConfig, PromptSource, ReasoningGymSource
 from homeostat.config.model import ModelConfig
+from homeostat.data.gym import GymRows
 from homeostat.data.prepare import split_rows
 from homeostat.data.prompts import PromptSampler, PromptSet, prepare_prompts
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
-from homeostat.errors import DataError, ModelError
+from homeostat.errors import DataError, MissingDependencyError, ModelError
 
 TINY = Path(__file__).parents[2] / "recipes" / "assets" / "tiny-chat"
 OPENING = "<|im_start|>assistant\n"
@@ -265,17 +265,10 @@ def test_a_task_that_cannot_be_made_says_why(tokenizer, changes, message):
         prepare(ReasoningGymSource(**(CHAIN | changes)), tokenizer)
 
 
-def test_a_missing_reasoning_gym_names_the_command_that_installs_it():
-    code = (
-        "import sys; sys.modules['reasoning_gym'] = None\n"
-        "from homeostat.config.data import ReasoningGymSource\n"
-        "from homeostat.data.gym import GymRows\n"
-        "from homeostat.errors import MissingDependencyError\n"
-        f"try: GymRows(ReasoningGymSource(**{CHAIN!r}))\n"
-        "except MissingDependencyError as error: print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'homeostat[tasks]'" in done.stdout
+def test_a_missing_reasoning_gym_names_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'homeostat\[tasks\]'"):
+        GymRows(ReasoningGymSource(**CHAIN))
 
 
 def sampler(num_prompts: int, **changes: Any) -> PromptSampler:

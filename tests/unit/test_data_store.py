@@ -6,18 +6,17 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.forks import Forked
+from tests.support.patience import eventually
 
 from homeostat.config.data import DataConfig, MessagesSource, TextSource
 from homeostat.config.model import ModelConfig
-from homeostat.data import prepare
 from homeostat.data.prepare import prepare_rows, split_rows
 from homeostat.data.rows import encode_row
 from homeostat.data.store import RowStore
@@ -313,33 +312,21 @@ def die(done, total):
         print(*[child.pid for child in multiprocessing.active_children()], flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-if __name__ == "__main__":
-    source = TextSource(type="text", path=sys.argv[1])
-    prepare_rows([source], load_tokenizer(ModelConfig(path=sys.argv[2])),
-                 DataConfig(train=(source,)), cache_dir=Path(sys.argv[3]),
-                 num_processes=2, progress=die)
+source = TextSource(type="text", path=sys.argv[1])
+prepare_rows([source], load_tokenizer(ModelConfig(path=sys.argv[2])),
+             DataConfig(train=(source,)), cache_dir=Path(sys.argv[3]),
+             num_processes=2, progress=die)
 """
 
 
 def test_workers_end_with_a_killed_parent(tmp_path):
     source = write_texts(tmp_path, 4000)
-    script = tmp_path / "parent.py"
-    script.write_text(KILLED_PARENT)
-    arguments = [source.path, str(TINY), str(tmp_path / "c")]
-    found = subprocess.run(
-        [sys.executable, str(script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(prepare.__file__).parents[2])},
-    )
-    assert found.returncode == -signal.SIGKILL, found.stderr
-    workers = [int(pid) for pid in found.stdout.split()]
+    parent = Forked(KILLED_PARENT, [source.path, str(TINY), str(tmp_path / "c")], env=os.environ)
+    output, _ = parent.communicate()
+    assert parent.returncode == -signal.SIGKILL, output
+    workers = [int(pid) for pid in output.split()]
     assert workers
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}/cmdline").exists() and _alive(pid) for pid in workers):
-        assert time.monotonic() < deadline, "a worker outlived its parent"
-        time.sleep(0.05)
+    assert eventually(lambda: not any(map(_alive, workers))), "a worker outlived its parent"
 
 
 def _alive(pid: int) -> bool:

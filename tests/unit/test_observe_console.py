@@ -6,8 +6,6 @@ import io
 import logging
 import math
 import random
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -625,13 +623,3 @@ def test_a_full_disk_does_not_stop_logging(capsys: pytest.CaptureFixture[str]) -
             logging.getLogger("homeostat").info("line %d", number)
     assert "line 2" in out.getvalue()
     assert capsys.readouterr().err.count("cannot write") == 1
-
-
-def test_import_sets_up_no_logging() -> None:
-    code = (
-        "import logging, homeostat.observe.console, homeostat.observe.logs as l\n"
-        "root = logging.getLogger()\n"
-        "assert not root.handlers and root.level == logging.WARNING\n"
-        "assert not logging.getLogger('homeostat').handlers\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -7,8 +7,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import textwrap
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forks import Forked
 
 from homeostat.config.load import build_config
 from homeostat.errors import RunDirError, RunDirWriteError
@@ -24,13 +23,10 @@ from homeostat.observe.jsonl import JsonlWriter, encode, iter_jsonl, read_metric
 from homeostat.observe.run_dir import RunDir, RunPaths
 
 
-def run_python(code: str, *args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def run_python(code: str, *args: object) -> str:
+    """Run code in another process. Returns its output."""
+    process = Forked(textwrap.dedent(code), [*map(str, args)], env=os.environ)
+    return process.communicate()[0]
 
 
 values = st.recursive(
@@ -130,8 +126,8 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
             print(error)
     """
     with RunDir(tmp_path):
-        assert f"in use by process {os.getpid()}" in run_python(code, tmp_path).stdout
-    assert run_python(code, tmp_path).stdout.strip() == "open"
+        assert f"in use by process {os.getpid()}" in run_python(code, tmp_path)
+    assert run_python(code, tmp_path).strip() == "open"
 
 
 def test_a_killed_process_and_its_forked_children_leave_no_lock(tmp_path: Path) -> None:
@@ -147,8 +143,9 @@ def test_a_killed_process_and_its_forked_children_leave_no_lock(tmp_path: Path) 
     """
     # Output goes to a file: a pipe would stay open as long as the orphan lives.
     with (tmp_path / "out").open("w+") as out:
-        command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "run")]
-        done = subprocess.run(command, stdout=out, timeout=60)
+        run = [str(tmp_path / "run")]
+        done = Forked(textwrap.dedent(code), run, env=os.environ, output=out.fileno())
+        done.wait(60)
         out.seek(0)
         child = int(out.read())
     try:
@@ -207,8 +204,7 @@ def test_records_that_waited_for_disk_space_are_written_in_order(tmp_path: Path)
         writer.close()
         print(size <= 1000, whole, writer.num_failed_writes > 0)
     """
-    done = run_python(code, tmp_path / "metrics.jsonl")
-    assert done.stdout.split() == ["True", "True", "True"], done.stderr
+    assert run_python(code, tmp_path / "metrics.jsonl").split()[-3:] == ["True", "True", "True"]
     steps = [record["step"] for record in iter_jsonl(tmp_path / "metrics.jsonl")]
     assert steps == list(range(51))
 

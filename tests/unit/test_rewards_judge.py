@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.support import judge_server as served
 from tests.support.judge_server import JudgeServer, judge_server
+from tests.support.patience import patiently
 
 from homeostat.config.model_rewards import JudgeReward, RegexReading
 from homeostat.config.rewards import RewardsConfig
@@ -27,7 +28,8 @@ from homeostat.rewards.problems import RewardProblem
 from homeostat.rewards.trial import try_rewards
 from homeostat.types import Prompt
 
-FAST = {"backoff_s": 0.01, "call_timeout_s": 5.0, "total_timeout_s": 10.0}
+# Its waits are short, and its limits are those that a busy machine does not reach.
+FAST = {"backoff_s": 0.01, "call_timeout_s": 60.0, "total_timeout_s": 120.0}
 
 
 class Asked:
@@ -135,15 +137,16 @@ def test_only_what_may_pass_is_retried_and_not_for_ever(code: int, calls: int) -
 
 
 def test_a_slow_call_and_all_calls_together_have_limits() -> None:
-    with judge_server(acts=[served.slow(3.0)] * 20) as server:
-        asked = Asked(server, call_timeout_s=0.2, total_timeout_s=0.7, max_retries=50)
-        started = time.monotonic()
-        (value,) = asked("a")
-        took_s = time.monotonic() - started
-    assert isinstance(value, TimeoutError)
-    assert "total_timeout_s = 0.7" in str(value)
-    assert took_s < 2
-    assert asked.metrics["calls"] >= 2
+    def check(limit_s: float) -> None:
+        limits = {"call_timeout_s": 0.3 * limit_s, "total_timeout_s": limit_s}
+        with judge_server(acts=[served.slow(600.0)] * 20) as server:
+            asked = Asked(server, max_retries=50, **limits)
+            (value,) = asked("a")
+        assert isinstance(value, TimeoutError)
+        assert f"total_timeout_s = {limit_s:g}" in str(value)
+        assert asked.metrics["calls"] >= 2
+
+    patiently(check, limits_s=(0.7, 7.0))
 
 
 def test_a_server_that_asks_for_patience_beyond_the_limit_is_given_up_at_once() -> None:

@@ -8,9 +8,6 @@ import os
 import resource
 import signal
 import struct
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +17,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forks import Forked
 from tests.support.old_journal import write_round
+from tests.support.patience import eventually
 from tests.support.rollouts import random_groups
 
 from homeostat.errors import DataError, RunDirWriteError
@@ -320,17 +319,13 @@ for step in range(1, 10**6):
 
 def test_a_writer_that_is_killed_leaves_whole_rounds_only(tmp_path: Path) -> None:
     groups = random_groups(np.random.default_rng(4), 100)
-    command = [sys.executable, "-c", WRITER, str(tmp_path)]
-    writer = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    writer = Forked(WRITER, [str(tmp_path)], env=os.environ)
     try:
-        deadline = time.monotonic() + 60
-        while len(Journal(tmp_path).steps()) < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert eventually(lambda: len(Journal(tmp_path).steps()) >= 3)
     finally:
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.wait()
+        writer.kill()
+        writer.wait(60)
     journal = Journal(tmp_path)
-    assert len(journal.steps()) >= 3
     expected = [list(map(flat_sample, group.samples)) for group in groups]
     for step in journal.steps():
         assert journal.keys(step) == [GroupKey(step, 0, place) for place in range(100)]

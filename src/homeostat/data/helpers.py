@@ -26,6 +26,8 @@ from typing import Any, TypeVar
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+# Use spawn: the parent may have threads and a GPU, which a forked child must not inherit.
+_CONTEXT = multiprocessing.get_context("spawn")
 # Tasks that a process has been given and not yet answered. They are small, so that dealing them
 # never waits for a process that itself waits for its answer to be read.
 IN_FLIGHT = 3
@@ -68,11 +70,9 @@ def computed(
 
 class _Helper:
     def __init__(self, work: Callable[[Any], Any]) -> None:
-        # Use spawn: the parent may have threads and a GPU, which a forked child must not inherit.
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
+        self._pipe, theirs = _CONTEXT.Pipe()
         _limit_reads(self._pipe, ANSWER_SECONDS)
-        self._process: SpawnProcess = context.Process(target=_serve, args=(theirs, work))
+        self._process: SpawnProcess = _CONTEXT.Process(target=_serve, args=(theirs, work))
         self._process.start()
         # The pipe must end with the process, so nobody else may hold that side of it.
         theirs.close()
