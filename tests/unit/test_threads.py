@@ -73,6 +73,16 @@ def test_add_case_appends_to_the_half_of_repository_and_month(checkout: Path) ->
     assert threads.half_of(moved) == threads.half_of(threads.parse(rows[0]))
 
 
+def test_answers_of_expert_and_second_labeller_are_kept_where_asked(checkout: Path) -> None:
+    asked = {**CASE, "told": "family", "review": "agreed"}
+    other = {**CASE, "url": "https://github.com/owner/name/issues/8", "log": "Error: b"}
+    assert _added(checkout, asked, other).exit_code == 0
+    found = [case for half in Half for case in threads.load(checkout, half)]
+    assert [(case.told, case.review) for case in found] == [("family", "agreed"), ("", "")]
+    lines = [file.read_text() for file in (checkout / FOLDER).iterdir()]
+    assert sum(text.count('"told"') for text in lines) == 1
+
+
 @pytest.mark.parametrize(
     "second",
     [
@@ -105,6 +115,8 @@ def test_add_case_refuses_duplicates(checkout: Path, second: dict[str, Any]) -> 
         ({"log": "token hf_AbCdEfGh12345678901234567890123456"}, "access token"),
         ({"cause": "word " * 100}, "one sentence"),
         ({"tellable": "yes"}, "true or false"),
+        ({"told": "perhaps"}, "right, family, nothing"),
+        ({"review": True}, "review must be a text"),
         ({"colour": "red"}, "unknown: colour"),
     ],
 )
