@@ -60,7 +60,7 @@ unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not ranks and not slow' --numprocesses 2 --dist worksteal
 
 # Slower variants of tests in the default suite (every other moment of a crash, place of a full disk
-# and transport, the larger shapes of kernels), and all property tests with twelve times the
+# and transport, the larger shapes of kernels), and all property tests with twenty times the
 # examples. CI leaves them out; run them once a night, and before a release (CONTRIBUTING.md).
 test-nightly: machine
 	OMP_NUM_THREADS=1 HOMEOSTAT_TEST_PROFILE=nightly $(BIN)/python -m pytest -m '(slow or hypothesis) and not vllm and not sglang' --numprocesses 2 --dist worksteal

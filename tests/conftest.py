@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 # Number of examples of every property test, in the default suite and in the nightly one. Tests do
 # not set their own; the few costly ones take a share of it (tests/support/properties.py).
-EXAMPLES = {"default": 25, "nightly": 300}
+EXAMPLES = {"default": 15, "nightly": 300}
 for _name, _count in EXAMPLES.items():
     settings.register_profile(
         _name,

@@ -215,7 +215,7 @@ def splits(data: list[TokenRow]) -> list[list[list[TokenRow]]]:
     return [[data], [[row] for row in data], [data[5:], data[:2], data[2:5]], packed]
 
 
-@pytest.mark.parametrize("normalise", ["token", "row"])
+@pytest.mark.parametrize("normalise", ["token", pytest.param("row", marks=pytest.mark.slow)])
 def test_the_gradient_is_the_local_one_whatever_the_split(bench: Bench, normalise: str) -> None:
     data = rows(seed=int(np.random.default_rng().integers(1 << 30)))
     spec = loss_spec(SftConfig(normalise=normalise), data)

@@ -52,7 +52,7 @@ def structured(folder: Path, *overrides: str, **sections: Any) -> RunConfig:
     return tiny_rl.config(folder, *overrides, **{**EBFT, **sections})
 
 
-@pytest.mark.parametrize("make", [structured, strided])
+@pytest.mark.parametrize("make", [strided, pytest.param(structured, marks=pytest.mark.slow)])
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path: Path, make: Any) -> None:
     # A schedule that does not depend on the last step.
     how = ("ebft.ce_coefficient=0.1", "trainer.schedule={type: constant, warmup_steps: 0}")

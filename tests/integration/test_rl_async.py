@@ -299,6 +299,7 @@ def test_an_evaluation_beside_training_is_of_one_version(folder: Path) -> None:
     assert tensors(beside) == tensors(waits)
 
 
+@pytest.mark.slow
 def test_several_engines_sample_what_one_does(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_part_keeps_its_state_over_a_resume(tmp_path: Path, part: str) -> None
     assert values(whole, "stale/steps/max")[first:] == [0, 1, 2, 2, 2, 2][: 6 - first]
 
 
+@pytest.mark.slow
 def test_routes_are_replayed_in_completions_of_several_versions(tmp_path: Path) -> None:
     """The engine returns the experts of every token, also of those before it was cut off."""
     config = moe_config(

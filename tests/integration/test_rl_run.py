@@ -359,7 +359,7 @@ CORRECTIONS = {
 }
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("correction", ["all", pytest.param("default", marks=pytest.mark.slow)])
 def test_invariant_numerics_have_no_difference_at_all(tmp_path: Path, correction: str) -> None:
     """So that a correction changes not a bit of the weights, in any of the updates."""
     set_to = CORRECTIONS[correction]

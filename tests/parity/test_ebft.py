@@ -206,10 +206,10 @@ def updated(config: RunConfig, groups: list[RolloutGroup]) -> tuple[LocalTrainer
     ("mode", "changes"),
     [
         ("structured", ()),
-        ("structured", ("trainer.share_prompts=false",)),
-        ("strided", ()),
         ("strided", ("trainer.gradient_checkpointing=true", "trainer.max_tokens_per_device=170")),
-        ("strided", ("trainer.share_prompts=false",)),
+        pytest.param("structured", ("trainer.share_prompts=false",), marks=pytest.mark.slow),
+        pytest.param("strided", (), marks=pytest.mark.slow),
+        pytest.param("strided", ("trainer.share_prompts=false",), marks=pytest.mark.slow),
     ],
 )
 def test_an_update_is_that_of_the_formulas_in_float64(

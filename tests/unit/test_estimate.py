@@ -68,7 +68,7 @@ def num_quantised(config: RunConfig) -> int:
     )
 
 
-@pytest.mark.parametrize("format", ["e4m3", "bf16_gradients"])
+@pytest.mark.parametrize("format", ["bf16_gradients", pytest.param("e4m3", marks=pytest.mark.slow)])
 def test_an_update_in_fp8_holds_what_was_estimated(tmp_path: Path, format: str) -> None:
     write_model(tmp_path)
     settings = f"trainer.fp8={{recipe: blockwise, format: {format}}}"
@@ -101,8 +101,15 @@ def test_fp8_halves_what_a_gpu_keeps_of_inputs(
     assert fp8.weights - plain.weights == 2 * num_quantised(config)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize(
+    ("count", "checkpointing"),
+    [
+        (6, False),
+        (1, True),
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(6, True, marks=pytest.mark.slow),
+    ],
+)
 def test_an_update_holds_what_was_estimated(
     tmp_path: Path, checkpointing: bool, count: int
 ) -> None:
@@ -129,7 +136,10 @@ def test_an_rl_update_holds_what_was_estimated(tmp_path: Path) -> None:
     assert found.work == pytest.approx(measured(config, batch), rel=0.05)
 
 
-@pytest.mark.parametrize(("checkpointing", "family"), [(False, "QWEN"), (True, "DOTS")])
+@pytest.mark.parametrize(
+    ("checkpointing", "family"),
+    [(True, "DOTS"), pytest.param(False, "QWEN", marks=pytest.mark.slow)],
+)
 def test_an_update_of_experts_holds_what_was_estimated(
     tmp_path: Path, checkpointing: bool, family: str
 ) -> None:

@@ -137,10 +137,15 @@ def seen(trainer: LocalTrainer, *, updates: int = 2) -> list[bytes]:
     ("family", "checkpointing", "kernel", "dtype"),
     [
         ("qwen3_moe", False, "plain", torch.float32),
-        ("qwen3_moe", True, "plain", torch.float32),
-        ("dots1", "selective", "grouped", torch.float32),
         ("dots1", True, "grouped", torch.bfloat16),
-        ("qwen3_moe", False, "grouped", torch.bfloat16),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("qwen3_moe", True, "plain", torch.float32),
+                ("dots1", "selective", "grouped", torch.float32),
+                ("qwen3_moe", False, "grouped", torch.bfloat16),
+            )
+        ),
     ],
 )
 def test_losses_gradients_updates_and_scores_have_the_same_bits(

@@ -60,7 +60,11 @@ def trainer_of(
 
 @pytest.mark.parametrize(
     ("checkpointing", "dtype"),
-    [(False, torch.float32), (True, torch.bfloat16), ("selective", torch.float32)],
+    [
+        (True, torch.bfloat16),
+        pytest.param(False, torch.float32, marks=pytest.mark.slow),
+        pytest.param("selective", torch.float32, marks=pytest.mark.slow),
+    ],
 )
 def test_losses_gradients_updates_and_scores_have_the_same_bits(
     tmp_path: Path, checkpointing: bool | str, dtype: torch.dtype, streams: list[Adversary]
