@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import patiently
 
 from homeostat.cli import main as cli
 from homeostat.health.finding import Level
@@ -84,28 +85,30 @@ def test_a_command_is_passed_on_and_asked_to_stop_at_the_first_error(
 def test_a_log_is_followed_until_nothing_more_comes(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    path = tmp_path / "train.log"
-    path.write_text("".join(map(row, range(1, NAN_FROM))))
+    def check(limit_s: float) -> None:
+        path = tmp_path / f"{limit_s:g}.log"
+        path.write_text("".join(map(row, range(1, NAN_FROM))))
 
-    def write() -> None:
-        for step in range(NAN_FROM, NAN_FROM + 8):
-            time.sleep(0.02)
-            with path.open("a") as file:
-                file.write(row(step))
+        def write() -> None:
+            for step in range(NAN_FROM, NAN_FROM + 8):
+                time.sleep(0.02)
+                with path.open("a") as file:
+                    file.write(row(step))
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    code, out, err = run(
-        monkeypatch, capfd, str(path), "--interval", "0", "--idle-timeout", "2", "--format", "json"
-    )
-    writer.join()
-    messages = [json.loads(line) for line in out.splitlines()]
-    opened = {m["finding"]["code"]: m for m in messages if m["event"] == "opened"}
-    # The first value that is not finite is the newest one, of which another rule speaks.
-    assert {"NUM002"} <= opened.keys() <= {"NUM002", "VIT004"}
-    assert opened["NUM002"]["finding"]["first_step"] == NAN_FROM
-    assert code == 1
-    assert "nothing was written for 2 s" in err
+        writer = threading.Thread(target=write)
+        writer.start()
+        settings = ("--interval", "0", "--idle-timeout", f"{limit_s:g}", "--format", "json")
+        code, out, err = run(monkeypatch, capfd, str(path), *settings)
+        writer.join()
+        messages = [json.loads(line) for line in out.splitlines()]
+        opened = {m["finding"]["code"]: m for m in messages if m["event"] == "opened"}
+        # The first value that is not finite is the newest one, of which another rule speaks.
+        assert {"NUM002"} <= opened.keys() <= {"NUM002", "VIT004"}
+        assert opened["NUM002"]["finding"]["first_step"] == NAN_FROM
+        assert code == 1
+        assert f"nothing was written for {limit_s:g} s" in err
+
+    patiently(check)
 
 
 def test_what_cannot_be_watched_or_stopped_is_refused(

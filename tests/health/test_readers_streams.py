@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import io
 import os
 import random
 import signal
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import typer
+from tests.support.patience import eventually
 
 from homeostat.cli.doctor import doctor
 from homeostat.errors import DataError
@@ -53,8 +57,14 @@ def test_an_endless_stream_is_judged_up_to_the_limit_and_says_so() -> None:
 
 
 def test_an_interrupted_stream_is_judged_as_far_as_it_came() -> None:
-    source = Source(io.BufferedReader(Endless()), name="-")
-    threading.Timer(0.2, source.interrupt).start()
+    pipe = Endless()
+    source = Source(io.BufferedReader(pipe), name="-")
+
+    def press() -> None:
+        assert eventually(lambda: pipe.num_read > 100_000)
+        source.interrupt()
+
+    threading.Thread(target=press).start()
     view = read_stream(source)
     assert len(view.metrics["train/loss"]) == 8
     assert "interrupted" in view.facts["reading"].notes[0]
@@ -67,10 +77,14 @@ def test_ctrl_c_ends_the_reading_and_not_the_doctor(
     os.write(writing, "\n".join(ROWS).encode() + b"\n")
     before = signal.getsignal(signal.SIGINT)
 
+    def is_drained() -> bool:
+        waiting = array.array("i", [0])
+        fcntl.ioctl(reading, termios.FIONREAD, waiting)
+        return waiting[0] == 0
+
     def press() -> None:
-        deadline = time.monotonic() + 60
-        while signal.getsignal(signal.SIGINT) is before and time.monotonic() < deadline:
-            time.sleep(0.05)
+        assert eventually(lambda: signal.getsignal(signal.SIGINT) is not before)
+        assert eventually(is_drained)
         time.sleep(0.3)
         # Not to this thread: the handler runs in the main one, which waits for the pipe.
         os.kill(os.getpid(), signal.SIGINT)
