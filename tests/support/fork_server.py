@@ -3,7 +3,7 @@
     root: imports the modules -> a connection: fork -> server of one test process: fork -> child
 
 All test processes of a session (pytest-xdist has several) share a root, because its imports take
-seconds; each has a server of its own, whose children are told from those of the others. A server
+seconds; each has a separate server, so that its children are known from those of others. A server
 ends with its connection, and the root with its last server.
 
 None of them runs threads or computes, so that a fork is sound. Only the standard library is

@@ -297,6 +297,6 @@ def test_check_asks_once_and_says_what_came_back() -> None:
 
 def test_the_limit_of_a_request_covers_all_its_samples() -> None:
     with judge_server() as server:
-        rewards = config(server, concurrency=4, total_timeout_s=10.0)
+        rewards = config(server, concurrency=4, call_timeout_s=5.0, total_timeout_s=10.0)
     shared, own = crews_of(rewards)
     assert (shared.limit_s(100), own.limit_s(4), own.limit_s(9)) == (10.0, 12.0, 36.0)
