@@ -2,7 +2,8 @@
 
 A test of a limit sets a short one, and expects other things to happen within it: a process starts,
 a healthy call is answered. On a busy machine they may come too late. Such a test is tried again
-with a longer limit; a defect fails at every one.
+with a longer limit; a defect fails at every one. What must hold whatever the limit (that nothing is
+left behind) is asserted after all attempts, not in one of them.
 """
 
 from __future__ import annotations

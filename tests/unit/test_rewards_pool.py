@@ -19,7 +19,7 @@ from tests.support.patience import LIMITS_S, eventually, patiently
 
 from homeostat.config.rewards import RewardsConfig
 from homeostat.errors import MissingDependencyError, RewardError
-from homeostat.rewards import log_limit, process
+from homeostat.rewards import log_limit, process, reaping
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.pool import RewardPool
 from homeostat.rewards.problems import ProblemKind, RewardProblem
@@ -468,13 +468,18 @@ def test_what_a_lost_worker_started_ends_with_it(
     pid_file = tmp_path / "pid"
     monkeypatch.setenv("PID_FILE", str(pid_file))
 
+    started: list[int] = []
+
     def check(limit_s: float) -> None:
         with bench.pool("acting", timeout_s=limit_s) as pool:
             assert score(pool, group(0, act=act))[0].values == {"acting": [None] * 3}
-            assert eventually(lambda: not is_alive(int(pid_file.read_text())))
+            started.append(int(pid_file.read_text()))
+            # Before the pool ends.
+            assert eventually(lambda: not is_alive(started[-1]))
             assert score(pool, group(1, act=""))[0].values == {"acting": [1] * 3}
 
     patiently(check)
+    assert not any(map(is_alive, started))
 
 
 @pytest.mark.parametrize("act", ["daemon", "daemon_then_hang", "daemon_then_kill_group"])
@@ -486,20 +491,33 @@ def test_a_child_forked_twice_does_not_outlive_the_pool(
     monkeypatch.setenv("PID_FILE", str(pid_file))
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
+    daemons: list[int] = []
+
     def check(limit_s: float) -> None:
         pid_file.unlink(missing_ok=True)
         with bench.pool("acting", timeout_s=limit_s) as pool:
             score(pool, group(0, act=act))
+            daemons.append(int(pid_file.read_text()))
             if act == "daemon":
-                assert is_alive(int(pid_file.read_text()))
+                assert is_alive(daemons[-1])
             assert score(pool, group(1, act=""))[0].values == {"acting": [1] * 3}
-        # It has lost its memory, and may still have to be scheduled once more.
-        assert eventually(lambda: not is_alive(int(pid_file.read_text())))
 
     patiently(check)
+    # They have lost their memory, and may still have to be scheduled once more.
+    assert eventually(lambda: not any(map(is_alive, daemons)))
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
+
+
+def test_what_was_found_is_ended_however_long_the_search_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reaping, "END_SECONDS", 0.0)
+    program = [sys.executable, "-c", "import time; time.sleep(600)"]
+    marked = subprocess.Popen(program, env={**os.environ, reaping.MARKER: "of this test"})
+    reaping.end_marked("of this test")
+    assert marked.wait(60) == -signal.SIGKILL
 
 
 def test_a_malformed_answer_costs_its_call_and_no_more(bench: Bench) -> None:
@@ -521,11 +539,12 @@ def test_nothing_is_left_after_the_pool(bench: Bench) -> None:
     def check(limit_s: float) -> None:
         with bench.pool("pids", "acting", workers=2, timeout_s=limit_s) as pool:
             scored = score(pool, *(group(n, act="sleep" if n == 2 else "") for n in range(6)))
-        pids = {int(one.values["pids"][0] or 0) for one in scored}
+        pids.update(int(one.values["pids"][0] or 0) for one in scored)
         assert len(pids) >= 2
-        assert not [pid for pid in pids if is_alive(pid)]
 
+    pids: set[int] = set()
     patiently(check)
+    assert not [pid for pid in pids if is_alive(pid)]
     assert len(os.listdir("/proc/self/fd")) == files_before
 
 
