@@ -6,6 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from homeostat.clinic import bodies
 from homeostat.clinic.faults.reward import _Reward
 from homeostat.clinic.injector import FROM_START, Injector
@@ -84,7 +86,11 @@ class ReferenceFollows(Injector):
     body = Body("sort", steps=16, changes=FEW_PROMPTS | {"algorithm.kl": {"coefficient": 0.01}})
 
     def before_update(self, step: int, parts: Any, rollouts: Any = None) -> None:
-        parts.trainer.refresh(Role.REFERENCE)
+        roles = parts.trainer.roles
+        policy, reference = (roles[role].model for role in (Role.POLICY, Role.REFERENCE))
+        with torch.no_grad():
+            for own, moved in zip(reference.parameters(), policy.parameters(), strict=True):
+                own.copy_(moved)
 
 
 class LayerNotInOptimizer(Injector):
