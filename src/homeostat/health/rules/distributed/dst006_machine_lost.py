@@ -24,11 +24,11 @@ None: they are counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import NoOptions, Rule
-from homeostat.health.view import RunView
+from homeostat.health.view import Event, RunView
 
 
 def check(view: RunView, options: NoOptions) -> Iterator[Sighting]:
@@ -39,7 +39,7 @@ def check(view: RunView, options: NoOptions) -> Iterator[Sighting]:
     waits = [event for event in lost if event.fields.get("action") == "wait"]
     # In the order in which they happen: each loss ends in one of the other two.
     is_waiting = len(waits) > len(restored)
-    is_small = bool(shrunk) and (not restored or shrunk[-1].step > restored[-1].step)
+    is_small = bool(shrunk) and _last_step(shrunk) > _last_step(restored)
     gone = ", ".join(str(one) for event in lost for one in event.fields.get("nodes", ()))
     evidence = [str(lost[-1].fields.get("missing", ""))]
     state = "has room for all of it again"
@@ -65,6 +65,11 @@ def check(view: RunView, options: NoOptions) -> Iterator[Sighting]:
         limit=0.0,
         level=Level.WARN if is_small or is_waiting else Level.INFO,
     )
+
+
+def _last_step(events: Sequence[Event]) -> int:
+    """Return the step of the last event; -1 if there is none."""
+    return max((event.step or 0 for event in events), default=-1)
 
 
 RULE = Rule(
