@@ -36,6 +36,8 @@ GOLD: Raw = {
     "eval.interval_steps": 4,
     "rewards.functions": [{"type": "exact_match"}, GOLD_REWARD],
 }
+# Half of the usual prompts, for faults that need no more.
+FEW_PROMPTS: Raw = {"rollout.prompts_per_step": 16}
 PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo")
 ROW_MAKERS = {
     "prompt_completion": bodies.worked_rows,

@@ -77,7 +77,7 @@ def _added(tokenizer: ChatTokenizer, template: str | None) -> tuple[str, list[in
 
 def _num_unknown(tokenizer: ChatTokenizer, ids: list[int]) -> int:
     word = tokenizer.special.words.get("unk_token")
-    # Tokenizers that spell out any text by its bytes name no such token, or never use it.
+    # Tokenizers that fall back to bytes name no such token, or never use it.
     unknown = tokenizer.encode(word)[0].tolist() if isinstance(word, str) else []
     return ids.count(unknown[0]) if len(unknown) == 1 else 0
 

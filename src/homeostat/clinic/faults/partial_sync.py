@@ -8,13 +8,13 @@ import torch
 
 from homeostat.clinic.faults.engine import part_ways
 from homeostat.clinic.injector import FROM_START, Injector
-from homeostat.clinic.recipes import Body, Raw
+from homeostat.clinic.recipes import FEW_PROMPTS, Body, Raw
 from homeostat.health.finding import Family
 from homeostat.types import Role
 
 LORA: Raw = {"lora": {"rank": 8, "targets": ["all-linear"]}, "trainer.lr": 1e-2}
-LORA_RL = Body("sort", steps=24, changes=LORA)
-SLEEPS = Body("sort", steps=30, changes={"engine": {"type": "native", "sleep": True}})
+LORA_RL = Body("sort", steps=16, changes=LORA | FEW_PROMPTS)
+SLEEPS = Body("sort", steps=24, changes=FEW_PROMPTS | {"engine": {"type": "native", "sleep": True}})
 # Parts of a model that a conversion of names may forget.
 PARTS = ("lm_head.", "embed_tokens.", ".layers.0.", ".layers.1.", ".mlp.", ".self_attn.")
 
@@ -60,7 +60,7 @@ class PartStaysBehind(_Partial):
 
     name, onset, strength = "part_not_synced", FROM_START, (1.0, 6.99)
     expects = ("weights-not-updated", "engine-weights-differ", "train-infer-logprob-drift")
-    body = Body("sort", steps=30, changes={"trainer.lr": 2e-3})
+    body = Body("sort", steps=20, changes=FEW_PROMPTS | {"trainer.lr": 2e-3})
 
     def is_left_out(self, name: str) -> bool:
         return PARTS[int(self.dose.strength) - 1] in name

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from homeostat.clinic.injector import Dose, Injector
-from homeostat.clinic.recipes import Body
+from homeostat.clinic.recipes import FEW_PROMPTS, Body
 from homeostat.health.finding import Family
 from homeostat.run.session.session import Session
 from homeostat.types import Role
 
 SAVED = Body("sort", "sft", steps=44, changes={"checkpoint.interval_steps": 5})
-SAVED_RL = Body("sort", steps=30, changes={"checkpoint.interval_steps": 5})
+SAVED_RL = Body("sort", steps=24, changes=FEW_PROMPTS | {"checkpoint.interval_steps": 5})
 
 
 class _Resumed(Injector):
@@ -53,7 +53,7 @@ class _Resumed(Injector):
 
 
 class OptimizerLost(_Resumed):
-    """The optimizer begins anew: its moments and its count of updates are 0."""
+    """The optimizer starts empty: its moments and its count of updates are 0."""
 
     name, expects = "resumed_without_optimizer", ("resumed-without-optimizer-state",)
 
@@ -64,9 +64,9 @@ class OptimizerLost(_Resumed):
 
 
 class OptimizerLostInRl(OptimizerLost):
-    """The optimizer of a policy begins anew in a resumed run."""
+    """The optimizer of a policy starts empty in a resumed run."""
 
-    name, body, onset = "resumed_without_optimizer_rl", SAVED_RL, (12, 18)
+    name, body, onset = "resumed_without_optimizer_rl", SAVED_RL, (12, 16)
 
 
 class WeightsLost(_Resumed):

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from homeostat.clinic import bodies
-from homeostat.clinic.injector import FROM_START, SORT, SORT_SFT, Injector
-from homeostat.clinic.recipes import Body, Raw, put
+from homeostat.clinic.injector import FROM_START, SORT_SFT, Injector
+from homeostat.clinic.recipes import FEW_PROMPTS, Body, Raw, put
 from homeostat.health.finding import Family
 from homeostat.ops.attention import PackedLayout
 from homeostat.run.session.session import Session
@@ -18,7 +18,7 @@ from homeostat.types import Role
 
 # Rows have room for the words of any template.
 CHAT_SFT = Body("sort", "sft", rows="messages", steps=30, changes={"data.max_length": 64})
-CHAT_RL = Body("sort", rows="messages", steps=24)
+CHAT_RL = Body("sort", rows="messages", steps=16, changes=FEW_PROMPTS)
 # Turns in the words of another family: none of them is in the alphabet.
 OTHER_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'user' %}"
@@ -108,7 +108,7 @@ class PackingLeaks(_Leaks):
 class PackingLeaksInRl(_Leaks):
     """Packed samples attend to one another in the trainer, while the engine keeps them apart."""
 
-    name, body = "packing_leaks_rl", Body("sort", steps=24)
+    name, body = "packing_leaks_rl", Body("sort", steps=16, changes=FEW_PROMPTS)
 
 
 class HeldOutAreTrainedOn(_Silent):
@@ -128,7 +128,8 @@ class HeldOutPromptsAreTrainedOn(_Silent):
     """The evaluation of RL is on prompts of the training set."""
 
     name, strength = "eval_on_training_prompts", (0.5, 1.0)
-    expects, body = ("validation-overlap",), Body("sort", steps=16)
+    expects = ("validation-overlap",)
+    body = Body("sort", steps=10, changes=FEW_PROMPTS)
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         rows = bodies.read_rows(folder / "train.jsonl")
@@ -160,7 +161,8 @@ class BadBatches(_Silent):
 class AnswersMisaligned(_Silent):
     """The answers belong to other rows, as after a join by position."""
 
-    name, family, body = "answers_misaligned", Family.REWARD, SORT
+    name, family = "answers_misaligned", Family.REWARD
+    body = Body("sort", steps=24, changes=FEW_PROMPTS)
     expects = ("reward-always-zero", "task-too-hard")
 
     def prepare(self, raw: Raw, folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.clinic.injector import FROM_START, Injector
-from homeostat.clinic.recipes import Body, Raw
+from homeostat.clinic.recipes import FEW_PROMPTS, Body, Raw
 from homeostat.health.finding import Family
 from homeostat.run.session.session import Session
 
@@ -62,7 +62,8 @@ class RateTooLowInRl(Injector):
     """The learning rate of a policy has several zeros too many."""
 
     name, family, expects = "lr_too_low_rl", Family.LEARNING, ("lr-too-low",)
-    body, onset, strength = Body("sort", steps=30), FROM_START, (1e-5, 3e-4)
+    body = Body("sort", steps=24, changes=FEW_PROMPTS)
+    onset, strength = FROM_START, (1e-5, 3e-4)
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         raw["trainer"]["lr"] *= self.dose.strength

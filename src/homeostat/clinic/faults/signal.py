@@ -6,10 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from homeostat.clinic import bodies
 from homeostat.clinic.faults.reward import _Reward
 from homeostat.clinic.injector import FROM_START, Injector
-from homeostat.clinic.recipes import Body, Raw
+from homeostat.clinic.recipes import FEW_PROMPTS, Body, Raw
 from homeostat.health.finding import Family
 from homeostat.run.session.session import Session
 from homeostat.types import Role
@@ -45,6 +47,7 @@ class NoisyJudge(_Reward):
 
     name, function, strength = "reward_noisy_judge", "wavering", (2.0, 4.0)
     expects, onset = ("reward-is-noise",), FROM_START
+    body = Body("sort", steps=24, changes=FEW_PROMPTS)
 
     def options(self) -> dict[str, Any]:
         return {"onset": self.dose.onset, "sigma": self.dose.strength}
@@ -54,11 +57,12 @@ class RewardsMisordered(_Reward):
     """A group's rewards come back in the order in which they were computed, not in its own."""
 
     name, function = "reward_misordered", "misordered"
-    expects = ("reward-is-noise",)
+    expects, onset = ("reward-is-noise",), (6, 10)
+    body = Body("sort", steps=24, changes=FEW_PROMPTS)
 
 
 class LabelsAtRandom(Injector):
-    """Which answer of a pair is the chosen one was lost: labels are flipped at random."""
+    """Labels of pairs are flipped at random: nobody knows which answer is the better one."""
 
     name, family, onset = "preference_labels_random", Family.LEARNING, FROM_START
     expects, strength = ("preference-labels-noise",), (0.45, 0.55)
@@ -79,10 +83,14 @@ class ReferenceFollows(Injector):
 
     name, family = "reference_follows_policy", Family.POLICY
     expects, onset = ("reference-follows-policy",), FROM_START
-    body = Body("sort", steps=24, changes={"algorithm.kl": {"coefficient": 0.01}})
+    body = Body("sort", steps=16, changes=FEW_PROMPTS | {"algorithm.kl": {"coefficient": 0.01}})
 
     def before_update(self, step: int, parts: Any, rollouts: Any = None) -> None:
-        parts.trainer.refresh(Role.REFERENCE)
+        roles = parts.trainer.roles
+        policy, reference = (roles[role].model for role in (Role.POLICY, Role.REFERENCE))
+        with torch.no_grad():
+            for own, moved in zip(reference.parameters(), policy.parameters(), strict=True):
+                own.copy_(moved)
 
 
 class LayerNotInOptimizer(Injector):
@@ -90,7 +98,7 @@ class LayerNotInOptimizer(Injector):
 
     name, family = "layer_not_in_optimizer", Family.LEARNING
     expects = ("trained-weights-unmoved",)
-    body, onset = Body("sort", steps=16), FROM_START
+    body, onset = Body("sort", steps=12, changes=FEW_PROMPTS), FROM_START
 
     def started(self, parts: Any, session: Session) -> None:
         gradients = parts.trainer.roles[Role.POLICY].training.optimizer.gradients

@@ -1,7 +1,7 @@
 """Compare a metric before and after the points at which a run was resumed.
 
 Our own runs record the event run_resumed; of other frameworks the reader recognises the lines that
-say so. Both give the step from which the run goes on.
+say so. Both give the step from which the run continues.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Resumption:
 
 
 def resumed_steps(view: RunView) -> list[int]:
-    """Return the steps from which the run went on, in order; several calls without a step once."""
+    """Return the steps from which the run continued, in order, each once."""
     steps = [event.step for event in view.events_of("run_resumed") if event.step is not None]
     return sorted(set(steps))
 

@@ -37,7 +37,7 @@ class SftObjective:
         self._before = ScoredAgain()
 
     def completed(self, plan: StepPlan, attempts: Attempts) -> StepPlan:
-        # Several data groups would each need a row of their own.
+        # Several data groups would each need a separate row.
         is_due = is_measured(plan.step) and attempts.trainer.num_data_groups == 1
         row = last_packed(plan) if is_due else None
         alone = {} if row is None else {row.row_id: _score_alone(row, attempts)}
@@ -53,7 +53,7 @@ class SftObjective:
 
 
 def _score_alone(row: TokenRow, attempts: Attempts) -> FloatArray:
-    """Return the log-probs of a row's trained tokens in a micro-batch of its own."""
+    """Return the log-probs of a row's trained tokens in a separate micro-batch."""
     _, (logp_M,) = attempts.run(
         Role.POLICY,
         lambda sizes: [TrainBatch.of([row])],

@@ -277,7 +277,7 @@ class Learner:
         found = self._logprobs(Role.POLICY, rows, step=step)
         together = {row.row_id: logp_M for row, logp_M in zip(rows, found, strict=True)}
         lone = last_packed(plan)
-        # Rows that share prefixes are not packed; each data group would need a row of its own.
+        # Rows that share prefixes are not packed; each data group would need a separate row.
         apart = not self.live.now.is_strided and self.trainer.num_data_groups == 1
         if lone is None or lone.row_id >= num_rows or not apart:
             return ScoredAgain(together)

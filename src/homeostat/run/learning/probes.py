@@ -80,7 +80,7 @@ def round_trip_bad(groups: Sequence[RolloutGroup], rows: StepRows, plan: StepPla
 class ScoredAgain:
     """Log-probs of rows before the update that trains on them: row -> those of trained tokens.
 
-    `together` are rows that were scored in one batch, `alone` those in a batch of their own.
+    `together` are rows that were scored in one batch, `alone` those that were not.
     """
 
     together: Mapping[int, FloatArray] = field(default_factory=dict)

@@ -12,7 +12,7 @@ gradient's size: part of what was learned is undone, and warm-up and decay no lo
 
 ## Likely causes
 - resumed-without-optimizer-state: only the weights were saved or loaded, the optimizer's files were
-  left out to save room, or the run was started anew from its own weights.
+  left out to save room, or a new run was started from the weights alone.
 
 ## What to do
 Save and load the whole state. If it is lost, resume with a warm-up of a few hundred steps.
@@ -81,7 +81,7 @@ def _measured(step: int, was: float, now: float) -> Sighting:
 def _jumped(step: int, before: float, after: float, limit: float) -> Sighting:
     return Sighting(
         message=f"The loss jumped from {before:.4g} to {after:.4g} where the run was resumed (step "
-        f"{step}) and came back since: its optimizer began anew. Load the optimizer's state, too.",
+        f"{step}) and came back since: its optimizer was empty. Load the optimizer's state, too.",
         evidence=(f"train/loss {before:.4g} -> {after:.4g} after step {step}",),
         causes=(Cause(_NAME, "a jump at the resumption that the next steps undo"),),
         fixes=_FIXES,

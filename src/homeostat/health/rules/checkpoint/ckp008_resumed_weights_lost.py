@@ -1,4 +1,4 @@
-"""A resumed run starts from its first weights again, although its steps go on.
+"""A resumed run starts from its first weights again, although its steps continue.
 
 ## What it sees
 At the point where the run was resumed, the loss (in RL the reward) falls back from one record to
@@ -9,8 +9,8 @@ the noise.
 Everything that was learned before is lost, and the learning rate is that of the middle of a run.
 
 ## Likely causes
-- resumed-weights-lost: the checkpoint's weights were not loaded: an adapter was created anew, a
-  path names the base model, or keys did not match and were skipped.
+- resumed-weights-lost: the checkpoint's weights were not loaded: a new adapter was created, a path
+  names the base model, or keys did not match and were skipped.
 
 ## What to do
 Stop, and compare the loss of the checkpoint with that of the base model on a few rows. Then load

@@ -64,10 +64,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             Cause("reference-follows-policy", "KL stays 0 while the policy moves"),
             Cause("kl-wrong-reference", "the reference is not the model that the run starts from"),
         ),
-        fixes=(
-            Fix("reference.type", "initial", "a copy of the first weights", Grade.UNSAFE),
-            Fix("reference.refresh_steps", "null", "the reference stays where it is"),
-        ),
+        fixes=(Fix("reference.type", "initial", "a copy of the first weights", Grade.UNSAFE),),
         first_step=first,
         last_step=int(newest.steps[-1]),
         value=most,
