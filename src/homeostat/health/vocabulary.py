@@ -388,6 +388,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "slow-rank": "One rank is slower than the others at the same work.",
         "engine-restarts": "The engine's process dies again and again.",
         "trainer-ranks-lost": "Ranks of the trainer die, hang or lose each other.",
+        "machine-lost": "A machine of the cluster was lost, and the run waits or has shrunk.",
         "uneven-device-load": "Some devices work while others idle.",
         "nccl-timeout": "A collective timed out; why is not known.",
         "nccl-error": "NCCL failed on a system or CUDA call.",

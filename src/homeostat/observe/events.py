@@ -253,6 +253,26 @@ _LIST: tuple[EventInfo, ...] = (
         "warn",
     ),
     EventInfo(
+        "node_lost",
+        "A machine of the Ray cluster is gone, and the others have no room for the whole run. It "
+        "waits until the time that is named, or shrinks.",
+        ("nodes", "missing", "action", "until"),
+        "warn",
+    ),
+    EventInfo(
+        "cluster_shrunk",
+        "The run continues with fewer trainer ranks or engines, because a machine was lost. "
+        "Gradients are still those of the whole batch.",
+        ("ranks_before", "ranks_now", "engines_before", "engines_now"),
+        "warn",
+    ),
+    EventInfo(
+        "cluster_restored",
+        "There is room for the whole run again, after a wait or after it had shrunk.",
+        ("ranks", "engines", "waited_s"),
+        "good",
+    ),
+    EventInfo(
         "engine_lost",
         "One of several engines died. The others continue its requests, and a new one is "
         "started in its place while restarts are left.",
