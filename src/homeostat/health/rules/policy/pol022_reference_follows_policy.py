@@ -31,12 +31,12 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import needed, prints_zero
+from homeostat.health.rules.readings import is_climbing, needed, prints_zero
 from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    max_kl: float = option(1e-7, "KL per token that is rounding.")
+    max_kl: float = option(1e-10, "KL per token that is rounding.")
     fire: int = option(8, "Number of newest records that must show it.")
     from_step: int = option(3, "Before this step a policy is near its reference by right.")
 
@@ -49,7 +49,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     most = float(np.abs(newest.values).max())
     if most > options.max_kl or not _is_updated(view, options):
         return
-    if view.number("reference.refresh_steps") is not None:
+    # In a warm-up from almost 0 a policy hardly moves.
+    if view.number("reference.refresh_steps") is not None or is_climbing(view):
         return
     bad = np.abs(kl.values) > options.max_kl
     first = int(kl.steps[len(bad) - int(bad[::-1].argmax()) if bad.any() else 0])
