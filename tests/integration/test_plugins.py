@@ -142,7 +142,8 @@ def test_a_preference_algorithm_trains_as_its_formula_says(tmp_path: Path) -> No
     pairs.write_text("\n".join(map(json.dumps, rows)))
     raw = tiny.recipe(tmp_path)
     raw["algorithm"] = {"type": f"{PLUGINS / 'preference.py'}:Hinge", "margin": 0.5}
-    raw["data"] = {"train": [{"type": "preference", "path": str(pairs), "chat": False}]}
+    source = {"type": "preference", "path": str(pairs), "chat": False}
+    raw["data"] = {"train": [source], "max_length": 32}
     raw["trainer"] |= {"max_steps": 3, "batch_rows": 4, "lr": 1e-2}
     config = homeostat.recipe(raw)
     lines = [item.text for item in homeostat.check(config).items if item.name == "plug-ins"]

@@ -145,7 +145,7 @@ def test_gpus_are_known_by_name_or_by_their_memory() -> None:
     assert find_gpus("A100 80GB", None, 2) == Gpus(81920 * 2**20, 2, "a100-80")
     assert find_gpus(None, "141GB", 1) == Gpus(141 * 10**9)
     assert find_gpus(None, None, 1) is None
-    assert Gpus(24 * 2**30, 4).describe() == "4 x GPU with 24.0 GiB"
+    assert Gpus(24 * 2**30, 4).describe() == "4 x GPU with 24 GiB"
     assert (parse_answer(" 24 GB "), parse_answer("h100")) == ((None, "24 GB"), ("h100", None))
     for name, memory, count, words in [
         ("h300", None, 1, "Did you mean h"),
@@ -157,23 +157,27 @@ def test_gpus_are_known_by_name_or_by_their_memory() -> None:
             find_gpus(name, memory, count)
 
 
-@pytest.mark.parametrize(
-    "task", [Task.SFT, *(pytest.param(t, marks=pytest.mark.slow) for t in (Task.RL,))]
-)
-def test_a_recipe_for_several_gpus_shards_the_model_and_passes_check(
-    task: Task, place: Path
-) -> None:
+def test_several_gpus_become_ranks(place: Path) -> None:
+    words = ("--task", "rl", "--model", "some/model", "--data", "some/rows", "--gpu", "h100")
+    new(*words, "--gpus", "4")
+    config = load_config("recipe.yaml")
+    assert (config.cluster.type, config.cluster.processes) == ("torchrun", 4)
+    assert config.trainer.backend.type == "fsdp"
+    assert config.engine.own_process
+    with pytest.raises(ConfigError, match="exclude each other"):
+        new("other.yaml", *words, "--device", "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", [Task.SFT, Task.RL])
+def test_a_recipe_for_several_gpus_passes_check(task: Task, place: Path) -> None:
     write(place / "rows.jsonl", ROWS[task])
     words = ("--task", task, "--model", "model", "--data", "rows.jsonl", "--method", "full")
-    shown = new("one.yaml", *words, "--memory", "1GB")
-    both = new("two.yaml", *words, "--memory", "1GB", "--gpus", "2")
-    raw = yaml.safe_load((place / "two.yaml").read_text())
-    assert raw["cluster"] == {"type": "torchrun", "processes": 2}
-    assert raw["trainer"]["backend"] == {"type": "fsdp"}
-    assert ("engine" in raw) == (task is Task.RL)
-    assert "2 x GPU with" in both
+    one = new("one.yaml", *words, "--memory", "1GB")
+    two = new("two.yaml", *words, "--memory", "1GB", "--gpus", "2")
+    assert "2 x GPU with" in two
     # A rank holds half of the weights and of the optimizer's state.
-    whole, half = (float(one.partition("about ")[2].split()[0]) for one in (shown, both))
+    whole, half = (float(told.partition("about ")[2].split()[0]) for told in (one, two))
     assert task is Task.RL or half < whole
     result = CliRunner().invoke(app, ["check", "two.yaml"])
     assert result.exit_code == 0, result.output

@@ -13,6 +13,7 @@ from homeostat.cli import scaffolding, threads
 from homeostat.cli.threads import FOLDER, Half
 from homeostat.cli.verbs import app
 from homeostat.errors import HomeostatError
+from homeostat.health.vocabulary import FAMILY_OF
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE: dict[str, Any] = {
@@ -45,6 +46,10 @@ def test_listed_runs_are_labelled() -> None:
     rows = [json.loads(line) for line in lines]
     assert {row["label"] for row in rows} == {"healthy", "ill", "unclear"}
     assert all(bool(row["names"]) == (row["label"] == "ill") and row["why"] for row in rows)
+    assert all(name in FAMILY_OF for row in rows for name in row["names"])
+    assert len({row["sha256"] for row in rows if not row["seen"]}) == sum(
+        not row["seen"] for row in rows
+    )
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ class Half(StrEnum):
 
 
 class Told(StrEnum):
-    """What an expert could tell of a case's cause who was shown its log and nothing else."""
+    """An expert, shown a case's log and nothing else, could tell this much of its cause."""
 
     RIGHT = "right"
     FAMILY = "family"
@@ -49,7 +49,7 @@ class Told(StrEnum):
 
 
 class Review(StrEnum):
-    """How a second labeller, who did not see the names, judged them.
+    """A second labeller, who did not see the names, judged them so.
 
     `DISPUTED` names stand because the thread does not settle the matter; `CORRECTED` ones were
     changed after the second reading.
