@@ -125,14 +125,25 @@ def test_what_lies_beyond_the_last_epoch_is_refused(workshop: Workshop, change: 
 RAY_BY_DAY = {f"cluster.{key} (ray)" for key in ("type", "placement")}
 
 
+def is_nightly(name: str) -> bool:
+    """Return True for keys of Ray, and for those of another RL algorithm that GRPO has too.
+
+    The algorithms share the code that reads them; the choice of each (`type`) is tested by day.
+    """
+    if name.endswith("(ray)"):
+        return name not in RAY_BY_DAY
+    key, _, kind = name.partition(" ")
+    is_shared = key.startswith("algorithm.") and f"{key} (grpo)" in RL_CASES
+    return is_shared and key != "algorithm.type" and kind not in ("(grpo)", "(ppo)")
+
+
 def by_ranks(names: Iterable[str]) -> list[Any]:
     """Cases that run over ranks start processes, and are tested with the others that do."""
     over = ("(fsdp)", "(torchrun)", "(ray)")
     return [
         pytest.param(
             name,
-            marks=[pytest.mark.ranks] * name.endswith(over)
-            + [pytest.mark.slow] * (name.endswith("(ray)") and name not in RAY_BY_DAY),
+            marks=[pytest.mark.ranks] * name.endswith(over) + [pytest.mark.slow] * is_nightly(name),
         )
         for name in names
     ]
