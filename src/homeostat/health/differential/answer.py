@@ -1,4 +1,4 @@
-"""What the doctor says beside its findings: how likely each illness is, and what would decide.
+"""The answer beside the findings: how likely each illness is, and what would decide.
 
 Probabilities were shown to be calibrated for runs of ours whose signs the clinic has seen, and only
 there (docs/guide/differential.md). Elsewhere the findings and their causes are ranked, and what
@@ -20,7 +20,7 @@ from homeostat.health.finding import Finding, Level
 MIN_SHARE = 0.05
 MAX_ILLNESSES = 4
 MAX_DECIDERS = 2
-# Number of causes of a finding that are to be told apart.
+# Number of causes of a finding that are to be distinguished.
 NUM_CAUSES = 3
 
 

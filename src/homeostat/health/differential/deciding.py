@@ -1,4 +1,4 @@
-"""Which measurement or switch tells two illnesses apart that show the same signs.
+"""Name the measurement or switch that distinguishes two illnesses with the same signs.
 
 The pairs are those that share a finding: in the clinic's rounds (bench/differential), or among the
 causes that one rule lists. A key in a text is ours; a framework's table translates it.

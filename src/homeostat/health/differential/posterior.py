@@ -1,4 +1,4 @@
-"""How likely each illness is, by Bayes' rule over all signs that were judged.
+"""Compute how likely each illness is, by Bayes' rule over all signs that were judged.
 
 For a form k of an illness, with p(s|k) from the table:
 
