@@ -60,7 +60,7 @@ DECIDERS: tuple[Decider, ...] = (
             "set trainer.updates_per_step to 1 and change nothing else: if ratios stay near 1, the "
             "number of updates was the cause; if not, the learning rate is"),
     Decider("lr-too-high", "bad-batch",
-            f"{_BATCH}: if it goes on well, that batch was the cause; if it jumps elsewhere, the "
+            f"{_BATCH}: if the run stays healthy, that batch was the cause; if it jumps elsewhere, the "
             "learning rate is"),
     Decider("lr-too-high", "nan-update-poisoned-weights",
             "check the weights of the last checkpoint for values that are not finite: if there are "
