@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 
 from homeostat.health.advice import is_followed
+from homeostat.health.differential.answer import NOTHING, Differential, differential
+from homeostat.health.differential.illnesses import fitted_table
 from homeostat.health.finding import Finding, Level, NotEvaluated, Sighting, Unknown
+from homeostat.health.frameworks import HOMEOSTAT
 from homeostat.health.rule import Rule
 from homeostat.health.view import Kind, RunView
 from homeostat.health.words import shortened
@@ -32,6 +35,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     not_evaluated: tuple[NotEvaluated, ...]
     clear: tuple[str, ...]
+    differential: Differential = NOTHING
 
     @property
     def num_clear(self) -> int:
@@ -71,7 +75,16 @@ def _diagnose(
         else:
             clear.append(rule.code)
     kept = folded(findings, rules)
-    return Diagnosis(tuple(with_reason(one, view) for one in kept), tuple(unknown), tuple(clear))
+    weighed = differential(
+        kept, clear=clear, is_calibrated=_is_run_of_ours(view), table=fitted_table()
+    )
+    reasoned = tuple(with_reason(one, view) for one in kept)
+    return Diagnosis(reasoned, tuple(unknown), tuple(clear), weighed)
+
+
+def _is_run_of_ours(view: RunView) -> bool:
+    """Return whether the view is of one of our run folders, where every rule can be judged."""
+    return view.framework is HOMEOSTAT and bool(view.events)
 
 
 def judge(

@@ -46,6 +46,7 @@ def as_json(
         "files": list(view.facts.get("sources", ())),
         "vital_signs": _vitals_json(vital_signs(view), view),
         "findings": [finding_json(finding, view.framework) for finding in shown],
+        "differential": _differential_json(diagnosis, view.framework),
         "not_evaluated": [{"code": x.code, "name": x.name, "why": x.why} for x in missing],
     }
 
@@ -142,6 +143,19 @@ def finding_json(finding: Finding, framework: Framework) -> dict[str, Any]:
             for cause in finding.causes
         ],
         "fixes": [_fix_json(fix) for fix in told_all(finding.fixes, framework)],
+    }
+
+
+def _differential_json(diagnosis: Diagnosis, framework: Framework) -> dict[str, Any]:
+    found = diagnosis.differential
+    return {
+        "illnesses": [
+            {"name": one.name, "probability": round(one.probability, 3)} for one in found.illnesses
+        ],
+        "deciders": [
+            {"between": [one.one, one.other], "how": in_their_words(one.how, framework)}
+            for one in found.deciders
+        ],
     }
 
 

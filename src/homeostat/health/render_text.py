@@ -17,6 +17,7 @@ from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import in_their_words, told_all
 from homeostat.health.purpose import Trend
 from homeostat.health.render import Verdict, unknown_error, verdict
+from homeostat.health.told_apart import decider_line, shares_line
 from homeostat.health.view import Kind, RunView
 from homeostat.health.vitals import Vitals, vital_signs
 from homeostat.health.words import shortened
@@ -113,6 +114,7 @@ def as_text(
     for place, finding in enumerate(shown, start=1):
         page.gap()
         _finding(page, finding, view, place=place)
+    _differential(page, diagnosis, view)
     hidden = len(diagnosis.findings) - len(shown)
     if hidden:
         page.gap()
@@ -239,6 +241,18 @@ def _finding(page: Page, finding: Finding, view: RunView, *, place: int) -> None
     if finding.fixes:
         _list(page, _fixes_title(view), list(_fixes(finding, view)))
     page.add(f"homeostat explain {finding.code}", indent=3, first="More: ", style="dim")
+
+
+def _differential(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
+    """Say how likely each illness is by all signs together, and what would decide."""
+    found = diagnosis.differential
+    if not found.illnesses and not found.deciders:
+        return
+    page.gap()
+    if found.illnesses:
+        page.add(f"{shares_line(found)}.", first="By all signs together: ")
+    for decider in found.deciders:
+        page.add(decider_line(decider, view.framework))
 
 
 def _fixes_title(view: RunView) -> str:

@@ -14,6 +14,7 @@ from homeostat.health.finding import Finding, Level
 from homeostat.health.formats.report import Report, causes_of, fix_line, message_of
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import ToldFix, told_all
+from homeostat.health.told_apart import decider_line, shares_line
 from homeostat.health.vitals import vital_signs
 from homeostat.health.words import shortened
 from homeostat.observe.redact import mask_text
@@ -48,6 +49,7 @@ def _page(report: Report) -> Iterator[str]:
         yield ""
     for number, finding in enumerate(report.findings, start=1):
         yield from _finding(report, finding, number=number)
+    yield from _differential(report)
     missing = len(report.diagnosis.not_evaluated)
     clear = report.diagnosis.num_clear
     yield f"{clear} rules found nothing; {missing} could not be evaluated."
@@ -83,6 +85,14 @@ def _finding(report: Report, finding: Finding, *, number: int) -> Iterator[str]:
     yield from _listed("Likely causes, in order:", causes, mark="1.")
     fixes = [_fix(fix) for fix in told_all(finding.fixes, report.view.framework)]
     yield from _listed("What to do:", fixes, mark="-")
+
+
+def _differential(report: Report) -> Iterator[str]:
+    found = report.diagnosis.differential
+    if found.illnesses:
+        yield from (plain(f"By all signs together: {shares_line(found)}."), "")
+    for decider in found.deciders:
+        yield from (plain(decider_line(decider, report.view.framework)), "")
 
 
 def _listed(title: str, lines: Sequence[str], *, mark: str) -> Iterator[str]:

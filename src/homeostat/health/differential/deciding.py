@@ -1,0 +1,137 @@
+"""Name the measurement or switch that distinguishes two illnesses with the same signs.
+
+The pairs are those that share a finding: in the clinic's rounds (bench/differential), or among the
+causes that one rule lists. A key in a text is ours; a framework's table translates it.
+"""
+# ruff: noqa: E501 (a table)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+_LOWER_RATE = "repeat the run with trainer.lr at a tenth and nothing else changed"
+_OLD_WEIGHTS = "compare the engine's log-probs of one fixed text before and after a publication"
+_BATCH = "go back to a checkpoint before the jump and train on without the batch of that step"
+
+
+@dataclass(frozen=True, slots=True)
+class Decider:
+    """Two illnesses, what to measure or change, and what the result means."""
+
+    one: str
+    other: str
+    how: str
+
+    @property
+    def pair(self) -> frozenset[str]:
+        return frozenset({self.one, self.other})
+
+
+DECIDERS: tuple[Decider, ...] = (
+    Decider("truncation-at-cap", "no-eos",
+            "double rollout.max_new_tokens: if the cut share falls, answers were too long for the "
+            "limit; if it stays, the end token is never produced or not recognised"),
+    Decider("task-too-hard", "verifier-format-mismatch",
+            "score the reference answers with the reward function: if they earn nothing, either, "
+            "the function does not read the format; if they do, the task is too hard"),
+    Decider("task-too-hard", "truncation-at-cap",
+            "double rollout.max_new_tokens: if rewards appear, the answers were cut before they "
+            "ended"),
+    Decider("truncation-at-cap", "verifier-format-mismatch",
+            "score the reference answers with the reward function: if they earn nothing, the "
+            "function does not read the format, whatever the length"),
+    Decider("task-too-hard", "reward-too-noisy",
+            "score the same completions twice: if the rewards differ, the reward is noise; if they "
+            "are the same, the task is too hard"),
+    Decider("lr-too-high", "policy-collapse",
+            f"{_LOWER_RATE}: if the reward holds, the learning rate was too high"),
+    Decider("lr-too-high", "kl-runaway",
+            f"{_LOWER_RATE}: if the KL grows as far per unit of reward, the reward pulls the policy "
+            "away, and the learning rate is not the cause"),
+    Decider("lr-too-high", "no-eos",
+            "see whether completions/clipped_ratio rises before the reward falls: if it does, the "
+            "answers stopped ending first, and the learning rate is not the cause"),
+    Decider("lr-too-high", "entropy-explosion",
+            "set algorithm.entropy_coefficient to 0 and change nothing else: if the entropy still "
+            "grows, the learning rate is too high"),
+    Decider("lr-too-high", "too-many-updates-per-rollout",
+            "set trainer.updates_per_step to 1 and change nothing else: if ratios stay near 1, the "
+            "number of updates was the cause; if not, the learning rate is"),
+    Decider("lr-too-high", "bad-batch",
+            f"{_BATCH}: if the run stays healthy, that batch was the cause; if it jumps elsewhere, the "
+            "learning rate is"),
+    Decider("lr-too-high", "nan-update-poisoned-weights",
+            "check the weights of the last checkpoint for values that are not finite: if there are "
+            "any, a single update poisoned them; if there are none, the learning rate is too high"),
+    Decider("lr-too-high", "stale-policy",
+            "publish the weights after every step: if the reward holds, the samples were too old"),
+    Decider("policy-collapse", "no-eos",
+            "read completions from before the fall: if they run on without an end token while their "
+            "beginning is still sensible, the end token is the cause"),
+    Decider("policy-collapse", "stale-policy",
+            "publish the weights after every step: if the reward holds, the samples were too old"),
+    Decider("trained-weights-unmoved", "update-below-resolution",
+            "keep fp32 master weights, or multiply trainer.lr by 100 for a few steps: if weights "
+            "move then, the updates were below the resolution of their dtype"),
+    Decider("overfitting", "duplicate-rows",
+            "remove repeated rows and train again: if the validation loss no longer turns, the "
+            "copies were the cause"),
+    Decider("overfitting", "data-repeated",
+            "train for one epoch: if the validation loss does not turn within it, the repetition was "
+            "the cause"),
+    Decider("engine-weights-differ", "engine-logprob-mismatch",
+            "set sync.verify to true: a checksum that differs shows that the engine has other "
+            "weights; equal checksums leave the arithmetic or the sampling settings"),
+    Decider("engine-weights-differ", "weights-not-updated",
+            f"{_OLD_WEIGHTS}: if they do not change at all, nothing arrives; if they change to other "
+            "values than the trainer's, what arrives is wrong"),
+    Decider("engine-weights-differ", "first-ratio-off",
+            "set sync.verify to true: equal checksums leave the trainer, whose old log-probs are "
+            "not those of the weights that it updates"),
+    Decider("weights-not-updated", "moe-routing-mismatch",
+            f"{_OLD_WEIGHTS}: if they change with every publication, weights arrive, and the "
+            "routing differs"),
+    Decider("engine-logprob-mismatch", "moe-routing-mismatch",
+            "replay the engine's routes in the trainer: if the difference goes, the routing was it"),
+    Decider("lora-not-synced", "sleep-wake-weights-lost",
+            "run some steps without sleep between them: if log-probs agree then, sleeping loses the "
+            "weights; if not, the adapter never arrives"),
+    Decider("zero-std-groups", "reward-constant",
+            "compare the rewards of different prompts: if they differ from prompt to prompt, only "
+            "the groups are alike; if all are the same, the reward function is constant"),
+    Decider("reward-fn-failing", "dataset-column-missing",
+            "call the reward function on one row by hand: a KeyError or a missing argument names "
+            "the column that it does not get"),
+    Decider("reward-fn-failing", "reward-timeout",
+            "call the reward function on one completion and take the time: if it answers, it is too "
+            "slow; if it raises, it fails"),
+    Decider("greedy-sampling", "mode-collapse",
+            "sample a prompt several times at temperature 1 from the first and from the last "
+            "checkpoint: if both differ from sample to sample, only the sampling was greedy"),
+    Decider("greedy-sampling", "entropy-collapse",
+            "sample a prompt several times at temperature 1 from the last checkpoint: if the answers "
+            "differ, only the sampling was greedy"),
+    Decider("mode-collapse", "entropy-collapse",
+            "read several answers to one prompt: if they are word for word the same and earn "
+            "little, the mode collapsed; if they differ in wording, only the entropy is low"),
+    Decider("gpu-already-occupied", "kv-cache-no-room",
+            "look at nvidia-smi before the start: memory in use then belongs to another process"),
+    Decider("library-version-mismatch", "package-missing",
+            "import the named module in the same environment: if it is not found at all, the package "
+            "is missing; if only a name in it is, the version is another one"),
+    Decider("nan-loss", "nan-update-poisoned-weights",
+            "check the weights of the last checkpoint for values that are not finite: if they are "
+            "all finite, the loss is computed wrong on that batch"),
+)  # fmt: skip
+_BY_PAIR = {decider.pair: decider for decider in DECIDERS}
+assert len(_BY_PAIR) == len(DECIDERS), "a pair is there twice"
+
+
+def deciders(names: Iterable[str]) -> Iterator[Decider]:
+    """Yield what tells each two of the illnesses apart, the earlier ones first."""
+    for pair in combinations(dict.fromkeys(names), 2):
+        found = _BY_PAIR.get(frozenset(pair))
+        if found is not None:
+            yield found
