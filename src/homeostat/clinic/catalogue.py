@@ -37,6 +37,8 @@ _KL = {"algorithm.kl": {"coefficient": 0.01}}
 _COSINE = {"trainer.schedule": {"type": "cosine", "warmup_share": 0.1}}
 _LINEAR = {"trainer.schedule": {"type": "linear", "warmup_steps": 3}}
 _WSD = {"trainer.schedule": {"type": "wsd", "warmup_steps": 3, "decay_share": 0.3}}
+# Many micro-batches in an update.
+_SMALL_BATCHES = {"trainer.max_tokens_per_device": 64}
 _SMALL_GROUPS = {"rollout.prompts_per_step": 64, "rollout.samples_per_prompt": 2}
 _MISTAKEN = {
     "type": "function",
@@ -97,7 +99,7 @@ HEALTHY: dict[str, Body] = {
     "sft_short": Body("sort", "sft", steps=8),
     "sft_epochs": Body("copy", "sft", steps=48, changes={"trainer.batch_rows": 128}),
     "sft_muon": Body("sort", "sft", steps=40, changes={"trainer.optimizer": {"type": "muon"}}),
-    "sft_unpacked": Body("sort", "sft", steps=40, changes={"trainer.packing": False}),
+    "sft_small_batches": Body("sort", "sft", steps=40, changes=_SMALL_BATCHES),
     "sft_resumed": Body("sort", "sft", steps=44, stops_at=17),
     "sft_ranks": machine.OVER_RANKS,
     "grpo_chat": Body("sort", "grpo", rows="messages", steps=30),
