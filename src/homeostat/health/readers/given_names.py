@@ -1,4 +1,4 @@
-"""What the user says about the names of metrics: `--map NAME=METRIC`."""
+"""Parse `--map NAME=METRIC`, by which the user says what a log's own names mean."""
 
 from __future__ import annotations
 
