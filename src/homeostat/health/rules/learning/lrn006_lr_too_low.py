@@ -4,8 +4,8 @@
 A rate below the usual band by `factor` (for adapters the band is 10 to 100 times that of all
 weights), no longer in warm-up, and a run that stands still over at least `min_records` records: in
 RL the KL stays below `max_kl` and the reward does not leave its noise, in SFT the loss does not.
-Our own runs measure it: updates of less than a millionth of the weights' size; in SFT, where the
-loss stands still, of less than ten millionths.
+Our own runs measure it: updates of less than a millionth of the weights' size; where loss or reward
+stand still, of less than ten millionths.
 
 ## Why it matters
 The run looks healthy, and costs as much as one that learns.
@@ -43,7 +43,7 @@ from homeostat.health.view import Kind, RunView
 # Share of the weights' size below which an update is nothing: at the lowest rates in use it is ten
 # times that.
 _NOTHING = 1e-6
-# And below which it is too little for SFT, if nothing comes of it.
+# And below which it is too little, if nothing comes of it.
 _LITTLE = 1e-5
 
 
@@ -90,7 +90,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 def _unmoved(view: RunView, options: Options) -> Sighting | None:
     """Our own runs measure how far an update moves the weights."""
-    still = _stands_still(view, options) if view.kind is Kind.SFT else []
+    still = _stands_still(view, options, is_measured=True)
     limit = _LITTLE if still else _NOTHING
     groups = view.matching("update/weight_ratio/")
     late = [series.tail(3) for series in groups.values() if len(series) >= 4]
@@ -111,22 +111,25 @@ def _unmoved(view: RunView, options: Options) -> Sighting | None:
     )
 
 
-def _stands_still(view: RunView, options: Options) -> list[str]:
-    """Return the evidence that nothing is learned; [] if something is, or too little is known."""
+def _stands_still(view: RunView, options: Options, *, is_measured: bool = False) -> list[str]:
+    """Return the evidence that nothing is learned; [] if something is, or too little is known.
+
+    A run of RL without KL is judged only where the size of updates `is_measured`.
+    """
     if view.kind is Kind.RL:
         reward, far = view.series("reward"), view.series("kl")
         if reward is None or len(reward) < options.min_records or not is_flat(reward):
             return []
         if float(np.mean(reward.values)) >= 0.97 * (view.latest("reward/max") or np.inf):
             return []
+        said = f"the reward stays at {float(np.mean(reward.values)):.3g}"
+        if far is None and is_measured:
+            return [said]
         if far is None or float(np.nanmax(far.values)) > options.max_kl:
             return []
         if prints_zero(view, "kl"):
             return []
-        return [
-            f"KL is at most {float(np.nanmax(far.values)):.1e}",
-            f"the reward stays at {float(np.mean(reward.values)):.3g}",
-        ]
+        return [f"KL is at most {float(np.nanmax(far.values)):.1e}", said]
     loss = view.series("train/loss")
     if loss is None or len(loss) < options.min_records:
         return []
