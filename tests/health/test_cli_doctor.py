@@ -194,3 +194,19 @@ def test_mutated_logs_never_give_a_traceback(
     assert not found["violations"], json.dumps(found["violations"][:3], indent=1)
     # The mutations must leave something to read.
     assert found["outcomes"]["read"] > num_mutated / 2
+
+
+def test_rows_of_unknown_names_are_told_with_the_option_that_names_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"{{'flux': {2 - n / 40}, 'my norm': 0.5}}\n" for n in range(1, 31)))
+    _, out, _ = run(monkeypatch, capsys, "doctor", str(path))
+    assert "Read 30 rows of numbers with names that no rule knows: flux, my norm." in out
+    assert "--map flux=train/loss" in out
+    words = ("--map", "flux=train/loss", "--map=my norm=grad_norm")
+    _, out, _ = run(monkeypatch, capsys, "doctor", str(path), *words)
+    assert "NO ILLNESS FOUND" in out
+    assert "the loss went from" in out
+    _, out, _ = run(monkeypatch, capsys, "doctor", str(path), "--format", "json")
+    assert json.loads(out)["reading"]["unknown_names"] == ["flux", "my norm"]

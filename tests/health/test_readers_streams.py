@@ -23,6 +23,7 @@ from homeostat.errors import DataError
 from homeostat.health.readers import open_run, read_stream, read_text
 from homeostat.health.readers.files import found_in_file
 from homeostat.health.readers.kept_lines import MAX_LAST_CHARS, LineKeeper
+from homeostat.health.readers.long_logs import LongLogReader
 from homeostat.health.readers.source import MAX_LINE, Source
 from homeostat.health.readers.text import MAX_TEXT, TextReader
 
@@ -179,7 +180,7 @@ def test_lines_of_a_known_shape_give_what_reading_each_of_them_gives() -> None:
     lines = list(large_log.lines(seed=5, num_steps=12)) * 2
     lines += [f"[step {n}] reward function took 0.{n} s and 1.{n} s\n" for n in range(400)]
     lines += ["===== Step 3/500 =====\n", "  * Loss: 0.5\n", "  * Loss: 0.6\n", "Step  Loss  KL\n"]
-    quick, plain = TextReader(), TextReader()
+    quick, plain = LongLogReader(), TextReader()
     for reader in (quick, plain):
         # As if all lines that may be settings had been read.
         reader.skip_settings()

@@ -76,6 +76,7 @@ def test_json_has_the_promised_fields_and_their_settings_names() -> None:
         "framework",
         "files",
         "vital_signs",
+        "reading",
         "findings",
         "not_evaluated",
     ]

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -17,6 +18,7 @@ from homeostat.cli.health_options import (
     AnswerFormat,
     ForMaintainers,
     Ignore,
+    MetricNames,
     ReportFormat,
     RunConfigFile,
     RunPath,
@@ -42,6 +44,7 @@ MAX_RUNS = 20
 def doctor(
     path: RunPath,
     config: RunConfigFile = None,
+    map_: MetricNames = None,
     format: AnswerFormat = ReportFormat.TEXT,
     for_maintainers: ForMaintainers = False,
     select: Select = "",
@@ -68,6 +71,7 @@ def doctor(
     Exit code 0: no finding of level error; 1: the run is ill, or ended in an error that no rule
     recognises; 2: the input cannot be read.
     """
+    from homeostat.health.readers.given_names import given_names
     from homeostat.health.registry import rules_with
 
     if for_maintainers and format is not ReportFormat.TEXT:
@@ -77,8 +81,9 @@ def doctor(
         )
     named = [absolute(one, folder=Path()) for one in rule or []]
     rules = chosen(rules_with(named), select=select, ignore=ignore)
+    names = given_names(map_ or ())
     reports = [
-        _report(place, config, rules=rules, level=level)
+        _report(place, config, rules=rules, level=level, names=names)
         for place in ([None] if path == STDIN else _places(path))
     ]
     if for_maintainers:
@@ -89,12 +94,17 @@ def doctor(
 
 
 def _report(
-    place: RunPlace | None, config: Path | None, *, rules: list[Rule], level: Level
+    place: RunPlace | None,
+    config: Path | None,
+    *,
+    rules: list[Rule],
+    level: Level,
+    names: Mapping[str, str],
 ) -> Report:
     from homeostat.health.diagnose import diagnose
     from homeostat.health.formats.report import Report
 
-    view = _read(place, config)
+    view = _read(place, config, names=names)
     diagnosis = diagnose(view, rules)
     shown = (_without_secrets(one) for one in diagnosis.findings if one.level.rank >= level.rank)
     return Report(place.name if place is not None else STDIN, view, diagnosis, tuple(shown))
@@ -184,27 +194,27 @@ def _without_secrets(finding: Finding) -> Finding:
     return replace(finding, evidence=tuple(mask_text(line) for line in finding.evidence))
 
 
-def _read(place: RunPlace | None, config: Path | None) -> RunView:
+def _read(place: RunPlace | None, config: Path | None, *, names: Mapping[str, str]) -> RunView:
     """The run as it was read; what could not be read is said on standard error."""
-    view = _opened(place, config)
+    view = _opened(place, config, names=names)
     for note in view.facts["reading"].notes:
         typer.echo(safe_page(note), err=True)
     return view
 
 
-def _opened(place: RunPlace | None, config: Path | None) -> RunView:
+def _opened(place: RunPlace | None, config: Path | None, *, names: Mapping[str, str]) -> RunView:
     from homeostat.health.readers import Source, open_run, read_stream
     from homeostat.health.readers.settings import read_config
     from homeostat.health.readers.source import MAX_STREAM_BYTES
 
     if place is not None:
-        return open_run(place, config=config)
+        return open_run(place, config=config, names=names)
     settings = read_config(config) if config is not None else None
     sources: list[Source] = []
     before = signal.signal(signal.SIGINT, lambda *_: _interrupt(sources))
     try:
         sources.append(Source(sys.stdin.buffer, name=STDIN, limit=MAX_STREAM_BYTES))
-        return read_stream(sources[0], config=settings)
+        return read_stream(sources[0], config=settings, names=names)
     finally:
         signal.signal(signal.SIGINT, before)
 

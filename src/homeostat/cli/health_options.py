@@ -46,6 +46,15 @@ RunConfigFile = Annotated[
         help="File with the run's settings (YAML, JSON, TOML), if PATH does not contain them.",
     ),
 ]
+MetricNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="NAME=METRIC",
+        help="The log's NAME is this metric of ours (train/loss, grad_norm, reward, kl ...), in "
+        "our unit; may be repeated.",
+    ),
+]
 AnswerFormat = Annotated[
     ReportFormat,
     typer.Option(

@@ -73,6 +73,10 @@ def _said(
                 if not rest:
                     return None
                 text = rest.pop(0)
+        # An option that may be repeated is a list of words.
+        if types[name] == list[str]:
+            said.setdefault(name, []).append(text)
+            continue
         value = _value(text, types[name])
         if value is None:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from homeostat.cli.health_options import (
     IdleTimeout,
     Ignore,
     Interval,
+    MetricNames,
     RunConfigFile,
     RunWords,
     Select,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 def watch(
     words: RunWords,
     config: RunConfigFile = None,
+    map_: MetricNames = None,
     level: ShownLevel = Level.WARN,
     stop_on: StopOn = None,
     webhook: WebhookUrl = None,
@@ -58,9 +61,11 @@ def watch(
     findings go to standard error. Exit code: the command's own if it fails, else 1 if the run is
     ill at the end and 0 if it is not.
     """
+    from homeostat.health.readers.given_names import given_names
     from homeostat.health.registry import RULES
     from homeostat.integrations.watching import Watcher
 
+    names = given_names(map_ or ())
     rules = chosen(RULES, select=select, ignore=ignore)
     is_command = _is_command(words)
     _refuse(words, is_command=is_command, stop_on=stop_on, config=config)
@@ -72,11 +77,11 @@ def watch(
     )
     try:
         if is_command:
-            code = _run(words, watcher, printer, interval_s=interval_s)
+            code = _run(words, watcher, printer, interval_s=interval_s, names=names)
         else:
             code = _follow(
                 Path(words[0]), watcher, printer,
-                config=config, interval_s=interval_s, idle_timeout_s=idle_timeout_s,
+                config=config, names=names, interval_s=interval_s, idle_timeout_s=idle_timeout_s,
             )  # fmt: skip
     finally:
         sender.close()
@@ -142,10 +147,17 @@ def _sender(webhook: str | None, command: str | None) -> Sender:
     return Sender(outlets, tell=lambda why: typer.echo(f"homeostat: {safe_text(why)}.", err=True))
 
 
-def _run(words: list[str], watcher: Watcher, printer: _Printer, *, interval_s: float) -> int:
+def _run(
+    words: list[str],
+    watcher: Watcher,
+    printer: _Printer,
+    *,
+    interval_s: float,
+    names: Mapping[str, str],
+) -> int:
     from homeostat.integrations.command import Command, run_command
 
-    command = Command(words)
+    command = Command(words, names=names)
 
     def stop(finding: Finding) -> None:
         printer.note(f"asking the command to stop (SIGTERM) because of {finding.code}")
@@ -163,6 +175,7 @@ def _follow(
     printer: _Printer,
     *,
     config: Path | None,
+    names: Mapping[str, str],
     interval_s: float,
     idle_timeout_s: float,
 ) -> int:
@@ -176,7 +189,7 @@ def _follow(
             printer.note(str(error))
 
     watcher.stop = stop
-    name, followed = followed_path(path, config=config)
+    name, followed = followed_path(path, config=config, names=names)
     waits = "" if path.exists() else ", which does not exist yet"
     printer.note(f"following {name}{waits}; Ctrl-C ends")
     try:

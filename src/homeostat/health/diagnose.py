@@ -95,7 +95,7 @@ def judge(
     if missing:
         return NotEvaluated(rule.code, rule.name, missing)
     found: list[Finding] = []
-    for sighting in rule.check(view, rule.options(**(options or {}))):
+    for sighting in rule.check(view, rule.options_with(options)):
         if isinstance(sighting, Unknown):
             return found or NotEvaluated(rule.code, rule.name, sighting.why)
         found.append(named(rule, sighting, view))

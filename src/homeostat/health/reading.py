@@ -21,6 +21,8 @@ class Reading:
     unread_rows      the first few of those lines, shortened
     num_known        metrics of the run that a rule may know: they have a name of ours
     unknown_metrics  the other metrics, by the names that the log gives them
+    num_unnamed      rows of numbers in a text without any name that is known as a metric's
+    unnamed_metrics  the names in those rows, the most frequent first; none of them is judged
     notes            sentences about what was cut, skipped or not waited for
     """
 
@@ -30,6 +32,8 @@ class Reading:
     unread_rows: tuple[str, ...] = ()
     num_known: int = 0
     unknown_metrics: tuple[str, ...] = ()
+    num_unnamed: int = 0
+    unnamed_metrics: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __add__(self, other: Reading) -> Reading:

@@ -20,6 +20,7 @@ from homeostat.health.frameworks import Framework
 from homeostat.health.frameworks.telling import ToldFix, in_their_words, told_all
 from homeostat.health.last_exception import last_exception
 from homeostat.health.log import LogLine
+from homeostat.health.reading import Reading
 from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import RunView
 from homeostat.health.vitals import Vitals, vital_signs
@@ -45,9 +46,26 @@ def as_json(
         "framework": view.framework.name,
         "files": list(view.facts.get("sources", ())),
         "vital_signs": _vitals_json(vital_signs(view), view),
+        "reading": _reading_json(view),
         "findings": [finding_json(finding, view.framework) for finding in shown],
         "differential": _differential_json(diagnosis, view.framework),
         "not_evaluated": [{"code": x.code, "name": x.name, "why": x.why} for x in missing],
+    }
+
+
+def _reading_json(view: RunView) -> dict[str, Any] | None:
+    """Return how much of the input was read; None for a run that was watched from inside."""
+    reading: Reading | None = view.facts.get("reading")
+    if reading is None:
+        return None
+    return {
+        "lines": reading.num_lines,
+        "rows": reading.num_rows,
+        "unknown_metrics": list(reading.unknown_metrics),
+        "rows_of_unknown_names": reading.num_unnamed,
+        "unknown_names": list(reading.unnamed_metrics),
+        "unread_rows": reading.num_unread_rows,
+        "examples": list(reading.unread_rows),
     }
 
 

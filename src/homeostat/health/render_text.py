@@ -6,6 +6,7 @@ Quoted log text has its control characters made visible, because data must not c
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ from homeostat.health.finding import Finding, Grade, Level, NotEvaluated
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import in_their_words, told_all
 from homeostat.health.purpose import Trend
+from homeostat.health.readers.given_names import MOST_READ
+from homeostat.health.reading import Reading
 from homeostat.health.render import Verdict, unknown_error, verdict
 from homeostat.health.told_apart import decider_line, shares_line
 from homeostat.health.view import Kind, RunView
@@ -167,10 +170,10 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
             "NOT KNOWN: too little of this log is understood to call it healthy.", style="warn"
         )
         page.add("No rule found an illness, which says little here. " + _asked(diagnosis))
-    _vital_signs(page, signs)
+    _vital_signs(page, signs, view)
 
 
-def _vital_signs(page: Page, signs: Vitals) -> None:
+def _vital_signs(page: Page, signs: Vitals, view: RunView) -> None:
     """Describe how the run ended, how it developed, and how much of it could be judged."""
     parts = [shortened(signs.ending.words, 300), signs.purpose.words]
     bad = tuple(dict.fromkeys((*signs.not_finite, *signs.ends_not_finite)))
@@ -186,13 +189,35 @@ def _vital_signs(page: Page, signs: Vitals) -> None:
         parts.append("the wrong direction")
     page.add("; ".join(filter(None, parts)) + ".", first="Vital signs: ", style="dim")
     page.add(_judged(signs), style="dim")
+    _not_understood(page, signs, view)
+
+
+def _not_understood(page: Page, signs: Vitals, view: RunView) -> None:
+    """Name the metrics that no rule knows, and how to say what they are."""
+    reading = view.facts.get("reading") or Reading()
     if signs.not_understood:
         total = len(signs.understood) + len(signs.not_understood)
-        names = ", ".join(signs.not_understood[:_MAX_NAMES])
-        more = len(signs.not_understood) - _MAX_NAMES
-        rest = f" and {more} more" if more > 0 else ""
         known = f"Understood {len(signs.understood)} of {total} metrics."
-        page.add(f"{known} Not understood: {names}{rest}.", style="dim")
+        page.add(f"{known} Not understood: {_named(signs.not_understood)}.", style="dim")
+    elif reading.unnamed_metrics and not view.metrics:
+        rows = f"{_count(reading.num_unnamed, 'row')} of numbers with names"
+        page.add(f"Read {rows} that no rule knows: {_named(reading.unnamed_metrics)}.")
+    elif reading.num_unread_rows and not view.metrics:
+        lines = _count(reading.num_unread_rows, "line")
+        page.add(f"{lines} may be metrics in a format that is not known, for example:")
+        page.add(reading.unread_rows[0], indent=2)
+    unknown = reading.unnamed_metrics or signs.not_understood
+    wanted = [name for name in MOST_READ if name not in view.metrics]
+    if unknown and wanted and signs.is_little_known:
+        page.add(
+            f"If you know what one of them measures, say so: --map {shlex.quote(unknown[0])}="
+            f"{wanted[0]}. Most rules read {', '.join(wanted)}."
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _judged(signs: Vitals) -> str:

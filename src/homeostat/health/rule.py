@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from homeostat.health.finding import Confidence, Family, Level, Sighting, Unknown
@@ -75,6 +76,11 @@ class NoOptions(RuleOptions):
     """The options of a rule without thresholds."""
 
 
+@cache
+def _defaults(options: type[RuleOptions]) -> RuleOptions:
+    return options()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One rule: its code, name, level and check, and its relation to other rules.
@@ -110,6 +116,11 @@ class Rule:
         if self.page is not None:
             return self.page()
         return sys.modules[self.check.__module__].__doc__ or ""
+
+    def options_with(self, given: Mapping[str, Any] | None) -> RuleOptions:
+        """Return the rule's options, with those values that differ from the defaults."""
+        # A live run asks for them at every record, and rules do not change them.
+        return self.options(**given) if given else _defaults(self.options)
 
     def option_fields(self) -> dict[str, tuple[Any, str]]:
         """Return option -> its default and its meaning."""

@@ -46,6 +46,8 @@ class Series:
 
     steps: IntArray
     values: FloatArray64
+    # What `finite` found, because many rules ask for it: () if that is the series itself.
+    _finite: tuple[Series, ...] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -75,8 +77,12 @@ class Series:
         return Series(self.steps[:end], self.values[:end])
 
     def finite(self) -> Series:
-        keep = np.isfinite(self.values)
-        return Series(self.steps[keep], self.values[keep])
+        """Return the part of the series that is finite."""
+        if self._finite is None:
+            keep = np.isfinite(self.values)
+            part = () if keep.all() else (Series(self.steps[keep], self.values[keep]),)
+            object.__setattr__(self, "_finite", part)
+        return self._finite[0] if self._finite else self
 
     def on(self, other: Series) -> tuple[Series, Series]:
         """Return both series at the steps that they share."""

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, BinaryIO
 
@@ -31,8 +31,8 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 class Command:
     """A command whose output is read into a log and passed on."""
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self._log = GrowingLog("-")
+    def __init__(self, words: Sequence[str], *, names: Mapping[str, str] | None = None) -> None:
+        self._log = GrowingLog("-", names=names)
         try:
             self._process = subprocess.Popen(
                 list(words),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -151,9 +151,16 @@ def _is_over(view: RunView) -> bool:
 class RereadPlace:
     """A folder, or a file that is no text: read again as a whole whenever it has changed."""
 
-    def __init__(self, place: RunPlace, *, config: Path | None = None) -> None:
+    def __init__(
+        self,
+        place: RunPlace,
+        *,
+        config: Path | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self._place = place
         self._config = config
+        self._names = names
         self._state: tuple[int, int, int] | None = None
 
     def poll(self) -> bool:
@@ -161,7 +168,7 @@ class RereadPlace:
         return self._state != before
 
     def view(self) -> RunView:
-        return open_run(self._place, config=self._config)
+        return open_run(self._place, config=self._config, names=self._names)
 
     def finish(self) -> None:
         """Do nothing: every look reads all that is there."""
@@ -199,16 +206,18 @@ def _files_below(path: Path) -> Iterator[str]:
             continue
 
 
-def followed_path(path: Path, *, config: Path | None) -> tuple[str, Followed]:
+def followed_path(
+    path: Path, *, config: Path | None, names: Mapping[str, str] | None = None
+) -> tuple[str, Followed]:
     """Return the run at a path, with its name: of a folder with several runs the newest."""
     if path.is_dir():
         several = [] if is_our_run(path) else runs_in(path)
         place = several[0] if several else RunPlace(path)
-        return place.name, RereadPlace(place, config=config)
+        return place.name, RereadPlace(place, config=config, names=names)
     if path.suffix in _WHOLE_SUFFIXES or "tfevents" in path.name:
-        return str(path), RereadPlace(RunPlace(path), config=config)
+        return str(path), RereadPlace(RunPlace(path), config=config, names=names)
     settings: dict[str, Any] | None = read_config(config) if config is not None else None
-    return str(path), GrowingFile(path, config=settings)
+    return str(path), GrowingFile(path, config=settings, names=names)
 
 
 def stop_own_run(path: Path) -> None:

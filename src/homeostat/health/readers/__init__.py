@@ -40,10 +40,13 @@ _RECIPE_KEYS = frozenset({"model", "data"})
 _OUR_FILES = frozenset({"metrics.jsonl", "events.jsonl", "console.log", "config.json"})
 
 
-def open_run(place: Path | RunPlace, *, config: Path | None = None) -> RunView:
+def open_run(
+    place: Path | RunPlace, *, config: Path | None = None, names: Mapping[str, str] | None = None
+) -> RunView:
     """Read the run in a file or folder.
 
-    `config` is a file with its settings. Raises HomeostatError.
+    `config` is a file with its settings, and `names` maps its names of metrics to ours. Raises
+    HomeostatError.
     """
     settings = read_config(config) if config is not None else None
     path = place.path if isinstance(place, RunPlace) else place
@@ -51,16 +54,21 @@ def open_run(place: Path | RunPlace, *, config: Path | None = None) -> RunView:
         if not isinstance(place, RunPlace):
             several = [] if is_our_run(path) else runs_in(path)
             place = several[0] if several else RunPlace(path)
-        return view_of_run(place.path, config=settings, only=place.files)
+        return view_of_run(place.path, config=settings, only=place.files, names=names)
     if path.name in _OUR_FILES and is_our_run(path.parent):
-        return view_of_run(path.parent, config=settings)
+        return view_of_run(path.parent, config=settings, names=names)
     _refuse_recipe(path)
-    return view_of(found_in_named(path), config=settings)
+    return view_of(found_in_named(path), config=settings, names=names)
 
 
-def read_stream(source: Source, *, config: Mapping[str, Any] | None = None) -> RunView:
+def read_stream(
+    source: Source,
+    *,
+    config: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
+) -> RunView:
     """Read the run that a stream describes, as far as it could be read."""
-    return view_of(found_in_source(source), config=config)
+    return view_of(found_in_source(source), config=config, names=names)
 
 
 def _refuse_recipe(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import os
 import re
 import stat
@@ -57,6 +58,8 @@ class Found:
     # Names of the files of a folder that were taken as one run.
     joined: list[str] = field(default_factory=list)
     reading: Reading = field(default_factory=Reading)
+    # Rows without any name that is known, by the log's names, if there are no others.
+    unknown: dict[str, Series] = field(default_factory=dict)
     # Count and total of the progress bar in which the text ends.
     open_bar: tuple[int, int] | None = None
 
@@ -67,21 +70,28 @@ def view_of(
     config: Mapping[str, Any] | None = None,
     framework: Framework | None = None,
     kind: Kind | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> RunView:
-    """Build one view of a run. `config` are settings that the user gave; they take precedence."""
+    """Build one view of a run. `config` are settings that the user gave; they take precedence.
+
+    `names` maps the log's names of metrics to ours, as the user gave them.
+    """
+    given = dict(names or {})
+    if not given.keys().isdisjoint(found.unknown):
+        found.series = {**found.unknown, **found.series}
     raw = {**found.settings, **flat(config or {})}
     table = framework or framework_of(
         names=found.series.keys(), log=found.log, forms=found.forms, settings=raw
     )
-    renamed = translation(found.series, table)
-    metrics = _renamed(found.series, renamed, table)
+    renamed = translation(found.series, table, given=given)
+    metrics = _renamed(found.series, renamed, table, given=given)
     _join_losses(metrics)
     _only_reward(metrics)
     if table is HOMEOSTAT:
         # The timestamp of a record is no metric.
         metrics.pop("time", None)
     settings = raw if table is HOMEOSTAT else ours(raw, table)
-    facts = _facts(found, table)
+    facts = _facts(found, table, given=given)
     decimals = {renamed[name]: count for name, count in found.decimals.items() if name in renamed}
     if _HF_FORMS & found.forms.keys() and "loss" in found.series and table is not HOMEOSTAT:
         facts["nan_prints_as_zero"] = True
@@ -103,13 +113,13 @@ def view_of(
     )
 
 
-def _facts(found: Found, table: Framework) -> dict[str, Any]:
+def _facts(found: Found, table: Framework, *, given: Mapping[str, str]) -> dict[str, Any]:
     """Return what rules may know about the files and the text, besides metrics and settings."""
     facts: dict[str, Any] = {
         "sources": tuple(found.sources),
         "joined": tuple(found.joined),
         "nan_prints_as_zero": False,
-        "reading": _understood(found, table),
+        "reading": _understood(found, table, given=given),
     }
     logs = [source for source in found.sources if os.path.basename(source) not in _STATES]
     facts["is_saved_state"] = bool(found.sources) and not logs
@@ -120,10 +130,12 @@ def _facts(found: Found, table: Framework) -> dict[str, Any]:
         facts["runs"] = tuple(
             {
                 "label": label,
-                "metrics": _renamed(series, translation(series, table), table),
-                "settings": ours(given, table),
+                "metrics": _renamed(
+                    series, translation(series, table, given=given), table, given=given
+                ),
+                "settings": ours(settings, table),
             }
-            for label, series, given in found.runs
+            for label, series, settings in found.runs
         )
     if found.open_bar is not None:
         facts["open_bar"] = found.open_bar
@@ -142,29 +154,49 @@ def _quiet_s(sources: Collection[str]) -> float | None:
     return max(0.0, time.time() - newest) if newest else None
 
 
-def _understood(found: Found, table: Framework) -> Reading:
+def _understood(found: Found, table: Framework, *, given: Mapping[str, str]) -> Reading:
     """Return the reading, with the metrics that have a name of ours and those that have none."""
-    unknown = tuple(sorted(name for name in found.series if _our_name(name, table) is None))
-    return dataclasses.replace(
+    unknown = tuple(
+        sorted(n for n in found.series if n not in given and _our_name(n, table) is None)
+    )
+    reading = dataclasses.replace(
         found.reading,
         num_rows=sum(found.forms.values()),
         num_known=len(found.series) - len(unknown),
         unknown_metrics=unknown,
     )
+    if not found.series and found.unknown:
+        most = max(map(len, found.unknown.values()))
+        named = sorted(found.unknown, key=lambda name: -len(found.unknown[name]))
+        reading = dataclasses.replace(reading, num_unnamed=most, unnamed_metrics=tuple(named))
+    notes = [_not_logged(name, given[name], found) for name in given if name not in found.series]
+    return dataclasses.replace(reading, notes=(*reading.notes, *notes))
 
 
-def translation(names: Collection[str], table: Framework) -> dict[str, str]:
-    """Return their name -> ours; an unknown name maps to itself. The mapping is injective."""
+def _not_logged(name: str, ours_: str, found: Found) -> str:
+    logged = [*found.series, *(found.unknown if not found.series else ())]
+    near = difflib.get_close_matches(name, logged, n=3) or sorted(logged)[:12]
+    there = f"Logged are, for example: {', '.join(near)}." if near else "No metric is logged."
+    return f"--map {name}={ours_} has no effect: the run logs no metric of that name. {there}"
+
+
+def translation(
+    names: Collection[str], table: Framework, *, given: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return their name -> ours; an unknown name maps to itself. The mapping is injective.
+
+    What the user has `given` comes before everything that a table or a name's sound suggests.
+    """
     rank = {name: place for place, name in enumerate(table.metrics)}
     for name in names:
         # After the same metric without a prefix, if both were logged.
         if unprefixed(name) != name and name not in rank:
             rank[name] = len(table.metrics) + 1
-    taken: dict[str, str] = {}
-    result: dict[str, str] = {}
+    result = {name: ours_ for name, ours_ in (given or {}).items() if name in names}
+    taken = {ours_: name for name, ours_ in result.items()}
     known = {name: (rank.get(name, len(table.metrics)), _our_name(name, table)) for name in names}
     for name, (_, canonical) in sorted(known.items(), key=lambda item: item[1][0]):
-        if canonical is not None and canonical not in taken:
+        if name not in result and canonical is not None and canonical not in taken:
             taken[canonical] = name
             result[name] = canonical
     for name in known:
@@ -215,12 +247,18 @@ def _others() -> dict[str, str]:
 
 
 def _renamed(
-    series: Mapping[str, Series], names: Mapping[str, str], table: Framework
+    series: Mapping[str, Series],
+    names: Mapping[str, str],
+    table: Framework,
+    *,
+    given: Mapping[str, str],
 ) -> dict[str, Series]:
     found = {}
     for name, one in series.items():
         canonical = names[name]
-        scale = table.scales.get(canonical, 1.0) if canonical != name else 1.0
+        # What the user maps is taken as it is; the framework's units are those of its own names.
+        is_theirs = canonical != name and name not in given
+        scale = table.scales.get(canonical, 1.0) if is_theirs else 1.0
         with np.errstate(over="ignore"):
             values = one.values if scale == 1.0 else one.values * scale
         found[canonical] = Series(one.steps, values)

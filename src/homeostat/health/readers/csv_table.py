@@ -35,7 +35,8 @@ def is_table(head: str) -> bool:
     is_named = all(number(name) is None and len(name) < 200 for name in names if name)
     # A printed literal has commas, too.
     is_named = is_named and all(names) and not any(mark in lines[0] for mark in "{}[")
-    speaks = any(sounds_like_metric(name) for name in names)
+    # A column of steps makes numbers metrics, whatever their names.
+    speaks = any(sounds_like_metric(name) or name in STEP_KEYS for name in names)
     return is_named and speaks and sum(numbers) >= len(numbers) / 2
 
 

@@ -90,8 +90,13 @@ def mapping_in(body: str) -> tuple[str, dict[str, Any], str] | None:
     return None
 
 
-def row_of(mapping: Mapping[str, Any], *, before: str = "", source: str = "") -> Row | None:
-    """Return the row that a mapping is; None if it is something else."""
+def row_of(
+    mapping: Mapping[str, Any], *, before: str = "", source: str = "", is_named: bool = True
+) -> Row | None:
+    """Return the row that a mapping is; None if it is something else.
+
+    Without `is_named` none of its names has to be that of a metric.
+    """
     if mapping.keys() == _ENVELOPE and isinstance(mapping["data"], Mapping):
         mapping = {**mapping["data"], "step": mapping["step"]}
     values = {name: value for name, value in numbers_in(mapping) if name not in NOT_METRICS}
@@ -102,7 +107,8 @@ def row_of(mapping: Mapping[str, Any], *, before: str = "", source: str = "") ->
         named = None
     step = int(named["step"]) if named else _step_in(mapping)
     if not _is_row(mapping, values, has_step=named is not None):
-        return None
+        if is_named or not _may_be_row(mapping, values, has_step=step is not None):
+            return None
     for key in STEP_KEYS:
         values.pop(key, None)
     values.pop(_OF_TOTAL, None)
@@ -152,6 +158,15 @@ def _is_row(mapping: Mapping[str, Any], values: dict[str, float], *, has_step: b
     texts = sum(1 for value in mapping.values() if isinstance(value, str | bool | list))
     texts -= sum(1 for name in mapping if isinstance(mapping[name], str) and name in values)
     return texts <= len(values) + 2 and any(map(_is_result, values))
+
+
+def _may_be_row(mapping: Mapping[str, Any], values: Mapping[str, float], *, has_step: bool) -> bool:
+    """Return whether numbers may be metrics, whatever their names: with a step, or decimals."""
+    if not values or any(map(is_only_setting, map(str, mapping))):
+        return False
+    if len(values) < len(mapping) / 2 or any(isinstance(v, Mapping) for v in mapping.values()):
+        return False
+    return has_step or not all(map(float.is_integer, values.values()))
 
 
 def _is_result(name: str) -> bool:

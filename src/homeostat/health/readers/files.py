@@ -25,6 +25,7 @@ from homeostat.health.readers import csv_table, tensorboard, wandb_log
 from homeostat.health.readers.build import Found
 from homeostat.health.readers.column_batches import BATCH, take_json_lines
 from homeostat.health.readers.dict_rows import row_of
+from homeostat.health.readers.long_logs import LongLogReader
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.readers.source import MAX_STREAM_BYTES, Source
 from homeostat.health.readers.text import TextReader
@@ -204,19 +205,25 @@ class LogLines:
     """Take in the lines of a log in order: JSON lines many at a time, others one by one."""
 
     def __init__(self) -> None:
-        self.reader = TextReader()
+        self.reader = LongLogReader()
         self._waiting: list[bytes] = []
 
     def take(self, lines: list[bytes]) -> None:
         if not self._waiting and not any(map(_is_object_start, lines)):
             self.reader.feed_bytes(lines)
             return
+        if all(map(_is_object_start, lines)) and all(map(_is_object_end, lines)):
+            self._waiting += lines
+            if len(self._waiting) >= BATCH:
+                self.flush()
+            return
         plain: list[bytes] = []
         for line in lines:
             if line[:1] == b"{" and line.rstrip()[-1:] == b"}":
                 # In a log the lines must be taken in order.
-                self.reader.feed_bytes(plain)
-                plain = []
+                if plain:
+                    self.reader.feed_bytes(plain)
+                    plain = []
                 self._waiting.append(line)
                 if len(self._waiting) >= BATCH:
                     self.flush()
@@ -240,6 +247,7 @@ class LogLines:
 
 
 _is_object_start = operator.methodcaller("startswith", b"{")
+_is_object_end = operator.methodcaller("endswith", b"}")
 
 
 def found_by(reader: TextReader, *, name: str) -> Found:
@@ -258,5 +266,6 @@ def found_by(reader: TextReader, *, name: str) -> Found:
         summary=recorder.summary,
         sources=[name],
         reading=reader.reading(),
+        unknown={} if recorder.num_rows else reader.unknown.series(),
         open_bar=reader.open_bar(),
     )

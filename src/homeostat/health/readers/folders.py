@@ -263,7 +263,7 @@ def _placed(read: Sequence[Found]) -> list[Found]:
     A job's errors, or the text of another rank, are often in a separate file. When its last
     lines were written is not known; if they say how the run ended, they are of its last step.
     """
-    ends = [int(series.steps[-1]) for found in read for series in found.series.values()]
+    ends = [int(one.steps[-1]) for found in read for one in found.series.values() if len(one)]
     stepless = [found for found in read if ends and not found.series and _has_no_steps(found)]
     for found in stepless:
         lines = found.log.lines
@@ -281,6 +281,7 @@ def _merge(merged: Found, found: Found) -> None:
         known = merged.series.get(name)
         if known is None or len(series) > _MORE * len(known):
             merged.series[name] = series
+    merged.unknown = {**found.unknown, **merged.unknown}
     for form, count in found.forms.items():
         merged.forms[form] = merged.forms.get(form, 0) + count
     merged.settings = {**found.settings, **merged.settings}

@@ -25,9 +25,16 @@ _CHUNK = 1 << 20
 class GrowingLog:
     """A log that is read as it arrives. `name` is what the view gives as its source."""
 
-    def __init__(self, name: str, *, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        config: Mapping[str, Any] | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self._name = name
         self._config = config
+        self._names = names
         self._lines = LogLines()
         # What arrived after the last line end of each stream.
         self._begun: dict[int, bytes] = {}
@@ -63,7 +70,8 @@ class GrowingLog:
         self._lines.flush()
         found = found_by(self._lines.reader, name=self._name)
         found.series = {name: _copy(one) for name, one in found.series.items()}
-        return view_of(_frozen(found), config=self._config)
+        found.unknown = {name: _copy(one) for name, one in found.unknown.items()}
+        return view_of(_frozen(found), config=self._config, names=self._names)
 
 
 def _copy(series: Series) -> Series:
@@ -81,9 +89,15 @@ def _frozen(found: Found) -> Found:
 class GrowingFile:
     """A text file that is followed by its name, as `tail -F` does it."""
 
-    def __init__(self, path: Path, *, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self._path = path
-        self._log = GrowingLog(str(path), config=config)
+        self._log = GrowingLog(str(path), config=config, names=names)
         self._file: BinaryIO | None = None
 
     def poll(self) -> bool:

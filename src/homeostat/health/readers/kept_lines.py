@@ -7,7 +7,9 @@ dropped before that.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from homeostat.health.log import Log, LogLine
 
@@ -21,60 +23,81 @@ _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x
 _Kept = tuple[int, str | bytes, int | None, int]
 
 
+class _Block(NamedTuple):
+    """Lines that follow each other and share everything but their numbers."""
+
+    number: int
+    lines: Sequence[str | bytes]
+    step: int | None
+    num_engine: int
+    num_chars: int
+
+
 class LineKeeper:
     """The first and the last lines of a log, whatever its length."""
 
     def __init__(self) -> None:
         self._head: list[_Kept] = []
-        self._tail: list[_Kept] = []
         self._head_chars = 0
+        # At least the last lines; what comes before them is dropped a block at a time.
+        self._tail: deque[_Block] = deque()
+        self._tail_lines = 0
         self._tail_chars = 0
 
     def add(self, line: _Kept) -> None:
-        size = len(line[1])
+        number, text, step, num_engine = line
         if len(self._head) < MAX_FIRST_LINES and self._head_chars < MAX_FIRST_CHARS:
             self._head.append(line)
-            self._head_chars += size
-            return
-        # Once a line was added to the tail, later ones must not be added to the head.
-        self._head_chars = MAX_FIRST_CHARS
-        self._tail.append(line)
-        self._tail_chars += size
-        if len(self._tail) > 2 * MAX_LAST_LINES or self._tail_chars > 2 * MAX_LAST_CHARS:
-            self._trim()
+            self._head_chars += len(text)
+        else:
+            self._add_tail(_Block(number, (text,), step, num_engine, len(text)))
 
     def add_block(
         self, number: int, lines: Sequence[bytes], step: int | None, num_engine: int
     ) -> None:
         """Add lines that follow each other and share everything but their numbers."""
-        if self._head_chars >= MAX_FIRST_CHARS and len(lines) > MAX_LAST_LINES:
-            lines, number = lines[-MAX_LAST_LINES:], number + len(lines) - MAX_LAST_LINES
-        block = [(n, line, step, num_engine) for n, line in enumerate(lines, start=number)]
-        if self._head_chars < MAX_FIRST_CHARS:
-            for line in block:
-                self.add(line)
-            return
-        self._tail += block
-        self._tail_chars += sum(map(len, lines))
-        if len(self._tail) > 2 * MAX_LAST_LINES or self._tail_chars > 2 * MAX_LAST_CHARS:
-            self._trim()
+        room = MAX_FIRST_LINES - len(self._head)
+        if self._head_chars < MAX_FIRST_CHARS and room > 0:
+            for place, line in enumerate(lines):
+                self.add((number + place, line, step, num_engine))
+        else:
+            num_chars = sum(map(len, lines))
+            self._add_tail(_Block(number, lines, step, num_engine, num_chars))
 
-    def _trim(self) -> None:
-        """Drop lines of the tail beyond its limits; it may grow to twice these before."""
-        start = max(0, len(self._tail) - MAX_LAST_LINES)
-        chars = sum(len(line[1]) for line in self._tail[start:])
+    def _add_tail(self, block: _Block) -> None:
+        # Once a line was added to the tail, later ones must not be added to the head.
+        self._head_chars = MAX_FIRST_CHARS
+        tail = self._tail
+        tail.append(block)
+        self._tail_lines += len(block.lines)
+        self._tail_chars += block.num_chars
+        while (
+            self._tail_lines - len(tail[0].lines) >= MAX_LAST_LINES
+            or self._tail_chars - tail[0].num_chars >= MAX_LAST_CHARS
+        ):
+            dropped = tail.popleft()
+            self._tail_lines -= len(dropped.lines)
+            self._tail_chars -= dropped.num_chars
+
+    def _last(self) -> list[_Kept]:
+        """Return the last lines: as many as both limits allow."""
+        kept = [
+            (number, line, block.step, block.num_engine)
+            for block in self._tail
+            for number, line in enumerate(block.lines, start=block.number)
+        ]
+        start = max(0, len(kept) - MAX_LAST_LINES)
+        chars = sum(len(line[1]) for line in kept[start:])
         while chars > MAX_LAST_CHARS:
-            chars -= len(self._tail[start][1])
+            chars -= len(kept[start][1])
             start += 1
-        del self._tail[:start]
-        self._tail_chars = chars
+        return kept[start:]
 
     def log(self, *, by_engine: bool = False) -> Log:
         """Return the log.
 
         With `by_engine` nothing was trained, so the engine's rows are counted.
         """
-        self._trim()
         return Log(
             [
                 LogLine(
@@ -82,7 +105,7 @@ class LineKeeper:
                     text if isinstance(text, str) else shortened_line(visible(text)[-1]),
                     (num_engine or None) if by_engine else step,
                 )
-                for number, text, step, num_engine in (*self._head, *self._tail)
+                for number, text, step, num_engine in (*self._head, *self._last())
             ]
         )
 

@@ -14,6 +14,11 @@ _RANK = re.compile(r"^\[?(?:default|rank)\s?(?P<rank>\d{1,6})\]?\s?:\s?", re.IGN
 _PREFIXED = frozenset("( [dDrR")
 _PERCENTAGE = " 0123456789"
 _DIGIT = re.compile(r"[0-9]")
+# Drawings of one bar, as `is_one_bar` has it: the same title, and no metrics.
+_ONE_BAR = re.compile(
+    rb"(?P<title>(?:[^\r\x1b%|={0-9]*[^\r\x1b%|={0-9 ])?)[ 0-9]*+%\|[^\r\x1b={]*+"
+    rb"(?:\r(?P=title)[ 0-9]*+%\|[^\r\x1b={]*+)++"
+)
 _REPEATED = re.compile(r"\[repeated \d++x across cluster\]")
 
 
@@ -46,13 +51,20 @@ def is_redrawn(piece: str, following: str) -> bool:
 
 def is_one_bar(pieces: Sequence[str]) -> bool:
     """Return whether every piece but the last is redrawn by the next one (`is_redrawn`)."""
-    titles: set[str] = set()
-    for piece in pieces:
-        title, sign, rest = piece.partition("%|")
-        if not sign or "=" in rest or "{" in piece or " 0/" in rest:
-            return False
-        titles.add(title.rstrip(_PERCENTAGE))
-    return len(titles) == 1 and not _DIGIT.search(titles.pop())
+    parts = [piece.partition("%|") for piece in pieces]
+    titles = {title.rstrip(_PERCENTAGE) for title, _, _ in parts}
+    if len(titles) != 1 or not all(sign for _, sign, _ in parts):
+        return False
+    if any("=" in rest or " 0/" in rest for _, _, rest in parts) or any("{" in p for p in pieces):
+        return False
+    return not _DIGIT.search(titles.pop())
+
+
+def last_drawing(line: bytes) -> bytes:
+    """Return the last drawing of a line that is one bar redrawn; any other line as it is."""
+    if b"\r" not in line or b" 0/" in line or not line.isascii():
+        return line
+    return line.rpartition(b"\r")[2] if _ONE_BAR.fullmatch(line) else line
 
 
 def bare(piece: str) -> tuple[str, str, int]:

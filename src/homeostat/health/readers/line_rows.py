@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 
 from homeostat.health.readers.common_names import METRICS, folded
-from homeostat.health.readers.numbers import NUMBER, VALUE, decimals_of, number
+from homeostat.health.readers.numbers import MAX_CHARS, NUMBER, VALUE, decimals_of, number
 from homeostat.health.readers.rows import Row, RowKind
 
 _MAX_CHARS = 200_000
@@ -84,6 +84,20 @@ def read_line(body: str) -> Row | None:
     return None
 
 
+def unknown_row(body: str) -> Row | None:
+    """Return the numbers that a line gives by names, whatever these are; None if it has none."""
+    if len(body) > _MAX_CHARS:
+        return None
+    row = Row({})
+    step = _STEP.search(body)
+    for name, text in _named(_LOGGER.sub("", body)) or _loose(body, step.end() if step else None):
+        _put(row, name, text)
+    if step:
+        row.step = int(step[1])
+        row.values = {n: v for n, v in row.values.items() if not _STEP.fullmatch(f"{n} 1")}
+    return row if row.values else None
+
+
 def ahead_of_row(body: str) -> dict[str, float]:
     """Return what prime-rl prints about a step before its row; the line stays in the log."""
     found = _FILTERED.search(body) if "zero_advantage=" in body else None
@@ -92,26 +106,57 @@ def ahead_of_row(body: str) -> dict[str, float]:
     return {"frac_reward_zero_std": min(1.0, int(found["zero"]) / int(found["all"]))}
 
 
-def verl_row(body: str) -> Row | None:
-    """Return the row of a line of verl."""
-    found = _VERL.search(body) if len(body) <= _MAX_CHARS else None
-    if not found:
-        return None
-    row = Row({}, int(found[1]), form="verl")
-    parts = body[found.end() :].split(" - ")
-    for part in parts:
-        name, _, text = part.rpartition(":")
-        value = number(text.strip())
-        if value is not None and name and len(name) < 200:
-            row.values[name.strip()] = value
-    if not row.values:
-        return None
-    if all(name.startswith("val") for name in row.values):
-        row.kind = RowKind.EVAL
-    # Older versions print three decimals of everything; newer ones print all decimals.
-    if all(part[-4:-3] == "." or part.endswith(("nan", "inf")) for part in map(str.rstrip, parts)):
-        row.fixed = dict.fromkeys(row.values, 3)
-    return row
+class VerlRows:
+    """Parse verl's rows. Most have the names of the one before, so only their numbers are read."""
+
+    def __init__(self) -> None:
+        # Of the last row: each name, the text up to its number, and the length of that text.
+        self._names: list[str] = []
+        self._heads: list[str] = []
+        self._sizes: list[int] = []
+
+    def row(self, body: str) -> Row | None:
+        """Return the row of a line of verl."""
+        found = _VERL.search(body) if len(body) <= _MAX_CHARS else None
+        if not found:
+            return None
+        parts = body[found.end() :].split(" - ")
+        row = Row(self._same(parts) or self._values(parts), int(found[1]), form="verl")
+        if not row.values:
+            return None
+        if all(name.startswith("val") for name in row.values):
+            row.kind = RowKind.EVAL
+        # Older versions print three decimals of everything; newer ones print all decimals.
+        ends = map(str.rstrip, parts)
+        if all(part[-4:-3] == "." or part.endswith(("nan", "inf")) for part in ends):
+            row.fixed = dict.fromkeys(row.values, 3)
+        return row
+
+    def _same(self, parts: list[str]) -> dict[str, float] | None:
+        """Return the values of a row that has the same names as the last one, else None."""
+        if [part[:size] for part, size in zip(parts, self._sizes, strict=False)] != self._heads:
+            return None
+        texts = [part[size:] for part, size in zip(parts, self._sizes, strict=False)]
+        if len(parts) != len(texts) or max(map(len, texts)) > MAX_CHARS:
+            return None
+        try:
+            return dict(zip(self._names, map(float, texts), strict=True))
+        except ValueError:
+            return None
+
+    def _values(self, parts: list[str]) -> dict[str, float]:
+        values: dict[str, float] = {}
+        heads: list[str] = []
+        for part in parts:
+            name, sign, text = part.rpartition(":")
+            value = number(text.strip())
+            if value is not None and name and len(name) < 200:
+                values[name.strip()] = value
+                heads.append(name + sign)
+        if len(values) == len(heads) == len(parts):
+            self._names, self._heads = list(values), heads
+            self._sizes = [len(head) for head in heads]
+        return values
 
 
 def _put(row: Row, name: str, text: str) -> None:

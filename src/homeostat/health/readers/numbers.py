@@ -20,7 +20,8 @@ NUMBER = (
 )
 _WRAPPED = r"(?:(?:np|numpy|torch|jnp)\.)?(?:float|int|tensor|array)\d*\(\s*"
 VALUE = rf"(?:{_WRAPPED})?(?:{NUMBER})"
-_MAX_CHARS = 64
+# Longer texts are no numbers.
+MAX_CHARS = 64
 _WITH_UNIT = re.compile(
     rf"\s*(?:{_WRAPPED}(?P<inner>{NUMBER})[^()]*+\)|(?P<plain>{NUMBER}))\s*+"
     r"(?P<unit>%|(?!x[\da-fA-F])[A-Za-z\u00b5][\w./^ -]*+)?\s*+(?:\([^()]*+\))?\s*+"
@@ -29,7 +30,7 @@ _WITH_UNIT = re.compile(
 
 def number(text: str) -> float | None:
     """Return the number that a text is, or None. The text may have a unit after the number."""
-    if len(text) > _MAX_CHARS:
+    if len(text) > MAX_CHARS:
         return None
     try:
         return float(text)
@@ -58,7 +59,7 @@ def number_of(value: Any) -> float | None:
 
 def decimals_of(text: str) -> int | None:
     """Return with how many decimals a number was printed; None for an exponent or a word."""
-    found = _WITH_UNIT.fullmatch(text) if len(text) <= _MAX_CHARS else None
+    found = _WITH_UNIT.fullmatch(text) if len(text) <= MAX_CHARS else None
     if not found:
         return None
     digits = found["inner"] or found["plain"]

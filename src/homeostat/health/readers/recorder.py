@@ -306,7 +306,12 @@ class Recorder:
                 if len(self.columns) >= MAX_NAMES:
                     continue
                 column = self.columns[name] = Column()
-            column.add(step, value)
+            steps = column.steps
+            if steps and step <= steps[-1]:
+                column.add(step, value)
+            else:
+                steps.append(step)
+                column.values.append(value)
         for name, count in row.fixed.items():
             low, high = self._fixed.get(name, (count, count))
             self._fixed[name] = (min(low, count), max(high, count))
@@ -339,7 +344,15 @@ class Recorder:
         self._engine_lines[id(fields)] = (fields, line)
 
     def _parse_engine_lines(self) -> None:
-        for fields, line in self._engine_lines.values():
+        found: list[tuple[Fields, bytes]] = []
+        newer: set[str] = set()
+        for fields, line in reversed(self._engine_lines.values()):
+            # Of a name only the newest value counts. Where a name is new, the order matters, too.
+            names = {name for name, _, _, _ in fields}
+            if not (names <= newer and names <= self._engine.keys()):
+                found.append((fields, line))
+            newer |= names
+        for fields, line in reversed(found):
             self._engine_row.update(_values_at(fields, line))
         self._engine_lines = {}
 

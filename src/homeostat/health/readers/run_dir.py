@@ -31,19 +31,23 @@ _ENDS = ("run_started", "run_resumed", "run_stopped", "run_finished", "run_faile
 
 
 def view_of_run(
-    path: Path, *, config: Mapping[str, Any] | None = None, only: Sequence[Path] = ()
+    path: Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    only: Sequence[Path] = (),
+    names: Mapping[str, str] | None = None,
 ) -> RunView:
     """Return the run in a folder, or in `only` these files of it. Raises HomeostatError."""
     settings = _our_config(path)
     if settings is not None:
-        return _our_view(path, {**settings, **flat(config or {})})
+        return _our_view(path, {**settings, **flat(config or {})}, names=names)
     found = found_in_folder(path, only=only)
     if not found.sources:
         raise DataError(
             f"{path}: holds no metrics or logs that are known. Give a run folder, a log, or a "
             "metrics file (JSON lines, CSV, TensorBoard, W&B offline)."
         )
-    return view_of(found, config=config)
+    return view_of(found, config=config, names=names)
 
 
 def is_our_run(path: Path) -> bool:
@@ -67,18 +71,19 @@ def _our_config(path: Path) -> dict[str, Any] | None:
     return flat(document)
 
 
-def _our_view(path: Path, settings: dict[str, Any]) -> RunView:
+def _our_view(path: Path, settings: dict[str, Any], *, names: Mapping[str, str] | None) -> RunView:
     metrics = path / "metrics.jsonl"
     found = found_in_file(metrics) if metrics.is_file() else Found()
     found.settings = {}
     found.events = list(_events(path / "events.jsonl"))
     found.samples = list(_samples(path / "completions"))
     _add_log(found, path)
-    names = ("config.json", "metrics.jsonl", "events.jsonl", "console.log", "traceback.txt")
-    found.sources = [str(path / name) for name in names if (path / name).is_file()]
+    files = ("config.json", "metrics.jsonl", "events.jsonl", "console.log", "traceback.txt")
+    found.sources = [str(path / name) for name in files if (path / name).is_file()]
     totals = [event.fields.get("total_steps") for event in found.events if event.kind == "training"]
     found.total_steps = totals[-1] if totals and type(totals[-1]) is int else None
-    return view_of(found, config=settings, framework=HOMEOSTAT, kind=_kind(settings))
+    kind = _kind(settings)
+    return view_of(found, config=settings, framework=HOMEOSTAT, kind=kind, names=names)
 
 
 def _kind(settings: Mapping[str, Any]) -> Kind:

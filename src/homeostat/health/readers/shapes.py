@@ -9,20 +9,23 @@ reader recognises its own (`may_matter`, `is_sentence`) are never read at all.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _ZEROS = bytes(ord("0") if 48 <= byte <= 57 else byte for byte in range(256))
 # Words of events in any line, in lower case (traces.py).
 _HINTS = (b"weight", b"memory", b"sleep", b"wake", b"skip", b"checkpoint", b"resum", b"restart")
-# Signs of bars, mappings, quoted texts, tags, formats, engines.
+# Signs of mappings, quoted texts, tags, formats, engines.
 _SIGNS = (
-    b"%|", b"{", b"'", b'"', b"[prompt]", b"[response]", b"[completion]", b"[output]",
+    b"{", b"'", b'"', b"[prompt]", b"[response]", b"[completion]", b"[output]",
     b"[ground_truth]", b"[score]", b"[reward]", b"(train)", b"(val)", b"iter ", b"zero_advantage=",
-    b"batch", b"throughput", b"metrics", b"\r", b"\x1b",
+    b"batch", b"throughput", b"metrics", b"\x1b",
 )  # fmt: skip
 # A line of only these is a sentence: no number, name with a sign, quote or bracket is in it.
 _SENTENCE = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,;!?"
+# Not at the start of a line, whose first character matters. Digits are 0 in a key.
+_HEXADECIMAL = re.compile(rb"(?<=[^0-9A-Za-z_])(?=[a-f]*+0)[0a-f]{4,}+(?![0-9A-Za-z_])")
 # Words after which a number may follow: those of headers and of mentions of a step.
 _STEPS = (b"tep", b"ollout", b"teration", b"pisode")
 
@@ -47,10 +50,25 @@ def is_sentence(line: bytes) -> bool:
     if line.translate(None, _SENTENCE):
         return False
     low = line.lower()
-    for hint in _HINTS:
-        if hint in low:
-            return False
-    return not low.lstrip().startswith(b"step")
+    if any(map(low.__contains__, _HINTS)):
+        return False
+    return not (b"loss" in low and low.lstrip().startswith(b"step"))
+
+
+def to_look_at(lines: Sequence[bytes], shapes: Sequence[Shape | None]) -> list[int]:
+    """Return which of the lines are neither of a plain shape nor a sentence."""
+    places = [place for place, shape in enumerate(shapes) if shape is not PLAIN]
+    new = [place for place in places if shapes[place] is None]
+    worded = [
+        place
+        for place in new
+        if not lines[place].translate(None, _SENTENCE) and lines[place].strip()
+    ]
+    text = b"\n".join([lines[place] for place in worded]).lower()
+    # One search in all of them is faster than one in each, and finds nothing in most logs.
+    if any(map(text.__contains__, _HINTS)) or b"loss" in text:
+        worded = [place for place in worded if is_sentence(lines[place])]
+    return sorted(set(places).difference(worded))
 
 
 def may_matter(line: bytes, *, has_digits: bool, speaks: tuple[bytes, ...]) -> bool:
@@ -58,23 +76,29 @@ def may_matter(line: bytes, *, has_digits: bool, speaks: tuple[bytes, ...]) -> b
 
     `speaks` are words of which a row of pairs has one.
     """
-    if not line.isascii() or line[:1] in b" \t|-*+" or line[:1].isdigit():
+    # Redrawn bars are long, so the signs that they have come first.
+    if b"\r" in line or b"%|" in line or not line.isascii():
+        return True
+    if line[:1] in b" \t|-*+" or line[:1].isdigit():
         return True
     low = line.lower()
-    for hint in _HINTS:
-        if hint in low:
-            return True
-    for sign in _SIGNS:
-        if sign in low:
-            return True
-    for word in _STEPS:
-        if word in low and (has_digits or low.startswith(b"step")):
-            return True
+    has = low.__contains__
+    if any(map(has, _HINTS)) or any(map(has, _SIGNS)):
+        return True
+    if any(map(has, _STEPS)) and (has_digits or (low.startswith(b"step") and b"loss" in low)):
+        return True
     if b":" not in low and b"=" not in low:
         return False
-    if low.count(b".") >= 2:
-        return True
-    return any(word in low for word in speaks)
+    return low.count(b".") >= 2 or any(map(has, speaks))
+
+
+def without_ids(key: bytes) -> bytes:
+    """Return a line's key with every hexadecimal number in it as a single 0.
+
+    Lines with the same result are alike for `may_matter`: none of the words that it looks for is,
+    or has an end in, such a number.
+    """
+    return _HEXADECIMAL.sub(b"0", key)
 
 
 class Shapes:
@@ -86,10 +110,13 @@ class Shapes:
     def __init__(self) -> None:
         self._new: dict[bytes, Shape] = {}
         self._old: dict[bytes, Shape] = {}
+        self._without_ids: set[bytes] = set()
+        self.num_clears = 0
 
     def clear(self) -> None:
         """Forget all shapes: below a header, lines may mean something else."""
         self._new, self._old = {}, {}
+        self.num_clears += 1
 
     @staticmethod
     def key(line: bytes) -> bytes:
@@ -107,6 +134,24 @@ class Shapes:
             if found is not None:
                 self.add(key, found)
         return found
+
+    def get_all(self, keys: Sequence[bytes]) -> list[Shape | None]:
+        """Return the shapes of many keys; None also for those that have not been seen for long."""
+        return list(map(self._new.get, keys))
+
+    def is_known_plain(self, key: bytes) -> bool:
+        """Return whether a line that matters to no reader differed from this one only in ids."""
+        return without_ids(key) in self._without_ids
+
+    def add_plain(self, key: bytes) -> None:
+        """Remember a line that matters to no reader, whatever was printed before it."""
+        short = without_ids(key)
+        if short == key:
+            self.add(key, PLAIN)
+        elif len(short) <= self._LONGEST:
+            if len(self._without_ids) >= self._MOST:
+                self._without_ids = set()
+            self._without_ids.add(short)
 
     def add(self, key: bytes, shape: Shape) -> None:
         if len(key) > self._LONGEST:

@@ -4,13 +4,13 @@ A line is first stripped of colours and of prefixes of Ray and launchers; format
 on what is left. Memory is bounded: of the lines that are not metrics the first and the last parts
 are kept, and every line is cut at a length that no useful message exceeds.
 
-Long logs repeat themselves: lines of a known shape are not read again (shapes.py).
+Long logs repeat themselves: LongLogReader (long_logs.py) gives the same for less work.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -18,13 +18,11 @@ from homeostat.health.readers import dict_rows, line_rows
 from homeostat.health.readers.bars import BarRows, bar_in
 from homeostat.health.readers.blocks import Blocks, Tables
 from homeostat.health.readers.dumps import Dump, Dumps
-from homeostat.health.readers.engine_lines import engine_row, fields_in
+from homeostat.health.readers.engine_lines import engine_row
 from homeostat.health.readers.kept_lines import (
-    MAX_LINE,
     LineKeeper,
     pieces_of,
     shortened_line,
-    visible,
 )
 from homeostat.health.readers.line_parts import apart, bare, is_one_bar, is_redrawn
 from homeostat.health.readers.literals import is_json_object
@@ -32,22 +30,16 @@ from homeostat.health.readers.own_lines import own_row
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.readers.rows import Row, RowKind
 from homeostat.health.readers.settings import flat, settings_in, total_steps_in
-from homeostat.health.readers.shapes import PLAIN, Shape, Shapes, is_sentence, may_matter
 from homeostat.health.readers.traces import MAX_EVENTS, Samples, event_in
-from homeostat.health.reading import MAX_EXAMPLES, Reading, example_of
+from homeostat.health.readers.unknown_rows import UnknownRows
+from homeostat.health.reading import Reading
 from homeostat.health.view import Event
 
 # Number of characters of a line that are read; of a longer one the beginning and the end.
 MAX_TEXT = 40_000
 _TEXT_TAIL = 8_000
-_MAX_SETTINGS = 20_000
-_SPEAKS = tuple(word.encode() for word in line_rows.SPEAKS)
+MAX_SETTINGS = 20_000
 _SPOKEN = re.compile(r"\b(?:step|rollout|iteration)[ _]?(\d{1,12})\b(?!/)", re.IGNORECASE)
-
-# A number with decimals after a name: two of them in a line look like metrics.
-_NAMED_NUMBER = re.compile(
-    r"(?<![\w/.-])[A-Za-z_][\w/.-]{0,60}+['\"]?[ ]?[:=][ ]?[-+]?[0-9]{1,15}\.[0-9]"
-)
 
 
 class TextReader:
@@ -59,6 +51,7 @@ class TextReader:
         self.settings: dict[str, Any] = {}
         self.events: list[Event] = []
         self.samples = Samples()
+        self.unknown = UnknownRows()
         self._number = 0
         self._num_kept = 0
         self._bars = BarRows()
@@ -66,23 +59,21 @@ class TextReader:
         self._bar_at = (0, 0, 0)
         self._blocks = Blocks()
         self._tables = Tables()
+        self._verl = line_rows.VerlRows()
         self._in_traceback = False
         self._dumps = Dumps()
         self._ahead: dict[str, float] = {}
-        self._shapes = Shapes()
         # Grows with everything that a line is used for, except engines' rows and unread ones.
         self._num_uses = 0
         self._engine: dict[str, float] = {}
         self._num_cut = 0
-        self._num_unread = 0
-        self._unread: list[str] = []
 
     def reading(self) -> Reading:
         """Return how much of the text was understood."""
         return Reading(
             num_lines=self._number,
-            num_unread_rows=self._num_unread,
-            unread_rows=tuple(self._unread),
+            num_unread_rows=self.unknown.count,
+            unread_rows=tuple(self.unknown.examples),
             notes=(_cut_note(self._num_cut),) if self._num_cut else (),
         )
 
@@ -96,114 +87,13 @@ class TextReader:
             self._number += 1
             self._feed_line(pieces_of(line))
 
-    def feed_bytes(self, lines: Sequence[bytes]) -> None:
-        """Take in lines as a file holds them. Lines of a known shape are not parsed."""
-        start = 0
-        while start < len(lines):
-            is_open = self._num_kept < _MAX_SETTINGS or self._is_open
-            if is_open or self.recorder.newest is None:
-                # Every line may be a setting or a part of an open item, or is counted by itself.
-                self._number += 1
-                self._feed_one(lines[start], is_open=is_open)
-                start += 1
-            else:
-                start = self._feed_many(lines, start)
-
     @property
     def _is_open(self) -> bool:
         return self._dumps.is_open or self.samples.is_open
 
-    def _feed_one(self, line: bytes, *, is_open: bool) -> None:
-        """Take in one line, whatever was printed before it."""
-        if is_open:
-            self._feed_line(visible(line))
-            return
-        key = self._shapes.key(line)
-        shape = self._shapes.get(key) or self._shape_of(key, line)
-        if shape is None:
-            return
-        self._use(shape, line)
-        recorder = self.recorder
-        self.kept.add((self._number, line, recorder.newest, recorder.num_engine))
-
-    def _feed_many(self, lines: Sequence[bytes], start: int) -> int:
-        """Take in lines while nothing is open, and return where it ended.
-
-        Lines of a shape that means nothing are only kept, in blocks: most of a log is such lines.
-        """
-        shapes, first = self._shapes, self._number - start + 1
-        keys = shapes.keys(lines[start:])
-        begun = start
-        for at, key in enumerate(keys, start=start):
-            shape = shapes.get(key)
-            if shape is PLAIN:
-                continue
-            line = lines[at]
-            if shape is None:
-                if line and not line.isspace() and is_sentence(line):
-                    continue
-                self._number = first + at
-                self._keep_block(lines, begun, at, first)
-                begun = at
-                shape = self._shape_of(key, line)
-                if shape is None:
-                    begun = at + 1
-                    if self._is_open:
-                        return at + 1
-                    continue
-            if shape is not PLAIN:
-                self._use(shape, line)
-        self._number = first + len(lines) - 1
-        self._keep_block(lines, begun, len(lines), first)
-        return len(lines)
-
-    def _keep_block(self, lines: Sequence[bytes], start: int, end: int, first: int) -> None:
-        if end > start:
-            recorder = self.recorder
-            block = lines[start:end]
-            self.kept.add_block(first + start, block, recorder.newest, recorder.num_engine)
-
-    def _shape_of(self, key: bytes, line: bytes) -> Shape | None:
-        """Return the meaning of a line of an unknown shape; None if the line needs nothing more."""
-        if not line or line.isspace():
-            return None
-        if not is_sentence(line):
-            if may_matter(line, has_digits=b"0" in key, speaks=_SPEAKS):
-                self._feed_shape(key, line)
-                return None
-            self._shapes.add(key, PLAIN)
-        return PLAIN
-
-    def _use(self, shape: Shape, line: bytes) -> None:
-        """Take what a line of a known shape says; the line itself is kept by the caller."""
-        if shape.fields:
-            self.recorder.add_engine_line(shape.fields, line)
-        elif shape is not PLAIN:
-            self._num_unread += shape.is_unread
-            if shape.is_event and len(self.events) < MAX_EVENTS:
-                self._note_event(bare(visible(line)[-1])[0], self.recorder.newest)
-
-    def _feed_shape(self, key: bytes, line: bytes) -> None:
-        """Read a line, and remember what lines of its shape are if that is always the same."""
-        num_uses, num_engine = self._num_uses, self.recorder.num_engine
-        num_unread, num_events = self._num_unread, len(self.events)
-        self._feed_line(visible(line))
-        if self._num_uses != num_uses:
-            return
-        is_unread, is_event = self._num_unread > num_unread, len(self.events) > num_events
-        if self.recorder.num_engine == num_engine:
-            shape = Shape(is_unread=is_unread, is_event=is_event)
-            self._shapes.add(key, PLAIN if shape == PLAIN else shape)
-            return
-        if is_event:
-            return
-        fields = fields_in(line) if b"rank" not in line.lower() else ()
-        if fields and self._engine == {n: float(line[i:j]) / by for n, i, j, by in fields}:
-            self._shapes.add(key, Shape(fields=fields))
-
     def skip_settings(self) -> None:
         """Look for no settings in the lines that follow, as after the start of a long log."""
-        self._num_kept = max(self._num_kept, _MAX_SETTINGS)
+        self._num_kept = max(self._num_kept, MAX_SETTINGS)
 
     def skip(self, count: int) -> None:
         """Skip lines that were read in another way: those that follow keep their numbers."""
@@ -272,7 +162,7 @@ class TextReader:
             if row is not None:
                 return row, True
         if "step:" in body and " - " in body:
-            row = line_rows.verl_row(body)
+            row = self._verl.row(body)
             if row is not None:
                 return row, True
         if "{" in body:
@@ -282,7 +172,11 @@ class TextReader:
                 row = dict_rows.row_of(mapping, before=before, source=source)
                 if row is None:
                     self._note_settings(flat(mapping))
-                    self._note_unread(body)
+                    self.unknown.note(body)
+                    if not self.recorder.num_rows:
+                        self._num_uses += self.unknown.take_mapping(
+                            mapping, before=before, source=source
+                        )
                     return None, False
                 return row, True
         row = engine_row(body)
@@ -290,25 +184,21 @@ class TextReader:
             return row, False
         header = self._blocks.header(body)
         if header is not None:
-            self._shapes.clear()
+            self._begin_section()
             self.recorder.begin_step(*header)
             return None, True
         row = self._blocks.row(body) or self._tables.row(body) or line_rows.read_line(body)
         if row is None:
-            self._note_unread(body)
+            if self.unknown.note(body) and not self.recorder.num_rows:
+                self._num_uses += self.unknown.take_line(body)
             # Below a header the meaning of a line depends on the header, not only on its shape.
             self._num_uses += self._blocks.may_be_row(body) or self._tables.may_be_row(body)
         elif row.form == "table":
-            self._shapes.clear()
+            self._begin_section()
         return row, row is not None
 
-    def _note_unread(self, body: str) -> None:
-        """Count a line that looks like metrics, but has no known format."""
-        if body.count(".") < 2 or len(_NAMED_NUMBER.findall(body[:MAX_LINE])) < 2:
-            return
-        self._num_unread += 1
-        if len(self._unread) < MAX_EXAMPLES:
-            self._unread.append(example_of(body))
+    def _begin_section(self) -> None:
+        """Take in a header: the lines below it may mean something else than those above."""
 
     def _bar_row(self, bar: Any, rest: str, source: str) -> tuple[Row | None, bool]:
         """Take a bar's own metrics, or the row that follows it on the same line."""
@@ -334,7 +224,7 @@ class TextReader:
                 self.recorder.mention(int(spoken[1]))
         step = self.recorder.newest
         self.kept.add((self._number, text, step, self.recorder.num_engine))
-        if self._num_kept < _MAX_SETTINGS:
+        if self._num_kept < MAX_SETTINGS:
             self._follow_traceback(body)
             if not self._in_traceback:
                 self._settings_of(body, source, rank)
@@ -385,7 +275,7 @@ class TextReader:
             self.recorder.add(row)
 
     def _note_settings(self, found: dict[str, Any]) -> bool:
-        if len(self.recorder.settings) > _MAX_SETTINGS:
+        if len(self.recorder.settings) > MAX_SETTINGS:
             return False
         self._num_uses += bool(found)
         self.settings.update(found)

@@ -1,0 +1,69 @@
+"""Rows of numbers whose names nobody knows: kept apart, so that the doctor can say what it read.
+
+A line counts as a row of metrics if at least one of its names is certainly a metric's (dict_rows,
+line_rows). Other numbers with names may be settings, timings or sizes. They belong to the run only
+if the user says what one of the names means (`doctor --map`); otherwise they are only reported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from homeostat.health.readers import dict_rows, line_rows
+from homeostat.health.readers.kept_lines import MAX_LINE
+from homeostat.health.readers.recorder import Recorder
+from homeostat.health.readers.rows import Row
+from homeostat.health.reading import MAX_EXAMPLES, example_of
+from homeostat.health.view import Series
+
+FORM = "unknown names"
+# A number with decimals after a name: two of them in a line look like metrics.
+_NAMED_NUMBER = re.compile(
+    r"(?<![\w/.-])[A-Za-z_][\w/.-]{0,60}+['\"]?[ ]?[:=][ ]?[-+]?[0-9]{1,15}\.[0-9]"
+)
+
+
+class UnknownRows:
+    """Count and record rows of unknown names, until there is one with a known name."""
+
+    def __init__(self) -> None:
+        # Lines that look like metrics and are of no known format, and the first few of them.
+        self.count = 0
+        self.examples: list[str] = []
+        self._recorder = Recorder()
+
+    def note(self, body: str) -> bool:
+        """Count a line that looks like metrics. Return whether it does."""
+        if body.count(".") < 2 or len(_NAMED_NUMBER.findall(body[:MAX_LINE])) < 2:
+            return False
+        self.count += 1
+        if len(self.examples) < MAX_EXAMPLES:
+            self.examples.append(example_of(body))
+        return True
+
+    def take_mapping(self, mapping: Mapping[str, Any], *, before: str, source: str) -> bool:
+        """Record a mapping that is no known row. Return whether there was anything to record."""
+        row = dict_rows.row_of(mapping, before=before, source=source, is_named=False)
+        return row is not None and self._take(row)
+
+    def take_line(self, body: str) -> bool:
+        """Record a line that is no known row. Return whether there was anything to record."""
+        row = line_rows.unknown_row(body)
+        return row is not None and self._take(row)
+
+    def _take(self, row: Row) -> bool:
+        if not row.values:
+            return False
+        row.form = FORM
+        self._recorder.add(row)
+        return True
+
+    def series(self) -> dict[str, Series]:
+        """Return what was recorded, by the log's names."""
+        return self._recorder.series()
+
+    @property
+    def num_rows(self) -> int:
+        return self._recorder.num_rows
