@@ -63,13 +63,13 @@ def _placed(config: RunConfig, folder: Path, checkpoint: Found | None) -> RunCon
 
 
 def _evaluated(config: RunConfig) -> dict[str, float]:
-    console = SafeConsole(file=io.StringIO(), force_jupyter=False)
+    console = SafeConsole(file=io.StringIO())
     command = ["python", "homeostat.evaluate"]
     with open_session(
         config, recipe="", command=command, console=console, log_level="warning"
     ) as session:
         device, emit = resolve_device(config), partial(session.event, step=session.start_step)
-        place = ray_opened(config.for_placement, device=device.type)
+        place = ray_opened(config, device=device.type)
         with own_compile_cache(device, emit=emit), place:
             return _metrics(config, session)
 
