@@ -29,7 +29,9 @@ _QUOTED = re.compile(r'"([A-Za-z][\w-]*)"')
 _MACRO = {
     "RAY_": re.compile(r"\bRAY_CONFIG\(\s*[\w:<>]+,\s*(\w+)"),
     "NCCL_": re.compile(r'\bNCCL_PARAM\(\s*\w+,\s*"(\w+)"'),
+    "": re.compile(r"\bDEFINE_NCCL_PARAM\(\s*\w+,\s*\w+,\s*(NCCL_\w+)"),
 }
+_RUST_FIELD = re.compile(r"^\s+(?:pub )?([a-z]\w*): ", re.M)
 _YAML_KEY = re.compile(r"^[ ]*(?:- )?([A-Za-z][\w.-]*):(?:\s|$)", re.M)
 
 
@@ -55,7 +57,8 @@ def definitions(text: str, *, path: str) -> frozenset[Definition]:
     if suffix in (".yaml", ".yml"):
         return frozenset(_of_yaml(text))
     if suffix in COMPILED:
-        return frozenset(_of_compiled(text))
+        fields = _RUST_FIELD.findall(text) if suffix == ".rs" else []
+        return frozenset((*_of_compiled(text), *map(Definition, fields)))
     return frozenset()
 
 

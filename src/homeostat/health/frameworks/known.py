@@ -5,6 +5,9 @@ with the file in which each was found. The doctor names no setting that is not l
 and older versions name some that do not exist. `homeostat dev check-settings` compares the lists
 with a checkout or with installed packages.
 
+Two lists hold what the sentences of any fix may name: `environment` has environment variables,
+`commands` flags of programs such as pip, docker and torchrun.
+
 A setting's kind is the tuple of values that it allows, or one of
 
     int  float  bool    as everywhere
@@ -58,7 +61,7 @@ class Source:
 
     repository: str
     commit: str
-    date: str
+    date: str = ""
     version: str = ""
     release: str = ""
     prefix: str = ""
