@@ -1,4 +1,4 @@
-"""Where a setting is defined in the sources of its framework, now and by the table.
+"""Find the places where settings are defined in the sources of a framework.
 
 A place is a file of the repository, with `::` and the class or function that owns the setting if
 there is one (`trl/trainer/grpo_config.py::GRPOConfig`). The same files are found in a checkout and,
@@ -70,7 +70,7 @@ class Sources:
             words = {name: {*_words(name)} for name, places in found.items() if not places}
             for folder, path in group if words else ():
                 text = _text(folder / path)
-                asked = [name for name, ways in words.items() if any(one in text for one in ways)]
+                asked = [name for name, forms in words.items() if any(one in text for one in forms)]
                 for name, place, score in self._matches(folder, path, asked):
                     found[name][place] = max(found[name].get(place, 0.0), score)
         return {

@@ -1,4 +1,4 @@
-"""What `homeostat dev check-settings` reads, prints and writes."""
+"""Read, print and write for `homeostat dev check-settings`."""
 
 from __future__ import annotations
 
