@@ -79,3 +79,50 @@ def _parsed(lines: list[str]) -> list[Case]:
     if not cases:
         raise HomeostatError("there are no cases in the input.")
     return cases
+
+
+@app.command("check-settings")
+def check_settings(
+    frameworks: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FRAMEWORK]...",
+            help="Lists of health/frameworks/known; all of them if none is named.",
+            show_default=False,
+        ),
+    ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[REPOSITORY=]FOLDER",
+            help="A checkout, or a folder with installed packages. With a repository, such as "
+            "huggingface/trl=../trl, also settings that moved to other files are found. "
+            "[default: the packages of this Python]",
+            show_default=False,
+        ),
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the places that were found into the lists.")
+    ] = False,
+) -> None:
+    """Compare the settings that the doctor may name with the sources of their frameworks.
+
+    Says which settings vanished and which moved. Ends with status 1 if one vanished, or if one has
+    no place in any source.
+    """
+    from homeostat.cli.known_settings import reporting
+
+    folders = reporting.folders(source or [])
+    root = None
+    if write:
+        from homeostat.cli.scaffolding import find_checkout
+
+        root = find_checkout()
+    reports = [reporting.report(name, folders) for name in reporting.chosen(frameworks or [])]
+    for one in reports:
+        typer.echo("\n".join(one.lines))
+        if root is not None:
+            reporting.write(root, one)
+    typer.echo(reporting.summary(reports))
+    if any(one.is_wrong for one in reports):
+        raise typer.Exit(1)

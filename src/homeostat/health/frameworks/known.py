@@ -1,8 +1,12 @@
 """The settings that exist in a framework, and the values they take, as read from its sources.
 
-`known/<framework>.toml` lists them with the repositories, commits and dates of the reading. The
-doctor names no setting that is not listed there: guides and older versions name some that do not
-exist.
+`known/<framework>.toml` lists them with the repositories, commits and dates of the reading, and
+with the file in which each was found. The doctor names no setting that is not listed there: guides
+and older versions name some that do not exist. `homeostat dev check-settings` compares the lists
+with a checkout or with installed packages.
+
+Two lists hold what the sentences of any fix may name: `environment` has environment variables,
+`commands` flags of programs such as pip, docker and torchrun.
 
 A setting's kind is the tuple of values that it allows, or one of
 
@@ -18,9 +22,10 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 KINDS = ("int", "float", "bool", "switch", "text", "list", "table")
 _FOLDER = Path(__file__).with_suffix("")
@@ -45,11 +50,22 @@ Kind = str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The place where the settings of a file were read."""
+    """The repository where settings of a list were read.
+
+    `version` is what the sources at that commit call themselves. `release` is the newest release in
+    which all of these settings were found again; "" if there is none to be had. `found` maps a
+    place -> the settings that it defines (places.py of `homeostat dev check-settings`). `prefix` is
+    what a user writes before names of this source: slime's --sglang-log-level is SGLang's
+    --log-level.
+    """
 
     repository: str
     commit: str
-    date: str
+    date: str = ""
+    version: str = ""
+    release: str = ""
+    prefix: str = ""
+    found: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +104,12 @@ def known(framework: str) -> Known:
         name: tuple(map(str, kind)) if isinstance(kind, list) else kind
         for name, kind in told["settings"].items()
     }
-    return Known(tuple(Source(**one) for one in told.get("source", ())), settings)
+    return Known(tuple(map(_source, told.get("source", ()))), settings)
+
+
+def _source(told: dict[str, Any]) -> Source:
+    found = {place: tuple(names) for place, names in told.get("found", {}).items()}
+    return Source(**{**told, "found": found})
 
 
 def written(text: str, kind: Kind) -> str | None:

@@ -1,0 +1,1 @@
+"""The lists of known settings, compared with the sources of their frameworks."""
