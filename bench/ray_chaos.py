@@ -1,11 +1,12 @@
 """Claim: an RL run on Ray survives the loss or the hang of any process, in any phase of a step.
 
-    python bench/ray_chaos.py --runs 8
+    python bench/ray_chaos.py --runs 100 --lanes 2
     python bench/ray_chaos.py --only engine:publish:KILL --only driver:train:KILL
 
-One Ray of two nodes on loopback addresses serves all runs: two trainer ranks on the first, the
-engine on the second. One run is left alone. Each of the others is disturbed once: when its second
-step comes to a phase, one process is sent SIGKILL or SIGSTOP.
+Every lane has a Ray of two nodes on loopback addresses, which serves its runs one after another:
+two trainer ranks on the first node, the engine on the second. Its first run is left alone. Each of
+the others is disturbed once: when its second step comes to a phase, one process is sent SIGKILL or
+SIGSTOP. Lanes work side by side, and their runs have different seeds.
 
     driver    `homeostat train` itself; where it was killed, it is started again
     rank      a trainer rank        engine    the engine's process
@@ -14,6 +15,9 @@ step comes to a phase, one process is sent SIGKILL or SIGSTOP.
 A run that ends with an error is started again with the same command. At the end the run must have
 the right number of steps, a journal and weights that are bitwise those of the undisturbed run (so
 no data are lost or doubled), no process, and no CPU that Ray still holds for it.
+
+With --outcomes FILE every outcome is added to the file as it comes, and those that are in it
+already are not run again.
 """
 
 from __future__ import annotations
@@ -28,51 +32,37 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import common
+from chaos_blows import PHASES, SIGNALS, STEP, VICTIMS, Blow, disturb
 from rl_kills import MEASURED, Run, recipe
-from victims import MARK, orphans, pairs, worker_pids
+from victims import MARK, orphans
 
-VICTIMS = ("driver", "rank", "engine", "reward", "actor")
-PHASES = ("start", "generate", "reward", "train", "publish", "checkpoint")
-SIGNALS = ("KILL", "STOP")
-STEPS = 4
-# The step at which a run is disturbed: one checkpoint lies behind it, one comes with it.
-STEP = 2
+STEPS = 3
 # Limits of waits for a process that hangs.
 LIMIT_S = 30.0
-DEADLINE_S = 420.0
+DEADLINE_S = 900.0
 MAX_STARTS = 4
 # A stopped driver is continued after a while: nobody else can find out that it hangs.
 PAUSE_S = 5.0
 ORPHAN_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Blow:
-    """One process of a run is lost: which, in which phase, by which signal."""
-
-    victim: str
-    phase: str
-    signal: str
-
-    def __str__(self) -> str:
-        return f"{self.victim}:{self.phase}:{self.signal}"
-
-
 @dataclass(slots=True)
 class Outcome:
-    """The end of a disturbed run. `recovery_s`: from the blow until the step was complete."""
+    """The end of a disturbed run. `recovery_s`: from the blow until the step was complete.
+
+    `error` is there if the run was not complete in time.
+    """
 
     blow: str
+    seed: int
     was_hit: bool
     starts: int
     recovery_s: float | None
@@ -82,16 +72,18 @@ class Outcome:
     same_metrics: bool
     processes_left: int
     cpus_held: float
+    error: str = ""
 
     @property
     def is_good(self) -> bool:
         same = self.right_steps and self.same_weights and self.same_journal and self.same_metrics
-        return self.was_hit and same and not self.processes_left and not self.cpus_held
+        is_clean = not self.processes_left and not self.cpus_held and not self.error
+        return self.was_hit and same and is_clean
 
 
-def ray_recipe(name: str, folder: Path, *, address: str, mark: str) -> dict[str, Any]:
+def ray_recipe(name: str, folder: Path, *, address: str, mark: str, seed: int) -> dict[str, Any]:
     """Take the recipe of the kills on one host, over Ray."""
-    made = recipe(name, folder, "own_process")
+    made = recipe(name, folder, "own_process") | {"seed": seed}
     made["cluster"] = {
         "type": "ray",
         "address": address,
@@ -113,14 +105,17 @@ def ray_recipe(name: str, folder: Path, *, address: str, mark: str) -> dict[str,
 class ChaosRun(Run):
     """A run folder, and the driver that works on it, which is started until the run is complete."""
 
-    def __init__(self, name: str, folder: Path, *, address: str, blow: Blow | None) -> None:
+    def __init__(
+        self, name: str, folder: Path, *, address: str, seed: int, blow: Blow | None
+    ) -> None:
         self.folder = folder / name
         self.file = folder / f"{name}.json"
         self.mark = uuid.uuid4().hex
         self.address = address
+        self.seed = seed
         self.blow = blow
         self.note = folder / f"{name}.hit"
-        made = ray_recipe(name, folder, address=address, mark=self.mark)
+        made = ray_recipe(name, folder, address=address, mark=self.mark, seed=seed)
         self.file.write_text(json.dumps(made), encoding="utf-8")
         self.starts = 0
         self.kills = []
@@ -183,6 +178,7 @@ def judged(run: ChaosRun, alone: ChaosRun, cpus: Callable[[], float]) -> Outcome
     metrics, expected = run.metrics(), alone.metrics()
     return Outcome(
         blow=str(run.blow),
+        seed=run.seed,
         was_hit=run.note.exists(),
         starts=run.starts,
         recovery_s=run.recovery_s(),
@@ -195,172 +191,152 @@ def judged(run: ChaosRun, alone: ChaosRun, cpus: Callable[[], float]) -> Outcome
     )
 
 
-# In the driver
-
-
-def disturb(blow: Blow, note: Path, run: Callable[[], None]) -> None:
-    """Run the driver. The blow falls when its phase comes at its step, once in the whole run."""
-    from homeostat.observe.timeline import Timeline
-    from homeostat.rollout.scorer import Scorer
-    from homeostat.run.wiring import rl_setup
-
-    now = {"step": 0}
-    phase, begin, open_engine = Timeline.phase, Scorer.begin, rl_setup.open_engine
-
-    @contextmanager
-    def timed(self: Timeline, name: str, *, step: int) -> Iterator[None]:
-        now["step"] = step
-        word = "generate" if name.startswith("generate") else name
-        if step == STEP and word == blow.phase:
-            strike(blow, note)
-        with phase(self, name, step=step):
-            yield
-
-    def scored(self: Scorer, *args: Any, **kwargs: Any) -> Any:
-        if now["step"] == STEP and blow.phase == "reward":
-            strike(blow, note)
-        return begin(self, *args, **kwargs)
-
-    def opened(*args: Any, **kwargs: Any) -> Any:
-        if blow.phase == "start":
-            threading.Thread(target=strike, args=(blow, note), daemon=True).start()
-        return open_engine(*args, **kwargs)
-
-    Timeline.phase, Scorer.begin, rl_setup.open_engine = timed, scored, opened
-    run()
-
-
-def strike(blow: Blow, note: Path) -> None:
-    """Send the signal as soon as the victim is there, unless it was sent before."""
-    end = time.monotonic() + LIMIT_S
-    while not note.exists() and time.monotonic() < end:
-        pid = find(blow.victim)
-        if pid is not None:
-            note.write_text(str(time.time()))
-            os.kill(pid, signal.Signals[f"SIG{blow.signal}"])
-            return
-        time.sleep(0.05)
-
-
-def find(victim: str) -> int | None:
-    """Return a process of this run."""
-    main, mark = os.getpid(), os.environ[MARK]
-    if victim == "driver":
-        return main
-    if victim == "reward":
-        found = [pair.worker or pair.guardian for pair in pairs(main, "reward")]
-    elif victim == "rank":
-        found = [worker for _, worker in worker_pids(mark, "trainer")]
-    elif victim == "engine":
-        found = [worker for _, worker in worker_pids(mark, "engine")]
-    else:
-        found = [_parent(guardian) for guardian, _ in worker_pids(mark, "trainer")]
-    return found[-1] if found else None
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def run_driver(arguments: argparse.Namespace) -> None:
     from homeostat.cli.main import main as homeostat
 
     sys.argv = ["homeostat", "train", arguments.run]
     if arguments.only:
-        disturb(Blow(*arguments.only[0].split(":")), Path(arguments.note), homeostat)
+        disturb(Blow.of(arguments.only[0]), Path(arguments.note), homeostat)
     else:
         homeostat()
 
 
-# In the benchmark
-
-
-def start_nodes() -> Any:
+def start_nodes(lane: int) -> Any:
     """Start two Ray nodes of this machine: two ranks fill the first, the engine the second."""
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault("RAY_worker_niceness", "0")
     common = {"object_store_memory": 80 * 2**20}
-    head = {"num_cpus": 2, "node_ip_address": "127.0.0.2", "include_dashboard": False}
+    first, second = (f"127.0.{10 + lane}.{number}" for number in (2, 3))
+    head = {"num_cpus": 2, "node_ip_address": first, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**common, **head})
-    cluster.add_node(**common, num_cpus=1, node_ip_address="127.0.0.3")
+    cluster.add_node(**common, num_cpus=1, node_ip_address=second)
     return cluster
 
 
-def cases(arguments: argparse.Namespace) -> list[Blow]:
+def blows(arguments: argparse.Namespace) -> list[Blow]:
+    """Return the blows of all lanes: every combination once, in any order, and again."""
     if arguments.only:
-        return [Blow(*one.split(":")) for one in arguments.only]
+        return [Blow.of(one) for one in arguments.only]
     every = [Blow(*one) for one in itertools.product(VICTIMS, PHASES, SIGNALS)]
     random.Random(arguments.seed).shuffle(every)
     return [every[number % len(every)] for number in range(arguments.runs)]
 
 
+def work(arguments: argparse.Namespace) -> None:
+    """Run one lane: its share of the blows, on its own Ray."""
+    import ray
+
+    lane, seed = arguments.lane, 3 + arguments.lane
+    done = collections.Counter(one.blow for one in outcomes_in(arguments.outcomes, seed=seed))
+    nodes = start_nodes(lane)
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+
+    def cpus_held() -> float:
+        return ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="homeostat-chaos-") as place:
+            alone = ChaosRun("alone", Path(place), address=nodes.address, seed=seed, blow=None)
+            alone.complete()
+            for number, blow in enumerate(blows(arguments)[lane :: arguments.lanes]):
+                if done[str(blow)]:
+                    done[str(blow)] -= 1
+                    continue
+                outcome = disturbed(number, blow, alone, cpus_held)
+                with open(arguments.outcomes, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(outcome)) + "\n")
+                print(outcome, flush=True)
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
 def disturbed(number: int, blow: Blow, alone: ChaosRun, cpus: Callable[[], float]) -> Outcome:
-    run = ChaosRun(f"hit_{number:03d}", alone.file.parent, address=alone.address, blow=blow)
-    run.complete()
+    run = ChaosRun(
+        f"hit_{number:03d}", alone.file.parent, address=alone.address, seed=alone.seed, blow=blow
+    )
+    try:
+        run.complete()
+    except RuntimeError as error:
+        left = len(orphans(run.mark, patience_s=ORPHAN_S))
+        hit, none = run.note.exists(), (False, False, False, False)
+        return Outcome(
+            str(blow), run.seed, hit, run.starts, None, *none, left, cpus(), error=str(error)
+        )
     return judged(run, alone, cpus)
+
+
+def outcomes_in(file: Path, *, seed: int | None = None) -> list[Outcome]:
+    """Return the outcomes that the file holds, of one seed or of all."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    found = [Outcome(**json.loads(line)) for line in lines]
+    return [one for one in found if seed is None or one.seed == seed]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=len(VICTIMS) * len(PHASES) * len(SIGNALS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lanes", type=int, default=1, help="runs at one time")
     parser.add_argument("--only", action="append", help="victim:phase:KILL or :STOP")
+    parser.add_argument("--outcomes", type=Path, help="a file that keeps the outcomes")
+    parser.add_argument("--lane", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--note", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
         run_driver(arguments)
-        return
-    started = time.monotonic()
-    import ray
-
-    nodes = start_nodes()
-    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
-
-    def cpus_held() -> float:
-        return ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
-
-    outcomes: list[Outcome] = []
-    failures: list[str] = []
-    try:
-        with tempfile.TemporaryDirectory(prefix="homeostat-chaos-") as place:
-            alone = ChaosRun("alone", Path(place), address=nodes.address, blow=None)
-            alone.complete()
-            print(f"alone: {time.monotonic() - started:.0f} s", flush=True)
-            for number, blow in enumerate(cases(arguments)):
-                try:
-                    outcomes.append(disturbed(number, blow, alone, cpus_held))
-                    print(outcomes[-1], flush=True)
-                except RuntimeError as error:
-                    failures.append(f"{blow}: {error}")
-                    print(failures[-1], flush=True)
-    finally:
-        ray.shutdown()
-        nodes.shutdown()
-    report(outcomes, failures, seconds=time.monotonic() - started)
+    elif arguments.lane is not None:
+        work(arguments)
+    else:
+        with tempfile.TemporaryDirectory(prefix="homeostat-outcomes-") as place:
+            arguments.outcomes = arguments.outcomes or Path(place) / "outcomes.jsonl"
+            started = time.monotonic()
+            run_lanes(arguments)
+            report(outcomes_in(arguments.outcomes), seconds=time.monotonic() - started)
 
 
-def report(outcomes: list[Outcome], failures: list[str], *, seconds: float) -> None:
+def run_lanes(arguments: argparse.Namespace) -> None:
+    """Start a process for each lane, and wait for all."""
+    given = ["--outcomes", str(arguments.outcomes)]
+    words = [word for word in sys.argv[1:] if word not in given]
+    lanes = [
+        subprocess.Popen([sys.executable, __file__, *words, *given, "--lane", str(lane)])
+        for lane in range(arguments.lanes)
+    ]
+    codes = [lane.wait() for lane in lanes]
+    if any(codes):
+        sys.exit("a lane ended with an error: see above")
+
+
+def report(outcomes: list[Outcome], *, seconds: float) -> None:
+    """Write the result. Exits with a list of the runs that did not end as they should."""
+    table: dict[str, list[float | None]] = {}
+    for one in sorted(outcomes, key=lambda outcome: outcome.blow):
+        table.setdefault(one.blow, []).append(one.recovery_s)
     recovery = sorted(one.recovery_s for one in outcomes if one.recovery_s is not None)
     facts = {
-        "runs": len(outcomes) + len(failures),
+        "runs": len(outcomes),
         "good": sum(one.is_good for one in outcomes),
-        "not_complete": len(failures),
+        "combinations": len(table),
+        "not_complete": sum(bool(one.error) for one in outcomes),
         "started_again": sum(one.starts > 1 for one in outcomes),
         "by_victim": dict(collections.Counter(one.blow.split(":")[0] for one in outcomes)),
         "median_recovery_s": recovery[len(recovery) // 2] if recovery else None,
         "max_recovery_s": recovery[-1] if recovery else None,
         "processes_left": sum(one.processes_left for one in outcomes),
         "steps": STEPS,
+        "limit_s": LIMIT_S,
         "not_compared": list(MEASURED),
+        "recovery_s": table,
         "outcomes": [asdict(one) for one in outcomes],
         "seconds": round(seconds),
     }
     common.write_result(
         "ray_chaos", {**common.machine(("torch", "transformers", "ray", "numpy")), **facts}
     )
-    bad = [str(one) for one in outcomes if not one.is_good] + failures
+    bad = [str(one) for one in outcomes if not one.is_good]
     if bad:
         sys.exit("\n".join(["these runs did not end as the undisturbed one:", *bad]))
 

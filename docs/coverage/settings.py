@@ -30,7 +30,7 @@ NOT_IN_SOURCES: dict[str, tuple[str, ...]] = {
 Row = tuple[str, str, str]
 DERIVED = "Follows from other settings, and so cannot disagree with them."
 NCCL = "A variable of NCCL: inherited by the ranks; `cluster.env` sets it on every machine."
-TORCH = "A variable of PyTorch: passed on to the ranks."
+TORCH = "A variable of PyTorch: inherited by the ranks; `cluster.env` sets it on every machine."
 LAUNCH = "Set by the launcher: `cluster.type: torchrun` and `ray` start the ranks themselves, at a free port, unless an outer torchrun or srun has started them."
 NODES = "`cluster.type: torchrun` with `cluster.nodes`: the same command once per rank, rank 0 is the controller; a number of ranks that differs from the mesh is refused with the arithmetic. Or `cluster.type: ray`, with `ray start` on each machine."
 
@@ -61,7 +61,7 @@ MILES: tuple[Row, ...] = (
     ("--use-zero-copy-sync", "sync.transport.type", "`in_process` shares the weights, `cuda_ipc` their memory, tried before it is relied on; `delta` sends what changed."),
     ("--sync-bucket-size", "sync.transport.bucket_bytes", "Takes `2GB`."),
     ("--async-weight-sync", "sync.overlap", "With rollout.max_staleness of 1 or more: weights are sent while the engine keeps sampling, and put in place at the end of a step. Falls back only if told to (if_possible), with an event."),
-    ("--colocate", "cluster.placement engine.own_process engine.sleep", "On Ray: `placement: colocated`. On one machine the native engine has the trainer's own weights. vLLM sleeps while the trainer works."),
+    ("--colocate", "cluster.placement engine.own_process engine.sleep", "On Ray: `placement: colocated`. On one machine the native engine has the trainer's own weights. vLLM and SGLang sleep while the trainer works."),
     ("--aux-loss-coef", "model.moe.aux_loss_coefficient model.moe.balancing", "0 by default; it counts with `balancing: aux` or `sequence_aux`. In RL see MOE004."),
     ("--moe-capacity-factor", "model.moe.capacity_factor", "No limit by default; SFT only, as drops depend on the batch. MOE003 says when tokens are dropped."),
     ("--expert-model-parallel-size", "trainer.backend.expert_parallel_size", "Ranks that share the experts of a layer; tokens travel to them and back. It divides the ranks of a replica (shard x cp) and the number of experts, and the sums are checked before the start."),
@@ -154,7 +154,7 @@ LIGHTRFT: tuple[Row, ...] = (
     ("--zero_stage", "trainer.backend.shard", "`full` is what ZeRO-3 does."),
     ("--max_len", "data.max_length rollout.max_new_tokens", "Prompt and completion are bounded apart; CFG009 adds them up."),
     ("--prompt_max_len", "data.max_length", "Longer prompts are dropped or refused, and counted."),
-    ("TORCH_NCCL_AVOID_RECORD_STREAMS", "none", TORCH),
+    ("TORCH_NCCL_AVOID_RECORD_STREAMS", "cluster.env", TORCH),
     ("torch.cuda.empty_cache", "trainer.empty_cache_interval", "0: never, by default. It gives back what is cached, and ends no leak."),
     ("--actor_learning_rate", "trainer.lr", "Judged by CFG005, LRN005 and LRN006."),
     ("--reward_running_norm", "rewards.normalise", "`scale` divides by the deviation seen so far."),
@@ -169,7 +169,7 @@ LIGHTRFT: tuple[Row, ...] = (
     ("--log_interval", "observe.log_interval", "1 by default."),
     ("--sp_size", "trainer.backend.sequence_parallel_size trainer.backend.context_parallel_size", "Ulysses: ranks of one machine share rows and exchange tokens for heads; it must divide the query heads, and key heads are repeated where there are fewer. A ring (`context_parallel_size`) needs neither."),
     ("NCCL_TIMEOUT", "cluster.timeout_s sync.timeout_s", "NCCL has no such variable; here each wait has its limit."),
-    ("NCCL_DEBUG", "none", NCCL),
+    ("NCCL_DEBUG", "cluster.env", NCCL),
     ("NCCL_SOCKET_IFNAME", "cluster.env", NCCL + " On Ray it is the interface of the node's address by default."),
     ("NCCL_IB_DISABLE", "cluster.env", NCCL),
     ("NCCL_BACKEND", "cluster.backend", "No variable of NCCL's or PyTorch's. `auto`: NCCL on GPUs, gloo on the CPU."),
@@ -178,8 +178,8 @@ LIGHTRFT: tuple[Row, ...] = (
     ("torchrun --nproc_per_node", "cluster.processes", LAUNCH),
     ("torchrun --nnodes, --node_rank, --master_addr, --master_port", "cluster.nodes cluster.processes", NODES),
     ("srun -N, --ntasks-per-node", "cluster.nodes cluster.processes", NODES),
-    ("TORCH_DISTRIBUTED_DEBUG", "none", TORCH),
-    ("CUDA_LAUNCH_BLOCKING", "none", "A variable of CUDA: passed on to all processes."),
+    ("TORCH_DISTRIBUTED_DEBUG", "cluster.env", TORCH),
+    ("CUDA_LAUNCH_BLOCKING", "cluster.env", "A variable of CUDA: inherited by all processes of this machine; `cluster.env` sets it in ranks and engines of every machine."),
     ("--max_ckpt_num", "checkpoint.keep_last", "2 by default, besides the best."),
     ("--max_ckpt_mem", "checkpoint.max_bytes", "Takes `50GB`."),
     ("--save_path", "runs_dir name", "A run's folder is `<runs_dir>/<name>/`."),
@@ -193,7 +193,7 @@ CHATLEARN: tuple[Row, ...] = (
     ("models.policy_trainer.groupgemm", "model.moe.grouped_kernel", "`auto`: grouped where the device has a kernel. `plain` is the reference."),
     ("models.policy_trainer.meta_init", "model.meta_init", "On by default, and always over ranks: those of one host together allocate one copy of the weights (`bench/meta_init.py`)."),
     ("models.policy_trainer.ulysses_sequence_parallel_size", "trainer.backend.sequence_parallel_size", "1 by default; it must divide the query heads, and is checked before the start."),
-    ("models.policy.tensor_model_parallel_size", "engine.tensor_parallel_size", "vLLM."),
+    ("models.policy.tensor_model_parallel_size", "engine.tensor_parallel_size", "vLLM and SGLang; placed, published to and restarted as one engine."),
     ("models.policy.enforce_eager", "engine.enforce_eager", "vLLM."),
     ("runtime_args.train_micro_batch_size", "trainer.micro_batch_rows", "Packing off."),
     ("RAY_CGRAPH_get_timeout", "engine.stall_s", "Ray's variable is set to it in every vLLM process. vLLM splits an engine by its own processes, not by a Ray graph."),
@@ -210,9 +210,9 @@ SLIME: tuple[Row, ...] = (
     ("--ckpt-step", "checkpoint.load_step", "The newest by default."),
     ("latest_checkpointed_iteration.txt", "none", "Always written, as `checkpoints/latest`."),
     ("--hf-checkpoint", "model.path", "One path for trainer, engine and tokenizer."),
-    ("--model-name", "none", "Models are local folders without remote code: nothing is written that could collide."),
-    ("--colocate", "engine.own_process engine.sleep", "Native engine: the trainer's own weights. vLLM and SGLang: sleep while the trainer works."),
-    ("actor_num_nodes", "cluster.nodes", "Machines that the Ray cluster must have; ranks are packed on as few as possible."),
+    ("--model-name", "none", "A model by name is downloaded once, by the controller, under a lock; ranks and engines read the folder, and no remote code is run or written."),
+    ("--colocate", "cluster.placement engine.own_process engine.sleep", "On Ray: `placement: colocated`. On one machine the native engine has the trainer's own weights. vLLM and SGLang sleep while the trainer works."),
+    ("actor_num_nodes", "cluster.nodes", "Machines that the Ray cluster must have at the start; ranks are packed on as few as possible. `cluster.on_lost_node` says what happens if one is lost."),
     ("actor_num_gpus_per_node", "cluster.processes", "Ranks of the trainer on all machines, one GPU each; Ray finds the machines."),
     ("rollout_num_gpus", "engine.data_parallel_size engine.tensor_parallel_size", "Their product: engines, and the devices of each. One that dies is replaced while the others continue. `cluster.placement` says whether these are the trainer's GPUs."),
     ("tensor parallelism of SGLang's servers", "engine.tensor_parallel_size", "With `engine.type: sglang` or `vllm`."),

@@ -132,6 +132,10 @@ class TrainerLostError(WorkerError):
     """Ranks of the trainer died, hung or lost each other. New ranks can resume the run."""
 
 
+class NodeLostError(TrainerLostError):
+    """A machine of the cluster is gone, and the others have no room for the whole run."""
+
+
 class SyncError(HomeostatError, RuntimeError):
     """New weights did not reach the engine, or the engine does not serve them."""
 

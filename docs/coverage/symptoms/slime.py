@@ -18,7 +18,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("3 Memory", "The budget of tokens has no effect because dynamic batches are off", "CFG012", "There is no such pair of settings: packing always goes by the budget."),
     ("3 Memory", "Memory runs out with a small budget, because single samples are long", "ERR004 ERR002 ERR419", "A row over several ranks: `trainer.backend.context_parallel_size` (any number), or `sequence_parallel_size` (divides the heads). The losses are those of one device."),
     ("3 Memory", "Conversations of several turns get far longer than was planned", "CFG009 ERR252 ERR468", "A row that is too long is counted and dropped (`data.overlong`). pending: conversations with tools are a later stage"),
-    ("4 Several nodes", "transformers does not find a model, because processes write its cache at once", "ERR347 ERR351", "Models are local folders without remote code: nothing is written that could collide."),
+    ("4 Several nodes", "transformers does not find a model, because processes write its cache at once", "ERR347 ERR351", "A model by name is downloaded once, by the controller, under a lock; ranks and engines read the folder, which every node of a Ray proves to have. No remote code is run or written."),
     ("5 Resuming", "A run starts anew where it should go on", "CKP006 ERR557", "The same command goes on where it stopped (`checkpoint.resume: auto`)."),
     ("6 Batch size", "The sizes of rollout, group and update do not fit together", "CFG001 CFG003 ERR403 ERR404", "The update's size follows from prompts, samples and `trainer.updates_per_step`: they cannot disagree."),
     ("7 Packing", "Padding wastes the device", "PRF007", "Rows are always packed, and nothing is padded."),

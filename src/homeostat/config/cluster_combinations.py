@@ -56,6 +56,14 @@ def _ray(config: RunConfig) -> Iterator[Problem]:
             "without cluster.address a Ray of this machine alone is started.",
             "Set cluster.address to that of a Ray cluster, or remove it.",
         )
+    if cluster.address is None:
+        for name in sorted({"on_lost_node", "node_timeout_s"} & cluster.model_fields_set):
+            yield Problem(
+                f"cluster.{name}",
+                "without cluster.address a Ray of this machine alone is started, which the run "
+                "cannot outlive.",
+                "Set cluster.address to that of a Ray cluster, or remove it.",
+            )
     if "CUDA_VISIBLE_DEVICES" in cluster.env:
         yield Problem(
             "cluster.env",

@@ -8,6 +8,7 @@ from homeostat.config.base import key
 from homeostat.config.ranks import LOOPBACK, Launcher, RanksCluster, WorkerKind
 
 Placement = Literal["colocated", "disaggregated"]
+OnLostNode = Literal["wait", "shrink"]
 
 
 class RayCluster(RanksCluster):
@@ -43,6 +44,21 @@ class RayCluster(RanksCluster):
         resume="free",
         help="CPUs that Ray reserves for each trainer rank and each engine; fractions are allowed. "
         "A colocated engine shares those of its ranks.",
+    )
+    on_lost_node: OnLostNode = key(
+        "wait",
+        resume="free",
+        help="What the run does if a machine of the cluster is lost, and the others have no room "
+        "for it. wait: it waits for that machine, or another one. shrink: it continues from the "
+        "last checkpoint with as many ranks and engines as the others hold; an update still has "
+        "all of its rows.",
+    )
+    node_timeout_s: float = key(
+        3600.0,
+        gt=0,
+        resume="free",
+        help="Seconds that a run waits for machines after one was lost. With on_lost_node: shrink "
+        "it waits only while not even the smallest mesh has room.",
     )
 
     @property

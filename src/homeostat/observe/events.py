@@ -89,6 +89,19 @@ _LIST: tuple[EventInfo, ...] = (
         ("shared", "moved", "known", "examples"),
     ),
     EventInfo(
+        "rows_compared",
+        "Share of training rows that are copies of others, and share of the held-out rows that are "
+        "among the training rows.",
+        ("duplicate_rows", "validation_overlap"),
+    ),
+    EventInfo(
+        "chat_template_probed",
+        "What becomes of the chat template's own text: number of tokens, how many of them the "
+        "tokenizer does not know, markers that are split into several tokens, and the share that "
+        "the model's own template has, too.",
+        ("tokens", "unknown", "split", "alike"),
+    ),
+    EventInfo(
         "compile_cache_damaged",
         "A cache folder of compiled kernels contained entries that were half-written, "
         "corrupt or owned by another user. They were removed, unless you chose the folder "
@@ -238,6 +251,26 @@ _LIST: tuple[EventInfo, ...] = (
         "the last checkpoint; what had been sampled is replayed from the journal.",
         ("error", "restarts", "from_step"),
         "warn",
+    ),
+    EventInfo(
+        "node_lost",
+        "A machine of the Ray cluster is gone, and the others have no room for the whole run. It "
+        "waits until the time that is named, or shrinks.",
+        ("nodes", "missing", "action", "until"),
+        "warn",
+    ),
+    EventInfo(
+        "cluster_shrunk",
+        "The run continues with fewer trainer ranks or engines, because a machine was lost. "
+        "Gradients are still those of the whole batch.",
+        ("ranks_before", "ranks_now", "engines_before", "engines_now"),
+        "warn",
+    ),
+    EventInfo(
+        "cluster_restored",
+        "There is room for the whole run again, after a wait or after it had shrunk.",
+        ("ranks", "engines", "waited_s"),
+        "good",
     ),
     EventInfo(
         "engine_lost",

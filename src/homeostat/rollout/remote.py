@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from homeostat.errors import (
     EngineDiedError,
     EngineError,
+    NodeLostError,
     WorkerDiedError,
     WorkerError,
     WorkerHungError,
@@ -236,6 +237,9 @@ class RemoteEngine:
         """Start a process. Returns it, and the state of its engine."""
         try:
             group = self._start()
+        except NodeLostError:
+            # No other process would find room either: the whole run waits or shrinks.
+            raise
         except WorkerDiedError as error:
             raise EngineDiedError(f"the engine's process died as it started: {error}") from None
         except WorkerError as error:

@@ -11,7 +11,9 @@ from tests.support import ray_nodes, tiny_rl
 from tests.support.every_key.cluster import of, shards, variables_reach_the_ranks
 from tests.support.every_key.workshop import Case, Workshop, all_of, refuses, shows
 
-from homeostat.errors import ConfigError
+from homeostat.errors import ConfigError, WorkerError
+from homeostat.run.ray.machines import Machines
+from homeostat.run.ray.nodes import alive_nodes
 from homeostat.run.ray.placement import Node, find_shortages, needs_of
 
 
@@ -65,6 +67,28 @@ def engines_share_the_ranks_devices(workshop: Workshop) -> None:
         on_ray(lambda base: lambda shop: shop.again(*base, "cluster.placement=colocated"))(workshop)
 
 
+def after_a_loss(**keys: str | float) -> tuple[int, list[str]]:
+    """Return the ranks of a run that loses one of two machines, and what it tells of;
+    tests/integration/test_lost_nodes.py has real machines."""
+    raw = {"name": "run", "model": {"path": "m"}, "trainer": {"backend": {"type": "fsdp"}}}
+    raw |= {"data": {"train": [{"type": "messages", "path": "rows.jsonl"}]}}
+    raw |= {"cluster": {"type": "ray", "address": "auto", "processes": 2, "nodes": 2, **keys}}
+    ray = ray_nodes.ListedNodes(one=1, two=1)
+    config = tiny_rl.build_config(raw, [], file=None)
+    machines = Machines(ray, config, device="cpu", nodes=alive_nodes(ray))
+    del ray.cpus["two"]
+    told: list[str] = []
+    fitting = machines.refit(lambda kind, /, **fields: told.append(kind))
+    return fitting.cluster.processes, told
+
+
+def a_lost_machine_is_waited_for_or_not(workshop: Workshop) -> None:
+    shrunk = after_a_loss(on_lost_node="shrink", node_timeout_s=0.01)
+    assert shrunk == (1, ["node_lost", "cluster_shrunk"])
+    with pytest.raises(WorkerError, match=r"No machine came within 0\.01 s"):
+        after_a_loss(on_lost_node="wait", node_timeout_s=0.01)
+
+
 # No update is that fast; ranks that are late are not started again.
 HASTY = "timeout_s: 0.005, max_restarts: 0"
 
@@ -82,6 +106,8 @@ CASES: dict[str, Case] = {
     "cluster.cpus_per_worker (ray)": refused(
         "cluster.cpus_per_worker=4.5", r"trainer 1 x 4\.5 CPU = 4\.5, the cluster has 4"
     ),
+    "cluster.on_lost_node (ray)": a_lost_machine_is_waited_for_or_not,
+    "cluster.node_timeout_s (ray)": a_lost_machine_is_waited_for_or_not,
     "cluster.start_timeout_s (ray)": refused("cluster.start_timeout_s=0.05", r"within 0\.05 s"),
     "cluster.timeout_s (ray)": changed(HASTY, r"within 0\.005 s|timed out after 5ms"),
     "cluster.max_restarts (ray)": changed(HASTY, "restarted 0 times in a row"),

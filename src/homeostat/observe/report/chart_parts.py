@@ -21,6 +21,8 @@ _MARKERS: dict[str, Literal["trouble", "break", "notch"]] = {
     "checkpoint_failed": "trouble",
     "engine_restarted": "trouble",
     "trainer_restarted": "trouble",
+    "node_lost": "trouble",
+    "cluster_shrunk": "break",
     "logprobs_off": "trouble",
     "run_failed": "trouble",
     "run_resumed": "break",

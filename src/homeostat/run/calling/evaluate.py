@@ -69,7 +69,7 @@ def _evaluated(config: RunConfig) -> dict[str, float]:
         config, recipe="", command=command, console=console, log_level="warning"
     ) as session:
         device, emit = resolve_device(config), partial(session.event, step=session.start_step)
-        place = ray_opened(config.for_placement, device=device.type)
+        place = ray_opened(config, device=device.type)
         with own_compile_cache(device, emit=emit), place:
             return _metrics(config, session)
 

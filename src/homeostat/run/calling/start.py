@@ -46,7 +46,8 @@ def running(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Run
 
     With health.heal=all a remedy may roll the run back; the loop is then set up again, from the
     checkpoint that the run was rolled back to. It is also set up again, from the last checkpoint,
-    if ranks of the trainer are lost. Steps after that checkpoint are then yielded again.
+    if ranks of the trainer are lost; where a machine was lost with them, the run may wait for it
+    or shrink. Steps after that checkpoint are then yielded again.
     """
     require_known_rules(config.health)
     is_async = config.is_rl and config.rollout.max_staleness is not None
@@ -56,7 +57,10 @@ def running(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Run
     restarts = TrainerRestarts(most, session)
     emit = partial(session.event, step=session.start_step)
     device = resolve_device(config)
-    with own_compile_cache(device, emit=emit), ray_opened(config.for_placement, device=device.type):
+    with (
+        own_compile_cache(device, emit=emit),
+        ray_opened(config, device=device.type) as machines,
+    ):
         while True:
             try:
                 return (yield from loop(config, session, hooks))
@@ -64,3 +68,5 @@ def running(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Run
                 session.go_back(back)
             except TrainerLostError as lost:
                 restarts.recover(lost)
+                if machines is not None:
+                    config = machines.refit(partial(session.event, step=session.start_step))

@@ -10,9 +10,10 @@ import torch
 from homeostat.config.ray_cluster import RayCluster
 from homeostat.config.run import RunConfig
 from homeostat.run.preflight.item import Item
-from homeostat.run.ray.nodes import require_nodes
+from homeostat.run.ray.nodes import own_node, require_nodes
 from homeostat.run.ray.placement import Node, describe_sum, find_shortages, needs_of
 from homeostat.run.ray.proofs import prove
+from homeostat.run.ray.room import has_room, shrunk
 from homeostat.run.ray.vendor import connected, import_ray
 
 # How long missing nodes are waited for: a check answers soon.
@@ -37,6 +38,7 @@ def cluster_items(config: RunConfig, *, device: str) -> Iterator[Item]:
     with connected(cluster) as ray:
         nodes = require_nodes(ray, soon)
         yield from _sums(config, nodes, device=device)
+        yield from _losses(config, nodes, own=own_node(ray), device=device)
         for found in prove(ray, config.for_placement, nodes):
             yield Item("cluster", "error" if found.is_error else "warning", found.problem.render())
 
@@ -60,3 +62,32 @@ def _sums(config: RunConfig, nodes: Sequence[Node], *, device: str) -> Iterator[
     text = f"Ray on {len(nodes)} node{'s' * (len(nodes) > 1)} ({names}): "
     facts = {"nodes": [node.address for node in nodes], "resource": resource, "has": has}
     yield Item("cluster", "ok", text + describe_sum(needs, resource, has=has), facts)
+
+
+def _losses(config: RunConfig, nodes: Sequence[Node], *, own: Node, device: str) -> Iterator[Item]:
+    """Say what the loss of a machine would do to the run. The controller's own is its end."""
+    cluster = config.cluster
+    assert isinstance(cluster, RayCluster)
+    others = [node for node in nodes if node.node_id != own.node_id]
+    if not others:
+        return
+    if cluster.on_lost_node == "wait":
+        limit = f"{cluster.node_timeout_s:g} s (cluster.node_timeout_s)"
+        text = f"if a machine is lost, the run waits up to {limit} for one (cluster.on_lost_node)"
+        yield Item("cluster", "ok", text, {"on_lost_node": "wait"})
+        return
+    for lost in others:
+        left = [node for node in nodes if node is not lost]
+        if has_room(config.for_placement, left, device=device):
+            continue
+        smaller = shrunk(config, left, device=device)
+        if smaller is None:
+            text = f"if {lost.address} is lost, no smaller run fits on the others: it waits for one"
+            yield Item("cluster", "warning", text)
+            continue
+        engines = f" and {smaller.num_engines} of {config.num_engines} engines"
+        text = (
+            f"if {lost.address} is lost, the run shrinks to {smaller.cluster.processes} of "
+            f"{cluster.processes} ranks{engines * bool(config.num_engines)}"
+        )
+        yield Item("cluster", "ok", text, {"ranks": smaller.cluster.processes})

@@ -14,13 +14,13 @@ import logging
 from collections.abc import Callable
 
 from homeostat.config.parts import PublicationSettings
-from homeostat.errors import EngineDiedError, EngineError, SyncError
+from homeostat.errors import EngineDiedError, SyncError
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.router import Router
 from homeostat.run.publication.host_weights import PolicyWeights
 from homeostat.run.publication.publish import SentWeights
-from homeostat.run.session.replacements import Replacements
+from homeostat.run.session.replacements import Outcome, Replacements
 from homeostat.run.session.restarts import Restarts, death_in
 from homeostat.run.session.session import Session
 from homeostat.sync.bucket import Manifest
@@ -125,13 +125,13 @@ class SentToSeveral(SentWeights):
                 self._tell_joined(engine)
                 return engine
 
-    def _served(self, name: str, outcome: RemoteEngine | EngineError) -> RemoteEngine | None:
+    def _served(self, name: str, outcome: Outcome) -> RemoteEngine | None:
         """Send a new engine the weights that the others have. None if its process died."""
-        if isinstance(outcome, EngineError):
-            if not isinstance(outcome, EngineDiedError):
-                raise outcome
+        if isinstance(outcome, EngineDiedError):
             self._begin_again(name, outcome)
             return None
+        if not isinstance(outcome, RemoteEngine):
+            raise outcome
         # It has its own transport, for a broadcast has a fixed number of receivers.
         with self._turn:
             self._disconnect()

@@ -1,7 +1,8 @@
 """Ray as a launcher of the worker groups that every run has.
 
-    with ray_opened(config):  connect -> enough resources? -> proofs of every node
+    with ray_opened(config) as machines:  connect -> enough resources? -> proofs of every node
         open_group(cluster, spec):  seats (seats.py) -> child.py on each -> channels -> ProcessGroup
+        machines.refit():  room for the run after a machine was lost (machines.py)
 
 Nothing outlives the run. Actors are not detached, so that they end with the controller, even by
 kill -9; a worker's process ends when its channel to the controller closes.
@@ -10,16 +11,17 @@ kill -9; a worker's process ends when its channel to the controller closes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
 from homeostat.config.cluster import AnyCluster
-from homeostat.config.parts import PlacementSettings
 from homeostat.config.ray_cluster import RayCluster
+from homeostat.config.run import RunConfig
 from homeostat.config.sync import AnyTransport
-from homeostat.errors import ConfigError, WorkerError
+from homeostat.errors import ConfigError, WorkerDiedError, WorkerError
+from homeostat.run.ray.machines import Machines
 from homeostat.run.ray.nodes import own_node, require_nodes
 from homeostat.run.ray.placement import Place, find_shortages, needs_of
 from homeostat.run.ray.proofs import require_proofs
@@ -42,34 +44,39 @@ PATIENCE_SECONDS = 0.5
 
 
 @contextmanager
-def ray_opened(config: PlacementSettings, *, device: str) -> Iterator[None]:
+def ray_opened(config: RunConfig, *, device: str) -> Iterator[Machines | None]:
     """Place workers by Ray for the duration of the block, where the recipe's cluster is one.
 
-    Raises ConfigError if the cluster can never hold the run, or a node lacks what the run needs.
+    Yields the machines, or None where there is no Ray. Raises ConfigError if the cluster can never
+    hold the run, or a node lacks what the run needs.
     """
     cluster = config.cluster
     if not isinstance(cluster, RayCluster):
-        yield
+        yield None
         return
+    settings = config.for_placement
     with connected(cluster) as ray:
         nodes = require_nodes(ray, cluster)
-        if problems := find_shortages(config, needs_of(config, device=device), nodes):
+        if problems := find_shortages(settings, needs_of(settings, device=device), nodes):
             raise ConfigError(problems)
-        require_proofs(ray, config, nodes)
+        require_proofs(ray, settings, nodes)
+        machines = Machines(ray, config, device=device, nodes=nodes)
         launcher = RayLauncher(
             ray,
             engine_devices=config.engine.num_devices,
             transport=config.sync.transport,
             neighbours=config.mesh.sp,
+            require_room=machines.require_room,
         )
         with launcher_opened("ray", launcher.open_group):
-            yield
+            yield machines
 
 
 class RayLauncher:
     """Opens worker groups on a connected Ray. Remembers where trainer ranks are, for engines that
     share their devices, of which each spans `engine_devices`. So many `neighbours` among trainer
-    ranks exchange much, and must be on one node."""
+    ranks exchange much, and must be on one node. `require_room` raises if a node is gone without
+    which the run does not fit."""
 
     def __init__(
         self,
@@ -78,11 +85,13 @@ class RayLauncher:
         engine_devices: int = 1,
         transport: AnyTransport | None = None,
         neighbours: int = 1,
+        require_room: Callable[[], None] = lambda: None,
     ) -> None:
         self._ray = ray
         self._span = engine_devices
         self._transport = transport
         self._neighbours = neighbours
+        self._require_room = require_room
         own = own_node(ray)
         self._address, self._node_id = own.address, own.node_id
         self._ranks: list[Place] = []
@@ -118,6 +127,7 @@ class RayLauncher:
     def _seats(
         self, cluster: RayCluster, spec: GroupSpec, *, deadline: Deadline, undo: ExitStack
     ) -> list[Seat]:
+        self._require_room()
         if spec.kind == "engine" and cluster.placement == "colocated" and self._ranks:
             seats = [self._beside_ranks(spec, deadline=deadline, undo=undo)]
         else:
@@ -128,6 +138,7 @@ class RayLauncher:
                 neighbours=self._neighbours if spec.kind == "trainer" else 1,
                 deadline=deadline,
                 undo=undo,
+                while_waiting=self._require_room,
             )
         if spec.kind == "trainer":
             self._ranks = [seat.place for seat in seats]
@@ -214,7 +225,9 @@ class RayLauncher:
                 f"{deadline.seconds:.4g} s."
             ) from None
         except self._ray.exceptions.RayError as error:
-            raise WorkerError(f"{spec.name}: a Ray actor did not start: {error}") from error
+            raise WorkerDiedError(
+                f"{spec.name}: a Ray actor died as it started: {error}"
+            ) from error
 
     def _kill(self, processes: list[ActorProcess], rank: int, pids: tuple[int, int]) -> None:
         """Kill what a guardian can no longer end, on whatever node it is."""

@@ -9,12 +9,12 @@ Every wait ends, and names what it waited for.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from homeostat.errors import WorkerError
+from homeostat.errors import WorkerDiedError, WorkerError
 from homeostat.run.ray.nodes import alive_nodes
 from homeostat.run.ray.placement import Place
 from homeostat.workers.keeper import Keeper
@@ -22,6 +22,8 @@ from homeostat.workers.spec import GroupSpec
 
 # Calls of an actor that are answered at one time: `watch` is one of them from start to end.
 NUM_THREADS = 4
+# How often somebody looks up while Ray places a group.
+LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class Deadline:
     def left_s(self) -> float:
         return max(0.01, self._end - time.monotonic())
 
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._end
+
 
 class KeeperActor(Keeper):
     """A Keeper that knows from Ray where it is."""
@@ -64,16 +70,20 @@ def own_seats(
     neighbours: int,
     deadline: Deadline,
     undo: ExitStack,
+    while_waiting: Callable[[], None],
 ) -> list[Seat]:
     """Reserve what the workers need: one bundle for `neighbours` of them, which share a node.
 
-    `undo` gives them back."""
+    `undo` gives them back. `while_waiting` is called now and then, and raises to end the wait."""
     assert spec.size % neighbours == 0, (spec.name, spec.size, neighbours)
     each = {"CPU": cpus, **({"GPU": float(spec.num_gpus)} if spec.num_gpus else {})}
     bundle = {name: neighbours * amount for name, amount in each.items()}
     group = ray.util.placement_group([bundle] * (spec.size // neighbours), strategy="PACK")
     undo.callback(ray.util.remove_placement_group, group)
-    if not group.wait(deadline.left_s):
+    while not group.wait(min(LOOK_SECONDS, deadline.left_s)):
+        while_waiting()
+        if not deadline.is_over:
+            continue
         free = ray.available_resources()
         raise WorkerError(
             f"{spec.name}: Ray did not place {spec.size // neighbours} x {_text(bundle)} within "
@@ -145,7 +155,7 @@ def _places(ray: Any, actors: Sequence[Any], spec: GroupSpec, *, deadline: Deadl
             f"{deadline.seconds:.4g} s."
         ) from None
     except ray.exceptions.RayError as error:
-        raise WorkerError(f"{spec.name}: an actor did not start: {error}") from error
+        raise WorkerDiedError(f"{spec.name}: a Ray actor died as it started: {error}") from error
 
 
 def _text(resources: dict[str, float]) -> str:

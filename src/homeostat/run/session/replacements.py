@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from homeostat.errors import EngineError
+from homeostat.errors import EngineError, NodeLostError
 from homeostat.rollout.remote import RemoteEngine
 
 log = logging.getLogger(__name__)
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 CLOSE_SECONDS = 10.0
 
 StartEngine = Callable[[str], RemoteEngine]
-Outcome = RemoteEngine | EngineError
+Outcome = RemoteEngine | EngineError | NodeLostError
 
 
 class Replacements:
@@ -70,7 +70,7 @@ class Replacements:
     def _run(self, name: str) -> None:
         try:
             outcome: Outcome = self.start(name)
-        except EngineError as error:
+        except (EngineError, NodeLostError) as error:
             outcome = error
         if self._is_closed and isinstance(outcome, RemoteEngine):
             outcome.close()

@@ -5,7 +5,14 @@ from __future__ import annotations
 import logging
 import time
 
-from homeostat.errors import EngineDiedError, EngineError, SyncError, TrainerLostError, WorkerError
+from homeostat.errors import (
+    EngineDiedError,
+    EngineError,
+    NodeLostError,
+    SyncError,
+    TrainerLostError,
+    WorkerError,
+)
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.run.session.session import Session
 
@@ -61,9 +68,13 @@ class TrainerRestarts:
     def recover(self, lost: TrainerLostError) -> None:
         """Have the session resume from its last checkpoint, after a wait.
 
-        Raises WorkerError if no restart is left.
+        Raises WorkerError if no restart is left. The loss of a machine is no restart: the wait for
+        machines has its own limit.
         """
         point = self.session.last_saved()
+        if isinstance(lost, NodeLostError):
+            self.session.resume_from(point)
+            return
         step = point.found.step if point.found is not None else 0
         if step > self._from_step:
             self.in_a_row = 0

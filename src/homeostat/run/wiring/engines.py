@@ -16,7 +16,7 @@ import torch
 from homeostat.config.engine import EngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.tokenizer import ChatTokenizer
-from homeostat.errors import EngineDiedError, EngineError
+from homeostat.errors import EngineDiedError, EngineError, NodeLostError
 from homeostat.rollout.backend import EngineSite
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.registry import backend_of
@@ -24,7 +24,7 @@ from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.router import Router
 from homeostat.rollout.server import SERVER
 from homeostat.run.publication.fp8_checkpoint import fp8_checkpoint
-from homeostat.run.session.replacements import StartEngine
+from homeostat.run.session.replacements import Outcome, StartEngine
 from homeostat.run.session.restarts import Restarts
 from homeostat.run.session.session import Session
 from homeostat.run.wiring.helpers import with_helpers
@@ -125,10 +125,10 @@ def _started(
 ) -> RemoteEngine | Router:
     """Start engines, all at the same time. One that dies as it starts is started again."""
 
-    def attempt(name: str) -> RemoteEngine | EngineError:
+    def attempt(name: str) -> Outcome:
         try:
             return start(name)
-        except EngineError as error:
+        except (EngineError, NodeLostError) as error:
             return error
 
     with ExitStack() as undo:
@@ -139,11 +139,11 @@ def _started(
             if isinstance(outcome, RemoteEngine):
                 undo.callback(outcome.close)
         for name, outcome in outcomes.items():
-            while isinstance(outcome, EngineError):
-                if not isinstance(outcome, EngineDiedError):
-                    raise outcome
+            while isinstance(outcome, EngineDiedError):
                 restarts.count(outcome, step=step)
                 outcome = attempt(name)
+            if not isinstance(outcome, RemoteEngine):
+                raise outcome
             engines.append(outcome)
             undo.callback(outcome.close)
         undo.pop_all()
