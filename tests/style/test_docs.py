@@ -224,7 +224,8 @@ def test_yaml_is_a_recipe_or_a_part_of_one(text: str) -> None:
 def base_of(raw: dict[str, Any]) -> dict[str, Any]:
     types = {source.get("type") for source in raw.get("data", {}).get("train", [])}
     algorithm = raw.get("algorithm", {}).get("type", "sft")
-    if algorithm in (*PREFERENCES, "reward_model"):
+    # A plug-in's name does not say what it learns from, and its rows do.
+    if algorithm in (*PREFERENCES, "reward_model") or "preference" in raw or "preference" in types:
         return PREFERENCE_BASE
     is_rl = algorithm != "sft" or bool(RL_KEYS & raw.keys() or RL_SOURCES & types)
     return RL_BASE if is_rl else BASE
