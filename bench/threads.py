@@ -17,7 +17,7 @@ same to a user (`SAME`).
 
 Shares come with 95 % Wilson intervals. "tellable" counts the cases whose cause an expert could
 name from the log alone, by the judgement of whoever added them. "expert" counts what a second
-labeller could name of the cause when shown the log and nothing else: the ceiling for a reader of logs.
+labeller could name of the cause from the log alone: the ceiling for a reader of logs.
 For the sealed half only counts are printed. `--wrong` lists the cases of the open half that are
 not right, with what was said.
 """
