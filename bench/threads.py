@@ -17,7 +17,7 @@ same to a user (`SAME`).
 
 Shares come with 95 % Wilson intervals. "tellable" counts the cases whose cause an expert could
 name from the log alone, by the judgement of whoever added them. "expert" counts what a second
-labeller told of the cause when shown the log and nothing else: the ceiling for a reader of logs.
+labeller could name of the cause from the log alone: the ceiling for a reader of logs.
 For the sealed half only counts are printed. `--wrong` lists the cases of the open half that are
 not right, with what was said.
 """
@@ -160,7 +160,7 @@ def show(half: Half, judged: list[Judged]) -> None:
 
 
 def expert(judged: Iterable[Judged]) -> dict[str, dict[str, float]]:
-    """Return what the expert told of the cases asked about: counts and shares by kind."""
+    """Return what the expert could name of the cases asked about: counts and shares by kind."""
     counts = Counter(one.case.told for one in judged if one.case.told)
     asked = counts.total()
     return {
