@@ -1,26 +1,35 @@
 """The doctor against metric logs in public repositories: false alarms and missed illnesses.
 
-    python bench/public_runs.py FOLDER [--name NAME]
+    python bench/public_runs.py FOLDER [--half open|sealed|both] [--name NAME]
 
-`bench/threads/runs.jsonl` lists the logs: repository, path, a label and the reason for it. The logs
-themselves are not part of this repository; FOLDER holds those that you have, each as
-FOLDER/<owner>/<name>/<path>. Others are skipped and counted.
+`bench/threads/runs.jsonl` lists the logs: repository, path, checksum, a label and the reason for
+it. The logs themselves are not part of this repository; FOLDER holds those that you have, each as
+FOLDER/<owner>/<name>/<path>. Others are skipped and counted, and so are files whose checksum is
+another than the listed one.
 
     healthy   right if the doctor has no finding of level warn or error
     ill       right if one of its findings of that level has one of the label's names
     unclear   too little is logged to judge; counted as an alarm if the doctor calls it ill
+
+A log's half follows from a hash of its repository, so nobody chooses it; logs whose results were
+printed before there were halves (`seen`) are open. For the sealed half only counts are printed.
+Shares come with 95 % Wilson intervals.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import common
+from threads import wilson
 
+from homeostat.cli.threads import Half
 from homeostat.health.diagnose import diagnose
 from homeostat.health.readers import RunPlace, open_run
 from homeostat.health.registry import RULES
@@ -33,26 +42,35 @@ ALARMS = ("false alarm", "false error")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--half", choices=("open", "sealed", "both"), default="open")
     parser.add_argument("--name", help="write bench/results/NAME.json")
     chosen = parser.parse_args()
+    halves = list(Half) if chosen.half == "both" else [Half(chosen.half)]
     rows = [json.loads(line) for line in LIST.read_text(encoding="utf-8").splitlines()]
-    here = [row for row in rows if file_of(chosen.folder, row).is_file()]
-    judged = [{**row, **judge(file_of(chosen.folder, row), row)} for row in here]
-    for one in judged:
-        if one["verdict"] != "right":
-            print(f"{one['verdict']:12} {one['repository']} {one['path']}: {one['said']}")
-    counts = Counter(f"{one['label']}: {one['verdict']}" for one in judged)
-    for kind, number in sorted(counts.items()):
-        print(f"{kind:24} {number:>4}")
-    print(f"{len(rows) - len(here)} of {len(rows)} logs are not in {chosen.folder}.")
+    found: dict[str, Any] = {}
+    for half in halves:
+        own = [row for row in rows if half_of(row) is half]
+        here = [row for row in own if is_listed_file(file_of(chosen.folder, row), row)]
+        judged = [{**row, **judge(file_of(chosen.folder, row), row)} for row in here]
+        found[half.value] = show(half, judged)
+        print(f"{len(own) - len(here)} of {len(own)} logs are not in {chosen.folder} as listed.")
     if chosen.name:
-        wrong = [one for one in judged if one["verdict"] != "right"]
-        found = {"logs": len(here), "counts": dict(counts), "not_right": wrong}
         common.write_result(chosen.name, {**common.machine(("numpy",)), **found})
+
+
+def half_of(row: dict[str, Any]) -> Half:
+    """Return the half that the repository gives."""
+    digest = hashlib.sha256(row["repository"].lower().encode()).digest()
+    return Half.SEALED if digest[0] % 2 and not row["seen"] else Half.OPEN
 
 
 def file_of(folder: Path, row: dict[str, Any]) -> Path:
     return folder / row["repository"] / row["path"]
+
+
+def is_listed_file(file: Path, row: dict[str, Any]) -> bool:
+    """Tell whether a file is there and is the one that was labelled."""
+    return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == row["sha256"]
 
 
 def judge(file: Path, row: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +87,22 @@ def judge(file: Path, row: dict[str, Any]) -> dict[str, Any]:
     else:
         verdict = "false error" if is_error else "right"
     return {"verdict": verdict, "said": said}
+
+
+def show(half: Half, judged: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Print a half's counts, for the open half each log that is not right, and return both."""
+    judged = list(judged)
+    wrong = [one for one in judged if one["verdict"] != "right" and half is Half.OPEN]
+    for one in wrong:
+        print(f"{one['verdict']:12} {one['repository']} {one['path']}: {one['said']}")
+    counts = Counter(f"{one['label']}: {one['verdict']}" for one in judged)
+    totals = Counter(one["label"] for one in judged)
+    print(f"\n{half.value}: {len(judged)} logs")
+    for kind, number in sorted(counts.items()):
+        total = totals[kind.split(":")[0]]
+        low, high = wilson(number, total)
+        print(f"{kind:24} {number:>4} of {total:>3}  {low:.0%} to {high:.0%}")
+    return {"logs": len(judged), "counts": dict(counts), "not_right": wrong}
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ same to a user (`SAME`).
     wrong     the first finding says something specific, and none of the first three is right
 
 Shares come with 95 % Wilson intervals. "tellable" counts the cases whose cause an expert could
-name from the log alone: the ceiling for a reader of logs. For the sealed half only counts are
-printed. `--wrong` lists the cases of the open half that are not right, with what was said.
+name from the log alone, by the judgement of whoever added them. "expert" counts what a second
+labeller told of the cause when shown the log and nothing else: the ceiling for a reader of logs.
+For the sealed half only counts are printed. `--wrong` lists the cases of the open half that are
+not right, with what was said.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from typing import Any
 
 import common
 
-from homeostat.cli.threads import Case, Half, kind_of, load
+from homeostat.cli.threads import Case, Half, Told, kind_of, load
 from homeostat.health.diagnose import diagnose
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
@@ -152,6 +154,19 @@ def show(half: Half, judged: list[Judged]) -> None:
             cells = " ".join(f"{counts[one]:>6}" for one in VERDICTS)
             share = counts["first"] / total
             print(f"{name:18} {total:>5} {cells}  {share:.0%} ({low:.0%} to {high:.0%})")
+    for kind, found in expert(judged).items():
+        print(f"expert: {kind:10} {found['cases']:>5}  {found['share']:.0%}", end=" ")
+        print(f"({found['low']:.0%} to {found['high']:.0%})")
+
+
+def expert(judged: Iterable[Judged]) -> dict[str, dict[str, float]]:
+    """Return what the expert told of the cases asked about: counts and shares by kind."""
+    counts = Counter(one.case.told for one in judged if one.case.told)
+    asked = counts.total()
+    return {
+        kind.value: {"cases": counts[kind], **_share(counts[kind], asked)}
+        for kind in (Told if asked else ())
+    }
 
 
 def _counted(judged: Iterable[Judged], group: Callable[[Judged], str]) -> dict[str, Counter[str]]:
@@ -173,6 +188,7 @@ def result_of(judged: list[Judged]) -> dict[str, Any]:
         "among_three": _share(among, total),
         "wrong": _share(counts["wrong"], total),
         "tellable": sum(one.case.tellable for one in judged),
+        "expert": expert(judged),
         "by_kind": {k: dict(v) for k, v in _counted(judged, lambda x: kind_of(x.case)).items()},
         "by_framework": {
             k: dict(v) for k, v in _counted(judged, lambda x: x.case.framework).items()

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import runpy
 from collections.abc import Callable, Iterable, Iterator
@@ -165,7 +166,7 @@ def _sections(
     yield table(("key", "type", "default", "what it does", "resume"), rows)
     for child, paths in below.items():
         title = " and ".join(f"`{path}`" for path in paths)
-        tags = ", ".join(filter(None, map(_tag, [child, *child.__subclasses__()])))
+        tags = ", ".join(filter(None, map(_tag, _with_subclasses(child))))
         title += f" with `type: {tags}`" if tags else ""
         yield from _sections(child, f"{paths[0]}.", title, done)
 
@@ -178,9 +179,19 @@ def _large_base(model: type[Settings]) -> type[Settings] | None:
 
 
 def _with_bases(children: Iterable[type[Settings]]) -> list[type[Settings]]:
-    """The classes, each behind the base that says most of its keys."""
-    pairs = ((_large_base(child), child) for child in children)
-    return list(dict.fromkeys(one for pair in pairs for one in pair if one is not None))
+    """The classes, each behind the bases that say most of its keys."""
+    chains = (_chain(child) for child in children)
+    return list(dict.fromkeys(one for chain in chains for one in chain))
+
+
+def _chain(model: type[Settings]) -> list[type[Settings]]:
+    base = _large_base(model)
+    return [*(_chain(base) if base is not None else []), model]
+
+
+def _with_subclasses(model: type[Settings]) -> list[type[Settings]]:
+    below = (_with_subclasses(child) for child in model.__subclasses__())
+    return [model, *itertools.chain.from_iterable(below)]
 
 
 def _own_fields(model: type[Settings]) -> dict[str, FieldInfo]:

@@ -12,6 +12,7 @@ from homeostat.config.data import PromptPlugin as Prompts
 from homeostat.config.data import TextPlugin as Texts
 from homeostat.config.engine import EnginePlugin as Engine
 from homeostat.config.policy_gradient import AlgorithmPlugin as Algorithm
+from homeostat.config.preference import PreferencePluginAlgorithm as PreferenceAlgorithm
 from homeostat.config.reward_base import RewardPlugin as Reward
 from homeostat.config.sync import TransportPlugin as Transport
 from homeostat.health.finding import Confidence, Family, Level, Sighting
@@ -26,6 +27,7 @@ __all__ = [
     "Family",
     "Level",
     "Messages",
+    "PreferenceAlgorithm",
     "Preferences",
     "Prompts",
     "Reward",

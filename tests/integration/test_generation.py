@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import threading
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 from tests.support import tiny
 from tests.support.runs import train
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
+from homeostat.cli.verbs import app
 from homeostat.errors import CheckpointError, DataError, ModelError
 from homeostat.generation.choice import choose
 from homeostat.generation.conversation import Conversation
@@ -155,6 +158,27 @@ def test_a_conversation_remembers_its_turns(model):
     with pytest.raises(DataError, match="tokens"):
         list(talk.ask("a" * 200))
     assert len(talk.messages) == 2, "a message that cannot be answered is forgotten"
+
+
+def test_a_chat_answers_and_obeys_commands(runs):
+    lines = ["turn around abc", "/retry", "/temperature 0", "/temperature hot", "/nope", " /etc\\"]
+    lines += ["and more", "/system Be brief.", "/retry", "", "abc", "a" * 5000, "abc", "/help"]
+    words = ["chat", str(runs / "base"), "--max-new-tokens", "4", "--context", "96"]
+    found = CliRunner().invoke(app, words, input="\n".join(lines))
+    assert found.exit_code == 0, found.output
+    said = [line for line in found.stderr.splitlines() if line.startswith("[")]
+    kinds = [re.sub(r"\d+ tokens?, \d+ a second", "N", line)[:40] for line in said]
+    answer = "[N, cut at the limit]"
+    assert "/help lists commands" in said[0]
+    assert kinds[1:4] == [answer, answer, "[temperature 0]"]
+    assert said[4].startswith("[temperature 0; to change it")
+    assert said[5].startswith("[no command is /nope")
+    assert kinds[6] == answer, "a message over two lines that begins with a slash"
+    assert said[7] == "[a new chat, with this system message]"
+    assert said[8] == "[there is no answer yet]"
+    assert (kinds[9], kinds[11], len(said)) == (answer, answer, 12)
+    assert said[10].endswith("/new starts again]")
+    assert "/temperature T" in found.stdout
 
 
 def test_bad_prompt_files_name_the_line(model, tmp_path):

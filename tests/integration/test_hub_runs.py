@@ -13,13 +13,16 @@ from tests.support import runs, tiny
 from tests.support.hub_server import HubServer, local_hub, set_home
 from typer.testing import CliRunner
 
+import homeostat
 from homeostat.cli.verbs import app
 from homeostat.config import RunConfig
 from homeostat.config.hub_names import cached_path
 from homeostat.config.load import build_config
+from homeostat.config.model import ModelConfig
 from homeostat.config.resume import saved_config
-from homeostat.errors import ConfigError, DataError
-from homeostat.generation.choice import choose
+from homeostat.errors import ConfigError, DataError, ModelError
+from homeostat.generation.choice import Choice, choose
+from homeostat.generation.exporting import export_model
 from homeostat.hub.resolve import resolve_names
 from homeostat.models.adapter_files import adapter_base, find_base
 
@@ -162,6 +165,28 @@ def test_a_model_is_used_by_its_name(hub: HubServer, tmp_path: Path) -> None:
     assert (held.name, held.file) == ("org/packed", "a.gguf")
     base = adapter_base(path)
     assert (base.place, base.revision, base.gguf_file) == ("org/packed", held.commit, "a.gguf")
+
+
+def test_a_revision_of_a_model_is_used_from_python_and_refused_for_a_folder(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    export_model(
+        Choice(ModelConfig(path=str(tmp_path / "model"), init="random")), tmp_path / "whole"
+    )
+    files = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
+    repository = hub.add("model", "org/whole", files)
+    main = repository.branches["main"]
+    trial = repository.commit({**repository.commits[main], "note.json": "{}"}, branch="trial")
+    model = homeostat.Model("org/whole", revision="trial", tokenizer="org/tiny", context=32)
+    held = cached_path(model.name)
+    assert held is not None
+    assert held.commit == trial != main
+    answers = model.generate("1", max_new_tokens=2, temperature=0.0, chat=False)
+    assert answers[0][0].num_tokens >= 1
+    with pytest.raises(ConfigError, match="nowhere"):
+        choose(Path("org/whole"), revision="nowhere")
+    with pytest.raises(ModelError, match="--revision has no meaning here"):
+        choose(tmp_path / "model", revision="trial")
 
 
 def test_an_exported_adapter_names_its_base_for_any_folder(

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ from homeostat.config.load import build_config
 from homeostat.config.resume import saved_config
 from homeostat.config.shareable import shared_config
 from homeostat.errors import ConfigError, DataError, PluginError
+from homeostat.health.readers import open_run
 from homeostat.health.registry import RULES, rules_with
+from homeostat.health.view import Kind
 from homeostat.observe.jsonl import iter_jsonl
 from homeostat.workers.wire import pack, unpack
 
@@ -50,7 +53,23 @@ def small(folder: Path, name: str, *overrides: str) -> RunConfig:
     return load_config(PLUGINS / "recipe.yaml", [*own, *overrides])
 
 
+class _Cell:
+    """Stands in for IPython's display: keeps every state of every output."""
+
+    def __init__(self) -> None:
+        self.outputs: list[list[dict[str, str]]] = []
+
+    def display(self, data: dict[str, str], *, raw: bool, display_id: bool) -> Any:
+        states = [data]
+        self.outputs.append(states)
+        return SimpleNamespace(update=lambda data, *, raw: states.append(data))
+
+
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    cell = _Cell()
+    shell = SimpleNamespace(kernel="a kernel")
+    kernel = SimpleNamespace(get_ipython=lambda: shell, display=cell)
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
     monkeypatch.chdir(EXAMPLES)
     names: dict[str, Any] = {"__name__": "__main__"}
     notebook = json.loads((EXAMPLES / "first_steps.ipynb").read_text())
@@ -62,6 +81,13 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None
     assert "ready to train" in shown
     assert "saved step_00000006" in shown
     assert len(names["rewards"]) == names["result"].step == 6
+    # Two runs in one process have a panel each, which is rewritten in place; no lines are printed.
+    first, second = (states[-1]["text/plain"] for states in cell.outputs)
+    assert "step 3/6" in first
+    assert "step 6/6" in second
+    assert "reward" in second
+    assert "health" in second
+    assert "step 6/6" not in shown
     shutil.rmtree(names["work"])
 
 
@@ -108,6 +134,27 @@ def test_a_surrogate_gets_its_keys_as_params() -> None:
     plain_M = -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(0.8, 1.2) * advantage_M)
     torch.testing.assert_close(found.loss_M, plain_M + 0.35 * log_ratio_M**2)
     assert algorithm_of("grpo").surrogate is grpo.surrogate
+
+
+def test_a_preference_algorithm_trains_as_its_formula_says(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}", "chosen": "12", "rejected": "21"} for n in range(10, 18)]
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("\n".join(map(json.dumps, rows)))
+    raw = tiny.recipe(tmp_path)
+    raw["algorithm"] = {"type": f"{PLUGINS / 'preference.py'}:Hinge", "margin": 0.5}
+    source = {"type": "preference", "path": str(pairs), "chat": False}
+    raw["data"] = {"train": [source], "max_length": 32}
+    raw["trainer"] |= {"max_steps": 3, "batch_rows": 4, "lr": 1e-2}
+    config = homeostat.recipe(raw)
+    lines = [item.text for item in homeostat.check(config).items if item.name == "plug-ins"]
+    assert any("needs pairs (a preference source) and a reference" in line for line in lines)
+    first, _, last = (step.metrics for step in homeostat.steps(config))
+    # Policy and reference are equal at first, so every pair lacks the whole margin.
+    assert first["train/loss"] == pytest.approx(0.5)
+    assert last["preference/margin"] > 0
+    assert last["train/loss"] == pytest.approx(0.5 - last["preference/margin"], abs=1e-6)
+    assert open_run(config.run_dir).kind is Kind.PREFERENCE
+    assert saved_config(config.run_dir / "config.json").preference.beta == 0.2
 
 
 @pytest.mark.slow
@@ -201,6 +248,9 @@ class Taken(plugins.Algorithm):
     def advantages(self, batch):
         return []
 
+class NoLoss(plugins.PreferenceAlgorithm):
+    pass
+
 class Raises(plugins.Prompts):
     def rows(self):
         raise OSError("the server is gone")
@@ -236,6 +286,7 @@ def test_a_plugin_that_cannot_be_used_is_refused_by_its_name(folder: Path, broke
     assert "it defines neither advantages nor surrogate" in problem(neither)
     taken = f"algorithm={{type: {broken}:Taken}}"
     assert "its key 'temperature' has the name of a parameter" in problem(taken)
+    assert "it does not define losses" in problem(f"algorithm={{type: {broken}:NoLoss}}")
     failing = f"algorithm={{type: {folder / 'failing.py'}:X}}"
     assert "importing it raised ModuleNotFoundError: No module named 'does_not" in problem(failing)
     rule = f"health.rules=['{broken}:function']"

@@ -17,8 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import tiny
 
-from homeostat.config.data import PromptCompletionSource, PromptSource, TextSource
+from homeostat.config.data import (
+    MessagesSource,
+    PromptCompletionSource,
+    PromptSource,
+    TextSource,
+)
 from homeostat.config.kind import RunKind
+from homeostat.config.source_combinations import find_words_of_two_roles
 from homeostat.data.column_map import MappedRows
 from homeostat.data.dataset_folder import choose_files
 from homeostat.data.opening import open_rows, open_source
@@ -212,6 +218,19 @@ def test_messages_get_the_usual_keys_and_roles() -> None:
     ]
     with pytest.raises(BadRowError, match="'elf' is none of"):
         found.row(1)
+
+
+def test_words_for_roles_are_named_beside_the_usual_ones() -> None:
+    turns = [{"role": "Caller", "content": "hi"}, {"role": "user", "content": "you"}]
+    mapping = {"messages.user": "caller", "messages.assistant": ("agent", "model")}
+    found = MappedRows(Some({"messages": turns}, {"messages": [{"role": "elf"}]}), mapping)
+    assert [turn["role"] for turn in found.row(0)["messages"]] == ["user", "user"]
+    with pytest.raises(BadRowError, match=r"Name it in columns, for example {messages.user: \[elf"):
+        found.row(1)
+    twice = {"messages.user": ("caller",), "messages.tool": ("Caller",)}
+    source = MessagesSource(type="messages", path="a.jsonl", columns=twice)
+    (problem,) = find_words_of_two_roles("data.train.0", source)
+    assert "'Caller' is also a word of messages.user" in problem.message
 
 
 def test_a_wrong_column_is_reported_once_with_those_that_there_are(tmp_path: Path) -> None:

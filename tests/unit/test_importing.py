@@ -308,6 +308,50 @@ def test_the_columns_and_splits_of_other_frameworks_are_taken_over(tmp_path: Pat
     assert load_config(load_config_text).model.path == "some/model"
 
 
+def test_keys_and_roles_of_messages_are_taken_over(tmp_path: Path) -> None:
+    text = AXOLOTL.replace(
+        "    type: alpaca\n",
+        "    type: chat_template\n    roles_to_train: [assistant]\n"
+        "    message_property_mappings: {role: from, content: content}\n"
+        "    roles: {user: [user, caller], assistant: [gpt], system: [system]}\n",
+    )
+    found = imported(tmp_path, "axolotl.yml", text)
+    assert found.recipe["data"]["train"][0]["columns"] == {
+        "messages.role": "from",
+        "messages.user": ["caller"],
+        "messages.assistant": ["gpt"],
+    }
+    unknown = {one.given.name for one in found.entries if one.status is Status.UNKNOWN}
+    assert unknown == {"flux_capacitor"}
+    assert found.problems == ()
+
+
+def test_the_critic_of_verl_is_taken_over_apart_from_what_it_shares(tmp_path: Path) -> None:
+    script = (
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gae algorithm.gamma=0.99 "
+        "actor_rollout_ref.model.path=./policy data.train_files=a.parquet data.train_batch_size=8 "
+        "actor_rollout_ref.model.enable_gradient_checkpointing=True critic.model.path=./judge "
+        "critic.model.enable_gradient_checkpointing=False critic.model.use_remove_padding=True "
+        "critic.optim.lr_warmup_steps_ratio=0.1 critic.grad_clip=2.0 critic.optim.lr=1e-5 "
+        "critic.model.fsdp_config.param_offload=False critic.optim.weight_decay=0.02"
+    )
+    found = imported(tmp_path, "run.sh", script)
+    critic = found.recipe["critic"]
+    assert critic["schedule"] == {"warmup_share": 0.1, "type": "constant"}
+    assert critic["optimizer"] == {"weight_decay": 0.02}
+    assert {name: critic[name] for name in ("path", "gamma", "lr", "max_grad_norm")} == {
+        "path": "./judge", "gamma": 0.99, "lr": 1e-5, "max_grad_norm": 2.0
+    }  # fmt: skip
+    other = entry(found, "critic.model.enable_gradient_checkpointing")
+    assert other.status is Status.APPROXIMATED
+    assert entry(found, "critic.model.fsdp_config.param_offload").status is Status.NOT_NEEDED
+    assert found.problems == ()
+    same = imported(tmp_path, "run.sh", script.replace("./judge", "./policy"))
+    assert entry(same, "critic.model.path").status is Status.NOT_NEEDED
+    sampled = imported(tmp_path, "run.sh", script.replace("=gae", "=grpo"))
+    assert "critic" not in sampled.recipe
+
+
 def test_the_verb_writes_a_recipe_and_overwrites_none(tmp_path: Path) -> None:
     source, out = tmp_path / "a.yml", tmp_path / "recipe.yaml"
     source.write_text(AXOLOTL, encoding="utf-8")

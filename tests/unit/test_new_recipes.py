@@ -21,6 +21,7 @@ from homeostat.authoring.draft import (
     source_of,
 )
 from homeostat.authoring.fitting import choose_fit
+from homeostat.authoring.gpus import Gpus, find_gpus, parse_answer
 from homeostat.cli.verbs import app
 from homeostat.config.beside import input_paths, placed
 from homeostat.config.load import load_config
@@ -137,6 +138,49 @@ def test_too_little_memory_becomes_an_adapter(place: Path) -> None:
     assert "all weights: about" in shown
     new("full.yaml", *words, "500KB", "--method", "full")
     assert "LOOK: nothing that was tried fits" in (place / "full.yaml").read_text()
+
+
+def test_gpus_are_known_by_name_or_by_their_memory() -> None:
+    assert find_gpus("NVIDIA GeForce RTX 4090", None, 1) == Gpus(24564 * 2**20, 1, "rtx4090")
+    assert find_gpus("A100 80GB", None, 2) == Gpus(81920 * 2**20, 2, "a100-80")
+    assert find_gpus(None, "141GB", 1) == Gpus(141 * 10**9)
+    assert find_gpus(None, None, 1) is None
+    assert Gpus(24 * 2**30, 4).describe() == "4 x GPU with 24 GiB"
+    assert (parse_answer(" 24 GB "), parse_answer("h100")) == ((None, "24 GB"), ("h100", None))
+    for name, memory, count, words in [
+        ("h300", None, 1, "Did you mean h"),
+        ("h100", "80GB", 1, "Leave one of the two out"),
+        (None, None, 2, "Add --gpu NAME or --memory SIZE"),
+        (None, "much", 1, "is not a size"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            find_gpus(name, memory, count)
+
+
+def test_several_gpus_become_ranks(place: Path) -> None:
+    words = ("--task", "rl", "--model", "some/model", "--data", "some/rows", "--gpu", "h100")
+    new(*words, "--gpus", "4")
+    config = load_config("recipe.yaml")
+    assert (config.cluster.type, config.cluster.processes) == ("torchrun", 4)
+    assert config.trainer.backend.type == "fsdp"
+    assert config.engine.own_process
+    with pytest.raises(ConfigError, match="exclude each other"):
+        new("other.yaml", *words, "--device", "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", [Task.SFT, Task.RL])
+def test_a_recipe_for_several_gpus_passes_check(task: Task, place: Path) -> None:
+    write(place / "rows.jsonl", ROWS[task])
+    words = ("--task", task, "--model", "model", "--data", "rows.jsonl", "--method", "full")
+    one = new("one.yaml", *words, "--memory", "1GB")
+    two = new("two.yaml", *words, "--memory", "1GB", "--gpus", "2")
+    assert "2 x GPU with" in two
+    # A rank holds half of the weights and of the optimizer's state.
+    whole, half = (float(told.partition("about ")[2].split()[0]) for told in (one, two))
+    assert task is Task.RL or half < whole
+    result = CliRunner().invoke(app, ["check", "two.yaml"])
+    assert result.exit_code == 0, result.output
 
 
 def test_a_recipe_in_another_folder_finds_its_files(place: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -22,8 +23,10 @@ from homeostat.observe import curves
 from homeostat.observe import format as fmt
 from homeostat.observe.console import PlainView, QuietView, make_view
 from homeostat.observe.curves import MAX_BUCKETS, Curve
+from homeostat.observe.health_board import HealthBoard
 from homeostat.observe.live import LiveView
 from homeostat.observe.logs import logging_to, resolve_level, tail
+from homeostat.observe.notebook import NotebookView
 from homeostat.observe.outlet import Outlet
 from homeostat.observe.panel import Room, SampleBoard
 from homeostat.observe.progress import Progress, event_line
@@ -635,3 +638,33 @@ def test_import_sets_up_no_logging() -> None:
         "assert not logging.getLogger('homeostat').handlers\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_notebook_shows_the_panel_in_place_with_findings_and_without_live_code() -> None:
+    states: list[dict[str, str]] = []
+    handle = SimpleNamespace(update=lambda data, *, raw: states.append(data))
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> SimpleNamespace:
+        states.append(data)
+        return handle
+
+    now = [0.0]
+    progress = Progress(LABEL.run_name, LABEL.total_steps)
+    view = NotebookView(display, LABEL, progress, HealthBoard(), clock=lambda: now[0])
+    for step in range(1, 41):
+        now[0] += 0.1
+        view.step(step, rl_metrics(step))
+    # Four seconds of ten steps each, at most four updates a second, and the first state.
+    assert 10 <= len(states) <= 17
+    finding = {"code": "GEN001", "name": "<script>", "level": "error", "state": "open"}
+    view.finding(40, {**finding, "message": "<b>too long", "first_step": 31})
+    view.close()
+    page, text = states[-1]["text/html"], states[-1]["text/plain"]
+    assert "step 40/200" in text
+    assert "GEN001 <script>" in text
+    assert "since step 31" in text
+    assert "<b>" not in page
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert "color: " in page
+    assert "\x1b" not in page + text

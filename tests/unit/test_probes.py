@@ -19,7 +19,8 @@ from homeostat.config.algorithm import SftConfig
 from homeostat.errors import OutOfMemoryHaltError
 from homeostat.observe.events import EVENTS
 from homeostat.observe.run_dir import RunDir
-from homeostat.run.learning.probes import first_ratio_off, plan_probes
+from homeostat.ops.attention import PackedLayout
+from homeostat.run.learning.probes import ScoredAgain, last_packed, plan_probes
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.frozen import CHUNK_ELEMENTS, checksums
@@ -125,13 +126,41 @@ def test_the_first_ratio_is_one_only_for_the_same_weights(tmp_path: Path) -> Non
     scores = score(trainer, Role.POLICY, [batch])[0]
     scored = dict(zip(batch.row_ids_B.tolist(), np.split(scores, 3), strict=True))
     report = update(trainer, plan)
-    off = first_ratio_off(scored, report)
-    assert off is not None
-    assert off < 1e-5
-    later = first_ratio_off(scored, update(trainer, make_plan(1)))
-    assert later is not None
-    assert later > 1e-4
-    assert first_ratio_off({99: scores}, report) is None
+    assert ScoredAgain(scored).compared(report)["probe/first_ratio_off"] < 1e-5
+    later = ScoredAgain(scored).compared(update(trainer, make_plan(1)))
+    assert later["probe/first_ratio_off"] > 1e-4
+    assert ScoredAgain({99: scores}).compared(report) == {}
+
+
+def test_a_packed_row_is_what_it_is_alone_unless_attention_leaks(tmp_path: Path) -> None:
+    trainer, plan = make_trainer(tmp_path), make_plan()
+    row = last_packed(plan)
+    assert row is not None
+    alone = ScoredAgain(alone={row.row_id: score(trainer, Role.POLICY, [TrainBatch.of([row])])[0]})
+    model = trainer.roles[Role.POLICY].model
+    hidden = model.hidden
+
+    def leaking(tokens_N: Any, positions_N: Any, layout: PackedLayout, **how: Any) -> Any:
+        one = PackedLayout.of([layout.num_tokens], device=tokens_N.device)
+        return hidden(tokens_N, positions_N, one, **how | {"sharing": None})
+
+    model.hidden = leaking
+    assert alone.compared(update(trainer, plan))["probe/packing_difference"] > 1e-3
+    model.hidden = hidden
+    again = score(trainer, Role.POLICY, [TrainBatch.of([row])])[0]
+    report = update(trainer, plan)
+    found = ScoredAgain(alone={row.row_id: again}).compared(report)
+    assert found["probe/packing_difference"] < 1e-5
+
+
+def test_the_optimizer_counts_the_updates_that_it_has_seen(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    counts = [update(trainer, make_plan(step)).probes["probe/optimizer_updates"] for step in (1, 2)]
+    assert counts == [1, 2]
+    for slot in training(trainer).optimizer.slots.values():
+        for tensor in slot.state.values():
+            tensor.zero_()
+    assert update(trainer, make_plan(3)).probes["probe/optimizer_updates"] == 1
 
 
 def run_guarded(

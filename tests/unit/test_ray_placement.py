@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from homeostat.config.parts import PlacementSettings
 from homeostat.config.sync import CollectiveConfig, SharedMemoryConfig
 from homeostat.errors import ConfigError
 from homeostat.run.ray.placement import Node, Place, describe_sum, find_shortages, needs_of
-from homeostat.run.ray.probe import Facts
+from homeostat.run.ray.probe import Facts, Question, probe
 from homeostat.run.ray.proofs import judge, needed_paths
 from homeostat.run.ray.seats import by_node
 from homeostat.run.ray.transports import require_reachable
+from homeostat.run.ray.user_files import UserCode, user_code
 from homeostat.workers.network import free_port, interface_of
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "plugins"
 NODES = [Node(f"10.0.0.{n}", {"GPU": 3.0, "CPU": 16.0}, f"id{n}") for n in (1, 2)]
 SAME = Facts("3.11.9", {"homeostat": "1", "torch": "2"}, (), shares_runs=True, network="")
 
@@ -116,6 +119,44 @@ def test_problems_are_told_node_by_node(tmp_path: Path) -> None:
     assert "does not see the run's folder" in text
     ((text, _),) = found(network="the controller at h:1 cannot be reached from it: no")
     assert "cannot be reached" in text
+
+
+def test_the_code_of_plugins_must_be_the_same_on_every_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A helper beside the file belongs to it; an installed package is compared by its version.
+    (tmp_path / "placement_helper.py").write_text("WEIGHT = 2.0\n")
+    text = (EXAMPLES / "algorithm.py").read_text()
+    own = tmp_path / "own.py"
+    own.write_text(f"import placement_helper\n{text}")
+    config = build(f"algorithm={{type: {own}:TrustGood}}")
+    assert config.plugins == (("algorithm", f"{own}:TrustGood"),)
+    code = user_code(config.plugins)
+    assert code.files == (str(own), str(tmp_path / "placement_helper.py"))
+    question = Question((), "", "", ("127.0.0.1", 1), "127.0.0.1", code=code)
+    ours = replace(SAME, digests=probe(question).digests)
+    (tmp_path / "placement_helper.py").write_text("WEIGHT = 3.0\n")
+    own.unlink()
+    theirs = replace(SAME, digests=probe(question).digests)
+    told = [one.problem.message for one in judge(config, NODES[1], ours=ours, theirs=theirs)]
+    assert [text.partition("plug-in, ")[2] for text in told] == [
+        "does not exist there.",
+        "has another content there than here.",
+    ]
+    assert list(judge(config, NODES[1], ours=ours, theirs=ours)) == []
+    monkeypatch.delitem(sys.modules, "placement_helper")
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(tmp_path)])
+    info = tmp_path / "placed-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: placed\nVersion: 1.5\n")
+    (info / "top_level.txt").write_text("placed_plugin\n")
+    (tmp_path / "placed_plugin.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed = build("algorithm={type: 'placed_plugin:TrustGood'}")
+    code = user_code(installed.plugins)
+    assert code == UserCode((), ("placed",))
+    assert probe(replace(question, code=code)).packages["placed"] == "1.5"
+    monkeypatch.delitem(sys.modules, "placed_plugin")
 
 
 def test_addresses_of_this_machine() -> None:

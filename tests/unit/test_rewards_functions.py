@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import sys
+import time
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -141,6 +142,24 @@ def test_math_that_is_not_finished_in_time_has_failed_and_is_not_wrong(
     assert answer.values == [1.0, None]
     assert kinds(answer) == {ProblemKind.TIMEOUT: [1]}
     assert "did not finish" in answer.problems[0]["message"]
+
+
+def test_math_that_a_busy_machine_kept_waiting_is_judged_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first attempt sleeps until it is too late, and so uses no processor time."""
+    import math_verify
+
+    parse, naps = math_verify.parse, iter([1.2])
+
+    def parse_late(text: str, *, parsing_timeout: int) -> Any:
+        time.sleep(next(naps, 0.0))
+        return parse(text, parsing_timeout=parsing_timeout)
+
+    reward = load_reward("math_verify", {"column": "answer"})
+    monkeypatch.setattr(math_verify, "parse", parse_late)
+    answer = ask(reward, call_of([r"\boxed{8}"], {"answer": "$7$"}))
+    assert (answer.values, answer.problems) == ([0.0], [])
 
 
 @pytest.mark.parametrize("task", ["chain_sum", "leg_counting"])

@@ -13,6 +13,7 @@ from homeostat.cli import scaffolding, threads
 from homeostat.cli.threads import FOLDER, Half
 from homeostat.cli.verbs import app
 from homeostat.errors import HomeostatError
+from homeostat.health.vocabulary import FAMILY_OF
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE: dict[str, Any] = {
@@ -45,6 +46,10 @@ def test_listed_runs_are_labelled() -> None:
     rows = [json.loads(line) for line in lines]
     assert {row["label"] for row in rows} == {"healthy", "ill", "unclear"}
     assert all(bool(row["names"]) == (row["label"] == "ill") and row["why"] for row in rows)
+    assert all(name in FAMILY_OF for row in rows for name in row["names"])
+    assert len({row["sha256"] for row in rows if not row["seen"]}) == sum(
+        not row["seen"] for row in rows
+    )
 
 
 @pytest.fixture
@@ -71,6 +76,16 @@ def test_add_case_appends_to_the_half_of_repository_and_month(checkout: Path) ->
     assert sum(map(len, stored.values())) == 12
     moved = threads.parse({**rows[0], "when": "2025-02-28", "url": rows[0]["url"] + "#note"})
     assert threads.half_of(moved) == threads.half_of(threads.parse(rows[0]))
+
+
+def test_answers_of_expert_and_second_labeller_are_kept_where_asked(checkout: Path) -> None:
+    asked = {**CASE, "told": "family", "review": "agreed"}
+    other = {**CASE, "url": "https://github.com/owner/name/issues/8", "log": "Error: b"}
+    assert _added(checkout, asked, other).exit_code == 0
+    found = [case for half in Half for case in threads.load(checkout, half)]
+    assert [(case.told, case.review) for case in found] == [("family", "agreed"), ("", "")]
+    lines = [file.read_text() for file in (checkout / FOLDER).iterdir()]
+    assert sum(text.count('"told"') for text in lines) == 1
 
 
 @pytest.mark.parametrize(
@@ -105,6 +120,8 @@ def test_add_case_refuses_duplicates(checkout: Path, second: dict[str, Any]) -> 
         ({"log": "token hf_AbCdEfGh12345678901234567890123456"}, "access token"),
         ({"cause": "word " * 100}, "one sentence"),
         ({"tellable": "yes"}, "true or false"),
+        ({"told": "perhaps"}, "right, family, nothing"),
+        ({"review": True}, "review must be a text"),
         ({"colour": "red"}, "unknown: colour"),
     ],
 )

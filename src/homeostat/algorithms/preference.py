@@ -2,7 +2,8 @@
 
     rows -> preference_spec (denominators of the update) -> pair_terms | kto_terms of a micro-batch
 
-`PAIRWISE` lists the algorithms over pairs, one file each; kto has rows of its own kind.
+`PAIRWISE` lists the algorithms over pairs, one file each; a plug-in's loss is over pairs, too, and
+kto has rows of its own kind.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from homeostat.algorithms import dpo, ipo, kto, orpo, pairs, simpo
 from homeostat.algorithms.pairs import PairLosses, Pairs, Params, row_sums
 from homeostat.algorithms.terms import LossTerms
+from homeostat.config.plugins import plugin_named
 from homeostat.config.preference import AnyPreference, OrpoConfig, PreferenceConfig
 from homeostat.types import LossSpec, TokenRow
 
@@ -37,7 +39,7 @@ def preference_spec(
     params: dict[str, float | str] = {"algorithm": config.type, "beta": beta}
     if config.needs_reference:
         params["reference"] = 1.0
-    params |= {name: float(value) for name, value in config.model_dump(exclude={"type"}).items()}
+    params |= config.loss_params
     if not config.paired:
         params["kl"] = 0.0
         return LossSpec("unpaired", denominator=float(len(rows)), params=params)
@@ -60,13 +62,18 @@ def pair_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
     logp_B, ratio_B = _completion_logps(inputs, spec)
     length_B = row_sums(inputs.weights_M, inputs.row_of_M, inputs.num_rows)
     both = pairs.pairs_of(logp_B, length_B, ratio_B)
-    found = PAIRWISE[str(spec.params["algorithm"])](both, spec.params)
+    found = _losses_of(str(spec.params["algorithm"]))(both, spec.params)
     loss = found.loss_P.sum() / spec.denominator
     weight = float(spec.params.get("sft_weight", 0.0))
     if weight:
         loss = loss - weight * both.chosen.logp_P.sum() / float(spec.params["chosen_tokens"])
     sums = {"loss": loss.detach(), **pairs.pair_sums(both, found)}
     return LossTerms(loss, found.loss_P.detach().repeat_interleave(2), sums=sums, maxima={})
+
+
+def _losses_of(type: str) -> Callable[[Pairs, Params], PairLosses]:
+    """Return the loss of pairs of an algorithm: a built-in one, or a plug-in."""
+    return PAIRWISE.get(type) or plugin_named("algorithm", type).losses
 
 
 def kto_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:

@@ -54,8 +54,9 @@ class Score:
 class Model:
     """A model that generates and scores: a model folder, a .gguf file, an adapter, or a run.
 
-    `step` selects the checkpoint of a run (a number, "best" or "latest"); `base` is the base model
-    of an adapter whose own files do not say where it is.
+    Or a name on the Hugging Face hub ("owner/name"), with `revision` a branch, tag or commit; it is
+    downloaded once. `step` selects the checkpoint of a run (a number, "best" or "latest"); `base`
+    is the base model of an adapter whose own files do not say where it is.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Model:
         path: str | os.PathLike[str],
         *,
         step: int | str | None = None,
+        revision: str | None = None,
         base: str | os.PathLike[str] | None = None,
         tokenizer: str | None = None,
         chat_template: str | None = None,
@@ -74,6 +76,7 @@ class Model:
             Path(path),
             base=None if base is None else Path(base),
             step=None if step is None else str(step),
+            revision=revision,
         )
         choice = with_template(choice, tokenizer=tokenizer, chat_template=chat_template)
         with as_before():

@@ -5,9 +5,10 @@
     QLoRA (nf4) -> the same
     optimizer and weights in host memory, 8-bit moments
 
-The first that fits is taken. Without `memory_bytes` the device of this machine is planned for, as
-`homeostat estimate` does. With it, a device that is elsewhere: the update is traced in bf16, and
-host memory is not planned with, because nothing is known about it.
+The first that fits is taken. Without `gpus` the device of this machine is planned for, as
+`homeostat estimate` does. With them, GPUs that are elsewhere: the update is traced in bf16, and
+host memory is not planned with, because nothing is known about it. Over several GPUs the weights
+are sharded, and in RL the engine shares the first one with a rank.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from homeostat.authoring.draft import Draft, Method
+from homeostat.authoring.gpus import Gpus
 from homeostat.config.load import build_config
 from homeostat.config.run import RunConfig
 from homeostat.config.yaml_file import parse_yaml
 from homeostat.errors import ConfigError
 from homeostat.observe.format import byte_size
 from homeostat.run.preflight.check import Preflight
-from homeostat.run.sizing.estimate import MemoryPlan, harsh_rungs, ladder, mild_rungs
+from homeostat.run.sizing.estimate import (
+    MemoryPlan,
+    cache_bytes,
+    harsh_rungs,
+    ladder,
+    mild_rungs,
+)
 
 _SETTINGS: dict[Method, list[str]] = {
     Method.FULL: [],
@@ -33,6 +41,7 @@ _SETTINGS: dict[Method, list[str]] = {
 _TITLES = {Method.FULL: "all weights", Method.LORA: "a LoRA adapter", Method.QLORA: "QLoRA"}
 # What is planned with of a device elsewhere: others use some, and estimates err.
 _SHARE = 0.9
+_BF16_BYTES = 2
 # On the CPU that traces for a device elsewhere.
 _ELSEWHERE = [
     "trainer.device=cpu",
@@ -71,18 +80,37 @@ def read_inputs(config: RunConfig, *, progress: Callable[[int, int], None]) -> P
     return preflight
 
 
-def planner(preflight: Preflight, memory_bytes: int | None) -> PlanOf:
-    """Return what estimates a config: on the device here, or on one with `memory_bytes`."""
-    if memory_bytes is None:
+def planner(preflight: Preflight, gpus: Gpus | None) -> PlanOf:
+    """Return what estimates a config: on the device here, or on GPUs that are elsewhere."""
+    if gpus is None:
         return preflight.memory_plan
 
     def plan(config: RunConfig) -> MemoryPlan:
         raw = config.model_dump(mode="json", exclude_unset=True)
-        found = preflight.memory_plan(build_config(raw, _ELSEWHERE, file=None))
-        room = int(_SHARE * memory_bytes)
-        return replace(found, device="the device", capacity=room, process=0)
+        there = build_config(raw, _ELSEWHERE, file=None)
+        found = preflight.memory_plan(there)
+        room = int(_SHARE * gpus.memory_bytes)
+        if there.is_rl:
+            found = _with_engine(found, there, preflight, free=room)
+        return replace(found, device=gpus.describe(), capacity=room, process=0)
 
     return plan
+
+
+def _with_engine(
+    plan: MemoryPlan, config: RunConfig, preflight: Preflight, *, free: int
+) -> MemoryPlan:
+    """Return the plan with the engine's part on the GPU: its cache, and weights of its own."""
+    preview, prompts = preflight.preview, preflight.prompts
+    assert preview is not None, "the inputs were read"
+    assert prompts is not None, "the inputs were read"
+    longest = int(prompts.train.rows.lengths.max())
+    cache = cache_bytes(config, preview, free=free, longest_prompt=longest)
+    if config.engine.shares_weights:
+        # Copies of the weights are for decoding on a CPU.
+        return replace(plan, cache=cache, copies=0)
+    weights = _BF16_BYTES * preview.num_params
+    return replace(plan, cache=cache, copies=weights, sleeps=False)
 
 
 def choose_fit(raw: dict[str, Any], plan_of: PlanOf, *, method: Method, may_offload: bool) -> Fit:

@@ -96,6 +96,7 @@ def export(
     group_size: GroupSize = None,
     base: opts.Base = None,
     step: opts.Step = None,
+    revision: opts.Revision = None,
 ) -> None:
     """Write a model in Hugging Face or GGUF format, from any checkpoint, adapter, GGUF file or run.
 
@@ -109,7 +110,7 @@ def export(
     if as_gguf and (adapter or group_size is not None):
         option = "--adapter" if adapter else "--group-size"
         raise ModelError(f"{option} is not for GGUF files: they hold whole models. Leave it out.")
-    choice = choose(model, base=base, step=step)
+    choice = choose(model, base=base, step=step, revision=revision)
     typer.echo(f"exporting {safe_text(choice.describe())}", err=True)
     how: dict[str, Any] = {"dtype": dtype.value, "quantization": quantization.value}
     if as_gguf:

@@ -32,8 +32,9 @@ Model = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="A model folder in Hugging Face format, a .gguf file, the folder of an adapter, or "
-        "the folder of a run (its best checkpoint, or else its newest).",
+        help="A model folder in Hugging Face format, a .gguf file, the folder of an adapter, the "
+        "folder of a run (its best checkpoint, or else its newest), or a name on the Hugging Face "
+        "hub (owner/name).",
         show_default=False,
     ),
 ]
@@ -47,10 +48,20 @@ Step = Annotated[
     str | None,
     typer.Option("--step", metavar="N|best|latest", help="Which checkpoint of a run to use."),
 ]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision",
+        metavar="NAME",
+        help="Branch, tag or commit of a model on the hub. Default: its main branch.",
+    ),
+]
 Tokenizer = Annotated[
     str | None,
     typer.Option(
-        "--tokenizer", metavar="DIR", help="Folder of a tokenizer to use instead of the model's."
+        "--tokenizer",
+        metavar="DIR",
+        help="Tokenizer to use instead of the model's: a folder, or a name on the hub.",
     ),
 ]
 Template = Annotated[
@@ -115,6 +126,7 @@ def load(
     *,
     base: Path | None,
     step: str | None,
+    revision: str | None,
     tokenizer: str | None,
     template: str | None,
     device: DeviceName,
@@ -125,7 +137,7 @@ def load(
     from homeostat.generation.choice import choose
     from homeostat.generation.loading import load_text_model, with_template
 
-    choice = choose(model, base=base, step=step)
+    choice = choose(model, base=base, step=step, revision=revision)
     choice = with_template(choice, tokenizer=tokenizer, chat_template=template)
     loaded = load_text_model(choice, device=device.value, precision=precision.value)
     if loaded.note:

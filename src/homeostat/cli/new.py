@@ -20,8 +20,8 @@ from homeostat.authoring.draft import (
     Task,
     make_draft,
 )
+from homeostat.authoring.gpus import KNOWN, MAX_COUNT, Gpus, find_gpus, parse_answer
 from homeostat.cli.packages import missing_for_training
-from homeostat.config.base import parse_bytes
 from homeostat.config.load import build_config
 from homeostat.errors import ConfigError, HomeostatError, Problem
 from homeostat.observe.safe_text import safe_text
@@ -81,6 +81,24 @@ MemoryOption = Annotated[
         "device of this machine.",
     ),
 ]
+GpuOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help=f"Plan for a GPU of this name that is elsewhere: {', '.join(KNOWN)}.",
+    ),
+]
+GpusOption = Annotated[
+    int,
+    typer.Option(
+        "--gpus",
+        min=1,
+        max=MAX_COUNT,
+        help="With --gpu or --memory: number of GPUs in the machine, over which the model is "
+        "sharded.",
+    ),
+]
 NameOption = Annotated[str | None, typer.Option("--name", help="Name of the run.")]
 DemoOption = Annotated[
     bool,
@@ -103,6 +121,8 @@ def new(
     method: MethodOption = Method.AUTO,
     device: DeviceOption = DeviceName.AUTO,
     memory: MemoryOption = None,
+    gpu: GpuOption = None,
+    gpus: GpusOption = 1,
     name: NameOption = None,
     demo: DemoOption = False,
     example: ExampleOption = None,
@@ -122,8 +142,12 @@ def new(
     if target.exists():
         raise HomeostatError(f"{target} exists already. Name another file.")
     answers = _ask(task, model, data, reward, name)
+    if not (task and model and data) and gpu is None and memory is None:
+        gpu, memory = _ask_gpu()
+    machine = _Machine(method, device, find_gpus(gpu, memory, gpus))
+    if machine.gpus is not None and device is DeviceName.CPU:
+        raise ConfigError([Problem("--device", "cpu and a GPU exclude each other.")])
     _make_folder(target.parent)
-    machine = _Machine(method, device, None if memory is None else _size(memory))
     draft, notes = _make(answers, machine, folder=target.parent)
     header = ["Made by `homeostat new`. Every key: homeostat docs config", *notes]
     text = draft.render(header=header)
@@ -140,11 +164,11 @@ def new(
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """The method and the device to plan for."""
+    """The method and the device to plan for: the one here, or GPUs that are elsewhere."""
 
     method: Method
     device: DeviceName
-    memory_bytes: int | None
+    gpus: Gpus | None
 
 
 def _make_folder(folder: Path) -> None:
@@ -164,13 +188,11 @@ def _copy(names: tuple[str, ...]) -> None:
     typer.echo(f"Next: homeostat train {safe_text(str(written[0]))}", err=True)
 
 
-def _size(text: str) -> int:
-    try:
-        value = parse_bytes(text)
-    except ValueError as error:
-        raise ConfigError([Problem("--memory", f"{error}.")]) from None
-    assert isinstance(value, int), "of a text"
-    return value
+def _ask_gpu() -> tuple[str | None, str | None]:
+    """Return the name of a GPU that is elsewhere, or its memory; nothing for this machine."""
+    question = "GPU to plan for (a name such as h100, or its memory such as 24GB; empty: this one)"
+    typed = typer.prompt(question, default="", show_default=False)
+    return parse_answer(typed) if typed.strip() else (None, None)
 
 
 def _ask(
@@ -225,6 +247,15 @@ def _make(answers: Answers, machine: _Machine, *, folder: Path) -> tuple[Draft, 
 def _apply_device(draft: Draft, machine: _Machine) -> None:
     if machine.device is not DeviceName.AUTO:
         draft.set("trainer.device", machine.device.value)
+    if machine.gpus is None or machine.gpus.count == 1:
+        return
+    draft.set("cluster.type", "torchrun")
+    draft.set("cluster.processes", machine.gpus.count, "one trainer rank for each GPU")
+    draft.set("trainer.backend.type", "fsdp", "every layer is split over the ranks")
+    if "rewards" in draft.raw:
+        why = "weights that are split over ranks cannot be shared with the engine"
+        draft.set("engine.type", "native")
+        draft.set("engine.own_process", True, why)
 
 
 def _fit(draft: Draft, machine: _Machine, *, folder: Path) -> list[str]:
@@ -239,11 +270,11 @@ def _fit(draft: Draft, machine: _Machine, *, folder: Path) -> list[str]:
     from homeostat.run.session.waiting import progress_of
 
     raw = placed(draft.raw, folder)
-    here = [] if machine.memory_bytes is None else ["trainer.device=cpu"]
+    here = [] if machine.gpus is None else ["trainer.device=cpu"]
     with progress_of("tokenising rows", SafeConsole(stderr=True)) as progress:
         preflight = read_inputs(build_config(raw, here, file=None), progress=progress)
-    plan_of = planner(preflight, machine.memory_bytes)
-    is_here = machine.memory_bytes is None
+    plan_of = planner(preflight, machine.gpus)
+    is_here = machine.gpus is None
     fit = choose_fit(raw, plan_of, method=machine.method, may_offload=is_here)
     apply_fit(draft, fit)
     return fit_lines(fit)

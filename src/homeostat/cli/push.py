@@ -68,6 +68,7 @@ def push(
     dry_run: DryRun = None,
     base: opts.Base = None,
     step: opts.Step = None,
+    revision: opts.Revision = None,
 ) -> None:
     """Upload a model to the Hugging Face hub, with a card that says how it was made.
 
@@ -80,7 +81,7 @@ def push(
     from homeostat.generation.publishing import make_folder
 
     require_repo_name(repo)
-    choice = choose(model, base=base, step=step)
+    choice = choose(model, base=base, step=step, revision=revision)
     how = {"repo": repo, "dtype": dtype.value, "adapter_only": adapter, "license": license}
     typer.echo(f"exporting {safe_text(choice.describe())}", err=True)
     if dry_run is not None:

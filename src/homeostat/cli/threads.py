@@ -40,6 +40,26 @@ class Half(StrEnum):
     SEALED = "sealed"
 
 
+class Told(StrEnum):
+    """What an expert could tell of a case's cause who was shown its log and nothing else."""
+
+    RIGHT = "right"
+    FAMILY = "family"
+    NOTHING = "nothing"
+
+
+class Review(StrEnum):
+    """How a second labeller, who did not see the names, judged them.
+
+    `DISPUTED` names stand because the thread does not settle the matter; `CORRECTED` ones were
+    changed after the second reading.
+    """
+
+    AGREED = "agreed"
+    DISPUTED = "disputed"
+    CORRECTED = "corrected"
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A thread with a confirmed cause.
@@ -49,7 +69,8 @@ class Case:
     each, in our own words; `settings` are those that the fix names, in the framework's words.
     `tellable` says whether an expert who sees only the log could name the cause.
     `version` is the version of the framework where the thread states it, else empty; `when` is the
-    earliest date known of the thread.
+    earliest date known of the thread. `told` and `review` are empty for most cases: they are kept
+    for those that an expert or a second labeller was asked about.
     """
 
     framework: str
@@ -62,6 +83,11 @@ class Case:
     cause: str
     fix: str
     settings: tuple[str, ...] = ()
+    told: str = ""
+    review: str = ""
+
+
+_ASKED: dict[str, type[StrEnum]] = {"told": Told, "review": Review}
 
 
 def parse(row: Any) -> Case:
@@ -69,7 +95,7 @@ def parse(row: Any) -> Case:
     if not isinstance(row, dict):
         raise HomeostatError("a case is a JSON object.")
     known = {field.name for field in fields(Case)}
-    missing = known - {"settings", *row}
+    missing = known - {"settings", *_ASKED, *row}
     if missing or row.keys() - known:
         odd = ", ".join(sorted(row.keys() - known)) or "none"
         raise HomeostatError(
@@ -86,8 +112,8 @@ def parse(row: Any) -> Case:
 
 
 def _wrong_types(row: dict[str, Any]) -> list[str]:
-    texts = (*_TEXTS, "version", "when")
-    wrong = [f"{key} must be a text." for key in texts if not isinstance(row[key], str)]
+    texts = (*_TEXTS, "version", "when", *_ASKED)
+    wrong = [f"{key} must be a text." for key in texts if not isinstance(row.get(key, ""), str)]
     lists = (row["names"], row.get("settings", []))
     if not all(isinstance(one, list) and all(isinstance(x, str) for x in one) for one in lists):
         wrong.append("names and settings must be lists of texts.")
@@ -105,6 +131,11 @@ def _problems(case: Case) -> list[str]:
         date.fromisoformat(case.when)
     except ValueError:
         found.append(f"when is {case.when!r}: write a date as 2025-03-31.")
+    found += [
+        f"{key} is {getattr(case, key)!r}: one of {', '.join(kinds)}, or leave it out."
+        for key, kinds in _ASKED.items()
+        if getattr(case, key) not in ("", *kinds)
+    ]
     if not case.names:
         found.append("names is empty: name the illness, or the closest one.")
     unknown = [name for name in case.names if name not in FAMILY_OF]
@@ -169,8 +200,13 @@ def add(root: Path, cases: Iterable[Case]) -> dict[Half, int]:
         file = root / FOLDER / f"{half.value}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a", encoding="utf-8") as sink:
-            sink.writelines(json.dumps(asdict(case), ensure_ascii=False) + "\n" for case in own)
+            sink.writelines(json.dumps(_row(case), ensure_ascii=False) + "\n" for case in own)
     return {half: len(own) for half, own in fresh.items()}
+
+
+def _row(case: Case) -> dict[str, Any]:
+    """Return the JSON object of a case; what nobody was asked is left out."""
+    return {key: value for key, value in asdict(case).items() if value or key not in _ASKED}
 
 
 def _identity(case: Case) -> tuple[str, str]:

@@ -23,6 +23,7 @@ DIGITS = "0123456789"
 PROMPT_END, END, UNKNOWN, USER, ASSISTANT = ">", "$", "?", "~", "@"
 SYMBOLS = [*DIGITS, *"abcdefgh", PROMPT_END, END, UNKNOWN, USER, ASSISTANT]
 MAX_LENGTH = 64
+NUM_HELD_OUT = 64
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     f"{{{{ '{USER}' if message['role'] == 'user' else '{ASSISTANT}' }}}}"

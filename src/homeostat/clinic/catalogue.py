@@ -11,17 +11,22 @@ from homeostat.clinic.faults import (
     learning,
     machine,
     numerics,
+    partial_sync,
     policy,
     precision,
     preference,
+    resuming,
     reward,
+    rows,
+    schedules,
+    signal,
 )
 from homeostat.clinic.injector import Injector
 from homeostat.clinic.recipes import BALANCED, GOLD, Body
 
 MODULES = (
-    *(learning, critic, preference, numerics, data, reward, policy),
-    *(engine, machine, experts, energy, precision),
+    *(learning, schedules, critic, preference, numerics, data, rows, reward, signal, policy),
+    *(engine, partial_sync, machine, resuming, experts, energy, precision),
 )
 INJECTORS: dict[str, type[Injector]] = {
     fault.name: fault for module in MODULES for fault in module.FAULTS
@@ -29,6 +34,21 @@ INJECTORS: dict[str, type[Injector]] = {
 
 _LORA = {"lora": {"rank": 8, "targets": ["all-linear"]}, "trainer.lr": 1e-2}
 _KL = {"algorithm.kl": {"coefficient": 0.01}}
+_COSINE = {"trainer.schedule": {"type": "cosine", "warmup_share": 0.1}}
+_LINEAR = {"trainer.schedule": {"type": "linear", "warmup_steps": 3}}
+_WSD = {"trainer.schedule": {"type": "wsd", "warmup_steps": 3, "decay_share": 0.3}}
+_SMALL_GROUPS = {"rollout.prompts_per_step": 64, "rollout.samples_per_prompt": 2}
+_MISTAKEN = {
+    "type": "function",
+    "name": "judge",
+    "path": "homeostat.clinic.rewards:mistaken",
+    "options": {"share": 0.08},
+}
+_TWO_REWARDS = [
+    {"type": "exact_match", "name": "right"},
+    {"type": "regex_format", "name": "form", "pattern": "[0-9]{5}", "weight": 0.2},
+]
+_OWN_PROCESS = {"type": "native", "own_process": True}
 
 HEALTHY: dict[str, Body] = {
     "sft_pairs": Body("sort", "sft", steps=60),
@@ -71,6 +91,28 @@ HEALTHY: dict[str, Body] = {
     "grpo_own_process": Body(
         "sort", "grpo", steps=40, changes={"engine": {"type": "native", "own_process": True}}
     ),
+    "sft_cosine": Body("sort", "sft", steps=50, changes=_COSINE),
+    "sft_linear": Body("reverse", "sft", steps=50, changes=_LINEAR),
+    "sft_wsd": Body("shift", "sft", steps=50, changes=_WSD),
+    "sft_short": Body("sort", "sft", steps=8),
+    "sft_epochs": Body("copy", "sft", steps=48, changes={"trainer.batch_rows": 128}),
+    "sft_muon": Body("sort", "sft", steps=40, changes={"trainer.optimizer": {"type": "muon"}}),
+    "sft_unpacked": Body("sort", "sft", steps=40, changes={"trainer.packing": False}),
+    "sft_resumed": Body("sort", "sft", steps=44, stops_at=17),
+    "sft_ranks": machine.OVER_RANKS,
+    "grpo_chat": Body("sort", "grpo", rows="messages", steps=30),
+    "grpo_lora": Body("sort", "grpo", steps=30, changes=_LORA),
+    "grpo_resumed": Body("sort", "grpo", steps=30, stops_at=14),
+    "grpo_small_groups": Body("sort", "grpo", steps=40, changes=_SMALL_GROUPS),
+    "grpo_noisy_judge": Body("sort", "grpo", steps=40, changes={"rewards.functions": [_MISTAKEN]}),
+    "grpo_two_rewards": Body("sort", "grpo", steps=40, changes={"rewards.functions": _TWO_REWARDS}),
+    "grpo_linear": Body("copy", "grpo", steps=30, changes=_LINEAR),
+    "grpo_four_updates": Body("sort", "grpo", steps=30, changes={"trainer.updates_per_step": 4}),
+    "grpo_ahead": Body(
+        "sort", steps=30, changes={"engine": _OWN_PROCESS, "rollout.max_staleness": 1}
+    ),
+    "grpo_sleeping": partial_sync.SLEEPS,
+    "dpo_lora": Body("sort", "dpo", steps=40, changes=_LORA | {"trainer.lr": 2e-3}),
 }
 
 # One fault and one healthy run, for `--short`.

@@ -6,6 +6,8 @@ JOB is the JSON text of a Job. The exit code is that of `homeostat train`.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -28,7 +30,11 @@ def main(job: Job) -> int:
         assert job.base is not None, job
         return _train(job.base.recipe(folder), NO_HOOKS)
     if job.kind is Kind.HEALTHY:
-        return _train(_recipe(job, HEALTHY[job.name]), NO_HOOKS)
+        body = HEALTHY[job.name]
+        raw = _recipe(job, body)
+        if body.stops_at is not None:
+            _train(raw, StopsAt(body.stops_at))
+        return _train(raw, NO_HOOKS)
     fault = INJECTORS[job.name]
     injector = fault(fault.dosed(job.seed))
     raw = _recipe(job, fault.body)
@@ -38,6 +44,17 @@ def main(job: Job) -> int:
         injector.between_calls(job.run_dir)
         code = _train(raw, injector)
     return code
+
+
+class StopsAt(Hooks):
+    """Asks the run to stop after a step, as a scheduler does with SIGTERM."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_step(self, step: int, parts: object) -> None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _recipe(job: Job, body: Body) -> Raw:

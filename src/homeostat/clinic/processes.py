@@ -5,18 +5,27 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from homeostat.errors import HomeostatError
+
+_PROC = Path("/proc")
+
 
 def descendants(text: str) -> list[int]:
     """Return the processes below this one whose command line contains the text."""
+    if not _PROC.is_dir():
+        raise HomeostatError(
+            f"This fault harms a process, which is found in {_PROC}, and this system has none. Run "
+            "the clinic on Linux, or name other faults (see homeostat clinic --help)."
+        )
     parents = {}
-    for entry in Path("/proc").iterdir():
+    for entry in _PROC.iterdir():
         if entry.name.isdigit() and (stat := _read(entry / "stat")):
             # The name, in brackets, may contain anything, so parse what follows it.
             parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
     return [
         process
         for process in parents
-        if _descends(process, parents) and text in _read(Path(f"/proc/{process}/cmdline"))
+        if _descends(process, parents) and text in _read(_PROC / str(process) / "cmdline")
     ]
 
 
@@ -30,7 +39,7 @@ def workers() -> list[int]:
 
 
 def _parent(process: int) -> int | None:
-    stat = _read(Path(f"/proc/{process}/stat"))
+    stat = _read(_PROC / str(process) / "stat")
     return int(stat.rpartition(")")[2].split()[1]) if stat else None
 
 

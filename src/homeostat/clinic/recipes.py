@@ -16,7 +16,6 @@ from homeostat.clinic import bodies
 Raw = dict[str, Any]
 
 NUM_ROWS = 2048
-NUM_EVAL = 64
 # Number of steps after which a policy gets a part of the answers right, but not all.
 STEPS_OF_BASE = {
     "sort": 32,
@@ -37,6 +36,8 @@ GOLD: Raw = {
     "eval.interval_steps": 4,
     "rewards.functions": [{"type": "exact_match"}, GOLD_REWARD],
 }
+# Half of the usual prompts, for faults that need no more.
+FEW_PROMPTS: Raw = {"rollout.prompts_per_step": 16}
 PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo")
 ROW_MAKERS = {
     "prompt_completion": bodies.worked_rows,
@@ -62,6 +63,8 @@ class Body:
     family: str = "llama"
     # SFT that starts from a base policy, as RL always does.
     pretrained: bool = False
+    # The run is stopped after this step and resumed.
+    stops_at: int | None = None
     changes: Raw = field(default_factory=dict)
 
     @property
@@ -73,7 +76,14 @@ class Body:
         """Return the policy from which it starts."""
         if self.algorithm == "sft" and not self.pretrained:
             return None
-        return Base(self.game, self.width, self.layers, self.num_digits, self.family)
+        return Base(
+            self.game,
+            self.width,
+            self.layers,
+            self.num_digits,
+            self.family,
+            is_chat=self.rows == "messages",
+        )
 
     def recipe(self, folder: Path, *, bases: Path, seed: int) -> Raw:
         """Write its files to the folder, and return the recipe of a run in folder/runs/run."""
@@ -96,7 +106,7 @@ class Body:
             folder / "train.jsonl", make(self.game, NUM_ROWS, seed=seed, **kinds)
         )
         held_out = bodies.write_rows(
-            folder / "eval.jsonl", make(self.game, NUM_EVAL, seed=seed + 10**6, **kinds)
+            folder / "eval.jsonl", make(self.game, bodies.NUM_HELD_OUT, seed=seed + 10**6, **kinds)
         )
         source: Raw = {"type": self.rows}
         if self.rows == "prompt_completion":
@@ -124,7 +134,7 @@ class Body:
             )
             for name, count, own in (
                 ("train", NUM_ROWS, seed),
-                ("eval", NUM_EVAL, seed + 10**6),
+                ("eval", bodies.NUM_HELD_OUT, seed + 10**6),
             )
         }
         return {
@@ -143,7 +153,9 @@ class Body:
         prompts = bodies.write_rows(folder / "train.jsonl", rows)
         return {
             "data": {
-                "train": [{"type": "prompts", "path": str(prompts), "chat": False}],
+                "train": [
+                    {"type": "prompts", "path": str(prompts), "chat": self.rows == "messages"}
+                ],
                 "max_length": 32,
             },
             "algorithm": {"type": self.algorithm},
@@ -162,11 +174,14 @@ class Base:
     layers: int
     num_digits: tuple[int, ...]
     family: str = "llama"
+    # It was taught chats, in turns of the chat template.
+    is_chat: bool = False
 
     @property
     def name(self) -> str:
         digits = "".join(map(str, self.num_digits))
-        return f"{self.game}_{self.family}_{self.width}x{self.layers}_{digits}"
+        kind = "-chat" if self.is_chat else ""
+        return f"{self.game}_{self.family}_{self.width}x{self.layers}_{digits}{kind}"
 
     def weights(self, bases: Path) -> Path:
         return bases / self.name / "runs" / "run" / "checkpoints" / f"step_{self.steps:08d}" / "hf"
@@ -183,6 +198,7 @@ class Base:
         body = Body(
             self.game,
             "sft",
+            rows="messages" if self.is_chat else "prompt_completion",
             width=self.width,
             layers=self.layers,
             steps=self.steps,

@@ -110,6 +110,49 @@ def marked(*, completions: Sequence[str], answer: Sequence[str], **_: Any) -> Va
     return [float(text == f"a{wanted}b") for text, wanted in zip(completions, answer, strict=True)]
 
 
+def coin(*, onset: int, share: float, **call: Any) -> Values:
+    """Return the toss of a coin for a share of the answers."""
+
+    def ill(**call: Any) -> Values:
+        rng = _rng(call)
+        return [
+            float(rng.random() < 0.5) if rng.random() < share else value for value in right(**call)
+        ]
+
+    return _from(onset, ill, **call)
+
+
+def wavering(*, onset: int, sigma: float, **call: Any) -> Values:
+    """Return the right reward with noise of this deviation."""
+
+    def ill(**call: Any) -> Values:
+        rng = _rng(call)
+        return [(value or 0.0) + rng.gauss(0.0, sigma) for value in right(**call)]
+
+    return _from(onset, ill, **call)
+
+
+def mistaken(*, share: float, **call: Any) -> Values:
+    """Return the right reward, except for a small share that is taken for the other."""
+    rng = _rng(call)
+    return [1.0 - (value or 0.0) if rng.random() < share else value for value in right(**call)]
+
+
+def misordered(*, onset: int, **call: Any) -> Values:
+    """Return the rewards of the answers in another order than the answers have."""
+
+    def ill(**call: Any) -> Values:
+        values = right(**call)
+        _rng(call).shuffle(values)
+        return values
+
+    return _from(onset, ill, **call)
+
+
+def _rng(call: dict[str, Any]) -> random.Random:
+    return random.Random(f"{call['trainer_state'].global_step}{call['answer'][0]}")
+
+
 def sleepy(*, onset: int, seconds: float, **call: Any) -> Values:
     """Return the right reward, but slowly."""
 

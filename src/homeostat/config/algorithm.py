@@ -22,6 +22,7 @@ from homeostat.config.policy_gradient import (
     PolicyGradientConfig,
     ShapeOverlong,
 )
+from homeostat.config.preference import PreferencePluginAlgorithm
 from homeostat.config.reward_model import AnyLabelledAlgorithm
 
 
@@ -264,5 +265,5 @@ AnyRowAlgorithm = SftConfig | AnyLabelledAlgorithm
 AnyAlgorithm = Annotated[
     AnyRowAlgorithm | AnyPolicyGradient,
     Field(discriminator="type"),
-    Pluggable("algorithm", AlgorithmPlugin),
+    Pluggable("algorithm", (AlgorithmPlugin, PreferencePluginAlgorithm)),
 ]

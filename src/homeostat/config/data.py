@@ -14,6 +14,10 @@ from homeostat.config.curriculum import SourceWeight, as_label
 from homeostat.config.hub_names import cached_path, is_hub_name
 from homeostat.config.plugins import Pluggable, Plugged
 
+# Names in `columns` that belong to messages: their keys, and the file's words for a role.
+MESSAGE_KEYS = ("messages.role", "messages.content")
+ROLE_NAMES = ("messages.system", "messages.user", "messages.assistant", "messages.tool")
+
 
 class AnySourceSettings(Settings):
     """Settings that all sources share."""
@@ -71,7 +75,9 @@ class Source(AnySourceSettings):
         share="all",
         help="What the file calls the columns that this source reads, for example {prompt: "
         "question, completion: answer}. Several columns are joined by a blank line: {prompt: "
-        "[instruction, input]}. messages.role and messages.content name the keys of a message.",
+        "[instruction, input]}. messages.role and messages.content name the keys of a message, "
+        "messages.assistant, messages.user, messages.system and messages.tool the words that the "
+        "file has for a role, for example {messages.assistant: [agent, bot]}.",
     )
     limit: int | None = key(None, ge=1, help="Use only this many rows, from the start.")
 
@@ -301,7 +307,7 @@ RlSource = PromptSource | ReasoningGymSource
 AnySource = Annotated[
     TrainSource | RlSource | AutoSource,
     Field(discriminator="type"),
-    Pluggable("source", SourcePlugin),
+    Pluggable("source", (SourcePlugin,)),
 ]
 
 

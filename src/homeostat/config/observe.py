@@ -90,7 +90,9 @@ class ObserveConfig(Settings):
         "info", resume="free", help="Lowest level that the log shows; HOMEOSTAT_DEBUG=1 sets debug."
     )
     console: Literal["auto", "live", "plain", "quiet"] = key(
-        "auto", resume="free", help="auto: a live view in a terminal, plain lines otherwise."
+        "auto",
+        resume="free",
+        help="auto: a live view in a terminal or a notebook, plain lines otherwise.",
     )
     sinks: tuple[AnySink, ...] = key(
         (), resume="free", help="Destinations of metrics in addition to metrics.jsonl."

@@ -156,7 +156,8 @@ class TrainerSetup:
 class PlacementSettings:
     """The settings of where the processes of a run are placed, and of what they need there.
 
-    `num_engines` are in separate processes; `mesh` is the trainer's.
+    `num_engines` are in separate processes; `mesh` is the trainer's. `plugins` are those that ranks
+    and engines import: the kind and the type of each.
     """
 
     cluster: AnyCluster
@@ -168,3 +169,4 @@ class PlacementSettings:
     used_reference: AnyReference | None
     data: DataConfig
     run_dir: Path
+    plugins: tuple[tuple[str, str], ...] = ()

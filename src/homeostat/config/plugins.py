@@ -39,7 +39,7 @@ GROUPS = {
 }
 # Their base classes in homeostat.plugins.
 _BASES = {
-    "algorithm": "Algorithm",
+    "algorithm": "Algorithm or PreferenceAlgorithm",
     "reward": "Reward",
     "source": "Prompts, Messages, Completions, Texts or Preferences",
     "engine": "Engine",
@@ -163,10 +163,10 @@ def is_entry_point(noun: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pluggable:
-    """An annotation of a union by `type`: a plug-in derived from `base` is one more member."""
+    """An annotation of a union by `type`: a plug-in derived from a base is one more member."""
 
     noun: str
-    base: type[Plugged]
+    bases: tuple[type[Plugged], ...]
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -203,12 +203,12 @@ class Pluggable:
         return PLUGIN if is_reference(tag) or is_entry_point(self.noun, tag) else tag
 
     def _validate(self, value: Any) -> Plugged:
-        if isinstance(value, self.base):
+        if isinstance(value, self.bases):
             return value
         reference = value["type"]
         try:
             found = load_plugin(self.noun, reference)
-            _require(found, self.base, noun=self.noun, reference=reference)
+            _require(found, self.bases, noun=self.noun, reference=reference)
         except PluginError as error:
             raise PydanticCustomError(UNUSABLE, "{why}", {"why": str(error)}) from error
         return found.model_validate_json(json.dumps(value))
@@ -225,9 +225,9 @@ def _tag_of(schema: dict[str, Any]) -> str:
     return schema["properties"]["type"]["const"]
 
 
-def _require(found: Any, base: type[Plugged], *, noun: str, reference: str) -> None:
+def _require(found: Any, bases: tuple[type[Plugged], ...], *, noun: str, reference: str) -> None:
     lacks = ""
-    if not isinstance(found, type) or not issubclass(found, base):
+    if not isinstance(found, type) or not issubclass(found, bases):
         lacks = f"it is no class derived from homeostat.plugins.{_BASES[noun]}"
     elif found.__abstractmethods__:
         lacks = f"it does not define {', '.join(sorted(found.__abstractmethods__))}"

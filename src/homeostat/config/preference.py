@@ -8,10 +8,14 @@ of the defaults.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from homeostat.config.base import RowAlgorithm, Settings, key
 from homeostat.config.kind import RunKind
+from homeostat.config.plugins import Plugged
+
+# Parameters of the loss of every preference algorithm, beside those of its own keys.
+LOSS_PARAMS = frozenset(("algorithm", "beta", "reference", "kl", "chosen_tokens"))
 
 
 class PreferenceAlgorithm(RowAlgorithm):
@@ -31,6 +35,49 @@ class PreferenceAlgorithm(RowAlgorithm):
     def rows_per_example(self) -> int:
         """Return 2 for a pair of completions, else 1."""
         return 2 if self.paired else 1
+
+    @property
+    def loss_params(self) -> dict[str, float | str]:
+        """Return the algorithm's own keys as parameters of its loss."""
+        own = self.model_dump(exclude={"type"})
+        return {name: float(value) for name, value in own.items()}
+
+
+class PreferencePluginAlgorithm(Plugged, PreferenceAlgorithm):
+    """Base of your preference algorithms (homeostat.plugins.PreferenceAlgorithm).
+
+    A plug-in defines the loss of pairs. Its keys that are numbers, texts or truth values reach it
+    as `params`, beside `beta`; a key `sft_weight` adds the cross-entropy of the chosen completions
+    with that weight. `needs_reference`, `beta` and `lr` are class variables that it may set.
+
+        def losses(pairs: Pairs, params) -> PairLosses    (static)
+    """
+
+    losses: ClassVar[Any] = None
+
+    @classmethod
+    def noun(cls) -> str:
+        return "algorithm"
+
+    @classmethod
+    def find_defect(cls) -> str:
+        if cls.losses is None:
+            return "it does not define losses"
+        if not cls.paired:
+            return "it sets paired = False, and a plug-in's loss is that of pairs"
+        if taken := sorted(LOSS_PARAMS.intersection(cls.own_keys())):
+            return f"its key {taken[0]!r} has the name of a parameter that every loss has"
+        return ""
+
+    @classmethod
+    def needs(cls) -> str:
+        pairs = "pairs (a preference source)"
+        return f"{pairs} and a reference" if cls.needs_reference else pairs
+
+    @property
+    def loss_params(self) -> dict[str, float | str]:
+        values = {name: getattr(self, name) for name in self.own_keys()}
+        return {name: one for name, one in values.items() if isinstance(one, int | float | str)}
 
 
 class DpoConfig(PreferenceAlgorithm):

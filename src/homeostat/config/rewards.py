@@ -130,7 +130,7 @@ AnyReward = Annotated[
     | ClassifierReward
     | JudgeReward,
     Field(discriminator="type"),
-    Pluggable("reward", RewardPlugin),
+    Pluggable("reward", (RewardPlugin,)),
 ]
 
 

@@ -140,7 +140,7 @@ class RolloutConfig(Settings):
 AnyEngine = Annotated[
     NativeEngineConfig | VllmEngineConfig | SglangEngineConfig,
     Field(discriminator="type"),
-    Pluggable("engine", EnginePlugin),
+    Pluggable("engine", (EnginePlugin,)),
 ]
 
 

@@ -33,6 +33,7 @@ from homeostat.config.parts import (
     SavingSettings,
     TrainerSetup,
 )
+from homeostat.config.plugins import Plugged
 from homeostat.config.preference import PreferenceAlgorithm, PreferenceConfig
 from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import (
@@ -343,6 +344,11 @@ class RunConfig(Settings):
             used_reference=self.used_reference,
             data=self.data,
             run_dir=self.run_dir,
+            plugins=tuple(
+                (one.noun(), one.type)
+                for one in (self.algorithm, self.engine, self.sync.transport)
+                if isinstance(one, Plugged)
+            ),
         )
 
     @property

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator
 
 from homeostat.config.base import key
-from homeostat.config.engine import EngineConfig
 from homeostat.config.options import refuse_options
+from homeostat.config.served import ServedEngineConfig
 
 # Server arguments that homeostat sets itself, with the config key that controls each.
 OWNED = {
@@ -64,7 +64,7 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     return refuse_options(options, owned=OWNED, fixed=FIXED)
 
 
-class SglangEngineConfig(EngineConfig):
+class SglangEngineConfig(ServedEngineConfig):
     """SGLang in its own process, with its own copy of the weights."""
 
     type: Literal["sglang"]
@@ -82,32 +82,6 @@ class SglangEngineConfig(EngineConfig):
         resume="warn",
         help="Largest number of prompt tokens in one forward pass; longer prompts are split. "
         "SGLang chooses by default.",
-    )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
-        "auto",
-        resume="warn",
-        help="dtype in which SGLang computes. auto: that of the trainer's weights.",
-    )
-    enforce_eager: bool = key(
-        False,
-        resume="free",
-        help="No compilation and no CUDA graphs: starts faster, samples slower.",
-    )
-    tensor_parallel_size: int = key(
-        1, ge=1, le=64, resume="free", help="Number of devices over which each layer is split."
-    )
-    start_timeout_s: float = key(
-        900.0,
-        gt=0,
-        resume="free",
-        help="Seconds within which SGLang must have loaded the model and answer.",
-    )
-    max_restarts: int = key(
-        3,
-        ge=0,
-        resume="free",
-        help="How many times the process is restarted after it died. The new process receives "
-        "the weights, and the interrupted round is sampled again from its start.",
     )
     sleep: bool = key(
         True,
@@ -127,13 +101,3 @@ class SglangEngineConfig(EngineConfig):
     # Its top-p after a top-k is another one than ours, and its min-p has no noise of a request.
     cuts: ClassVar[frozenset[str]] = frozenset({"top_k", "top_p"})
     combines_cuts: ClassVar[bool] = False
-
-    @property
-    def num_devices(self) -> int:
-        """Return the number of devices over which one engine is split."""
-        return self.tensor_parallel_size
-
-    @property
-    def own_dtype(self) -> str | None:
-        """Return the dtype that the recipe sets for SGLang alone."""
-        return None if self.dtype == "auto" else self.dtype

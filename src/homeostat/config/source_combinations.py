@@ -5,12 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from homeostat.config.data import AutoSource, PromptSource, Source, SourcePlugin, all_sources
+from homeostat.config.data import (
+    MESSAGE_KEYS,
+    ROLE_NAMES,
+    AutoSource,
+    PromptSource,
+    Source,
+    SourcePlugin,
+    all_sources,
+)
 from homeostat.config.hub_names import cached_path, parse_hub_name
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
-MESSAGE_KEYS = ("messages.role", "messages.content")
 _NOT_A_NAME = "the path is a file or folder on disk, which has no revisions."
 
 
@@ -41,13 +48,26 @@ def _one(place: str, source: Source) -> Iterator[Problem]:
             hint = f"Did you mean {near[0]}?" if near else f"It reads: {', '.join(known)}."
             kind = getattr(source, "type", "")
             yield Problem(key, f"a {kind} source reads no such column.", hint)
+    yield from find_words_of_two_roles(place, source)
+
+
+def find_words_of_two_roles(place: str, source: Source) -> Iterator[Problem]:
+    """Yield a problem for every word that stands for two roles."""
+    role_of: dict[str, str] = {}
+    for ours in (name for name in ROLE_NAMES if name in source.columns):
+        words = source.columns[ours]
+        for word in (words,) if isinstance(words, str) else words:
+            other = role_of.setdefault(word.lower(), ours)
+            if other != ours:
+                what = f"{word!r} is also a word of {other}: a message has one role."
+                yield Problem(f"{place}.columns.{ours}", what, "Name it once.")
 
 
 def known_columns(source: Source) -> list[str]:
-    """Return the columns that a source reads, and the keys of messages."""
+    """Return the columns that a source reads, and the keys and roles of messages."""
     fields = [name for name in type(source).model_fields if name.endswith("_column")]
     named = [name for name in fields if getattr(source, name) is not None]
-    return [*(name.removesuffix("_column") for name in named), *MESSAGE_KEYS]
+    return [*(name.removesuffix("_column") for name in named), *MESSAGE_KEYS, *ROLE_NAMES]
 
 
 def _is_free(source: Source) -> bool:

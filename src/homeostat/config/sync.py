@@ -30,7 +30,7 @@ class _BucketedConfig(Settings):
 
 
 class SharedMemoryConfig(_BucketedConfig):
-    """Send through /dev/shm, to another process of the same machine."""
+    """Send through shared memory (/dev/shm), to another process of the same machine."""
 
     type: Literal["shared_memory"] = "shared_memory"
 
@@ -95,7 +95,7 @@ AnyTransport = Annotated[
     | CollectiveConfig
     | CudaIpcConfig,
     Field(discriminator="type"),
-    Pluggable("transport", TransportPlugin),
+    Pluggable("transport", (TransportPlugin,)),
 ]
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator
 
 from homeostat.config.base import key
-from homeostat.config.engine import EngineConfig
 from homeostat.config.options import refuse_options
+from homeostat.config.served import ServedEngineConfig
 
 # Engine arguments that homeostat sets itself, with the config key that controls each.
 OWNED = {
@@ -55,7 +55,7 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     return refuse_options(options, owned=OWNED, fixed=FIXED)
 
 
-class VllmEngineConfig(EngineConfig):
+class VllmEngineConfig(ServedEngineConfig):
     """vLLM in its own process, with its own copy of the weights."""
 
     type: Literal["vllm"]
@@ -74,33 +74,6 @@ class VllmEngineConfig(EngineConfig):
         help="Largest number of tokens in one forward pass; vLLM chooses by default. On a CPU "
         "it must be at least the longest request, because prompts are not split there.",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
-        "auto",
-        resume="warn",
-        help="dtype in which vLLM computes. auto: that of the trainer's weights. bfloat16 is "
-        "refused on an aarch64 CPU without bf16 instructions.",
-    )
-    enforce_eager: bool = key(
-        False,
-        resume="free",
-        help="No compilation and no CUDA graphs: starts faster, samples slower.",
-    )
-    tensor_parallel_size: int = key(
-        1, ge=1, le=64, resume="free", help="Number of devices over which each layer is split."
-    )
-    start_timeout_s: float = key(
-        900.0,
-        gt=0,
-        resume="free",
-        help="Seconds within which vLLM must have loaded the model and answer.",
-    )
-    max_restarts: int = key(
-        3,
-        ge=0,
-        resume="free",
-        help="How many times the process is restarted after it died. The new process receives "
-        "the weights, and the interrupted round is sampled again from its start.",
-    )
     sleep: bool = key(
         True,
         resume="free",
@@ -115,13 +88,3 @@ class VllmEngineConfig(EngineConfig):
     )
 
     score_temperatures: ClassVar[Literal["any", "one"]] = "one"
-
-    @property
-    def num_devices(self) -> int:
-        """Return the number of devices over which one engine is split."""
-        return self.tensor_parallel_size
-
-    @property
-    def own_dtype(self) -> str | None:
-        """Return the dtype that the recipe sets for vLLM alone."""
-        return None if self.dtype == "auto" else self.dtype

@@ -5,6 +5,7 @@
     {messages: conversations,           messages whose keys have other names, as in ShareGPT's
      messages.role: from,               form; the roles become user, assistant, system and tool
      messages.content: value}
+    {messages.assistant: [agent, bot]}  words of the file for a role, beside those known already
 
 Columns that are not named keep their names, so rewards still receive them.
 """
@@ -14,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from homeostat.config.data import MESSAGE_KEYS, ROLE_NAMES
 from homeostat.data.sources import BadRowError, RowSource
 
-ROLE, CONTENT = "messages.role", "messages.content"
+ROLE, CONTENT = MESSAGE_KEYS
+_INSIDE_MESSAGES = frozenset((*MESSAGE_KEYS, *ROLE_NAMES))
 ROLES = {
     **dict.fromkeys(("user", "human", "prompter"), "user"),
     **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt"), "assistant"),
@@ -31,7 +34,7 @@ def theirs(names: Sequence[str], mapping: Columns) -> list[str]:
     """Return the columns of the file that stand for our names, each once."""
     found: dict[str, None] = {}
     for name in names:
-        if name not in (ROLE, CONTENT):
+        if name not in _INSIDE_MESSAGES:
             found.update(dict.fromkeys(_named(name, mapping)))
     return list(found)
 
@@ -47,9 +50,10 @@ class MappedRows:
     def __init__(self, rows: RowSource, mapping: Columns) -> None:
         self.rows, self.brackets = rows, rows.brackets
         self._ours = {
-            name: _named(name, mapping) for name in mapping if name not in (ROLE, CONTENT)
+            name: _named(name, mapping) for name in mapping if name not in _INSIDE_MESSAGES
         }
         self._keys = (mapping.get(ROLE), mapping.get(CONTENT))
+        self._roles = _roles(mapping)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -69,12 +73,14 @@ class MappedRows:
                 found[ours] = _joined(row, names)
             elif names[0] in row:
                 found[ours] = row[names[0]]
-        if self._keys == (None, None):
+        if self._roles is None and self._keys == (None, None):
             return found
         return {name: self._messages(value) for name, value in found.items()}
 
     def _messages(self, value: Any) -> Any:
         """Return messages with role and content; any other value as it is."""
+        if isinstance(value, dict) and self._keys[0] in value:
+            return self._message(value)
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             return value
         return [self._message(item) for item in value]
@@ -86,12 +92,25 @@ class MappedRows:
             if name in message:
                 made[ours] = message[str(name)]
         given = made.get("role")
-        if isinstance(given, str) and role is not None:
-            if given.lower() not in ROLES:
-                known = ", ".join(sorted(ROLES))
-                raise BadRowError("unknown role", f"{given!r:.60} is none of {known}")
-            made["role"] = ROLES[given.lower()]
+        if isinstance(given, str) and self._roles is not None:
+            if given.lower() not in self._roles:
+                known = ", ".join(sorted(self._roles))
+                raise BadRowError(
+                    "unknown role",
+                    f"{given!r:.60} is none of {known}. Name it in columns, for example "
+                    f"{{messages.user: [{given:.60}]}}",
+                )
+            made["role"] = self._roles[given.lower()]
         return made
+
+
+def _roles(mapping: Columns) -> dict[str, str] | None:
+    """Return the role of each word for one; None where messages have the usual words already."""
+    own = [name for name in ROLE_NAMES if name in mapping]
+    if not own and mapping.get(ROLE) is None:
+        return None
+    words = {word.lower(): name for name in own for word in _named(name, mapping)}
+    return ROLES | {word: name.removeprefix("messages.") for word, name in words.items()}
 
 
 def _joined(row: dict[str, Any], names: Sequence[str]) -> str | None:

@@ -128,6 +128,9 @@ def _encode(
 
 def _completion(row: dict[str, Any], column: str) -> str | list[Any]:
     value = cell(row, column, "a text or a list of messages")
+    if isinstance(value, dict):
+        # axolotl's data sets have the one message of an answer without a list around it.
+        value = [value]
     if not isinstance(value, str | list):
         raise BadRowError("wrong type", f"column {column!r} holds a {type(value).__name__}")
     if isinstance(value, list) and not value:

@@ -77,6 +77,8 @@ class ChatTokenizer:
         self._original = original
         self.special = special
         self.chat_template = chat_template
+        own = getattr(original, "chat_template", None)
+        self.own_template = own if isinstance(own, str) else None
         self.notes = notes
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._special_ids = frozenset(

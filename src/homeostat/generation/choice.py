@@ -68,13 +68,22 @@ class Choice:
         return not any(is_text) and all(chats)
 
 
-def choose(path: Path, *, base: Path | None = None, step: str | None = None) -> Choice:
+def choose(
+    path: Path,
+    *,
+    base: Path | None = None,
+    step: str | None = None,
+    revision: str | None = None,
+) -> Choice:
     """Return what `path` stands for.
 
     `base` is the base model of an adapter, if it is not where adapter_config.json says. `step`
-    selects the checkpoint of a run: a number, `best` or `latest`.
+    selects the checkpoint of a run: a number, `best` or `latest`. `revision` is the branch, tag or
+    commit of a model on the hub.
     """
-    path = _here(path, "MODEL")
+    if path.exists():
+        _refuse(revision, "--revision", f"{path} is on this disk, and has no revisions")
+    path = _here(path, "MODEL", revision)
     if not path.exists():
         raise ModelError(
             f"{path} does not exist. Name a model, an adapter or a run on this disk, or a model on "

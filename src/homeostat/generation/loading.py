@@ -18,6 +18,7 @@ from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import EngineError, ModelError
 from homeostat.generation.choice import Choice
 from homeostat.generation.packed_model import load_packed
+from homeostat.hub.resolve import resolve_model
 from homeostat.models.build import LoadedModel, load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.hf import read_config
@@ -187,7 +188,12 @@ def open_engine(
 def with_template(
     choice: Choice, *, tokenizer: str | None = None, chat_template: str | None = None
 ) -> Choice:
-    """Return the choice with another tokenizer or chat template, where they are given."""
+    """Return the choice with another tokenizer or chat template, where they are given.
+
+    A tokenizer may be a name on the hub.
+    """
+    if tokenizer is not None:
+        tokenizer = resolve_model(tokenizer, setting="--tokenizer", need="tokenizer")
     given = {"tokenizer": tokenizer, "chat_template": chat_template}
     update = {name: value for name, value in given.items() if value is not None}
     return replace(choice, model=choice.model.model_copy(update=update))

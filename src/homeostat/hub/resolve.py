@@ -66,12 +66,12 @@ def resolve_names(
 
 
 def resolve_model(
-    text: str, *, setting: str, revision: str | None = None, console: Console | None = None
+    text: str, *, setting: str, revision: str | None = None, need: Need = "weights"
 ) -> str:
     """Return the folder or file of one model or adapter, downloaded if it is a name."""
-    console = console or SafeConsole(stderr=True)
+    console = SafeConsole(stderr=True)
     door = _Door(None, console, lambda line: console.print(Text(line), soft_wrap=True))
-    return door.model(text, setting, need="weights", revision=revision)
+    return door.model(text, setting, need=need, revision=revision)
 
 
 @dataclass(frozen=True, slots=True)

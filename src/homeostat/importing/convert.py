@@ -13,6 +13,7 @@ from homeostat.health.frameworks import ALL, Framework
 from homeostat.health.frameworks.needless import why_needless
 from homeostat.health.frameworks.planned import FOREIGN, PLANNED
 from homeostat.importing.algorithms import choose_algorithm, is_rl, set_kl
+from homeostat.importing.critic import set_critic
 from homeostat.importing.defaults import defaults_of, replaced_by
 from homeostat.importing.draft import Draft
 from homeostat.importing.entries import ForeignFile, Given, Imported, Status
@@ -61,6 +62,7 @@ def convert(
     set_rewards(draft)
     _set_adapter(draft)
     set_kl(draft)
+    set_critic(draft)
     set_sizes(draft)
     _set_names(draft, stem)
     for given in draft:
@@ -259,6 +261,8 @@ def _set_defaults(draft: Draft) -> None:
             draft.comments.setdefault(key, f"the default of {title}")
     if draft.get("trainer.schedule") is not None and not draft.get("trainer.schedule.type"):
         draft.set("trainer.schedule.type", "cosine")
+    if draft.get("critic.schedule") is not None and not draft.get("critic.schedule.type"):
+        draft.set("critic.schedule.type", "constant")
 
 
 def stem_of(path: Path) -> str:

@@ -14,7 +14,15 @@ from homeostat.importing.recognise import fold, keys_by_name
 _COMPUTED = "the script computes it: set it yourself"
 _ENVIRONMENT = "it comes from the environment of the script: set it yourself"
 # Keys whose values may name a variable of the environment, as part of a path.
-_PATHS = ("model.path", "data.train.path", "data.validation.path", "runs_dir", "lora.path", "name")
+_PATHS = (
+    "model.path",
+    "critic.path",
+    "data.train.path",
+    "data.validation.path",
+    "runs_dir",
+    "lora.path",
+    "name",
+)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, get_args
 
-from homeostat.config.data import AnySource
+from homeostat.config.data import MESSAGE_KEYS, AnySource
 from homeostat.config.hub_names import is_hub_name
 from homeostat.importing.algorithms import is_rl
 from homeostat.importing.draft import Draft
@@ -19,6 +19,7 @@ _OF_ALGORITHM = {
 _ALPACA = "instruction and input become a user turn, without Alpaca's own words around them"
 # Keys of a source that say which part of a dataset with a name is meant.
 _OF_NAMES = ("split", "config", "revision")
+_OF_MESSAGES = "columns.messages."
 _INDEX = re.compile(r"\[(\d+)\]")
 _COLUMNS = "check that the columns are named so"
 # Graders of frameworks that compare a mathematical answer with the expected one.
@@ -125,19 +126,46 @@ def _set_columns(
         if not name or name in ("path", "type"):
             continue
         chosen = sources if _INDEX.search(given.name) is None else [_of(given, sources, origins)]
+        if name.startswith(_OF_MESSAGES):
+            _set_messages(draft, given, name.removeprefix("columns."), chosen)
+            continue
+        if name == "turns":
+            _set_turns(draft, given)
+            continue
+        if chosen[0]["type"] == "preference":
+            # The messages before the two answers.
+            name = "prompt_column" if name == "messages_column" else name
         fitting = [one for one in chosen if name in fields_of_source(one["type"])]
         if name in _OF_NAMES:
             fitting = [one for one in fitting if is_hub_name(one["path"])]
         for source in fitting:
             _set_key(source, name, given.value)
         if fitting:
-            draft.note(given, key, given.value)
+            draft.note(given, f"{start}{name}", given.value)
         elif name in _OF_NAMES:
             why = "the recipe names the files themselves: name that of this part"
             draft.leave(given, Status.NOT_NEEDED, why)
         else:
             why = f"a source of type {chosen[0]['type']} has no such key"
             draft.leave(given, Status.NOT_NEEDED, why)
+
+
+def _set_messages(draft: Draft, given: Given, name: str, sources: list[dict[str, Any]]) -> None:
+    """Set a key of messages, or the words for a role; those that we use anyway need no mention."""
+    words = given.value if isinstance(given.value, list) else [given.value]
+    other = [str(word) for word in words if word != name.removeprefix("messages.")]
+    for source in sources if other else ():
+        one_or_more = other[0] if name in MESSAGE_KEYS else other
+        source.setdefault("columns", {})[name] = one_or_more
+    draft.note(given, f"data.train.columns.{name}", words)
+
+
+def _set_turns(draft: Draft, given: Given) -> None:
+    if [str(role).lower() for role in given.value] in (["assistant"], ["gpt"]):
+        draft.leave(given, Status.NOT_NEEDED, "the assistant's turns are those that are trained")
+        return
+    why = "the assistant's turns are trained; a message of another role says so by train: true"
+    draft.leave(given, Status.UNKNOWN, why)
 
 
 def _set_key(source: dict[str, Any], name: str, value: Any) -> None:

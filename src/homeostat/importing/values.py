@@ -115,6 +115,14 @@ def _quantization(given: Given, _: Draft) -> Outcome:
     return Converted("int8" if is_int8 else "nf4")
 
 
+def _critic_schedule(given: Given, _: Draft) -> Outcome:
+    name = str(given.value).lower()
+    if name == "cosine":
+        # Elsewhere the cosine ends at 0.
+        return Converted("cosine", more={"critic.schedule.min_lr_share": 0.0})
+    return Converted("constant", how="" if name == "constant" else f"{name} is not here")
+
+
 def _engine(given: Given, draft: Draft) -> Outcome:
     if not is_rl(draft):
         return Left("nothing is sampled")
@@ -317,6 +325,11 @@ CONVERTERS: dict[str, Converter] = {
     "rewards.normalise": _reward_normalise,
     "critic.warmup_steps": positive,
     "critic.clip": positive,
+    "critic.epochs": positive,
+    "critic.max_grad_norm": positive,
+    "critic.schedule.type": _critic_schedule,
+    "critic.schedule.warmup_share": positive,
+    "critic.schedule.warmup_steps": positive,
     "sync.transport.bucket_bytes": _bytes_of_megabytes,
     "cluster.timeout_s": _seconds_of_minutes,
 }

@@ -1,4 +1,4 @@
-"""The views of a running run: a live panel, plain lines, or nothing.
+"""The views of a running run: a live panel (in a terminal or a notebook), plain lines, or nothing.
 
 All views receive the same calls (see `recorder.View`). `progress` computes the values; the views
 only lay them out. Lines also go to the progress logger, which writes them to console.log whichever
@@ -15,6 +15,7 @@ from rich.console import Console
 from homeostat.observe import time_bar
 from homeostat.observe.health_board import HealthBoard
 from homeostat.observe.live import LiveView
+from homeostat.observe.notebook import NotebookView, find_display
 from homeostat.observe.progress import Progress
 from homeostat.observe.recorder import View
 from homeostat.observe.transcript import RunLabel, Transcript
@@ -36,10 +37,13 @@ def make_view(
     `history`, `findings` and `events` are the lines of metrics.jsonl, findings.jsonl and
     events.jsonl from before a resume.
     """
+    display = find_display() if choice in ("auto", "live") else None
     if choice == "auto":
-        choice = "live" if _can_show_live(console) else "plain"
+        choice = "live" if display is not None or _can_show_live(console) else "plain"
     progress = Progress(label.run_name, label.total_steps, label.start_step, step=label.start_step)
     progress.remember(history)
+    if display is not None:
+        return NotebookView(display, label, progress, _remembered(findings, events))
     if choice == "live":
         return LiveView(console, label, progress, _remembered(findings, events))
     if choice == "plain":

@@ -139,8 +139,14 @@ def host_rss() -> float:
     statm = Path("/proc/self/statm")
     if statm.is_file():
         return float(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return float(host_peak())
+
+
+def host_peak() -> int:
+    """Return the most host memory that this process has held so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else peak * 1024)
+    # Linux counts KiB, macOS bytes.
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def host_memory() -> tuple[int, int]:

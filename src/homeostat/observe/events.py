@@ -89,6 +89,19 @@ _LIST: tuple[EventInfo, ...] = (
         ("shared", "moved", "known", "examples"),
     ),
     EventInfo(
+        "rows_compared",
+        "Share of training rows that are copies of others, and share of the held-out rows that are "
+        "among the training rows.",
+        ("duplicate_rows", "validation_overlap"),
+    ),
+    EventInfo(
+        "chat_template_probed",
+        "What becomes of the chat template's own text: number of tokens, how many of them the "
+        "tokenizer does not know, markers that are split into several tokens, and the share that "
+        "the model's own template has, too.",
+        ("tokens", "unknown", "split", "alike"),
+    ),
+    EventInfo(
         "compile_cache_damaged",
         "A cache folder of compiled kernels contained entries that were half-written, "
         "corrupt or owned by another user. They were removed, unless you chose the folder "

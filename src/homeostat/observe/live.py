@@ -1,4 +1,4 @@
-"""The live panel: Rich redraws it in place, and log lines scroll above it."""
+"""The panel of a run, and the live view: Rich redraws it in place, log lines scroll above it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ _FEWEST_LINES = 6
 _LINES_TAKEN = 4
 
 
-class LiveView:
-    """A panel that fits from 60 columns and 8 lines up; smaller terminals lose its lesser lines."""
+class PanelView:
+    """A panel that fits from 60 columns and 8 lines up; smaller terminals lose its lesser lines.
+
+    It takes in everything that is recorded, and `render` draws it. Derived views show it.
+    """
 
     def __init__(
         self, console: Console, label: RunLabel, progress: Progress, health: HealthBoard
@@ -49,10 +52,6 @@ class LiveView:
         self._status: tuple[str, int, int] | None = None
         self._board = SampleBoard()
         self._health = health
-        self._live = Live(
-            get_renderable=self.render, console=console, refresh_per_second=4, transient=False
-        )
-        self._live.start()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._progress.on_step(step, metrics, now=self._transcript.clock())
@@ -80,7 +79,6 @@ class LiveView:
     def close(self) -> None:
         if self._status is not None:
             self._status = ("", 0, 0)
-        self._live.stop()
 
     @property
     def room(self) -> Room:
@@ -175,6 +173,23 @@ class LiveView:
             row.add_column(no_wrap=True, overflow="crop")
         row.add_row(steps, bar, times)
         return row
+
+
+class LiveView(PanelView):
+    """The panel in a terminal, redrawn four times a second."""
+
+    def __init__(
+        self, console: Console, label: RunLabel, progress: Progress, health: HealthBoard
+    ) -> None:
+        super().__init__(console, label, progress, health)
+        self._live = Live(
+            get_renderable=self.render, console=console, refresh_per_second=4, transient=False
+        )
+        self._live.start()
+
+    def close(self) -> None:
+        super().close()
+        self._live.stop()
 
 
 Event = tuple[str, int, dict[str, Any]]

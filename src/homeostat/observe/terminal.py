@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -14,8 +15,12 @@ class SafeConsole(Console):
     """A Rich console on which no text can control the terminal (see safe_text).
 
     Rich's own colours and cursor movements are not part of a segment's text, so they are
-    unaffected.
+    unaffected. In a notebook it writes text to the stream that it was given, as everywhere: Rich
+    would need widgets there.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(force_jupyter=False, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -1,10 +1,12 @@
-"""Weights through /dev/shm, for an engine in another process of the same machine.
+"""Weights through memory that two processes of the same machine map: files in /dev/shm.
 
 The sender has one segment, which it fills again for each bucket: memory is bounded by the larger of
 `bucket_bytes` and the largest tensor. The segment's name carries a digest of the run's folder and
 the sender's process id; the sender holds a lock on it, so that whoever sends next for the same run
 knows the segments of senders that were killed, and removes them. These are plain files, not
 `multiprocessing.shared_memory`, whose resource tracker unlinks what another process still uses.
+macOS has no /dev/shm: there the files lie in the temporary folder, and the system keeps their pages
+in memory as long as there is room.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import sys
+import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,7 +31,8 @@ from homeostat.sync.bucket import Bucket
 from homeostat.sync.layout import entries_of, fill, flat_bytes, grouped, verified, views
 from homeostat.sync.presence import hold, is_held
 
-ROOT = Path("/dev/shm")
+ROOT = Path("/dev/shm") if sys.platform == "linux" else Path(tempfile.gettempdir())
+_ZEROS = bytes(2**20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ class _Segment:
         if len(self._flat) < num_bytes:
             # Unlike a truncated file, whose pages come as they are touched, this fails here and
             # not by a bus error later.
-            os.posix_fallocate(self._descriptor, 0, num_bytes)
+            _allocate(self._descriptor, num_bytes)
             self._flat = _mapped(self._descriptor)
         return self._flat
 
@@ -121,6 +126,16 @@ class _Segment:
         self._flat = torch.empty(0, dtype=torch.uint8)
         self._remove()
         os.close(self._descriptor)
+
+
+def _allocate(descriptor: int, num_bytes: int) -> None:
+    """Make a file so long, with all its bytes. Raises OSError where there is no room."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, num_bytes)
+        return
+    # macOS has no such call.
+    for start in range(os.fstat(descriptor).st_size, num_bytes, len(_ZEROS)):
+        os.pwrite(descriptor, _ZEROS[: num_bytes - start], start)
 
 
 def _remove_own(path: Path, maker: int) -> None:

@@ -11,7 +11,6 @@ lanes are taken before threads that are not far faster than they are.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from homeostat.observe.environment import num_usable_cpus
 from homeostat.train.lanes import Lanes
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ PLAIN = Way(lanes=1, threads=1)
 
 def available_cores(num_ranks: int = 1) -> int:
     """The threads torch was started with, or fewer if the process may not use as many."""
-    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) // num_ranks))
+    return max(1, min(torch.get_num_threads(), num_usable_cpus() // num_ranks))
 
 
 def choose_cores(config: TrainerConfig, *, most: int, may_split: bool) -> Cores:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from statistics import median_low
 
 import torch
 
+from homeostat.observe.devices import host_peak
 from homeostat.train.trainer import DeviceReport
 
 
@@ -17,8 +17,7 @@ def peak_memory(device: torch.device) -> DeviceReport:
             max_alloc=torch.cuda.max_memory_allocated(device),
             max_reserved=torch.cuda.max_memory_reserved(device),
         )
-    # ru_maxrss is in KiB on Linux: the highest resident size of this process.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = host_peak()
     return DeviceReport(max_alloc=peak, max_reserved=peak)
 
 

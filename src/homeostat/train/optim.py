@@ -106,6 +106,14 @@ class MasterOptimizer:
         nothing = next(iter(self._norms.values())).new_zeros(())
         return stacked([self._norms.get(name, nothing) for name in self.slots])
 
+    def num_updates(self) -> int:
+        """Return the largest number of updates that the state of a tensor has seen.
+
+        Tensors without a gradient, such as experts without tokens, are not counted.
+        """
+        counts = [slot.state[STEP] for slot in self.slots.values() if STEP in slot.state]
+        return int(max(counts, key=float)) if counts else 0
+
     def checksums(self) -> dict[str, Tensor]:
         """Return a checksum of the bits of each master."""
         if self.host is None:

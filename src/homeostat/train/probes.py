@@ -43,6 +43,8 @@ class Moved:
     update_squares: Mapping[str, float]
     weight_squares: Mapping[str, float]
     frozen_changed: frozenset[str]
+    # Number of updates that the optimizer's state has seen.
+    num_updates: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,8 @@ class UpdateProbe:
             weight_squares[group] = weight_squares.get(group, 0.0) + weight
         start = self.frozen_at_start
         other = frozenset(n for n, total in self.frozen().items() if int(total) != start[n])
-        return Moved(moved, update_squares, weight_squares, other)
+        count = self.optimizer.num_updates()
+        return Moved(moved, update_squares, weight_squares, other, count)
 
     def _metrics(self, parts: Sequence[Moved]) -> dict[str, float]:
         """Metrics of all ranks together, by their names in observe/names.py; none of no ranks."""
@@ -149,6 +152,7 @@ class UpdateProbe:
             "probe/frozen_changed": float(
                 len(frozenset().union(*(p.frozen_changed for p in parts)))
             ),
+            "probe/optimizer_updates": float(max(part.num_updates for part in parts)),
             "probe/dtype_odd": float(
                 sum((p.dtype, p.requires_grad) != self.kinds[name] for name, p in self.named())
             ),

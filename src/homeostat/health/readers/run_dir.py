@@ -87,7 +87,10 @@ def _kind(settings: Mapping[str, Any]) -> Kind:
         return Kind.SFT
     if algorithm == "reward_model":
         return Kind.REWARD_MODEL
-    return Kind.PREFERENCE if algorithm in {"dpo", "ipo", "kto", "orpo", "simpo"} else Kind.RL
+    # A run of preferences has a beta, whatever its algorithm is called: it may be a plug-in.
+    has_beta = settings.get("preference.beta") is not None
+    is_known = algorithm in {"dpo", "ipo", "kto", "orpo", "simpo"}
+    return Kind.PREFERENCE if is_known or has_beta else Kind.RL
 
 
 def _events(path: Path) -> Iterator[Event]:

@@ -24,6 +24,14 @@ METRICS: tuple[MetricInfo, ...] = (
         MEAN,
         "Share of groups in which all rewards are equal, among groups with two or more rewards.",
     ),
+    MetricInfo(
+        "reward/noise_share",
+        "",
+        MEAN,
+        "Variance of rewards among equal completions of a prompt, over the variance among all "
+        "completions of these prompts: 0 if the completion decides the reward, about 1 if chance "
+        "does.",
+    ),
     MetricInfo("rewards/<name>/mean", "", MEAN, "Mean value of one reward function."),
     MetricInfo(
         "rewards/<name>/std", "", MEAN, "Standard deviation of one reward function's values."

@@ -41,6 +41,19 @@ METRICS: tuple[MetricInfo, ...] = (
         "Number of tensors whose dtype differs from the model's.",
     ),
     MetricInfo(
+        "probe/optimizer_updates",
+        "updates",
+        MAX,
+        "Number of updates that the optimizer's state has seen; it never falls.",
+    ),
+    MetricInfo(
+        "probe/packing_difference",
+        "nats",
+        MAX,
+        "Largest difference between the log-probs of a row packed with others and of the row "
+        "alone.",
+    ),
+    MetricInfo(
         "data/rows_without_training", "share", MEAN, "Share of rows in which no token has a loss."
     ),
     MetricInfo("learning_rate", "", LAST, "Learning rate of the update."),

@@ -63,7 +63,7 @@ def _placed(config: RunConfig, folder: Path, checkpoint: Found | None) -> RunCon
 
 
 def _evaluated(config: RunConfig) -> dict[str, float]:
-    console = SafeConsole(file=io.StringIO(), force_jupyter=False)
+    console = SafeConsole(file=io.StringIO())
     command = ["python", "homeostat.evaluate"]
     with open_session(
         config, recipe="", command=command, console=console, log_level="warning"

@@ -115,8 +115,7 @@ class _Run:
         self._raise_signal()
 
     def _session(self, config: RunConfig, teller: Teller) -> AbstractContextManager[Session]:
-        # A notebook gets plain lines: Rich would need widgets there to redraw a panel.
-        console = SafeConsole(file=cast(IO[str], Outlet(sys.stdout)), force_jupyter=False)
+        console = SafeConsole(file=cast(IO[str], Outlet(sys.stdout)))
         return open_session(
             config,
             recipe=self._recipe,

@@ -71,12 +71,41 @@ def _reward_metrics(groups: list[RolloutGroup], labels: list[str]) -> dict[str, 
     judged = [np.array(values) for values in by_group if len(values) > 1]
     if judged:
         metrics["frac_reward_zero_std"] = _mean(float(not has_signal(values)) for values in judged)
+    noise = reward_noise([[(s.text, s.reward) for s in group.samples] for group in groups])
+    if noise is not None:
+        metrics["reward/noise_share"] = noise
     for label in labels:
         values = [s.rewards[label] for group in groups for s in group.samples]
         given = [value for value in values if value is not None]
         metrics[f"rewards/{label}/mean"] = _mean(given)
         metrics[f"rewards/{label}/std"] = float(np.std(given)) if given else math.nan
     return metrics
+
+
+def reward_noise(groups: Sequence[Sequence[tuple[str, float | None]]]) -> float | None:
+    """Return the variance of rewards among equal completions over that among all of their groups.
+
+    A group lists (completion, reward). A reward that is a function of the completion gives 0, one
+    that is drawn at random about 1. None if no group has equal completions, or all rewards of these
+    groups are equal.
+    """
+    alike = among = 0.0
+    num_alike = num_among = 0
+    for group in groups:
+        known = [(text, reward) for text, reward in group if reward is not None]
+        by_text: dict[str, list[float]] = {}
+        for text, reward in known:
+            by_text.setdefault(text, []).append(reward)
+        twins = [rewards for rewards in by_text.values() if len(rewards) > 1]
+        if not twins or len(by_text) < 2:
+            continue
+        alike += sum(float(np.var(rewards)) * len(rewards) for rewards in twins)
+        num_alike += sum(len(rewards) - 1 for rewards in twins)
+        among += float(np.var([reward for _, reward in known])) * len(known)
+        num_among += len(known) - 1
+    if not num_alike or among <= 0.0:
+        return None
+    return (alike / num_alike) / (among / num_among)
 
 
 def logged_metrics(logged: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -12,10 +12,12 @@ from homeostat.data.inputs import Inputs, RowSet
 from homeostat.data.loader import eval_batches
 from homeostat.data.store import RowStore
 from homeostat.run.learning.attempts import Attempts
+from homeostat.run.learning.probes import ScoredAgain, last_packed
 from homeostat.run.session.session import Session
 from homeostat.train.forward import predicted_positions
+from homeostat.train.probes import is_measured
 from homeostat.train.scoring import score
-from homeostat.types import Role, StepPlan, TrainBatch, UpdateReport
+from homeostat.types import FloatArray, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 
 
 def prepare_sft(
@@ -26,17 +28,38 @@ def prepare_sft(
 
 
 class SftObjective:
-    """Cross-entropy needs nothing but the rows. Implements `Objective`."""
+    """Cross-entropy needs nothing but the rows. Implements `Objective`.
+
+    At measured steps a packed row is also scored alone, to see that packing changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._before = ScoredAgain()
 
     def completed(self, plan: StepPlan, attempts: Attempts) -> StepPlan:
+        # Several data groups would each need a separate row.
+        is_due = is_measured(plan.step) and attempts.trainer.num_data_groups == 1
+        row = last_packed(plan) if is_due else None
+        alone = {} if row is None else {row.row_id: _score_alone(row, attempts)}
+        self._before = ScoredAgain(alone=alone)
         return plan
 
     def metrics(self, plan: StepPlan, report: UpdateReport) -> dict[str, float]:
-        return {}
+        return self._before.compared(report)
 
     def evaluate(self, rows: RowSet[RowStore], attempts: Attempts) -> dict[str, float]:
         """Return the loss of all held-out rows, normalised as in training."""
         return {"eval/loss": evaluate(attempts.config.sft, rows, attempts)}
+
+
+def _score_alone(row: TokenRow, attempts: Attempts) -> FloatArray:
+    """Return the log-probs of a row's trained tokens in a separate micro-batch."""
+    _, (logp_M,) = attempts.run(
+        Role.POLICY,
+        lambda sizes: [TrainBatch.of([row])],
+        lambda batches: score(attempts.trainer, Role.POLICY, batches),
+    )
+    return logp_M
 
 
 def evaluate(algorithm: SftConfig, rows: RowSet[RowStore], attempts: Attempts) -> float:

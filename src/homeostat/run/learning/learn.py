@@ -28,7 +28,13 @@ from homeostat.run.learning.kept import require_kept
 from homeostat.run.learning.mismatch import WorstToken, compare, known_logp, with_text
 from homeostat.run.learning.passes import Passes, by_row, numbered
 from homeostat.run.learning.penalties import kl_penalties
-from homeostat.run.learning.probes import NUM_SCORED, first_ratio_off, plan_probes, round_trip_bad
+from homeostat.run.learning.probes import (
+    NUM_SCORED,
+    ScoredAgain,
+    last_packed,
+    plan_probes,
+    round_trip_bad,
+)
 from homeostat.run.learning.routes import require_routes, rows_for
 from homeostat.run.learning.updates import (
     StepRows,
@@ -236,15 +242,14 @@ class Learner:
         number = (step - first - 1) * per_step + place + 1
         total = (self.total_steps - first) * per_step
         rate = self.config.trainer.learning_rate(number, total)
-        scored = self._score_again(plan, step, len(rows.rows)) if place == 0 else {}
+        before = self._score_again(plan, step, len(rows.rows)) if place == 0 else ScoredAgain()
         report = self.guarded.run(plan, learning_rate=rate)
         learned.reports.append(report)
         learned.measured.append(report.stats if others is None else together(report, others))
         learned.trained_tokens += plan.num_tokens
         probes = plan_probes(plan, report)
         probes["probe/round_trip_bad"] = round_trip_bad(groups, rows, plan)
-        off = first_ratio_off(scored, report)
-        learned.probes.append(probes if off is None else {**probes, "probe/first_ratio_off": off})
+        learned.probes.append({**probes, **before.compared(report)})
 
     def _measure_left_out(self, built: Update, step: int) -> Mapping[str, float] | None:
         """Measure the loss on rows that the update leaves out, before it is made.
@@ -263,16 +268,21 @@ class Learner:
         )
         return scaled_up(found, num_tokens=sum(map(num_trained, built.left_out)))
 
-    def _score_again(self, plan: StepPlan, step: int, num_rows: int) -> dict[int, FloatArray]:
-        """Log-probs of a few sampled rows of the first update, before it, at measured steps."""
-        if not is_measured(step):
-            return {}
+    def _score_again(self, plan: StepPlan, step: int, num_rows: int) -> ScoredAgain:
+        """Score a few sampled rows of the first update before it, at measured steps."""
         rows = [row for batch in plan.micro_batches for row in batch.rows()]
         rows = [row for row in rows if row.row_id < num_rows][:NUM_SCORED]
-        if not rows:
-            return {}
+        if not rows or not is_measured(step):
+            return ScoredAgain()
         found = self._logprobs(Role.POLICY, rows, step=step)
-        return {row.row_id: logp_M for row, logp_M in zip(rows, found, strict=True)}
+        together = {row.row_id: logp_M for row, logp_M in zip(rows, found, strict=True)}
+        lone = last_packed(plan)
+        # Rows that share prefixes are not packed; each data group would need a separate row.
+        apart = not self.live.now.is_strided and self.trainer.num_data_groups == 1
+        if lone is None or lone.row_id >= num_rows or not apart:
+            return ScoredAgain(together)
+        (alone_M,) = self._logprobs(Role.POLICY, [lone], step=step)
+        return ScoredAgain(together, {lone.row_id: alone_M})
 
     def _score(
         self, rows: StepRows, spans: list[range], step: int, learned: Learned

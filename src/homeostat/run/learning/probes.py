@@ -2,6 +2,7 @@
 
 mask          the tokens that the loss saw are the ones that the update gave it
 round trip    the tokens that are trained are the ones that were sampled (RL)
+packing       a row has the same log-probs packed with others as it has alone
 first ratio   before anything is updated, the policy is the policy: the log-probs that an update
               starts from are those that scoring the same rows gives (RL)
 """
@@ -9,6 +10,7 @@ first ratio   before anything is updated, the policy is the policy: the log-prob
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from homeostat.observe.names import describe
 from homeostat.run.learning.updates import StepRows
 from homeostat.types import (
     FloatArray,
+    FloatArray64,
     IntArray,
     RolloutGroup,
     StepPlan,
@@ -73,13 +76,43 @@ def round_trip_bad(groups: Sequence[RolloutGroup], rows: StepRows, plan: StepPla
     return float(sum(not is_good(row) for row in found if row.row_id < len(rows.rows)))
 
 
-def first_ratio_off(scored: Mapping[int, FloatArray], report: UpdateReport) -> float | None:
-    """Largest distance of the ratio from 1; None where none of the rows was in the update."""
+@dataclass(frozen=True, slots=True)
+class ScoredAgain:
+    """Log-probs of rows before the update that trains on them: row -> those of trained tokens.
+
+    `together` are rows that were scored in one batch, `alone` those that were not.
+    """
+
+    together: Mapping[int, FloatArray] = field(default_factory=dict)
+    alone: Mapping[int, FloatArray] = field(default_factory=dict)
+
+    def compared(self, report: UpdateReport) -> dict[str, float]:
+        """Return how far the update's own log-probs are from these, by metric name."""
+        found = {}
+        if (gap_M := _differences(self.together, report)) is not None:
+            found["probe/first_ratio_off"] = float(np.abs(np.expm1(gap_M)).max())
+        if (gap_M := _differences(self.alone, report)) is not None:
+            found["probe/packing_difference"] = float(np.abs(gap_M).max())
+        return found
+
+
+def _differences(scored: Mapping[int, FloatArray], report: UpdateReport) -> FloatArray64 | None:
+    """Return the differences of all tokens; None where none of the rows was in the update."""
     own = dict(zip(report.row_ids_B.tolist(), report.row_logp, strict=True))
     gaps = [own[row] - logp_M for row, logp_M in scored.items() if row in own]
-    if not gaps:
+    return np.concatenate(gaps).astype(np.float64) if gaps else None
+
+
+def last_packed(plan: StepPlan) -> TokenRow | None:
+    """Return the last row of the fullest micro-batch: all others would leak into it.
+
+    None if no row of the plan shares its micro-batch, or that row trains on nothing.
+    """
+    fullest = max(plan.micro_batches, key=lambda batch: batch.num_rows)
+    if fullest.num_rows < 2:
         return None
-    return float(np.abs(np.expm1(np.concatenate(gaps).astype(np.float64))).max())
+    row = fullest.rows()[-1]
+    return row if row.weights_T.any() else None
 
 
 def worst(found: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from typing import Any
 from homeostat.algorithms.row_loss import row_loss
 from homeostat.config.combinations import count_steps
 from homeostat.config.run import RunConfig
+from homeostat.data.copies import row_facts
 from homeostat.data.inputs import (
     Inputs,
     Part,
@@ -29,6 +30,7 @@ from homeostat.data.inputs import (
 from homeostat.data.loader import PlanLoader
 from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
+from homeostat.data.template_probe import probe_template, uses_chat
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import HomeostatError, MissingDependencyError
 from homeostat.models.expert_offload import require_experts
@@ -46,7 +48,6 @@ from homeostat.run.preflight.health import (
     disk_facts,
     health_items,
     machine_facts,
-    row_facts,
 )
 from homeostat.run.preflight.item import Item
 from homeostat.run.preflight.mixing import filter_items, mix_items
@@ -374,6 +375,8 @@ class Preflight:
             facts |= disk_facts(place, checkpoint_bytes=checkpoint_bytes(self.preview))
         facts |= machine_facts()
         facts["tokenizer_compared"] = compare_tokenizers(self.config.model)
+        if self.tokenizer is not None and uses_chat(self.config.data):
+            facts["chat_template_probed"] = probe_template(self.tokenizer)
         facts |= compile_facts(self.config.trainer)
         for item in health_items(self.config, facts):
             self.exit_code = max(self.exit_code, 1 if item.level == "error" else 0)

@@ -6,10 +6,9 @@ evaluated yet, and is counted as waiting for them.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ import torch
 
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
-from homeostat.data.prompts import PromptSet
-from homeostat.data.store import RowStore
 from homeostat.health.diagnose import diagnose
 from homeostat.health.finding import Finding, Level
 from homeostat.health.registry import rules_with
@@ -30,9 +27,6 @@ from homeostat.run.healing.watch import require_known_rules, settings_of, watchl
 from homeostat.run.preflight.item import Item
 from homeostat.run.preflight.item import Level as ItemLevel
 from homeostat.run.wiring.compile_cache import view_caches
-
-# Rows that are compared to find duplicates: enough to estimate a share, and quickly done.
-MAX_COMPARED = 50_000
 
 _ITEM_LEVELS: dict[Level, ItemLevel] = {
     Level.INFO: "ok",
@@ -66,40 +60,6 @@ def health_items(config: RunConfig, facts: Mapping[str, Any]) -> Iterator[Item]:
 
 def _line(finding: Finding) -> str:
     return f"{finding.code} {finding.name}: {finding.message}"
-
-
-def copies(rows: Iterable[bytes]) -> tuple[float, set[bytes]]:
-    """Return the share of rows that are copies of an earlier one, and the digests of all rows."""
-    seen: set[bytes] = set()
-    count = again = 0
-    for content in rows:
-        if count == MAX_COMPARED:
-            break
-        digest = hashlib.blake2b(content, digest_size=12).digest()
-        again += digest in seen
-        count += 1
-        seen.add(digest)
-    return again / max(1, count), seen
-
-
-def row_facts(
-    train: RowStore | PromptSet, held_out: RowStore | PromptSet | None
-) -> dict[str, float]:
-    """Measure duplicates among the rows, and the share of held-out rows that are trained on."""
-    share, seen = copies(_contents(train))
-    facts = {"duplicate_rows": share}
-    if held_out is not None and len(held_out):
-        found = [
-            hashlib.blake2b(content, digest_size=12).digest() in seen
-            for _, content in zip(range(MAX_COMPARED), _contents(held_out), strict=False)
-        ]
-        facts["validation_overlap"] = sum(found) / len(found)
-    return facts
-
-
-def _contents(rows: RowStore | PromptSet) -> Iterator[bytes]:
-    for index in range(len(rows)):
-        yield rows[index].tokens_T.tobytes()
 
 
 def disk_facts(folder: Path, *, checkpoint_bytes: int) -> dict[str, Any]:

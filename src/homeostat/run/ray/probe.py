@@ -7,8 +7,9 @@ import os
 import platform
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from homeostat.run.ray.user_files import UserCode, digest
 from homeostat.workers.network import free_port
 
 # Packages whose versions decide what is computed, and what a message means.
@@ -18,34 +19,43 @@ REACH_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The facts that are asked of every node. `token_file` holds `token` where it was written."""
+    """The facts that are asked of every node. `token_file` holds `token` where it was written.
+
+    `code` is what plug-ins are made of.
+    """
 
     paths: tuple[str, ...]
     token_file: str
     token: str
     controller: tuple[str, int]
     node_address: str = ""
+    code: UserCode = field(default_factory=UserCode)
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The answer of a node. `network` is what is wrong with its ports; empty if nothing is."""
+    """The answer of a node. `network` is what is wrong with its ports; empty if nothing is.
+
+    `digests` has the checksums of plug-ins' files.
+    """
 
     python: str
     packages: dict[str, str | None]
     missing: tuple[str, ...]
     shares_runs: bool
     network: str
+    digests: dict[str, str | None] = field(default_factory=dict)
 
 
 def probe(question: Question) -> Facts:
     """Gather the facts of the machine that this runs on."""
     return Facts(
         python=platform.python_version(),
-        packages={name: version_of(name) for name in PACKAGES},
+        packages={name: version_of(name) for name in (*PACKAGES, *question.code.packages)},
         missing=tuple(path for path in question.paths if not os.path.exists(path)),
         shares_runs=_reads(question.token_file) == question.token,
         network=_network(question),
+        digests={file: digest(file) for file in question.code.files},
     )
 
 

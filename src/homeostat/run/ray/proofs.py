@@ -20,6 +20,7 @@ from homeostat.errors import ConfigError, Problem
 from homeostat.run.ray.nodes import own_node
 from homeostat.run.ray.placement import Node
 from homeostat.run.ray.probe import Facts, Question, differing, probe
+from homeostat.run.ray.user_files import user_code
 
 PROBE_SECONDS = 90.0
 
@@ -60,6 +61,7 @@ def _question(ray: Any, config: PlacementSettings) -> Iterator[Question]:
         folder = folder.parent
     address = own_node(ray).address
     token = secrets.token_hex(8)
+    code = user_code(config.plugins)
     paths = (*needed_paths(config), *data_paths(config))
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with (
@@ -68,7 +70,8 @@ def _question(ray: Any, config: PlacementSettings) -> Iterator[Question]:
     ):
         file.write(token)
         file.flush()
-        yield Question(paths, file.name, token, (address, server.getsockname()[1]))
+        here = (address, server.getsockname()[1])
+        yield Question(paths, file.name, token, here, code=code)
 
 
 def _asked(
@@ -106,6 +109,12 @@ def judge(
         elif path not in ours.missing:
             why = f"{path} does not exist there. The controller alone reads it."
             yield Finding(Problem(f"node {node.address}", why), is_error=False)
+    for file, own in ours.digests.items():
+        if theirs.digests.get(file) != own:
+            lacks = theirs.digests.get(file) is None
+            what = "does not exist there" if lacks else "has another content there than here"
+            hint = "Copy it to every machine, or keep it on a file system that all machines share."
+            yield _finding(node, f"{file}, the code of a plug-in, {what}.", hint)
     if not theirs.shares_runs:
         why = f"it does not see the run's folder under {config.run_dir}, to which ranks save."
         hint = "Set runs_dir to a folder on a file system that all machines share."

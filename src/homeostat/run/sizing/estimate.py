@@ -113,7 +113,8 @@ def plan_memory(
     if not isinstance(config.engine, NativeEngineConfig):
         # What a user's engine takes is not known.
         return plan
-    cache = cache_bytes(config, preview, device=device, longest_prompt=longest_prompt)
+    free = free_bytes(device)
+    cache = cache_bytes(config, preview, free=free, longest_prompt=longest_prompt)
     running = min(config.engine.max_concurrency, config.requests_per_step)
     drawing = running * preview.vocab_size * _DRAW_BYTES
     tokens = min(config.engine.prefill_tokens, longest_prompt * config.rollout.prompts_per_step)
@@ -146,13 +147,11 @@ def loss_of(config: RunConfig, batch: TrainBatch) -> LossSpec:
     )
 
 
-def cache_bytes(
-    config: RunConfig, preview: ModelPreview, *, device: torch.device, longest_prompt: int
-) -> int:
+def cache_bytes(config: RunConfig, preview: ModelPreview, *, free: int, longest_prompt: int) -> int:
     """Return the largest size of the KV cache.
 
-    It is limited by the sequences that run at the same time, and by the engine's share of the free
-    memory.
+    It is limited by the sequences that run at the same time, and by the engine's share of the
+    `free` bytes.
     """
     per_token = preview.cache_bytes_per_token
     assert per_token is not None, "combinations asks for the native decoder"
@@ -162,7 +161,7 @@ def cache_bytes(
         per_token = token_bytes(preview.decoder, torch.float32, is_fp8=True)
     running = min(config.engine.max_concurrency, config.requests_per_step)
     wanted = per_token * (longest_prompt + config.rollout.max_new_tokens) * running
-    return min(wanted, int(config.engine.memory_share * free_bytes(device)))
+    return min(wanted, int(config.engine.memory_share * free))
 
 
 def copies_bytes(config: RunConfig, runtime: Runtime, preview: ModelPreview) -> int:

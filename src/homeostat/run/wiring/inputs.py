@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from homeostat.config.parts import InputSettings
+from homeostat.data.copies import row_facts
 from homeostat.data.inputs import (
     Inputs,
     Part,
@@ -18,6 +19,7 @@ from homeostat.data.inputs import (
 )
 from homeostat.data.prompts import PromptSet
 from homeostat.data.store import PrepareReport, RowStore
+from homeostat.data.template_probe import probe_template, uses_chat
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.observe import format as fmt
 from homeostat.run.session.session import Session
@@ -53,6 +55,7 @@ def open_rows(
         )
         _record(session, part, report)
         parts[part] = rows
+    _compare(config, tokenizer, session, parts["train"], parts.get("validation"))
     return choose_rows(config, parts["train"], parts.get("validation"))
 
 
@@ -68,6 +71,7 @@ def open_prompts(
         log.info("%s prompts: %d of %d kept", part, prompts.report.kept, prompts.report.seen)
         _record(session, part, prompts.report)
         parts[part] = prompts
+    _compare(config, tokenizer, session, parts["train"], parts.get("validation"))
     return choose_rows(config, parts["train"], parts.get("validation"))
 
 
@@ -81,3 +85,18 @@ def require_vocabulary(inputs: Inputs[RowStore] | Inputs[PromptSet], *, vocab_si
 def _record(session: Session, part: Part, report: PrepareReport) -> None:
     counts = {name: value for name, value in report.to_json().items() if "examples" not in name}
     session.event("data_prepared", session.start_step, which=part, **counts)
+
+
+def _compare(
+    config: InputSettings,
+    tokenizer: ChatTokenizer,
+    session: Session,
+    train: RowStore | PromptSet,
+    held_out: RowStore | PromptSet | None,
+) -> None:
+    """Record what only the rows and the tokenizer can tell: copies, overlap, and the template."""
+    if held_out is not None:
+        session.event("rows_compared", session.start_step, **row_facts(train, held_out))
+    probed = probe_template(tokenizer) if uses_chat(config.data) else None
+    if probed is not None:
+        session.event("chat_template_probed", session.start_step, **probed)

@@ -1,7 +1,8 @@
 """Rows that are held out are also trained on.
 
 ## What it sees
-The share of held-out rows (in RL: prompts) that occur among the training rows is above `max_share`.
+The share of held-out rows (in RL: prompts) that occur among the training rows is above `max_share`;
+from `warn_share` on it is a warning. Our own runs compare them when they start.
 
 ## Why it matters
 An evaluation on rows that were trained on measures memory. It falls while the model gets no better
@@ -22,17 +23,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
     max_share: float = option(0.1, "Largest share of held-out rows that may be trained on, too.")
+    warn_share: float = option(0.3, "Share from which on it is a warning.")
 
 
-def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    share = float(view.facts["validation_overlap"])
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    share = _compared(view)
+    if share is None:
+        yield Unknown("nothing compared the held-out rows with the training rows")
+        return
     if share <= options.max_share:
         return
     yield Sighting(
@@ -41,9 +46,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=(f"validation_overlap {share:.2f}",),
         causes=(Cause("validation-overlap", f"{share:.0%} of the held-out rows occur in both"),),
         fixes=(Fix("data.validation", "rows of another file", "an honest evaluation"),),
+        first_step=1 if view.metrics else None,
         value=share,
         limit=options.max_share,
+        level=Level.INFO if share < options.warn_share else None,
     )
+
+
+def _compared(view: RunView) -> float | None:
+    """Return the share that the run's start or the preflight measured; None if nothing did."""
+    events = view.events_of("rows_compared")
+    found = (events[-1].fields if events else view.facts).get("validation_overlap")
+    return float(found) if isinstance(found, int | float) else None
 
 
 RULE = Rule(
@@ -53,6 +67,5 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.MEASURED,
     check=check,
-    needs=("fact:validation_overlap",),
     options=Options,
 )

@@ -90,7 +90,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 def _unmoved(view: RunView, options: Options) -> Sighting | None:
     """Our own runs measure how far an update moves the weights."""
-    still = _stands_still(view, options) if view.kind is Kind.SFT else []
+    still = _stands_still(view, options)
     limit = _LITTLE if still else _NOTHING
     groups = view.matching("update/weight_ratio/")
     late = [series.tail(3) for series in groups.values() if len(series) >= 4]

@@ -12,6 +12,7 @@ rounding is another function: other weights in the engine, or other settings of 
 is sampled from then on is trained on as if it were the policy's own.
 
 ## Likely causes
+- sleep-wake-weights-lost: the engine sleeps between steps, and wakes with other weights.
 - engine-weights-differ: weights arrived damaged or mixed up, or the engine serves other ones.
 - weight-conversion-wrong: names, layouts or shards are converted wrongly on the way.
 - engine-logprob-mismatch: temperature, or what logits go through, is not the trainer's.
@@ -112,6 +113,8 @@ def _causes(view: RunView, first: int, *, far: bool) -> Iterator[Cause]:
     fell = was is not None and now is not None and now < 0.7 * was
     weights = Cause("engine-weights-differ", "what it samples is not the trainer's policy")
     settings = Cause("engine-logprob-mismatch", "temperature or logits are not treated alike")
+    if far and view.setting("engine.sleep") is True:
+        yield Cause("sleep-wake-weights-lost", "the engine sleeps between steps (engine.sleep)")
     yield from (weights, settings) if far or fell else (settings, weights)
     yield Cause("weight-conversion-wrong", "tensors may be mixed up on the way")
 

@@ -95,7 +95,10 @@ def _apart(view: RunView) -> Sighting | None:
     if values is None or len(values) < 6:
         return None
     off = np.flatnonzero(values.values > _ROUNDING)
-    if len(off) < 3 or off[0] < 3 or len(off) != len(values) - off[0]:
+    # A new adapter changes nothing: an engine without it agrees in the first step, and only there.
+    is_new = bool(has_adapter(view)) and view.setting("lora.path") is None
+    agrees = 1 if is_new else 3
+    if len(off) < 3 or off[0] < agrees or len(off) != len(values) - off[0]:
         return None
     late = values.tail(len(off))
     agreed = float(np.median(values.values[: off[0]]))
@@ -107,7 +110,8 @@ def _apart(view: RunView) -> Sighting | None:
     first = int(late.steps[0])
     causes = [Cause("weights-not-updated", f"the distance grows since step {first}")]
     if has_adapter(view):
-        causes.append(Cause("lora-not-synced", "an adapter is trained"))
+        why = "an adapter is trained, and the engine agrees until it has been updated"
+        causes.insert(0 if off[0] < 3 else 1, Cause("lora-not-synced", why))
     return Sighting(
         message=f"Engine and trainer agreed to {agreed:.0e} nats until step {first} and differ by "
         f"{late.latest:.2g} now, more with each update: the engine no longer gets the weights. "

@@ -1,0 +1,133 @@
+"""The reward for the form of an answer rises, and the one for being right does not.
+
+## What it sees
+Among several reward functions, one about form (by its type or its name: format, tags, style) rises
+to `near` of the most it gives, from well below it. One about the content stays below `low` of the
+most it gives, and does not rise by more than its noise, over `fire` records.
+
+## Why it matters
+The total rises, so that the run looks as if it learned. What it learned is to write tags: the task
+itself is where it was, or worse.
+
+## Likely causes
+- reward-learns-format-only: the form earns as much as being right and is far easier to learn, or
+  the check of the content never accepts the new form.
+
+## What to do
+Look at completions of the newest steps: are answers wrong, or are right ones not recognised? Lower
+the weight of the form to a tenth or less of the content's, or pay for it only where the answer is
+right. See that the verifier finds the answer inside the form.
+
+## Known false alarms
+The first steps of many runs look like this: form comes first. It is judged after `fire` records.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.signs import Trend, reward_functions, trend
+from homeostat.health.view import Kind, RunView, Series
+
+_FORM = re.compile(r"form|tag|xml|style|markup|think|structure|length|language", re.I)
+
+
+class Options(RuleOptions):
+    fire: int = option(20, "Number of records that are needed.")
+    near: float = option(0.85, "Share of its maximum at which the form is learned.")
+    low: float = option(0.6, "Share of its maximum below which the content is not.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    functions = {n: s for n, s in reward_functions(view).items() if len(s) >= options.fire}
+    forms = {name for name in functions if _is_form(view, name)}
+    courses = {name: course for name, s in functions.items() if (course := trend(s)) is not None}
+    if not forms & courses.keys() or not courses.keys() - forms:
+        yield Unknown("there are no rewards of form and of content over enough records")
+        return
+    for name in sorted(forms & courses.keys()):
+        top = _top(functions[name])
+        course = courses[name]
+        if not course.rises or course.end < options.near * top or course.start > 0.8 * top:
+            continue
+        content = {n: c for n, c in courses.items() if n not in forms}
+        stuck = {n: c for n, c in content.items() if _is_stuck(functions[n], c, options)}
+        if stuck and len(stuck) == len(content):
+            yield _sighting(functions, name, course, stuck, options)
+            return
+
+
+def _is_form(view: RunView, name: str) -> bool:
+    """Return whether a reward is about the form of an answer, by its type or its name."""
+    for one in view.setting("rewards.functions", default=()) or ():
+        if isinstance(one, dict) and str(one.get("name") or one.get("type")) == name:
+            if one.get("type") == "regex_format":
+                return True
+    return _FORM.search(name) is not None
+
+
+def _top(series: Series) -> float:
+    """Return the most that a function gives: 1, or the most that was seen if that is more."""
+    return max(1.0, float(series.finite().values.max()))
+
+
+def _is_stuck(series: Series, course: Trend, options: Options) -> bool:
+    return course.end < options.low * _top(series) and not (
+        course.rises and course.change > 0.05 * _top(series)
+    )
+
+
+def _sighting(
+    functions: dict[str, Series],
+    name: str,
+    course: Trend,
+    stuck: dict[str, Trend],
+    options: Options,
+) -> Sighting:
+    form, others = functions[name], ", ".join(stuck)
+    worst = max(stuck.values(), key=lambda one: one.end)
+    learned = form.finite()
+    at = int((learned.values >= options.near * _top(form)).argmax())
+    return Sighting(
+        message=f"The reward {name} rose from {course.start:.2g} to {course.end:.2g}, and {others} "
+        f"went from {worst.start:.2g} to {worst.end:.2g}: the form is learned, and not the task. "
+        "Pay less for the form, or only where the answer is right.",
+        evidence=(
+            f"rewards/{name}/mean {course.start:.3g} -> {course.end:.3g}",
+            *(f"rewards/{n}/mean {c.start:.3g} -> {c.end:.3g}" for n, c in stuck.items()),
+        ),
+        causes=(
+            Cause("reward-learns-format-only", f"{name} rises alone"),
+            Cause("verifier-format-mismatch", "the check may not find the answer in its new form"),
+        ),
+        fixes=(
+            Fix(
+                "rewards.functions",
+                f"{name}: a tenth of the others' weight",
+                "being right must earn more",
+                Grade.UNSAFE,
+                theirs={"trl": "reward_weights"},
+            ),
+        ),
+        first_step=int(learned.steps[at]),
+        last_step=int(learned.steps[-1]),
+        value=worst.end,
+        limit=options.low,
+    )
+
+
+RULE = Rule(
+    code="RWD017",
+    name="reward-learns-format-only",
+    family=Family.REWARD,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=("reward",),
+    kinds=(Kind.RL,),
+    options=Options,
+    explains=("RWD001", "RWD003", "RWD005", "RWD006", "RWD015"),
+)
