@@ -6,8 +6,6 @@ started, in the middle of a step.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from tests.support import ranks, ray_nodes, runs, tiny, tiny_rl
 from homeostat.config import RunConfig
 from homeostat.errors import WorkerError
 from homeostat.rollout.remote import RemoteEngine
+from homeostat.run.ray.machines import Machines
 from homeostat.run.session import restarts
 from homeostat.train.sharded import ShardedTrainer
 
@@ -84,22 +83,6 @@ def lose_at(step: int, head: Any, node: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ShardedTrainer, "accumulate", accumulate)
 
 
-def after_event(config: RunConfig, kind: str, act: Any) -> threading.Thread:
-    """Act as soon as the run has recorded an event."""
-
-    def watch() -> None:
-        end = time.monotonic() + 300
-        while time.monotonic() < end:
-            if (config.run_dir / "events.jsonl").exists() and runs.events(config, kind):
-                act()
-                return
-            time.sleep(0.1)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
-
-
 @pytest.mark.slow
 def test_a_run_that_waits_ends_with_the_same_bits(
     folder: Path, head: Any, undisturbed: RunConfig, monkeypatch: pytest.MonkeyPatch
@@ -108,9 +91,15 @@ def test_a_run_that_waits_ends_with_the_same_bits(
     node = ray_nodes.add_node(head, "127.0.0.3", cpus=2)
     config = sft(folder, *over_ray(head, processes=2, cpus_per_worker=2), name="waits")
     lose_at(4, head, node, monkeypatch)
-    helper = after_event(config, "node_lost", lambda: ray_nodes.add_node(head, "127.0.0.4", cpus=2))
+    waited = Machines._waited
+
+    def waited_for_another(self: Machines, began: float) -> Any:
+        # Ray starts raylets in the main thread only.
+        ray_nodes.add_node(head, "127.0.0.4", cpus=2)
+        return waited(self, began)
+
+    monkeypatch.setattr(Machines, "_waited", waited_for_another)
     assert runs.train(config).step == 5
-    helper.join()
     (lost,) = runs.events(config, "node_lost")
     assert (lost["nodes"], lost["action"]) == (["127.0.0.3"], "wait")
     assert lost["missing"] == "2 CPU missing: trainer 2 x 2 CPU = 4, the cluster has 2"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,15 @@ def assert_equal(one: RunConfig, other: RunConfig) -> None:
 
 
 def struck(
-    number: signal.Signals, *, at_step: int, times: int = 1, method: str = "accumulate"
+    number: signal.Signals,
+    *,
+    at_step: int,
+    times: int = 1,
+    method: str = "accumulate",
+    is_known: bool = False,
 ) -> Callable[..., Any]:
-    """The method of the trainer, before which rank 1 gets a signal at that step."""
+    """The method of the trainer, before which rank 1 gets a signal at that step. If the end of the
+    rank `is_known`, the ranks are asked only once it has been noticed."""
     plain = getattr(ShardedTrainer, method)
     left = times
 
@@ -70,6 +77,8 @@ def struck(
         if named["step"] == at_step and left:
             left -= 1
             os.kill(ranks.forked_pids()[1], number)
+            while is_known and self.group.health() is None:
+                time.sleep(0.01)
         return plain(self, *args, **named)
 
     return struck_first
@@ -152,7 +161,9 @@ def test_nothing_is_sampled_twice_when_the_trainer_of_rl_is_restarted(
     configs = [tiny_rl.config(place, f"name={name}", *common, *ranks.over(2)) for name in "ab"]
     with ranks.forked():
         runs.train(configs[0])
-        monkeypatch.setattr(ShardedTrainer, "accumulate", struck(signal.SIGKILL, at_step=3))
+        # It dies between two calls.
+        blow = struck(signal.SIGKILL, at_step=3, is_known=True)
+        monkeypatch.setattr(ShardedTrainer, "accumulate", blow)
         runs.train(configs[1])
     assert len(runs.events(configs[1], "trainer_restarted")) == 1
     replayed = [r["rollout/replayed_rounds"] for r in comparable(configs[1])]

@@ -22,7 +22,7 @@ from torch import Tensor
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.sync import AnyTransport, SharedMemoryConfig, SyncConfig
-from homeostat.errors import SyncError
+from homeostat.errors import SyncError, TrainerLostError
 from homeostat.models.build import load_model
 from homeostat.models.decoder import Decoder
 from homeostat.rollout.engine import Quiesce
@@ -345,6 +345,20 @@ def test_a_native_engine_with_a_copy_is_proven_by_its_log_probs(tmp_path: Path) 
     engine.skipped = max(engine.own, key=lambda name: engine.own[name].numel())
     with pytest.raises(SyncError, match="probe tokens are off"):
         publish(publisher, source, engine, version=2)
+    publisher.close()
+
+
+def test_ranks_that_are_lost_while_they_send_are_no_fault_of_the_transport(tmp_path: Path) -> None:
+    """The run restarts lost ranks, and ends where weights did not arrive for another reason."""
+
+    class Lost(Source):
+        def weight_buckets(self, packer: Any) -> Iterator[Bucket]:
+            raise TrainerLostError("trainer rank 1 was ended by SIGKILL")
+
+    transport = opened(tmp_path, type="shared_memory")
+    publisher = Publisher(transport, probe=None)
+    with pytest.raises(TrainerLostError, match="rank 1"):
+        publish(publisher, Lost(tiny_model(0)), Copied(native(tiny_model(1)), transport))
     publisher.close()
 
 

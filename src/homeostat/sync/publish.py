@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from homeostat.errors import HomeostatError, SyncError
+from homeostat.errors import HomeostatError, SyncError, TrainerLostError
 from homeostat.sync.bucket import (
     Bucket,
     Manifest,
@@ -103,7 +103,8 @@ class Publisher:
 
     def stage(self, source: WeightSource, engine: StagingSink, *, version: int) -> None:
         """Send the weights while the engine keeps sampling; `publish` of this version then only
-        puts them in place. Raises SyncError if they did not arrive."""
+        puts them in place. Raises SyncError if they did not arrive, and TrainerLostError, here and
+        in `publish`, if the ranks that send them are lost."""
         self._staged = None
         started = time.perf_counter()
         buckets: list[Bucket] = []
@@ -111,6 +112,9 @@ class Publisher:
             for bucket in source.weight_buckets(self._packer):
                 engine.stage(bucket)
                 buckets.append(bucket)
+        except TrainerLostError:
+            # New ranks resume the run, with a new engine.
+            raise
         except (HomeostatError, RuntimeError, OSError) as error:
             raise SyncError(
                 f"version {version} was not sent by {self.transport.name} while the engine "
@@ -141,6 +145,8 @@ class Publisher:
             is_staged = staged is not None and staged.version == version
             buckets = staged.buckets if staged and is_staged else self._send(source, engine)
             engine.commit(version, policy_id=self.policy_id)
+        except TrainerLostError:
+            raise
         except (HomeostatError, RuntimeError, OSError) as error:
             raise SyncError(
                 f"version {version} was not published by {self.transport.name}: {error} The "

@@ -12,7 +12,7 @@ says so, with a report on a hang: `run/calling/start.py` then resumes from the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
 from functools import cached_property
@@ -131,14 +131,7 @@ class ShardedTrainer:
     ) -> list[Computed]:
         computed: list[Computed] = []
         for some in self._portions(batches):
-            dealt = deal(some, self.config.mesh)
-            found = self._fit(
-                some,
-                [
-                    self.group.call(rank, "forward", role, mine, outputs)
-                    for rank, mine in enumerate(dealt)
-                ],
-            )
+            found = self._fit(some, "forward", lambda mine: (role, mine, outputs))
             computed += in_order(found, self.config.mesh, count=len(some))
         return computed
 
@@ -147,25 +140,14 @@ class ShardedTrainer:
     ) -> None:
         require_columns(spec, batches)
         for some in self._portions(batches):
-            dealt = deal(some, self.config.mesh)
-            self._fit(
-                some,
-                [
-                    self.group.call(rank, "accumulate", role, mine, spec, step=step)
-                    for rank, mine in enumerate(dealt)
-                ],
-            )
+            self._fit(some, "accumulate", lambda mine: (role, mine, spec), step=step)
 
     def measure(self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec) -> Measured:
         require_columns(spec, batches)
         measured: list[Measured] = []
         for some in self._portions(batches):
-            dealt = deal(some, self.config.mesh)
-            calls = [
-                self.group.call(rank, "measure", role, mine, spec)
-                for rank, mine in enumerate(dealt)
-            ]
-            measured += one_per_group(self._fit(some, calls), self.config.mesh)
+            found = self._fit(some, "measure", lambda mine: (role, mine, spec))
+            measured += one_per_group(found, self.config.mesh)
         return Measured.merged(measured)
 
     def _portions(self, batches: Sequence[TrainBatch]) -> list[Sequence[TrainBatch]]:
@@ -192,7 +174,8 @@ class ShardedTrainer:
     def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         """Rank 0 packs what all ranks gather."""
         packers = [packer, *[None] * (self.group.size - 1)]
-        self._gather(self.group.call_each("start_buckets", [(role, each) for each in packers]))
+        each = [(role, one) for one in packers]
+        self._gather(lambda: self.group.call_each("start_buckets", each))
         while (bucket := self._all("next_bucket")[0]) is not None:
             yield bucket
 
@@ -212,7 +195,7 @@ class ShardedTrainer:
 
     def save(self, folder: Path) -> None:
         # Each rank writes separate files: one that fails keeps no other waiting.
-        self._gather(self.group.call_all("save", folder), grace_s=self.timeout_s)
+        self._gather(lambda: self.group.call_all("save", folder), grace_s=self.timeout_s)
 
     def load(self, folder: Path) -> None:
         self._all("load", folder)
@@ -230,12 +213,16 @@ class ShardedTrainer:
         self.group.close()
 
     def _all(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
-        return self._gather(self.group.call_all(method, *args, **kwargs))
+        return self._gather(lambda: self.group.call_all(method, *args, **kwargs))
 
     def _gather(
-        self, pending: Sequence[Pending[Any]], *, grace_s: float = GRACE_SECONDS
+        self, ask: Callable[[], Sequence[Pending[Any]]], *, grace_s: float = GRACE_SECONDS
     ) -> list[Any]:
+        """Ask the ranks and return their answers. A rank may have died since it was asked last,
+        so that asking fails, too."""
+        pending: Sequence[Pending[Any]] = ()
         try:
+            pending = ask()
             return gather(pending, timeout_s=self.timeout_s)
         except WorkerHungError as error:
             report = self.group.report_hang()
@@ -255,9 +242,22 @@ class ShardedTrainer:
                 self.group.close()
             raise
 
-    def _fit(self, batches: Sequence[TrainBatch], pending: Sequence[Pending[Any]]) -> list[Any]:
+    def _fit(
+        self,
+        batches: Sequence[TrainBatch],
+        method: str,
+        arguments: Callable[[Sequence[TrainBatch | None]], tuple[Any, ...]],
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Have each rank work on the micro-batches that it is dealt."""
+        dealt = deal(batches, self.config.mesh)
         try:
-            return self._gather(pending)
+            return self._gather(
+                lambda: [
+                    self.group.call(rank, method, *arguments(mine), **kwargs)
+                    for rank, mine in enumerate(dealt)
+                ]
+            )
         except (OutOfMemoryHaltError, WorkerOutOfMemoryError) as error:
             rows = max(int(batch.lengths_B.max()) for batch in batches)
             tokens = max(batch.num_tokens for batch in batches)
