@@ -21,7 +21,7 @@ def file_text(facts: Known) -> str:
 
 def _source(source: Source) -> str:
     lines = ["[[source]]"]
-    for key in ("repository", "commit", "date", "version", "release", "prefix"):
+    for key in ("repository", "commit", "date", "version", "prefix"):
         if value := getattr(source, key):
             lines.append(f"{key} = {json.dumps(value)}")
     if source.found:

@@ -1,8 +1,8 @@
 """Extract the settings that fixes name: under each framework, and in sentences for any of them.
 
-A fix is printed in two forms. Its setting is translated (telling.py), so it is one of the framework's
-list. Its sentences are printed as they are, whatever framework runs, and may name environment
-variables and flags of programs.
+A fix is printed in two forms. Its setting is translated (telling.py), so it is one of the
+framework's list. Its sentences are printed as they are, whatever framework runs, and may name
+environment variables and flags of programs.
 """
 
 from __future__ import annotations
