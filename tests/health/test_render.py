@@ -77,6 +77,7 @@ def test_json_has_the_promised_fields_and_their_settings_names() -> None:
         "files",
         "vital_signs",
         "findings",
+        "differential",
         "not_evaluated",
     ]
     assert (found["healthy"], found["framework"]) == (False, "verl")
