@@ -16,6 +16,7 @@ from homeostat.health.differential.posterior import forms_posterior, illness_pos
 from homeostat.health.differential.signs import Signs, signs_of
 from homeostat.health.finding import Cause, Confidence, Family, Finding, Level
 from homeostat.health.frameworks import ALL
+from homeostat.health.frameworks.known import known
 from homeostat.health.registry import BY_CODE, RETIRED
 from homeostat.health.render import as_json
 from homeostat.health.render_text import as_text
@@ -142,3 +143,10 @@ def test_deciders_are_of_known_illnesses_in_any_order() -> None:
         "truncation-at-cap",
     }
     assert not [one.how for one in DECIDERS if re.search(r"[.;:]$", one.how)]
+
+
+def test_deciders_name_settings_that_exist() -> None:
+    ours = re.compile(r"\b(?:algorithm|data|engine|observe|rollout|sync|trainer)\.[a-z_.]*[a-z]")
+    keys = {key for one in DECIDERS for key in ours.findall(one.how)}
+    assert keys
+    assert not [key for key in keys if known("homeostat").spelling(key) is None]

@@ -78,6 +78,7 @@ def test_json_has_the_promised_fields_and_their_settings_names() -> None:
         "vital_signs",
         "reading",
         "findings",
+        "differential",
         "not_evaluated",
     ]
     assert (found["healthy"], found["framework"]) == (False, "verl")

@@ -54,7 +54,7 @@ DECIDERS: tuple[Decider, ...] = (
             "see whether completions/clipped_ratio rises before the reward falls: if it does, the "
             "answers stopped ending first, and the learning rate is not the cause"),
     Decider("lr-too-high", "entropy-explosion",
-            "set algorithm.entropy_coefficient to 0 and change nothing else: if the entropy still "
+            "set algorithm.entropy_bonus to 0 and change nothing else: if the entropy still "
             "grows, the learning rate is too high"),
     Decider("lr-too-high", "too-many-updates-per-rollout",
             "set trainer.updates_per_step to 1 and change nothing else: if ratios stay near 1, the "
