@@ -55,9 +55,14 @@ def patterns() -> dict[str, re.Pattern[str]]:
     return {where: found[where] for where in sorted(unique.values())}
 
 
+def _of_text(pattern: re.Pattern[bytes]) -> re.Pattern[str]:
+    """Return the same pattern for text, in which every byte is a letter."""
+    return re.compile(pattern.pattern.decode("latin-1"), pattern.flags | re.ASCII)
+
+
 def _in_value(value: Any, depth: int = 0) -> Iterator[re.Pattern[str]]:
     if isinstance(value, re.Pattern):
-        yield value
+        yield value if isinstance(value.pattern, str) else _of_text(value)
     elif isinstance(value, tuple | list | dict) and depth < 4:
         inner = [*value.keys(), *value.values()] if isinstance(value, dict) else value
         for one in inner:

@@ -74,11 +74,13 @@ def test_a_command_is_passed_on_and_asked_to_stop_at_the_first_error(
     assert "homeostat" not in out
     assert "begins\n" in err
     told = [line for line in err.splitlines() if line.startswith("homeostat: step")]
-    assert ["NUM002" in line for line in told] == [True], "told once"
+    # A slow machine gives the other rules time to speak, too.
+    assert sum("NUM002" in line for line in told) == 1, "told once"
     assert "asking the command to stop (SIGTERM) because of NUM002" in err
     assert "verdict: ill" in err
-    level, code_, step = seen.read_text().split()
-    assert (level, code_) == ("error", "NUM002")
+    passed_on = [line.split() for line in seen.read_text().splitlines()]
+    ((level, _, step),) = [words for words in passed_on if words[1] == "NUM002"]
+    assert level == "error"
     assert int(step) >= NAN_FROM
 
 

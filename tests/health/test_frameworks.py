@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from homeostat.config.data import MESSAGE_KEYS, ROLE_NAMES
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.health import names
@@ -21,6 +22,7 @@ TABLES = [table for table in ALL.values() if table not in (HOMEOSTAT, UNKNOWN)]
 LEAVES = [path.replace("[]", "").split(".") for path, *_ in walk_keys(RunConfig)]
 # A section may be set as a whole, to null for one.
 OUR_KEYS = {".".join(parts[:end]) for parts in LEAVES for end in range(1, len(parts) + 1)}
+OUR_KEYS |= {f"data.train.columns.{name}" for name in (*MESSAGE_KEYS, *ROLE_NAMES)}
 FOREIGN = [re.compile(re.sub(r"<name>|<i>", ".+", name)) for name in names.FOREIGN]
 
 

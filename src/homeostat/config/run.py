@@ -332,6 +332,12 @@ class RunConfig(Settings):
         return self.engine.data_parallel_size if samples else 0
 
     @property
+    def plugins(self) -> tuple[tuple[str, str], ...]:
+        """Return what ranks and engines load of the user's own: kind and import path of each."""
+        chosen = (self.algorithm, self.engine, self.sync.transport)
+        return tuple((one.noun(), one.type) for one in chosen if isinstance(one, Plugged))
+
+    @property
     def for_placement(self) -> PlacementSettings:
         """Return the settings of where processes are placed, and of what they need there."""
         return PlacementSettings(
@@ -344,11 +350,7 @@ class RunConfig(Settings):
             used_reference=self.used_reference,
             data=self.data,
             run_dir=self.run_dir,
-            plugins=tuple(
-                (one.noun(), one.type)
-                for one in (self.algorithm, self.engine, self.sync.transport)
-                if isinstance(one, Plugged)
-            ),
+            plugins=self.plugins,
         )
 
     @property

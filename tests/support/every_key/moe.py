@@ -63,8 +63,9 @@ def experts_are_streamed_to_the_same_bits(workshop: Workshop) -> None:
         patch("homeostat.train.runtime.find_device_conflicts", return_value=[]),
     ):
         streamed = workshop.again(*change)
-    # Two layers with experts, which both have a slot: once in each of three updates.
-    assert copied == [0, 1] * 3
+    # Two layers with experts, which both have a slot: once in each of three updates,
+    # and before each of them for a row that is scored by itself.
+    assert copied == [0, 1] * 6
     assert_same(workshop.run(*EXPERTS), streamed, "bits")
 
 

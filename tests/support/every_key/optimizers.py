@@ -115,8 +115,9 @@ def layers_in_host_memory_give_the_same_bits(workshop: Workshop) -> None:
         away = workshop.again(
             "trainer.backend={offload_optimizer: true, offload_params: true}",
         )
-    # Two layers, which both have a slot: once in each of three updates.
-    assert copied == [0, 1] * 3
+    # Two layers, which both have a slot: once in each of three updates,
+    # and before each of them for a row that is scored by itself.
+    assert copied == [0, 1] * 6
     assert_same(workshop.run(), away, "bits")
 
 

@@ -78,8 +78,8 @@ def embedded_tokens(run: Run) -> int:
     """Tokens that step 1's update looked up, by the profiler's own trace."""
     trace = json.loads((run.dir / "trace" / "step_00000001.json").read_text())
     found = [e for e in trace["traceEvents"] if e.get("name") == "aten::embedding"]
-    # The first pass scores a few rows before the update (run/learning/probes.py).
-    in_order = sorted(found, key=lambda event: event["ts"])[1:]
+    # Before the update a few rows are scored, and one by itself (run/learning/probes.py).
+    in_order = sorted(found, key=lambda event: event["ts"])[2:]
     return sum(event["args"]["Input Dims"][1][0] for event in in_order)
 
 
