@@ -7,6 +7,7 @@ started, in the middle of a step.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.support import ranks, ray_nodes, runs, tiny, tiny_rl
 
 from homeostat.config import RunConfig
 from homeostat.errors import WorkerError
+from homeostat.observe.jsonl import read_metrics
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.run.ray.machines import Machines
 from homeostat.run.session import restarts
@@ -94,12 +96,12 @@ def test_a_run_that_waits_ends_with_the_same_bits(
     waited = Machines._waited
 
     def waited_for_another(self: Machines, began: float) -> Any:
-        # Ray starts raylets in the main thread only.
-        ray_nodes.add_node(head, "127.0.0.4", cpus=2)
+        another.enter_context(ray_nodes.joining(head.address, "127.0.0.4", cpus=2))
         return waited(self, began)
 
     monkeypatch.setattr(Machines, "_waited", waited_for_another)
-    assert runs.train(config).step == 5
+    with ExitStack() as another:
+        assert runs.train(config).step == 5
     (lost,) = runs.events(config, "node_lost")
     assert (lost["nodes"], lost["action"]) == (["127.0.0.3"], "wait")
     assert lost["missing"] == "2 CPU missing: trainer 2 x 2 CPU = 4, the cluster has 2"
@@ -173,4 +175,8 @@ def test_ranks_make_room_for_an_engine_whose_machine_is_lost(
     here = tiny_rl.config(place, *ranks.over(2), name="grpo_here", **RL)
     with ranks.forked():
         runs.train(here)
-    assert runs.losses(config) == pytest.approx(runs.losses(here), rel=1e-6, abs=1e-9)
+    found, expected = (read_metrics(one.run_dir / "metrics.jsonl") for one in (config, here))
+    assert [one["reward"] for one in found] == [one["reward"] for one in expected]
+    # The loss itself is a sum of terms that cancel.
+    norms = [one["grad_norm"] for one in expected]
+    assert [one["grad_norm"] for one in found] == pytest.approx(norms, rel=1e-5)

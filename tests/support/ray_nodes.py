@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +48,27 @@ def two_nodes(*, cpus: int) -> Iterator[Any]:
         yield cluster
     finally:
         cluster.shutdown()
+
+
+@contextmanager
+def joining(address: str, own: str, *, cpus: int) -> Iterator[None]:
+    """Have a machine join a Ray by `ray start`, which ends with the block. Ray's own class cannot
+    add a raylet in a process that is connected to the cluster."""
+    store = ("--object-store-memory", str(STORE_BYTES), "--num-cpus", str(cpus))
+    ray = str(Path(sys.executable).with_name("ray"))
+    started = subprocess.Popen(
+        [ray, "start", "--address", address, "--node-ip-address", own, *store, "--block"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        below = ranks.descendants(started.pid)
+        for pid in (started.pid, *below):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        started.wait()
 
 
 def lose(cluster: Any, node: Any) -> None:
