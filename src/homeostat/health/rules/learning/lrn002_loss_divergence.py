@@ -2,7 +2,9 @@
 
 ## What it sees
 Over the last `fire` records the loss is at least `factor` times the best level that it had reached
-(a median of neighbouring records), and no record came back to that level.
+(a median of neighbouring records), and no record came back to that level. Once a run is over it is
+a warning, too, if the loss did come back but was at `lost_factor` times that level for a tenth of
+the records (at least `lost`), and ended no lower than before.
 
 ## Why it matters
 A model that has diverged does not recover by itself: the steps from there on are wasted, and the
@@ -32,11 +34,14 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, noise, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import rolling_mean
+from homeostat.types import BoolArray, FloatArray64
 
 
 class Options(RuleOptions):
     factor: float = option(1.5, "Factor over the best level that the loss must have risen to.")
     fire: int = option(4, "Number of newest records that must all lie there.")
+    lost_factor: float = option(3.0, "The same factor for a rise that the run came back from.")
+    lost: int = option(8, "Smallest number of records in a row of such a rise.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -45,6 +50,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if len(loss) < options.fire + 1 or np.min(loss.values) < 0:
         return
     level = rolling_mean(loss, 3)
+    yield from _recovered(view, loss, level, options)
     best_at = int(np.argmin(level))
     best = float(level[best_at])
     newest = loss.values[-options.fire :]
@@ -60,16 +66,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     began = best_at + int(below[-1]) + 1
     first = int(loss.steps[began])
     jump = float(loss.values[began]) > best + 0.7 * (float(np.median(newest)) - best)
-    named: dict[str, Cause] = {}
-    for cause in _causes(view, first, jump=jump):
-        named.setdefault(cause.name, cause)
-    causes = tuple(named.values())
     yield Sighting(
         message=f"Training loss is {float(np.median(newest)):.4g} since step {first}, after "
         f"{best:.4g} at step {int(loss.steps[best_at])} (limit {limit:.4g}): it has diverged. Go "
         "back to a checkpoint before that step and lower the learning rate.",
         evidence=(f"train/loss {best:.4g} -> {loss.latest:.4g}",),
-        causes=causes,
+        causes=_causes(view, first, jump=jump),
         fixes=(
             Fix(
                 "trainer.lr", "a third of it", "smaller steps do not leave the basin", Grade.UNSAFE
@@ -84,7 +86,54 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
 
 
-def _causes(view: RunView, first: int, *, jump: bool) -> Iterator[Cause]:
+def _recovered(
+    view: RunView, loss: Series, level: FloatArray64, options: Options
+) -> Iterator[Sighting]:
+    """Report a long rise that is over, and that cost all that was learnt before it."""
+    steps = (view.last_step, view.total_steps)
+    if steps[0] is not None and steps[1] is not None and steps[0] < steps[1]:
+        return  # it may yet end lower
+    lowest = np.minimum.accumulate(level)[:-1]
+    limits = np.maximum(options.lost_factor * lowest, lowest + 0.3)
+    first, end = _longest(loss.values[1:] >= limits)
+    ended = float(np.median(loss.values[-options.fire :]))
+    if end - first < max(options.lost, len(loss) / 10) or end == len(limits):
+        return
+    before = float(lowest[first])
+    if ended < 0.95 * before:
+        return
+    began, back = int(loss.steps[first + 1]), int(loss.steps[end + 1])
+    highest = float(loss.values[first + 1 : end + 1].max())
+    yield Sighting(
+        message=f"Training loss rose from {before:.4g} at step {began} to up to {highest:.4g}, "
+        f"came back at step {back}, and ended at {ended:.4g}: nothing was gained since. Lower the "
+        "learning rate.",
+        evidence=(f"train/loss {before:.4g} -> {highest:.4g} -> {ended:.4g}",),
+        causes=_causes(view, began, jump=False),
+        fixes=(Fix("trainer.lr", "a third of it", "steps that do not undo it", Grade.UNSAFE),),
+        first_step=began,
+        last_step=back,
+        value=highest,
+        limit=float(limits[first]),
+        level=Level.WARN,
+    )
+
+
+def _longest(is_high: BoolArray) -> tuple[int, int]:
+    """Return where the longest stretch of records in a row begins and ends."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_high, [False]])))
+    stretches = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+    return max(stretches, key=lambda stretch: stretch[1] - stretch[0], default=(0, 0))
+
+
+def _causes(view: RunView, first: int, *, jump: bool) -> tuple[Cause, ...]:
+    named: dict[str, Cause] = {}
+    for cause in _all_causes(view, first, jump=jump):
+        named.setdefault(cause.name, cause)
+    return tuple(named.values())
+
+
+def _all_causes(view: RunView, first: int, *, jump: bool) -> Iterator[Cause]:
     rate, usual = peak_rate(view), usual_rates(view)
     norm = view.series("grad_norm")
     grown = norm is not None and _growth(norm.finite(), first) > 10
