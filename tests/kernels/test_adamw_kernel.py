@@ -41,8 +41,17 @@ def updated(
     return master, moments, norm
 
 
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "8bit"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("fp32", torch.float32),
+        ("8bit", torch.float32),
+        ("bf16", torch.bfloat16),
+        pytest.param("bf16", torch.float32, marks=pytest.mark.slow),
+        pytest.param("fp32", torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("8bit", torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
 def test_the_kernel_is_the_plain_update(kind: Any, dtype: torch.dtype) -> None:
     """A moment that is a rounding apart may get another code or neighbour; few do."""
     how = {"count": 2500, "measure": True}
