@@ -6,15 +6,14 @@ import inspect
 from pathlib import Path
 
 import pytest
+from tests.support.named_settings import unknown_words
 from typer.testing import CliRunner
 
 from homeostat.cli.dev import app
 from homeostat.cli.known_settings.checking import check, unplaced, updated
 from homeostat.cli.known_settings.definitions import definitions, is_defined_by
 from homeostat.cli.known_settings.files import file_text
-from homeostat.cli.known_settings.named import fixes, settings, unknown_words
 from homeostat.cli.known_settings.reporting import chosen
-from homeostat.health.frameworks import ALL
 from homeostat.health.frameworks.known import Known, Source, known
 
 LISTS = chosen([])
@@ -40,13 +39,6 @@ def test_every_listed_setting_has_a_place_in_sources(name: str) -> None:
     placed = {one for source in facts.sources for names in source.found.values() for one in names}
     assert placed <= (facts.settings or {}).keys()
     assert all(source.version and source.found for source in facts.sources)
-
-
-def test_fixes_name_only_settings_that_were_found() -> None:
-    all_fixes = fixes()
-    named = {name: settings(ALL[name], all_fixes) for name in LISTS if name in ALL}
-    assert sum(map(len, named.values())) > 1000
-    assert all(names <= (known(name).settings or {}).keys() for name, names in named.items())
 
 
 def test_sentences_name_only_variables_and_flags_that_were_found() -> None:

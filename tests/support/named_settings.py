@@ -1,24 +1,21 @@
-"""Extract the settings that fixes name: under each framework, and in sentences for any of them.
+"""Find environment variables and flags that the sentences of causes and fixes name.
 
-A fix is printed in two forms. Its setting is translated (telling.py), so it is one of the
-framework's list. Its sentences are printed as they are, whatever framework runs, and may name
-environment variables and flags of programs.
+The setting of a fix is translated for a framework (telling.py) and so is one of its list. Sentences
+are printed as they are, whatever framework runs.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import homeostat.health
-from homeostat.health.finding import Fix
-from homeostat.health.frameworks import ALL, UNKNOWN, Framework
+from homeostat.health.frameworks import ALL, UNKNOWN
 from homeostat.health.frameworks.known import known
-from homeostat.health.frameworks.telling import told
 from homeostat.health.registry import SIGNATURES
 
 # Lists of what sentences may name for any framework.
@@ -41,26 +38,6 @@ class Sentence:
 
     where: str
     text: str
-
-
-def fixes() -> list[Fix]:
-    """Return the fixes of signatures and rules; "1" stands for a value that is computed."""
-    found = [fix for one in SIGNATURES for fix in one.fixes]
-    for _, node in _calls():
-        if ast.unparse(node.func) == "Fix":
-            given = [one.value for one in node.keywords if one.arg == "theirs"]
-            theirs = [one for one in given if isinstance(one, ast.Dict)]
-            if len(theirs) < len(given) or len(node.args) < 2:
-                # Made of data, such as a signature's, which is listed above.
-                continue
-            key, value = _constant(node.args[0], ""), _constant(node.args[1], "1")
-            found.append(Fix(key, value, "", theirs=ast.literal_eval(theirs[0]) if theirs else {}))
-    return found
-
-
-def settings(framework: Framework, all_fixes: Iterable[Fix]) -> set[str]:
-    """Return the settings that fixes name to users of a framework."""
-    return {name for fix in all_fixes if (name := told(fix, framework).setting)}
 
 
 def sentences() -> Iterator[Sentence]:
@@ -109,7 +86,3 @@ def _calls() -> Iterator[tuple[Path, ast.Call]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in _BUILDERS:
                 yield path, node
-
-
-def _constant(node: ast.expr, instead: str) -> str:
-    return str(node.value) if isinstance(node, ast.Constant) else instead
