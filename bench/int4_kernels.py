@@ -15,17 +15,17 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import common
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional
 from triton.runtime.errors import OutOfResources
 
-from homeostat.rollout.native.cuda import int4_narrow, int4_products, narrow
+from homeostat.rollout.native.cuda import int4_few, int4_products, narrow
 from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 from homeostat.rollout.native.cuda.int4_products import Scratch, Tile
 from homeostat.rollout.native.cuda.products import Scaled
@@ -80,7 +80,11 @@ class Product:
         small = max(1, min(128, int(COLD_BYTES // matrix.num_bytes) + 1))
         self.weights = [exact.clone() for _ in range(self.copies)]
         self.matrices = [
-            Int4Matrix(matrix.bytes_OH.clone(), matrix.scales_OG.clone(), inputs, GROUP)
+            replace(
+                matrix,
+                words_TBW=matrix.words_TBW.clone(),
+                scales_TGP=matrix.scales_TGP.clone(),
+            )
             for _ in range(small)
         ]
         self.norm = torch.rand(inputs, device=DEVICE, dtype=torch.bfloat16) + 0.5
@@ -110,26 +114,6 @@ class Product:
 
         return timed(step, self.copies)
 
-    def narrow(self, tile: int4_narrow.Tile | None = None) -> tuple[float, float]:
-        """Time one row; return how far the result is from the dequantised weights', and seconds."""
-        x, residual = self.rows(1)
-        is_added = self.name in ("o", "down")
-
-        def step(n: int) -> Tensor:
-            matrix = self.matrices[n]
-            if is_added:
-                int4_narrow.added(residual, x, matrix, None, tile=tile)
-                return residual
-            if self.name == "gate":
-                return int4_narrow.gated(x, self.norm, matrix, eps=EPS, tile=tile)
-            return int4_narrow.into_heads(x, self.norm, matrix, None, eps=EPS, tile=tile)
-
-        residual.zero_()
-        wanted, out = x.float(), step(0)
-        if not is_added:
-            wanted = functional.rms_norm(wanted, x.shape[1:], self.norm.float(), EPS)
-        return self._difference(out, wanted), timed(step, len(self.matrices))
-
     def dense(self, num_rows: int) -> tuple[float, float]:
         """Time dequantising the weights and a library's product."""
         x, _ = self.rows(num_rows)
@@ -140,10 +124,10 @@ class Product:
 
         return 0.0, timed(step, min(8, len(self.matrices)))
 
-    def int4(self, num_rows: int, tile: Tile | None = None) -> tuple[float, float]:
+    def int4(
+        self, num_rows: int, tile: Tile | None = None, few: tuple[int, int] | None = None
+    ) -> tuple[float, float]:
         """Return how far the result is from the dequantised weights', and the seconds."""
-        if tile is None and num_rows <= int4_narrow.MAX_ROWS:
-            return self.narrow()
         if tile is None and num_rows > int4_products.MAX_ROWS:
             return self.dense(num_rows)
         x, residual = self.rows(num_rows)
@@ -151,10 +135,15 @@ class Product:
         width = self.num_outputs // 2 if is_gated else self.num_outputs
         out = torch.zeros_like(residual[:, :width]).contiguous()
         norm = torch.ones(width, device=DEVICE, dtype=torch.bfloat16) if is_added else None
-        how = {"is_gated": is_gated, "norm_O": norm, "tile": tile}
+        how = {"is_gated": is_gated, "norm_O": norm}
 
         def step(n: int) -> None:
-            int4_products.launch(Scaled(x), self.matrices[n], out, self.scratch, **how)
+            if few is None:
+                int4_products.launch(
+                    Scaled(x), self.matrices[n], out, self.scratch, **how, tile=tile
+                )
+            else:
+                int4_few.launch(Scaled(x), self.matrices[n], out, **how, warps=few[0], depth=few[1])
 
         step(0)
         return self._difference(out, x.float()), timed(step, len(self.matrices))
@@ -199,28 +188,34 @@ def compare() -> dict[str, Any]:
     return found
 
 
-# Outputs, warps and programs for each multiprocessor, for one row.
-NARROW = ((8, 4, 0), (8, 4, 4), (4, 8, 4), (8, 8, 4), (4, 4, 8))
+# Warps of a program and units that each reads at once, for one row.
+FEW = (
+    (4, 1),
+    (4, 2),
+    (4, 3),
+    (8, 1),
+    (8, 2),
+    (8, 4),
+    (16, 1),
+    (16, 2),
+    (16, 5),
+    (16, 7),
+    (32, 2),
+    (32, 3),
+)
 # Tiles of tensor cores: outputs, rows, shares, warps, stages.
 TILES = {
-    1: ((64, 16, 1, 4, 4), (64, 16, 4, 4, 4), (32, 16, 1, 4, 4), (32, 16, 4, 4, 4)),
     32: ((64, 32, 1, 4, 4), (64, 32, 4, 4, 4), (64, 32, 8, 4, 4), (64, 32, 11, 4, 3),
          (128, 32, 4, 8, 4), (64, 32, 4, 4, 6)),
     256: ((64, 128, 1, 4, 2), (128, 128, 1, 8, 2), (64, 64, 1, 4, 3)),
 }  # fmt: skip
 
 
-def narrow_tiles(product: Product) -> list[int4_narrow.Tile]:
-    """Return tiles of one row for a product."""
-    chunks = triton.next_power_of_2(product.matrices[0].bytes_OH.shape[1] // 16)
-    return [int4_narrow.Tile(o, min(chunks, 256), w, programs=p) for o, w, p in NARROW]
-
-
 def sweep(product: Product, label: str) -> None:
     """Print the time of a product with every tile."""
     print(label, "bf16", [round(product.bf16(rows) * 1e6, 1) for rows in ROWS], flush=True)
     tries: list[tuple[int, Any, Callable[[], tuple[float, float]]]] = [
-        (1, tile, partial(product.narrow, tile)) for tile in narrow_tiles(product)
+        (1, f"{few[0]} warps, {few[1]} units", partial(product.int4, 1, None, few)) for few in FEW
     ]
     for rows, tiles in TILES.items():
         chosen = [Tile(*sizes) for sizes in tiles if sizes[2] == 1 or product.name != "gate"]

@@ -25,7 +25,7 @@ from homeostat.precision.int4 import fake_quantise
 from homeostat.precision.int4_packed import hold_packed
 from homeostat.precision.int4_rewrite import Int4Rewrite
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
-from homeostat.rollout.native.cuda import int4_narrow, int4_products
+from homeostat.rollout.native.cuda import int4_products
 from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 from homeostat.rollout.native.cuda.int4_products import Scratch
 from homeostat.rollout.native.cuda.int4_weights import Int4Weights
@@ -49,7 +49,8 @@ def drawn(*sizes: int, seed: int = 0) -> Tensor:
 
 
 def near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.float(), wanted.float(), rtol=TOLERANCE, atol=TOLERANCE)
+    largest = TOLERANCE * max(1.0, float(wanted.abs().max()))
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=TOLERANCE, atol=largest)
 
 
 def bits(x: Tensor) -> Tensor:
@@ -93,58 +94,21 @@ def test_dequantising_gives_back_the_rounded_weight() -> None:
         assert torch.equal(matrix.dequantised(dtype=DTYPE), rounded)
 
 
-def few_rows_are_multiplied_alike(
-    x_BD: Tensor,
-    norm_D: Tensor,
-    matrix: Int4Matrix,
-    bias_O: Tensor,
-    out_BO: Tensor,
-    rounded: Tensor,
-) -> None:
-    found = int4_narrow.into_heads(x_BD, norm_D, matrix, bias_O, eps=EPS)
-    near(found, out_BO + bias_O.float())
-    wanted = functional.silu(out_BO[:, :10]) * out_BO[:, 10:]
-    near(int4_narrow.gated(x_BD, norm_D, matrix, eps=EPS), wanted)
-    sum_BO = drawn(len(x_BD), 20, seed=3)
-    wanted = sum_BO.float() + x_BD.float() @ rounded.float().T + bias_O.float()
-    int4_narrow.added(sum_BO, x_BD, matrix, bias_O)
-    near(sum_BO, wanted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("group", [32, 128])
-def test_results_that_are_stored_plane_by_plane_are_read_so(group: int) -> None:
-    """The second matrix has an odd number of groups, and is read in several steps."""
-    gates, rounded_gates = packed(6 * group, 2 * group, group=group)
-    down, rounded = packed(12, 3 * group, group=group)
-    x_BD, norm_D, sum_BO = drawn(2, 2 * group), drawn(2 * group, seed=1), drawn(2, 12, seed=3)
-    normed = functional.rms_norm(x_BD.float(), (2 * group,), norm_D.float(), EPS)
-    gate, up = (normed @ rounded_gates.float().T).to(DTYPE).float().chunk(2, dim=1)
-    inputs_BK = (functional.silu(gate) * up).to(DTYPE)
-    wanted = sum_BO.float() + inputs_BK.float() @ rounded.float().T
-    tile = int4_narrow.Tile(outputs=8, chunks=16, warps=1, programs=1)
-    inputs = int4_narrow.gated_by_planes(x_BD, norm_D, gates, eps=EPS, tile=tile)
-    int4_narrow.added(sum_BO, inputs, down, None, tile=int4_narrow.Tile(4, chunks=4, warps=1))
-    torch.testing.assert_close(sum_BO.float(), wanted, rtol=2e-2, atol=2e-2 * wanted.abs().max())
-
-
 @pytest.mark.parametrize("num_rows", [2, pytest.param(21, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("group", [32, pytest.param(128, marks=pytest.mark.slow)])
 def test_products_of_rows(num_rows: int, group: int) -> None:
     """With a norm whose root is known only as sums of squares, and inputs that are shared out."""
     num_inputs = 288 if group == 32 else 640
-    matrix, rounded = packed(20, num_inputs, group=group)
-    x_BD, norm_D, bias_O = drawn(num_rows, num_inputs), drawn(num_inputs, seed=1), drawn(20, seed=2)
+    matrix, rounded = packed(96, num_inputs, group=group)
+    x_BD, norm_D, bias_O = drawn(num_rows, num_inputs), drawn(num_inputs, seed=1), drawn(96, seed=2)
     squares_BT = torch.stack([p.float().square().sum(1) for p in x_BD.split(100, 1)], 1)
     x = Scaled(x_BD * norm_D, squares_BT.contiguous())
     normed = functional.rms_norm(x_BD.float(), (num_inputs,), norm_D.float(), EPS)
     out_BO, scratch = normed @ rounded.float().T, Scratch(DEVICE)
-    if num_rows <= int4_narrow.MAX_ROWS:
-        few_rows_are_multiplied_alike(x_BD, norm_D, matrix, bias_O, out_BO, rounded)
     near(int4_products.into_heads(x, matrix, bias_O, scratch, eps=EPS), out_BO + bias_O.float())
-    wanted = functional.silu(out_BO[:, :10]) * out_BO[:, 10:]
+    wanted = functional.silu(out_BO[:, :48]) * out_BO[:, 48:]
     near(int4_products.gated(x, matrix, scratch, eps=EPS), wanted)
-    sum_BO, next_O = drawn(num_rows, 20, seed=3), drawn(20, seed=4)
+    sum_BO, next_O = drawn(num_rows, 96, seed=3), drawn(96, seed=4)
     wanted = sum_BO.float() + x_BD.float() @ rounded.float().T + bias_O.float()
     found = int4_products.added(sum_BO, x_BD, matrix, bias_O, next_O, scratch)
     near(sum_BO, wanted)

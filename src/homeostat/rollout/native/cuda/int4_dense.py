@@ -1,6 +1,6 @@
 """Dequantises packed INT4 weights in one pass: the rows of a prompt are multiplied by the result.
 
-Suffixes: `_O` outputs, `_H` bytes of two integers each, `_G` groups, `_K` inputs.
+Suffixes: `_O` outputs, `_K` inputs.
 """
 
 # Triton compiles its kernels from source: pyright misreads their calls.
@@ -18,44 +18,42 @@ from torch import Tensor
 if TYPE_CHECKING:
     from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 
-# Outputs that a program dequantises of a block.
-_OUTPUTS = 32
-
 
 @triton.jit
 def _dense(
-    bytes_ptr, scales_ptr, out_ptr, num_outputs, num_inputs, num_blocks,
-    GROUP: tl.constexpr, OUTPUTS: tl.constexpr,
+    words_ptr, scales_ptr, out_ptr, start, stop, num_inputs, num_blocks, num_groups,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(1)
-    at_O = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    is_out, at_H = at_O < num_outputs, tl.arange(0, GROUP)
-    at_byte = (at_O[:, None].to(tl.int64) * num_blocks + block) * GROUP + at_H[None, :]
-    pairs = tl.load(bytes_ptr + at_byte, mask=is_out[:, None], other=0)
-    for half in tl.static_range(2):
-        group = block.to(tl.int64) * 2 + half
-        at_scale = scales_ptr + at_O.to(tl.int64) * (2 * num_blocks) + group
-        scales = tl.load(at_scale, mask=is_out, other=0.0).to(tl.float32)[:, None]
-        nibbles = pairs & 15 if half == 0 else pairs >> 4
-        weight = (nibbles.to(tl.float32) - 8.0) * scales
-        at_K = group * GROUP + at_H
-        at = at_O[:, None].to(tl.int64) * num_inputs + at_K[None, :]
-        is_in = is_out[:, None] & (at_K < num_inputs)[None, :]
-        tl.store(out_ptr + at, weight.to(out_ptr.dtype.element_ty), mask=is_in)
+    tile, block = start // 16 + tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, 256)
+    words = tl.load(words_ptr + (tile * num_blocks + block) * 256 + at)
+    # Eight words of each thread, for two outputs and four inputs.
+    output = tile * 16 + at // 32 + at // 4 % 2 * 8
+    at_16 = at // 8 % 4 * 2 + at // 2 % 2 * 8 + at % 2
+    for plane in tl.static_range(4):
+        at_K = block * 64 + plane * 16 + at_16
+        at_scale = (tile * num_groups + at_K // GROUP) * 16 + output % 16
+        scales = tl.load(scales_ptr + at_scale).to(tl.float32)
+        weight = (((words >> (4 * plane)) & 15).to(tl.float32) - 8.0) * scales
+        is_in = (output >= start) & (output < stop) & (at_K < num_inputs)
+        at_out = out_ptr + (output - start) * num_inputs + at_K
+        tl.store(at_out, weight.to(out_ptr.dtype.element_ty), mask=is_in)
 
 
-def dense(bytes_OH: Tensor, scales_OG: Tensor, matrix: Int4Matrix, *, dtype: torch.dtype) -> Tensor:
-    """Return [O, K] of some rows of a matrix, which `bytes` and `scales` are views of."""
-    num_outputs, num_blocks = len(bytes_OH), matrix.num_blocks
-    out_OK = torch.empty(num_outputs, matrix.num_inputs, dtype=dtype, device=bytes_OH.device)
-    _dense[(triton.cdiv(num_outputs, _OUTPUTS), num_blocks)](
-        bytes_OH,
-        scales_OG,
+def dense(matrix: Int4Matrix, start: int, stop: int, *, dtype: torch.dtype) -> Tensor:
+    """Return the outputs [start, stop) of a matrix, [O, K]."""
+    out_OK = matrix.words_TBW.new_empty(stop - start, matrix.num_inputs, dtype=dtype)
+    num_blocks = matrix.words_TBW.shape[1]
+    _dense[(triton.cdiv(stop, 16) - start // 16, num_blocks)](
+        matrix.words_TBW,
+        matrix.scales_TGP,
         out_OK,
-        num_outputs,
+        start,
+        stop,
         matrix.num_inputs,
         num_blocks,
+        matrix.scales_TGP.shape[1],
         GROUP=matrix.group_size,
-        OUTPUTS=_OUTPUTS,
+        num_warps=1,
     )
     return out_OK

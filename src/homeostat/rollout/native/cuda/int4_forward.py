@@ -1,11 +1,8 @@
 """A decoding step by packed INT4 weights, for models that are trained for them or exported in them.
 
-There are three ways through the layers:
-
-    narrow   up to `int4_narrow.MAX_ROWS` rows: bound by reading the weights alone
-    tiled    up to `int4_products.MAX_ROWS` rows, on tensor cores
-    wide     the decoder's linear modules: rounded copies in training, and weights that are
-             dequantised for the moment in a model that holds packed ones only
+Up to `int4_products.MAX_ROWS` rows are multiplied by the packed weights. More of them take the
+decoder's linear modules: rounded copies in training, and weights that are dequantised for the
+moment in a model that holds packed ones only.
 
 Maps that are not in INT4 (trainer.int4.skip_layers) and experts are computed as in forward.py;
 experts by their rounded copies. Before the first INT4 step of a run all layers are.
@@ -19,13 +16,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from homeostat.models.blocks import MLP, Attention, Layer
+from homeostat.models.blocks import MLP, Attention
 from homeostat.models.decoder import Decoder
 from homeostat.ops.linear import Linear
-from homeostat.rollout.native.cuda import int4_narrow, int4_products, rows
+from homeostat.rollout.native.cuda import int4_products, rows
 from homeostat.rollout.native.cuda.forward import DecodeForward, Layers, fed_forward, maps_of
-from homeostat.rollout.native.cuda.int4_narrow import PlaneRows
-from homeostat.rollout.native.cuda.int4_weights import Int4Layer, Int4Weights, Maps, SwitchWatch
+from homeostat.rollout.native.cuda.int4_weights import Int4Weights, Maps, SwitchWatch
 from homeostat.rollout.native.cuda.products import Scaled
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
 
@@ -60,38 +56,7 @@ class Int4Forward(DecodeForward):
     def _layers_for(self, num_rows: int) -> Layers:
         if self._weights is None or num_rows > int4_products.MAX_ROWS:
             return self._wide_layers
-        return self._few_layers if num_rows <= int4_narrow.MAX_ROWS else self._int4_layers
-
-    def _few_layers(
-        self, x_BD: Tensor, turns: list[Tensor], state: Rows
-    ) -> tuple[Tensor, Tensor | None]:
-        assert self._weights is not None, "chosen with its weights"
-        parts = zip(self.model.layers, self._weights.layers, strict=True)
-        for index, (layer, packed) in enumerate(parts):
-            qkv = self._few_heads(x_BD, layer, packed.qkv)
-            mixed_BX = self._attend(index, layer, qkv, turns, state)
-            _add_few(x_BD, mixed_BX, layer.self_attn.o_proj, packed.o)
-            self._feed_few(x_BD, layer, packed, state)
-        return x_BD, None
-
-    def _few_heads(self, x_BD: Tensor, layer: Layer, packed: Maps | None) -> Sequence[Tensor]:
-        attention, norm_D, eps = layer.self_attn, layer.input_layernorm.weight, self.shape.eps
-        if packed is None:
-            normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
-            return maps_of(normed_BD, (attention.q_proj, attention.k_proj, attention.v_proj))
-        out_BO = int4_narrow.into_heads(x_BD, norm_D, packed.matrix, packed.bias_O, eps=eps)
-        return out_BO.split(packed.sizes, dim=1)
-
-    def _feed_few(self, x_BD: Tensor, layer: Layer, packed: Int4Layer, state: Rows) -> None:
-        """Add what the block after attention makes of the rows to them."""
-        norm_D, eps, mlp = layer.post_attention_layernorm.weight, self.shape.eps, layer.mlp
-        if isinstance(mlp, MLP) and packed.gate_up is not None:
-            gated = int4_narrow.gated if packed.down is None else int4_narrow.gated_by_planes
-            inputs = gated(x_BD, norm_D, packed.gate_up.matrix, eps=eps)
-            _add_few(x_BD, inputs, mlp.down_proj, packed.down)
-        else:
-            normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
-            x_BD += fed_forward(normed_BD, mlp, state)
+        return self._int4_layers
 
     def _int4_layers(
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
@@ -135,12 +100,3 @@ class Int4Forward(DecodeForward):
             return Scaled(rows.add_norm(x_BD, added_BD, norm_D, eps=self.shape.eps))
         how = packed.matrix, packed.bias_O, norm_D, self._shares
         return int4_products.added(x_BD, inputs_BK, *how)
-
-
-def _add_few(x_BD: Tensor, inputs: Tensor | PlaneRows, linear: Linear, packed: Maps | None) -> None:
-    """Compute x += the linear map of the inputs, in place."""
-    if packed is not None:
-        int4_narrow.added(x_BD, inputs, packed.matrix, packed.bias_O)
-    else:
-        assert isinstance(inputs, Tensor), "only packed weights are read plane by plane"
-        x_BD += linear(inputs)

@@ -1,12 +1,19 @@
 """INT4 matrices in the layout that the decode kernels read.
 
-Two neighbouring groups of an output's inputs are a block. They share bytes: the low half of byte j
-holds integer j of the first group, the high half that of the second. So the low halves of a block's
-bytes are one group, in order, and the high halves the other, and a product takes a group at a time
-without shuffling. Inputs are padded with zeros to whole blocks. The scales of a block's two groups
-are neighbours, so that they can be read as one word.
+A tile is 16 outputs by 64 inputs, in the order in which the threads of a warp hold it when they
+multiply by it on tensor cores. Each thread's part is 16 neighbouring bytes, so that a warp reads a
+tile at once, and no number moves from one thread to another. The part of thread 4 g + t is eight
+words of 16 bits, for
 
-Suffixes: `_O` outputs, `_K` inputs, `_H` bytes, each of two integers, `_G` groups.
+    outputs g and 8 + g  x  inputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9
+
+and in each word four integers, for these inputs and those 16, 32 and 48 further on (its planes).
+
+Outputs are padded to whole tiles, and inputs to whole tiles and groups. The scales of a tile's
+outputs lie beside each other, group by group.
+
+Suffixes: `_O` outputs, `_K` inputs, `_T` tiles of outputs, `_B` tiles of inputs, `_W` words of a
+tile, `_G` groups, `_P` the 16 outputs of a tile.
 """
 
 from __future__ import annotations
@@ -21,27 +28,40 @@ from torch.nn import functional
 from homeostat.ops import kernels
 from homeostat.precision.int4 import OFFSET, Quantised, quantise
 
+TILE_OUTPUTS, TILE_INPUTS, TILE_WORDS = 16, 64, 256
+# A tile as outputs and inputs: halves of 8 outputs, outputs, planes, halves of 8 inputs, pairs of
+# inputs, inputs of a pair. And as threads read it: the plane is the place in a word.
+_TILE = (2, 8, 4, 2, 4, 2)
+_AS_READ = (1, 4, 0, 3, 5, 2)
+
 
 @dataclass(frozen=True, slots=True)
 class Int4Matrix:
-    """A weight [O, K] in INT4: bytes [O, H] of two integers each, and scales [O, G] in bf16."""
+    """A weight [O, K] in INT4: words of four integers, and scales in bf16."""
 
-    bytes_OH: Tensor
-    scales_OG: Tensor
+    words_TBW: Tensor
+    scales_TGP: Tensor
+    num_outputs: int
     num_inputs: int
     group_size: int
 
     @property
-    def num_outputs(self) -> int:
-        return self.bytes_OH.shape[0]
+    def num_tiles(self) -> int:
+        """The number of tiles of outputs."""
+        return self.words_TBW.shape[0]
 
     @property
-    def num_blocks(self) -> int:
-        return self.bytes_OH.shape[1] // self.group_size
+    def unit(self) -> int:
+        """The fewest inputs that are whole tiles and whole groups."""
+        return max(self.group_size, TILE_INPUTS)
+
+    @property
+    def num_units(self) -> int:
+        return self.words_TBW.shape[1] * TILE_INPUTS // self.unit
 
     @property
     def num_bytes(self) -> int:
-        return self.bytes_OH.nbytes + self.scales_OG.nbytes
+        return self.words_TBW.nbytes + self.scales_TGP.nbytes
 
     @classmethod
     def of(cls, weights: Sequence[Quantised]) -> Int4Matrix:
@@ -50,13 +70,20 @@ class Int4Matrix:
         group_size = num_inputs // weights[0].scales_G.shape[-1]
         values_OK = torch.cat([weight.values_K for weight in weights])
         scales_OG = torch.cat([weight.scales_G for weight in weights])
-        padding = -num_inputs % (2 * group_size)
-        values_OK = functional.pad(values_OK, (0, padding))
-        scales_OG = functional.pad(scales_OG, (0, padding // group_size))
-        nibbles = (values_OK + OFFSET).to(torch.uint8).unflatten(1, (-1, 2, group_size))
-        bytes_OH = (nibbles[:, :, 0] | (nibbles[:, :, 1] << 4)).flatten(1).contiguous()
+        num_outputs = len(values_OK)
+        below = -num_outputs % TILE_OUTPUTS
+        beside = -num_inputs % max(group_size, TILE_INPUTS)
+        nibbles_OK = functional.pad((values_OK + OFFSET).to(torch.uint8), (0, beside, 0, below))
+        scales_OG = functional.pad(scales_OG, (0, beside // group_size, 0, below))
         # bf16 holds a scale exactly: it has five significant bits.
-        return cls(bytes_OH, scales_OG.to(torch.bfloat16).contiguous(), num_inputs, group_size)
+        scales_TPG = scales_OG.to(torch.bfloat16).unflatten(0, (-1, TILE_OUTPUTS))
+        return cls(
+            _words(nibbles_OK),
+            scales_TPG.transpose(1, 2).contiguous(),
+            num_outputs,
+            num_inputs,
+            group_size,
+        )
 
     @classmethod
     def of_weights(cls, weights: Sequence[Tensor], *, group_size: int) -> Int4Matrix:
@@ -65,17 +92,41 @@ class Int4Matrix:
 
     def copy_(self, other: Int4Matrix) -> None:
         """Take over the numbers of another matrix of the same shape, in place."""
-        self.bytes_OH.copy_(other.bytes_OH)
-        self.scales_OG.copy_(other.scales_OG)
+        self.words_TBW.copy_(other.words_TBW)
+        self.scales_TGP.copy_(other.scales_TGP)
 
     def dequantised(self, *, dtype: torch.dtype, rows: slice = slice(None)) -> Tensor:
         """Return the weight [O, K] that it stands for, or some of its rows."""
-        bytes_OH, scales_OG = self.bytes_OH[rows], self.scales_OG[rows]
-        if kernels.fused(scales_OG):
+        start, stop, _ = rows.indices(self.num_outputs)
+        if kernels.fused(self.scales_TGP):
             from homeostat.rollout.native.cuda.int4_dense import dense
 
-            return dense(bytes_OH, scales_OG, self, dtype=dtype)
-        blocks = bytes_OH.unflatten(1, (-1, 1, self.group_size))
-        halves = torch.cat([blocks & 15, blocks >> 4], dim=2).to(torch.float32) - OFFSET
-        grouped = halves.flatten(1, 2) * scales_OG.float()[..., None]
-        return grouped.flatten(1)[:, : self.num_inputs].to(dtype).contiguous()
+            return dense(self, start, stop, dtype=dtype)
+        tiles = slice(start // TILE_OUTPUTS, -(-stop // TILE_OUTPUTS))
+        nibbles_OK = _nibbles(self.words_TBW[tiles])
+        scales_OG = self.scales_TGP[tiles].transpose(1, 2).flatten(0, 1).float()
+        integers = nibbles_OK.float().unflatten(1, (-1, self.group_size)) - OFFSET
+        weight_OK = (integers * scales_OG[..., None]).flatten(1)
+        first = tiles.start * TILE_OUTPUTS
+        return weight_OK[start - first : stop - first, : self.num_inputs].to(dtype).contiguous()
+
+
+def _words(nibbles_OK: Tensor) -> Tensor:
+    """[O, K] integers from 0 to 15, as tiles of words."""
+    tiles = nibbles_OK.unflatten(1, (-1, TILE_INPUTS)).unflatten(0, (-1, TILE_OUTPUTS))
+    tiles = tiles.transpose(1, 2).reshape(*tiles.shape[:1], tiles.shape[2], *_TILE)
+    parts = tiles.permute(0, 1, *(2 + axis for axis in _AS_READ)).flatten(2, 6).to(torch.int32)
+    planes = parts << torch.arange(0, 16, 4, dtype=torch.int32, device=parts.device)
+    # The highest bit of a word is the sign of an int16.
+    return planes.sum(-1, dtype=torch.int32).to(torch.int16)
+
+
+def _nibbles(words_TBW: Tensor) -> Tensor:
+    """[O, K] integers from 0 to 15 of tiles of words."""
+    planes = torch.arange(0, 16, 4, dtype=torch.int32, device=words_TBW.device)
+    parts = (words_TBW.to(torch.int32)[..., None] >> planes) & 15
+    sizes = [_TILE[axis] for axis in _AS_READ]
+    back = [2 + _AS_READ.index(axis) for axis in range(len(_TILE))]
+    tiles = parts.reshape(*words_TBW.shape[:2], *sizes).permute(0, 1, *back)
+    tiles = tiles.reshape(*words_TBW.shape[:2], TILE_OUTPUTS, TILE_INPUTS).transpose(1, 2)
+    return tiles.flatten(2).flatten(0, 1)

@@ -6,12 +6,13 @@ before and after them.
     added        x += inputs @ weight.T  in place, and what the next norm needs
 
 A program owns a tile of outputs and rows and, where such tiles are few, a share of the inputs; the
-last share to arrive sums up all of them. It turns the bytes of a block into integers in bf16, in
-registers, multiplies them with the rows, group by group, and scales the sums of each group: the
-weights are never in memory in any other form. A norm costs no launch, as in products.py.
+last share to arrive sums up all of them. It reads tiles of the weights into registers, turns their
+integers into bf16 and multiplies them with the rows, group by group: the weights are never in
+memory in any other form. A norm costs no launch, as in products.py. Few rows have a kernel of
+their own (int4_few.py).
 
-Suffixes: `_B` rows, `_D` model dim, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs, `_H`
-bytes of two integers each, `_T` tiles of outputs.
+Suffixes: `_B` rows, `_D` model dim, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs, `_T` tiles
+of outputs.
 """
 
 # Triton compiles its kernels from source: pyright misreads their calls.
@@ -27,32 +28,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from homeostat.rollout.native.cuda import int4_few
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
+from homeostat.rollout.native.cuda.int4_tiles import plane_of, words_at
 from homeostat.rollout.native.cuda.products import Scaled
 from homeostat.rollout.native.cuda.shares import is_last
-
-# Four bytes to four bf16: a byte below 16 and the byte 0x43 above it are 128 + its value, and 136
-# is taken off. The high halves of the bytes are moved down first.
-_LOW = tl.constexpr("""{
-.reg .b32 low, less;
-and.b32 low, $2, 0x0f0f0f0f;
-mov.b32 less, 0x43084308;
-prmt.b32 $0, low, 0x43434343, 0x5140;
-prmt.b32 $1, low, 0x43434343, 0x7362;
-sub.bf16x2 $0, $0, less;
-sub.bf16x2 $1, $1, less;
-}""")
-_HIGH = tl.constexpr("""{
-.reg .b32 high, less;
-shr.u32 high, $2, 4;
-and.b32 high, high, 0x0f0f0f0f;
-mov.b32 less, 0x43084308;
-prmt.b32 $0, high, 0x43434343, 0x5140;
-prmt.b32 $1, high, 0x43434343, 0x7362;
-sub.bf16x2 $0, $0, less;
-sub.bf16x2 $1, $1, less;
-}""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,45 +49,57 @@ class Tile:
 
 
 @triton.jit
-def _integers(pairs, IS_HIGH: tl.constexpr, HAS_ASM: tl.constexpr, dtype: tl.constexpr):
-    """The integers in one half of each byte, in the dtype of the rows."""
-    if HAS_ASM:
-        asm: tl.constexpr = _HIGH if IS_HIGH else _LOW
-        return tl.inline_asm_elementwise(
-            asm, "=r,=r,r", [pairs], dtype=tl.bfloat16, is_pure=True, pack=4
-        )
+def _scales(scales_ptr, at_O, is_out, unit, num_units, GROUPS: tl.constexpr):
+    """The scales of a unit's groups; none are read beyond the last one."""
+    at_first = ((at_O // 16).to(tl.int64) * num_units + unit) * (GROUPS * 16) + at_O % 16
+    is_there = is_out & (at_O < tl.where(unit < num_units, at_O + 1, 0))
+    found = ()
+    for group in tl.static_range(GROUPS):
+        found += (tl.load(scales_ptr + at_first + group * 16, mask=is_there, other=0.0),)
+    return found
+
+
+@triton.jit
+def _weights(words, GROUP: tl.constexpr, HALF: tl.constexpr, HAS_ASM: tl.constexpr,
+             dtype: tl.constexpr, OUTPUTS: tl.constexpr):  # fmt: skip
+    """[OUTPUTS, inputs] of tiles: all 64 inputs of them or, in groups of 32, one half."""
+    if GROUP > 32:
+        even = tl.join(plane_of(words, 0, HAS_ASM, dtype), plane_of(words, 2, HAS_ASM, dtype))
+        odd = tl.join(plane_of(words, 1, HAS_ASM, dtype), plane_of(words, 3, HAS_ASM, dtype))
+        parts = tl.reshape(tl.join(even, odd), (OUTPUTS // 16, 8, 4, 2, 2, 2, 4))
     else:
-        nibbles = pairs >> 4 if IS_HIGH else pairs & 15
-        return (nibbles.to(tl.float32) - 8.0).to(dtype)
+        first = plane_of(words, 2 * HALF, HAS_ASM, dtype)
+        second = plane_of(words, 2 * HALF + 1, HAS_ASM, dtype)
+        parts = tl.reshape(tl.join(first, second), (OUTPUTS // 16, 8, 4, 2, 2, 2, 2))
+    # Tiles, halves of 8 outputs, outputs; planes, halves of 8 inputs, pairs, inputs.
+    parts = tl.permute(parts, (0, 3, 1, 6, 4, 2, 5))
+    return tl.reshape(parts, (OUTPUTS, GROUP if GROUP < 64 else 64))
 
 
 @triton.jit
-def _scales(scales_ptr, at_O, is_out, block, num_blocks):
-    """The scales of a block's two groups; those beyond the end are not read."""
-    at = scales_ptr + (at_O.to(tl.int64) * num_blocks + block) * 2
-    is_there = at_O < tl.where(block < num_blocks, at_O + 1, 0)
-    low = tl.load(at, mask=is_out & is_there, other=0.0)
-    return low, tl.load(at + 1, mask=is_out & is_there, other=0.0)
-
-
-@triton.jit
-def _sums_of_block(
-    sums, low, high, x_ptr, bytes_ptr, at_O, at_B, is_out, is_row, block, num_inputs, num_blocks,
-    GROUP: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr,
+def _sums_of_unit(
+    sums, scales, x_ptr, words_ptr, at_B, is_row, first_tile, unit, num_inputs, num_units,
+    num_tiles, GROUP: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Add the products of a block's two groups, whose scales are `low` and `high`."""
-    at_H = tl.arange(0, GROUP)
-    at_byte = (at_O[:, None].to(tl.int64) * num_blocks + block) * GROUP + at_H[None, :]
-    pairs = tl.load(bytes_ptr + at_byte, mask=is_out[:, None], other=0)
-    for half in tl.static_range(2):
-        start = (block * 2 + half) * GROUP
-        at_x = at_B[:, None].to(tl.int64) * num_inputs + (start + at_H)[None, :]
-        is_in = is_row[:, None] & (start + at_H < num_inputs)[None, :]
-        x = tl.load(x_ptr + at_x, mask=is_in, other=0.0)
-        scales = low if half == 0 else high
-        weight = _integers(pairs, half == 1, HAS_ASM, x.dtype)
-        product = tl.dot(weight, tl.trans(x), input_precision=PRECISION)
-        sums += product * scales.to(tl.float32)[:, None]
+    """Add the products of a unit's groups."""
+    inputs: tl.constexpr = GROUP if GROUP < 64 else 64
+    blocks: tl.constexpr = GROUP // 64 if GROUP > 64 else 1
+    groups: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
+    at_word = tl.arange(0, OUTPUTS * 16)
+    tile = first_tile + at_word // 256
+    for group in tl.static_range(groups):
+        part = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        for number in tl.static_range(blocks):
+            block = unit * blocks + number
+            words = words_at(words_ptr, tile, block, tile < num_tiles, num_units * blocks)
+            at_K = block * 64 + group * inputs + tl.arange(0, inputs)
+            at_x = at_B[:, None].to(tl.int64) * num_inputs + at_K[None, :]
+            is_in = is_row[:, None] & (at_K < num_inputs)[None, :]
+            x = tl.load(x_ptr + at_x, mask=is_in, other=0.0)
+            weight = _weights(words, GROUP, group, HAS_ASM, x.dtype, OUTPUTS)
+            part = tl.dot(weight, tl.trans(x), part, input_precision=PRECISION)
+        sums += part * scales[group].to(tl.float32)[:, None]
     return sums
 
 
@@ -138,12 +131,13 @@ def _whole(sums, sums_ptr, arrived_ptr, OUTPUTS: tl.constexpr, ROWS: tl.constexp
 
 @triton.jit
 def _product(
-    x_ptr, bytes_ptr, scales_ptr, bias_ptr, out_ptr, norm_ptr, scaled_ptr, squares_ptr, sums_ptr,
-    arrived_ptr, eps, num_rows, num_inputs, num_blocks, num_outputs,
+    x_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, norm_ptr, scaled_ptr, squares_ptr, sums_ptr,
+    arrived_ptr, eps, num_rows, num_inputs, num_units, num_outputs,
     HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, IS_ADDED: tl.constexpr, TILES: tl.constexpr,
     PADDED_TILES: tl.constexpr, GROUP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
     SHARES: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    groups: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
     at_B = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at_O = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_row, is_out = at_B < num_rows, at_O < num_outputs
@@ -151,28 +145,29 @@ def _product(
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     if IS_GATED:
         up_sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    per_share = tl.cdiv(num_blocks, SHARES)
+    per_share = tl.cdiv(num_units, SHARES)
     first = tl.program_id(2) * per_share
-    end = tl.minimum(first + per_share, num_blocks)
-    low, high = _scales(scales_ptr, at_O, is_out, first, num_blocks)
+    end = tl.minimum(first + per_share, num_units)
+    tile, num_tiles = tl.program_id(1) * (OUTPUTS // 16), num_outputs // 16
+    scales = _scales(scales_ptr, at_O, is_out, first, num_units, groups)
     if IS_GATED:
         at_up = num_outputs + at_O
-        up_low, up_high = _scales(scales_ptr, at_up, is_out, first, num_blocks)
-    for block in range(first, end):
-        # The next block's scales are in flight while this one is multiplied.
-        next_low, next_high = _scales(scales_ptr, at_O, is_out, block + 1, num_blocks)
-        sums = _sums_of_block(
-            sums, low, high, x_ptr, bytes_ptr, at_O, at_B, is_out, is_row, block, num_inputs,
-            num_blocks, GROUP, HAS_ASM, PRECISION,
+        up_scales = _scales(scales_ptr, at_up, is_out, first, num_units, groups)
+    for unit in range(first, end):
+        # The next unit's scales are in flight while this one is multiplied.
+        next_scales = _scales(scales_ptr, at_O, is_out, unit + 1, num_units, groups)
+        sums = _sums_of_unit(
+            sums, scales, x_ptr, words_ptr, at_B, is_row, tile, unit, num_inputs, num_units,
+            num_tiles, GROUP, HAS_ASM, PRECISION, OUTPUTS, ROWS,
         )  # fmt: skip
-        low, high = next_low, next_high
+        scales = next_scales
         if IS_GATED:
-            next_low, next_high = _scales(scales_ptr, at_up, is_out, block + 1, num_blocks)
-            up_sums = _sums_of_block(
-                up_sums, up_low, up_high, x_ptr, bytes_ptr, at_up, at_B, is_out, is_row, block,
-                num_inputs, num_blocks, GROUP, HAS_ASM, PRECISION,
+            next_scales = _scales(scales_ptr, at_up, is_out, unit + 1, num_units, groups)
+            up_sums = _sums_of_unit(
+                up_sums, up_scales, x_ptr, words_ptr, at_B, is_row, num_tiles + tile, unit,
+                num_inputs, num_units, 2 * num_tiles, GROUP, HAS_ASM, PRECISION, OUTPUTS, ROWS,
             )  # fmt: skip
-            up_low, up_high = next_low, next_high
+            up_scales = next_scales
     let_next_start(EARLY)
     is_whole = True
     if SHARES > 1:
@@ -252,7 +247,7 @@ def tile_for(num_rows: int, num_outputs: int, matrix: Int4Matrix, *, is_gated: b
     shares = 1
     if not is_gated and tiles < _BUSY:
         most = _ROOM // (tiles * outputs * rows)
-        shares = max(1, min(_BUSY // tiles, _MAX_SHARES, matrix.num_blocks, most))
+        shares = max(1, min(_BUSY // tiles, _MAX_SHARES, matrix.num_units, most))
     return Tile(outputs, rows, shares, warps=4, stages=4 if rows <= 32 else 3)
 
 
@@ -300,6 +295,9 @@ def launch(
 ) -> Scaled:
     """Write a product to `out`; with `norm_O` add it. Return what the next norm needs then."""
     num_rows, num_outputs = out_BO.shape
+    if tile is None and num_rows <= int4_few.MAX_ROWS:
+        how = {"bias_O": bias_O, "norm_O": norm_O, "is_gated": is_gated, "eps": eps}
+        return int4_few.launch(x, matrix, out_BO, **how)
     tile = tile or tile_for(num_rows, num_outputs, matrix, is_gated=is_gated)
     grid = triton.cdiv(num_rows, tile.rows), triton.cdiv(num_outputs, tile.outputs), tile.shares
     squares_BT, scaled_BO = x.squares_BT, out_BO
@@ -309,8 +307,8 @@ def launch(
         squares_BT = torch.empty(num_rows, grid[1], dtype=torch.float32, device=out_BO.device)
     _product[grid](
         x.rows_BD,
-        matrix.bytes_OH,
-        matrix.scales_OG,
+        matrix.words_TBW,
+        matrix.scales_TGP,
         out_BO if bias_O is None else bias_O,
         out_BO,
         out_BO if norm_O is None else norm_O,
@@ -321,7 +319,7 @@ def launch(
         eps,
         num_rows,
         matrix.num_inputs,
-        matrix.num_blocks,
+        matrix.num_units,
         num_outputs,
         HAS_BIAS=bias_O is not None,
         IS_GATED=is_gated,

@@ -21,7 +21,7 @@ from homeostat.models.side_by_side import joined
 from homeostat.ops.linear import Linear
 from homeostat.precision.int4_packed import PackedLinear, packed_matrix
 from homeostat.precision.int4_rewrite import Int4Experts, Int4Linear
-from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
+from homeostat.rollout.native.cuda.int4_layout import TILE_OUTPUTS, Int4Matrix
 
 
 def int4_products(model: nn.Module) -> list[Int4Linear | Int4Experts | PackedLinear]:
@@ -62,7 +62,10 @@ class Maps:
 
     @classmethod
     def of(cls, *maps: Linear, can_have_bias: bool = True) -> Maps | None:
-        """Pack the maps; None if they are not all in INT4, or have a bias that no kernel adds."""
+        """Pack the maps; None if they are not all in INT4, if they are not whole tiles, or if they
+        have a bias that no kernel adds."""
+        if any(module.out_features % TILE_OUTPUTS for module in maps):
+            return None
         biases = [module.bias for module in maps if module.bias is not None]
         if biases and (not can_have_bias or len(biases) < len(maps)):
             return None

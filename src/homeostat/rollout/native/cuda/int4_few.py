@@ -1,0 +1,265 @@
+"""Linear maps of few rows by packed INT4 weights: bound by reading them.
+
+A program owns a tile of 16 outputs, of a gated product one of the gate and one of `up`. Its warps
+share the inputs; each reads whole tiles of the weights into registers, turns their integers into
+bf16 and multiplies them with the rows on tensor cores, group by group. Nothing passes through
+shared memory until the warps' sums are added up. The first weights are read before the program
+waits for its inputs, and the next ones while it multiplies.
+
+Suffixes: `_B` rows, `_O` outputs, `_T` tiles of outputs.
+"""
+
+# Triton compiles its kernels from source: pyright misreads their calls.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
+from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
+from homeostat.rollout.native.cuda.int4_tiles import plane_of, words_at
+from homeostat.rollout.native.cuda.products import Scaled
+
+# The tensor cores take as many rows at once.
+MAX_ROWS = 8
+# Warps that keep the device busy, and the most of a program.
+_BUSY, _MAX_WARPS = 2112, 16
+
+
+@triton.jit
+def _words(words_ptr, tile, first, num_units, DEPTH: tl.constexpr, WARPS: tl.constexpr,
+           BLOCKS: tl.constexpr):  # fmt: skip
+    """The words of DEPTH units for each warp, tile by tile: each [WARPS * 256]."""
+    at = tl.arange(0, WARPS * 256)
+    found = ()
+    for number in tl.static_range(DEPTH * BLOCKS):
+        unit = first + number // BLOCKS * WARPS + at // 256
+        block = unit * BLOCKS + number % BLOCKS
+        found += (words_at(words_ptr, tile + at * 0, block, unit < num_units, num_units * BLOCKS),)
+    return found
+
+
+@triton.jit
+def _scales(scales_ptr, tile, first, num_units, DEPTH: tl.constexpr, WARPS: tl.constexpr,
+            GROUPS: tl.constexpr):  # fmt: skip
+    """The scales of DEPTH units for each warp, group by group: each [WARPS, 16]."""
+    found = ()
+    for number in tl.static_range(DEPTH * GROUPS):
+        unit = first + number // GROUPS * WARPS + tl.arange(0, WARPS)
+        at_group = (tile.to(tl.int64) * num_units + unit) * GROUPS + number % GROUPS
+        at = scales_ptr + at_group[:, None] * 16 + tl.arange(0, 16)[None, :]
+        found += (tl.load(at, mask=(unit < num_units)[:, None], other=0.0),)
+    return found
+
+
+@triton.jit
+def _inputs(x_ptr, num_rows, num_inputs, first, num_units, GROUP: tl.constexpr,
+            WARPS: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    """The inputs of a unit for each warp, plane by plane: each [WARPS, 16, ROWS], in the order in
+    which threads hold weights."""
+    unit_size: tl.constexpr = GROUP if GROUP > 64 else 64
+    at = tl.arange(0, WARPS * ROWS * 16)
+    half, unit, row = at // (8 * ROWS * WARPS), first + at // (8 * ROWS) % WARPS, at // 8 % ROWS
+    is_in = (row < num_rows) & (unit < num_units)
+    # Written so that the compiler sees pairs: a thread holds two inputs of each half.
+    at_16 = half * 8 + at // 2 % 4 * 2 + at % 2
+    at_x = x_ptr + row.to(tl.int64) * num_inputs + unit * unit_size + at_16
+    found = ()
+    for plane in tl.static_range(unit_size // 16):
+        is_there = is_in
+        if GROUP < 64:
+            # The last tile may be half empty.
+            is_there = is_in & (unit * unit_size + plane * 16 < num_inputs)
+        x = tl.load(at_x + plane * 16, mask=is_there, other=0.0)
+        x = tl.permute(tl.reshape(x, (2, WARPS, ROWS, 8)), (1, 0, 3, 2))
+        found += (tl.reshape(x, (WARPS, 16, ROWS)),)
+    return found
+
+
+@triton.jit
+def _sums_of_unit(
+    sums, words, scales, x, NUMBER: tl.constexpr, GROUP: tl.constexpr, WARPS: tl.constexpr,
+    ROWS: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the products of a unit of each warp: number NUMBER of those that were read."""
+    groups: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
+    blocks: tl.constexpr = GROUP // 64 if GROUP > 64 else 1
+    planes: tl.constexpr = GROUP // 16
+    for group in tl.static_range(groups):
+        part = tl.zeros((WARPS, 16, ROWS), tl.float32)
+        for number in tl.static_range(planes):
+            inputs = x[group * planes + number]
+            tile = words[NUMBER * blocks + number // 4]
+            weight = plane_of(tile, (group * planes + number) % 4, HAS_ASM, inputs.dtype)
+            weight = tl.permute(tl.reshape(weight, (WARPS, 8, 4, 2, 2, 2)), (0, 3, 1, 4, 2, 5))
+            weight = tl.reshape(weight, (WARPS, 16, 16))
+            part = tl.dot(weight, inputs, part, input_precision=PRECISION)
+        sums += part * scales[NUMBER * groups + group].to(tl.float32)[:, :, None]
+    return sums
+
+
+@triton.jit
+def _rstd(squares_ptr, num_rows, width, eps, TILES: tl.constexpr, PADDED_TILES: tl.constexpr,
+          ROWS: tl.constexpr):  # fmt: skip
+    at_B, at_T = tl.arange(0, ROWS), tl.arange(0, PADDED_TILES)
+    is_in = (at_B < num_rows)[:, None] & (at_T < TILES)[None, :]
+    at = squares_ptr + at_B[:, None] * TILES + at_T[None, :]
+    squares = tl.sum(tl.load(at, mask=is_in, other=0.0), 1)
+    return 1.0 / tl.sqrt(squares / width + eps)
+
+
+@triton.jit
+def _few(
+    x_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, norm_ptr, scaled_ptr, squares_ptr, eps,
+    num_rows, num_inputs, num_units, num_outputs,
+    HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, IS_ADDED: tl.constexpr, TILES: tl.constexpr,
+    PADDED_TILES: tl.constexpr, GROUP: tl.constexpr, WARPS: tl.constexpr, DEPTH: tl.constexpr,
+    IS_ALL: tl.constexpr, ROWS: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    let_next_start(EARLY)
+    blocks: tl.constexpr = GROUP // 64 if GROUP > 64 else 1
+    groups: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
+    stride: tl.constexpr = WARPS * DEPTH
+    tile = tl.program_id(0)
+    words = _words(words_ptr, tile, 0, num_units, DEPTH, WARPS, blocks)
+    scales = _scales(scales_ptr, tile, 0, num_units, DEPTH, WARPS, groups)
+    if IS_GATED:
+        up_tile = tile + num_outputs // 16
+        up_words = _words(words_ptr, up_tile, 0, num_units, DEPTH, WARPS, blocks)
+        up_scales = _scales(scales_ptr, up_tile, 0, num_units, DEPTH, WARPS, groups)
+    wait_for_last(EARLY)
+    if TILES > 0:
+        rstd = _rstd(squares_ptr, num_rows, num_inputs, eps, TILES, PADDED_TILES, ROWS)[None, :]
+    sums = tl.zeros((WARPS, 16, ROWS), tl.float32)
+    if IS_GATED:
+        up_sums = tl.zeros((WARPS, 16, ROWS), tl.float32)
+    num_inputs_read = stride if IS_ALL else num_units
+    for first in range(0, num_inputs_read, stride):
+        if not IS_ALL:
+            # The next units' weights are in flight while these are multiplied.
+            next_words = _words(words_ptr, tile, first + stride, num_units, DEPTH, WARPS, blocks)
+            next_scales = _scales(scales_ptr, tile, first + stride, num_units, DEPTH, WARPS, groups)
+            if IS_GATED:
+                next_up_words = _words(
+                    words_ptr, up_tile, first + stride, num_units, DEPTH, WARPS, blocks
+                )
+                next_up_scales = _scales(
+                    scales_ptr, up_tile, first + stride, num_units, DEPTH, WARPS, groups
+                )
+        for number in tl.static_range(DEPTH):
+            x = _inputs(
+                x_ptr, num_rows, num_inputs, first + number * WARPS, num_units, GROUP, WARPS, ROWS
+            )
+            sums = _sums_of_unit(
+                sums, words, scales, x, number, GROUP, WARPS, ROWS, HAS_ASM, PRECISION
+            )
+            if IS_GATED:
+                up_sums = _sums_of_unit(
+                    up_sums, up_words, up_scales, x, number, GROUP, WARPS, ROWS, HAS_ASM, PRECISION
+                )
+        if not IS_ALL:
+            words, scales = next_words, next_scales
+            if IS_GATED:
+                up_words, up_scales = next_up_words, next_up_scales
+    total = tl.sum(sums, 0)
+    if TILES > 0:
+        total *= rstd
+    at_B, at_O = tl.arange(0, ROWS), tile * 16 + tl.arange(0, 16)
+    at_out = at_B[None, :].to(tl.int64) * num_outputs + at_O[:, None]
+    is_in = (at_B < num_rows)[None, :] & (at_O < num_outputs)[:, None]
+    element = out_ptr.dtype.element_ty
+    if IS_GATED:
+        up = tl.sum(up_sums, 0)
+        if TILES > 0:
+            up *= rstd
+        gate, up = total.to(element).to(tl.float32), up.to(element).to(tl.float32)
+        activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
+        tl.store(out_ptr + at_out, (activated * up).to(element), mask=is_in)
+    else:
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + at_O, mask=at_O < num_outputs, other=0.0)
+            total += bias.to(tl.float32)[:, None]
+        out = total.to(element)
+        if IS_ADDED:
+            so_far = tl.load(out_ptr + at_out, mask=is_in, other=0.0).to(tl.float32)
+            out = (so_far + out.to(tl.float32)).to(element)
+            whole = out.to(tl.float32)
+            norm = tl.load(norm_ptr + at_O, mask=at_O < num_outputs, other=0.0).to(tl.float32)
+            tl.store(scaled_ptr + at_out, (whole * norm[:, None]).to(element), mask=is_in)
+            squares = tl.sum(tl.where(is_in, whole * whole, 0.0), 0)
+            at_square = squares_ptr + at_B * tl.num_programs(0) + tile
+            tl.store(at_square, squares, mask=at_B < num_rows)
+        tl.store(out_ptr + at_out, out, mask=is_in)
+
+
+def warps_for(matrix: Int4Matrix, num_programs: int) -> int:
+    """Return how many warps share the inputs: as many as keep the device busy."""
+    wanted = triton.next_power_of_2(triton.cdiv(_BUSY, num_programs))
+    return min(max(wanted, 4), _MAX_WARPS, triton.next_power_of_2(matrix.num_units))
+
+
+def depth_for(matrix: Int4Matrix, warps: int, *, is_gated: bool) -> int:
+    """Return how many units a warp reads at once: all of them if they fit into its registers."""
+    most = 4 if is_gated else 8
+    wanted = triton.cdiv(matrix.num_units, warps)
+    return wanted if wanted <= most else 1
+
+
+def launch(
+    x: Scaled,
+    matrix: Int4Matrix,
+    out_BO: Tensor,
+    *,
+    bias_O: Tensor | None = None,
+    norm_O: Tensor | None = None,
+    is_gated: bool = False,
+    eps: float = 0.0,
+    warps: int | None = None,
+    depth: int | None = None,
+) -> Scaled:
+    """Write a product to `out`; with `norm_O` add it. Return what the next norm needs then."""
+    num_rows, num_outputs = out_BO.shape
+    num_programs = triton.cdiv(num_outputs, 16)
+    warps = warps or warps_for(matrix, num_programs)
+    depth = depth or depth_for(matrix, warps, is_gated=is_gated)
+    squares_BT, scaled_BO = x.squares_BT, out_BO
+    if norm_O is not None:
+        assert squares_BT is None, "what is added has no norm before it"
+        scaled_BO = torch.empty_like(out_BO)
+        squares_BT = torch.empty(num_rows, num_programs, dtype=torch.float32, device=out_BO.device)
+    _few[(num_programs,)](
+        x.rows_BD,
+        matrix.words_TBW,
+        matrix.scales_TGP,
+        out_BO if bias_O is None else bias_O,
+        out_BO,
+        out_BO if norm_O is None else norm_O,
+        scaled_BO,
+        out_BO if squares_BT is None else squares_BT,
+        eps,
+        num_rows,
+        matrix.num_inputs,
+        matrix.num_units,
+        num_outputs,
+        HAS_BIAS=bias_O is not None,
+        IS_GATED=is_gated,
+        IS_ADDED=norm_O is not None,
+        GROUP=matrix.group_size,
+        **x.options(),
+        WARPS=warps,
+        DEPTH=depth,
+        IS_ALL=warps * depth >= matrix.num_units,
+        ROWS=MAX_ROWS,
+        # The assembly is of bf16 on a GPU.
+        HAS_ASM=out_BO.is_cuda and out_BO.dtype == torch.bfloat16,
+        PRECISION="ieee" if out_BO.dtype == torch.float32 else "tf32",
+        num_warps=warps,
+        num_stages=1,
+        **early(out_BO.device),
+    )
+    return Scaled(scaled_BO, squares_BT)
