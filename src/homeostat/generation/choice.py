@@ -86,8 +86,8 @@ def choose(
     path = _here(path, "MODEL", revision)
     if not path.exists():
         raise ModelError(
-            f"{path} does not exist. Name a model, an adapter or a run on this disk, or a model on "
-            "the Hugging Face hub (owner/name)."
+            f"{path.absolute()} does not exist. Name a model, an adapter or a run on this disk, or "
+            "a model on the Hugging Face hub (owner/name)."
         )
     folder = path / "hf" if _is_checkpoint(path) and (path / "hf").is_dir() else path
     if _is_checkpoint(folder):
