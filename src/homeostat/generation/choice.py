@@ -121,7 +121,9 @@ def _refuse(given: object, option: str, why: str) -> None:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / "checkpoints").is_dir() and (folder / "config.json").is_file()
+    # A model has a config.json, too.
+    is_any = (folder / "checkpoints").is_dir() or (folder / "events.jsonl").is_file()
+    return is_any and (folder / "config.json").is_file()
 
 
 def _is_checkpoint(folder: Path) -> bool:
@@ -209,7 +211,11 @@ def _checkpoint(store: CheckpointStore, step: str | None) -> Found:
     if step in (None, "latest"):
         found = store.newest_valid()
         if found is None:
-            raise CheckpointError(f"{store.folder} has no checkpoint that is whole.")
+            raise CheckpointError(
+                f"{store.folder.parent} is the folder of a run that has saved no whole checkpoint "
+                "yet. Train on: it saves at its end, on Ctrl-C and every "
+                "checkpoint.interval_steps steps."
+            )
         return found
     if step == "best":
         if best is None:
