@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 import socket
 import threading
 from pathlib import Path
@@ -95,6 +96,30 @@ def test_an_adapter_is_merged_or_exported_alone(runs, tmp_path):
     again = own_logits(choose(tmp_path / "adapter"), [5, 6, 7])
     assert torch.allclose(again, wanted, atol=1e-5)
     assert not torch.allclose(logits(runs / "base", [5, 6, 7]), wanted, atol=1e-3)
+
+
+def test_an_exported_adapter_is_used_as_a_model_is(runs, tmp_path):
+    run = runs / "runs" / "adapter"
+    export_model(choose(run), tmp_path / "adapter", adapter_only=True)
+    export_model(choose(run), tmp_path / "merged")
+    greedy = ("--max-new-tokens", "4", "--temperature", "0")
+    models = (run, tmp_path / "adapter", tmp_path / "merged")
+    words = [["generate", str(one), "turn around abc", *greedy] for one in models]
+    texts = {CliRunner().invoke(app, line, catch_exceptions=False).stdout for line in words}
+    assert len(texts) == 1
+    chat = ["chat", str(tmp_path / "adapter"), *greedy]
+    found = CliRunner().invoke(app, chat, input="turn around abc", catch_exceptions=False)
+    assert found.stdout == texts.pop()
+    assert f"adapter on {runs / 'base'}" in found.stderr
+
+
+def test_a_run_that_has_saved_nothing_says_so(runs, tmp_path):
+    folder = tmp_path / "young"
+    folder.mkdir()
+    for name in ("config.json", "events.jsonl"):
+        shutil.copy(runs / "runs" / "whole" / name, folder)
+    with pytest.raises(CheckpointError, match="young is the folder of a run that has saved no"):
+        choose(folder)
 
 
 def test_an_export_overwrites_nothing_and_keeps_its_precision(runs, tmp_path):
@@ -223,6 +248,15 @@ def test_the_server_answers_as_generate_does(server, model):
     assert texts == sampled(model, ["turn around abc"], samples=2)[0]
     assert got["usage"]["total_tokens"] > got["usage"]["prompt_tokens"] > 0
     assert json.loads(ask(server, "/v1/chat/completions", body)[1])["choices"] == got["choices"]
+
+
+def test_a_chat_with_a_model_without_a_template_is_refused_with_the_way_out(
+    server, model, monkeypatch
+):
+    monkeypatch.setattr(model.tokenizer, "chat_template", None)
+    messages = [{"role": "user", "content": "turn around abc"}]
+    status, text = ask(server, "/v1/chat/completions", {"messages": messages})
+    assert (status, "--chat-template FILE" in text) == (400, True), text
 
 
 def test_a_streamed_response_adds_up_to_the_whole_one(server):

@@ -27,9 +27,11 @@ from homeostat.config.beside import input_paths, placed
 from homeostat.config.load import load_config
 from homeostat.config.model import ModelConfig
 from homeostat.config.run import RunConfig
-from homeostat.errors import ConfigError, DataError, HomeostatError
+from homeostat.data.opening import kind_of
+from homeostat.errors import ConfigError, DataError, HomeostatError, ModelError
 from homeostat.generation.choice import Choice
 from homeostat.generation.exporting import export_model
+from homeostat.models.build import open_source
 from homeostat.run.sizing.estimate import MemoryPlan
 from homeostat.shipped import shipped_folder
 from homeostat.train.estimate import UpdateMemory
@@ -293,3 +295,16 @@ def test_files_are_looked_for_beside_the_recipe_first(tmp_path: Path) -> None:
         "options": {"path": "rows.jsonl"},
     }
     assert (found["runs_dir"], found["model"]["path"]) == ("runs", "elsewhere")
+
+
+def test_a_file_that_is_not_there_is_named_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError) as model:
+        open_source(ModelConfig(path="deep/er"))
+    assert str(model.value).startswith(f"model.path: {tmp_path / 'deep' / 'er'} does not exist.")
+    assert "beside the recipe, then in the folder" in str(model.value)
+    with pytest.raises(DataError) as rows:
+        kind_of(str(tmp_path / "rows.jsonl"))
+    assert str(rows.value) == f"{tmp_path / 'rows.jsonl'} does not exist."

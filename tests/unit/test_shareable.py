@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import stat
 import string
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from homeostat.config.beside import not_there
 from homeostat.config.load import build_config
 from homeostat.config.shareable import REMOVED, private_values, shared_config, shared_override
 from homeostat.errors import ConfigError
@@ -135,6 +137,17 @@ def test_a_user_s_own_terminal_shows_files_that_exist(tmp_path: Path) -> None:
     shown = Scrubber.of(config, environ={}, shows_paths=True).text(f"{file}:3 is no JSON")
     assert shown == f"{file}:3 is no JSON"
     assert Scrubber.of(config, environ={}).text(f"{file}:3") == "rows.jsonl:3"
+
+
+def test_a_path_that_does_not_exist_is_shown_in_full_on_a_user_s_own_terminal_only() -> None:
+    config = recipe({"folder": "/vault/key"})
+    config["model"] = {"path": "some/folder/hf"}
+    told = f"model.path: {not_there('some/folder/hf')} /vault/key"
+    own = Scrubber.of(config, environ={}, shows_paths=True).text(told)
+    assert os.path.abspath("some/folder/hf") in own
+    assert "/vault" not in own, "a value for the user's own code"
+    shared = Scrubber.of(config, environ={}).text(told)
+    assert shared.startswith("model.path: hf does not exist. A relative path in a recipe")
 
 
 def test_names_of_columns_are_no_secrets_so_texts_keep_such_words() -> None:

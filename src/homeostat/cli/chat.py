@@ -63,9 +63,9 @@ def chat(
     )
     from homeostat.generation.conversation import Conversation
     from homeostat.generation.loading import open_engine
-    from homeostat.generation.prompting import SamplingOptions
+    from homeostat.generation.prompting import SamplingOptions, require_template
 
-    text_model.tokenizer.require_chat_template(wanted_by="chat")
+    require_template(text_model.tokenizer, wanted_by="chat")
     options = SamplingOptions(max_new_tokens, temperature, top_p, top_k)
     engine = open_engine(text_model, context=context, max_concurrency=1)
     talk = Conversation(engine, text_model.tokenizer, options, seed=seed)

@@ -45,6 +45,17 @@ def input_paths(raw: Any) -> Iterator[str]:
     yield from _inputs(raw, "")
 
 
+def not_there(path: str | Path) -> str:
+    """Return the sentences about a file or folder that does not exist, with its full path."""
+    told = f"{os.path.abspath(path)} does not exist."
+    if os.path.isabs(path):
+        return told
+    return (
+        f"{told} A relative path in a recipe is looked for beside the recipe, then in the folder "
+        "in which the command was started."
+    )
+
+
 def _inputs(value: Any, key: str) -> Iterator[str]:
     if isinstance(value, dict):
         for name, one in value.items():

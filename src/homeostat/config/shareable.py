@@ -91,10 +91,18 @@ def _of_declared(path: str, value: Any) -> Any:
 
 def private_values(raw: Any) -> Iterator[str]:
     """Return every text of a config that `shared_config` does not show in full."""
-    yield from _private(raw, shared_config(raw))
+    yield from (text for text, _ in _private(raw, shared_config(raw)))
 
 
-def _private(value: Any, shown: Any) -> Iterator[str]:
+def private_paths(raw: Any) -> set[str]:
+    """Return the private values that are paths and nothing else."""
+    found = list(_private(raw, shared_config(raw)))
+    hidden = {text for text, shown in found if not isinstance(shown, str) or shown == REMOVED}
+    return {text for text, _ in found} - hidden
+
+
+def _private(value: Any, shown: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each text that is not shown in full, and what is shown in its place."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _private(item, shown.get(name) if isinstance(shown, dict) else None)
@@ -102,9 +110,9 @@ def _private(value: Any, shown: Any) -> Iterator[str]:
         for index, item in enumerate(value):
             yield from _private(item, shown[index] if isinstance(shown, list) else None)
     elif isinstance(value, str) and value != shown:
-        yield value
+        yield value, shown
     elif shown == REMOVED and not isinstance(value, _PLAIN[:1]):
-        yield json.dumps(value)
+        yield json.dumps(value), REMOVED
 
 
 def is_private(place: Place, raw: Any) -> bool:

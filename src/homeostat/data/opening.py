@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from homeostat.config.beside import not_there
 from homeostat.config.data import Source, SourcePlugin
 from homeostat.data.column_map import MappedRows, theirs
 from homeostat.data.dataset_folder import (
@@ -126,6 +127,8 @@ def kind_of(path: str) -> str:
         raise DataError(f"a path is empty. Give {KNOWN_KINDS}.")
     try:
         mode = Path(path).stat().st_mode
+    except FileNotFoundError:
+        raise DataError(not_there(path)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise DataError(f"{path!r}: cannot be read: {reason}.") from None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from homeostat.config.beside import not_there
 from homeostat.config.model import ModelConfig
 from homeostat.data.overlong import OverlongTextError, exact_head, longest_token
 from homeostat.data.sources import BadRowError
@@ -88,8 +89,7 @@ class ChatTokenizer:
         self._longest = longest_token(backend)
         # Set if longer rows are dropped anyway: tokenising megabytes takes seconds and memory.
         self.max_tokens: int | None = None
-        # Set if longer rows are truncated.
-        self.cut_tokens: int | None = None
+        self.cut_tokens: int | None = None  # Set if longer rows are truncated.
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_original": None}
@@ -285,7 +285,7 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
         find_fault=partial(find_broken_json, path),
     ):
         if not path.exists():
-            raise ModelError(f"{setting}: {place!r} does not exist. Name a folder or a .gguf file.")
+            raise ModelError(f"{setting}: {not_there(path)}")
         if path.is_file():
             if path.suffix.lower() != ".gguf":
                 raise ModelError(f"{setting}: {place} is neither a folder nor a .gguf file.")

@@ -86,8 +86,8 @@ def choose(
     path = _here(path, "MODEL", revision)
     if not path.exists():
         raise ModelError(
-            f"{path} does not exist. Name a model, an adapter or a run on this disk, or a model on "
-            "the Hugging Face hub (owner/name)."
+            f"{path.absolute()} does not exist. Name a model, an adapter or a run on this disk, or "
+            "a model on the Hugging Face hub (owner/name)."
         )
     folder = path / "hf" if _is_checkpoint(path) and (path / "hf").is_dir() else path
     if _is_checkpoint(folder):
@@ -121,7 +121,9 @@ def _refuse(given: object, option: str, why: str) -> None:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / "checkpoints").is_dir() and (folder / "config.json").is_file()
+    # A model has a config.json, too.
+    is_any = (folder / "checkpoints").is_dir() or (folder / "events.jsonl").is_file()
+    return is_any and (folder / "config.json").is_file()
 
 
 def _is_checkpoint(folder: Path) -> bool:
@@ -209,7 +211,11 @@ def _checkpoint(store: CheckpointStore, step: str | None) -> Found:
     if step in (None, "latest"):
         found = store.newest_valid()
         if found is None:
-            raise CheckpointError(f"{store.folder} has no checkpoint that is whole.")
+            raise CheckpointError(
+                f"{store.folder.parent} is the folder of a run that has saved no whole checkpoint "
+                "yet. Train on: it saves at its end, on Ctrl-C and every "
+                "checkpoint.interval_steps steps."
+            )
         return found
     if step == "best":
         if best is None:

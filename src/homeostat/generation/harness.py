@@ -18,7 +18,7 @@ import torch
 
 from homeostat.errors import DataError
 from homeostat.generation.loading import TextModel, open_engine
-from homeostat.generation.prompting import SamplingOptions, text_tokens
+from homeostat.generation.prompting import SamplingOptions, require_template, text_tokens
 from homeostat.generation.sampling_run import SamplingRun
 from homeostat.models.decoder import Decoder
 from homeostat.ops.attention import PackedLayout
@@ -121,7 +121,7 @@ class Harness:
 
     def chat(self, messages: list[dict[str, str]], *, opens_answer: bool) -> str:
         """Return a chat as one text by the model's template."""
-        self.tokenizer.require_chat_template(wanted_by="--chat")
+        require_template(self.tokenizer, wanted_by="--chat")
         return self.tokenizer.render(list(messages), add_generation_prompt=opens_answer)
 
     def _sampling(self, options: Mapping[str, Any]) -> SamplingOptions:

@@ -31,7 +31,7 @@ def read_prompts(
 ) -> list[FilePrompt]:
     """Return all prompts of a file, in order. Raises DataError with the first line at fault."""
     if not file.is_file():
-        raise DataError(f"{file} does not exist or is not a file.")
+        raise DataError(f"{file.absolute()} does not exist or is not a file.")
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

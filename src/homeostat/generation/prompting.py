@@ -39,9 +39,19 @@ class SamplingOptions:
         )
 
 
+def require_template(tokenizer: ChatTokenizer, *, wanted_by: str) -> None:
+    """Raise DataError with the options of the command line if chats cannot become text."""
+    if tokenizer.chat_template is None:
+        raise DataError(
+            f"{wanted_by}: the tokenizer has no chat template, so messages cannot become text. "
+            "Start with --chat-template FILE or with --tokenizer of an instruct model, or let the "
+            "model continue plain text: homeostat generate MODEL TEXT --raw, or /v1/completions."
+        )
+
+
 def chat_tokens(messages: Any, tokenizer: ChatTokenizer) -> IntArray:
     """Return a chat and the opening of the answer. Raises DataError with the template's reason."""
-    tokenizer.require_chat_template(wanted_by="messages")
+    require_template(tokenizer, wanted_by="messages")
     try:
         return encode_prompt(parse_prompt(messages), tokenizer)
     except BadRowError as error:

@@ -9,6 +9,7 @@ the disk is full            -> HubError: how much is needed, and HF_HOME
 from __future__ import annotations
 
 import errno
+import os
 
 from huggingface_hub import constants
 from huggingface_hub.errors import (
@@ -82,9 +83,9 @@ def unreachable(error: BaseException, request: Request) -> HubError:
     """Return the error for a repository that is not in the cache and cannot be downloaded."""
     why = "HF_HUB_OFFLINE is set" if is_offline(error) else _reason(error)
     return HubError(
-        f"{_of(request)} is neither a path on this disk nor in the cache "
-        f"({constants.HF_HUB_CACHE}), and could not be downloaded: {why}. Fetch it where there is "
-        f"a connection:\n  {request.command}\n"
+        f"{_of(request)} is neither a path on this disk ({os.path.abspath(request.name)}) nor in "
+        f"the cache ({constants.HF_HUB_CACHE}), and could not be downloaded: {why}. Fetch it where "
+        f"there is a connection:\n  {request.command}\n"
         "and run again; files that arrived are kept. On another machine, copy its HF_HOME here."
     )
 

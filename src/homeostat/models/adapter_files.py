@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from homeostat.config.beside import not_there
 from homeostat.config.hub_names import cached_path
 from homeostat.config.model import LoraConfig
 from homeostat.errors import ModelError
@@ -158,7 +159,7 @@ def load_adapter(
     try:
         stored = load_file(path)
     except FileNotFoundError:
-        raise ModelError(f"lora.path: {path} does not exist.") from None
+        raise ModelError(f"lora.path: {not_there(path)}") from None
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"lora.path: {path} cannot be read; it is corrupt or truncated ({error})."

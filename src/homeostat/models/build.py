@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from homeostat.config.beside import not_there
 from homeostat.config.cluster import OnHost
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.moe import MoeConfig
@@ -183,7 +184,7 @@ def open_source(model: ModelConfig) -> GgufFile | Path:
     """Open the file or folder that model.path names."""
     path = Path(model.path)
     if not path.exists():
-        raise ModelError(f"model.path: {path} does not exist.")
+        raise ModelError(f"model.path: {not_there(path)}")
     return GgufFile(path) if path.suffix == ".gguf" else path
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from homeostat.config.beside import not_there
 from homeostat.errors import MissingDependencyError, ModelError
 from homeostat.models.gguf_families import FAMILIES
 from homeostat.models.origin import ConfigOrigin
@@ -57,7 +58,7 @@ class GgufFile:
         _require_gguf()
         self.path = path
         if not path.is_file():
-            raise ModelError(f"model.path: {path} does not exist.")
+            raise ModelError(f"model.path: {not_there(path)}")
         # The gguf library trusts the lengths in the file, so check them first.
         require_whole(path, setting="model.path")
         try:

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from homeostat.config.base import is_file_name
+from homeostat.config.beside import not_there
 from homeostat.errors import ModelError
 from homeostat.models.origin import ConfigOrigin
 
@@ -37,7 +38,7 @@ def read_json(path: Path, *, setting: str = "model.path") -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(
-            f"{setting}: {path} does not exist. Is this the folder of an HF checkpoint?"
+            f"{setting}: {not_there(path)} Is this the folder of an HF checkpoint?"
         ) from None
     except OSError as error:
         raise ModelError(f"{setting}: cannot read {path}: {error.strerror}.") from None

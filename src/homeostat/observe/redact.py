@@ -99,12 +99,13 @@ class Scrubber:
     def of(cls, config: Any, *, environ: Mapping[str, str], shows_paths: bool = False) -> Scrubber:
         """Build a scrubber for a run with this config (JSON values) in this environment.
 
-        With `shows_paths`, files and folders that exist are shown in full, for a user's own
-        terminal.
+        With `shows_paths`, for a user's own terminal, the values of keys that hold paths are shown
+        in full, and so are all files and folders that exist.
         """
         # Imported here, because the config classes take half a second and the doctor needs none of
         # them.
-        from homeostat.config.shareable import private_values
+        from homeostat.config.beside import input_paths
+        from homeostat.config.shareable import private_paths, private_values
 
         texts = [text for text in private_values(config) if len(text) >= _MIN_PRIVATE]
         secrets = [
@@ -114,10 +115,15 @@ class Scrubber:
             and not value.startswith("/")
         ]  # fmt: skip
         paths = [text for text in texts if _is_path(text)]
+        hidden = [text for text in texts if text not in paths]
         if shows_paths:
-            texts = [text for text in texts if not (text in paths and os.path.exists(text))]
-            paths = [text for text in paths if text in texts]
-        return cls([*secrets, *(text for text in texts if text not in paths)], paths=paths)
+            own = private_paths(config)
+            hidden = [text for text in hidden if text not in own]
+            paths = [text for text in paths if text not in own and not os.path.exists(text)]
+        else:
+            # Errors name a relative path in full.
+            paths += [os.path.abspath(text) for text in input_paths(config)]
+        return cls([*secrets, *hidden], paths=paths)
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""

@@ -83,7 +83,7 @@ class RunDir(RunPaths):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         # Removes secrets from everything written for others to read; `protect` adds more of them.
-        self.scrubber = Scrubber.of({}, environ=os.environ)
+        self.scrubber = self.terminal_scrubber = Scrubber.of({}, environ=os.environ)
         self._is_gone = False
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -126,6 +126,7 @@ class RunDir(RunPaths):
     def protect(self, config: Mapping[str, Any]) -> None:
         """Keep the private values of this config out of events, findings and logs."""
         self.scrubber = Scrubber.of(config, environ=os.environ)
+        self.terminal_scrubber = Scrubber.of(config, environ=os.environ, shows_paths=True)
 
     def _require_there(self) -> None:
         """Raise once if the folder was deleted, moved or replaced during the run.

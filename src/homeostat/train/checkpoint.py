@@ -146,8 +146,8 @@ class CheckpointStore:
         if not path.is_dir():
             known = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(
-                f"checkpoint.load_step={step}: there is no such checkpoint in {self.folder}. "
-                f"Steps there: {known}."
+                f"checkpoint.load_step={step}: there is no such checkpoint in "
+                f"{self.folder.absolute()}. Steps there: {known}."
             )
         if (broken := why_broken(path)) is not None:
             raise CheckpointError(f"checkpoint.load_step={step}: {path.name} is broken: {broken}.")

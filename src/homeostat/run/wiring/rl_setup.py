@@ -394,7 +394,6 @@ def saved_journal(debug: DebugConfig | None) -> Journal | None:
         return None
     folder = Path(debug.rollouts) / "journal"
     if not folder.is_dir():
-        raise DataError(
-            f"debug.rollouts: {folder} does not exist. Name the directory of a run that sampled."
-        )
+        where = f"debug.rollouts: {folder.absolute()}"
+        raise DataError(f"{where} does not exist. Name the directory of a run that sampled.")
     return Journal(folder)
