@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from homeostat.cli.dev import app
 from homeostat.cli.known_settings.checking import check, unplaced, updated
 from homeostat.cli.known_settings.definitions import definitions, is_defined_by
 from homeostat.cli.known_settings.files import file_text
-from homeostat.cli.known_settings.reporting import chosen
+from homeostat.cli.known_settings.reporting import LISTS as LISTS_FOLDER
+from homeostat.cli.known_settings.reporting import chosen, report, write
 from homeostat.health.frameworks.known import Known, Source, known
 
 LISTS = chosen([])
@@ -138,3 +140,36 @@ def test_the_command_ends_with_1_if_a_setting_vanished(tmp_path: Path) -> None:
     script.write_text("def start(): ...\n")
     bad = CliRunner().invoke(app, asked)
     assert (bad.exit_code, "vanished  --num-gpus" in bad.output) == (1, True)
+
+
+def written_list(root: Path, sources: dict[str, list[Path]]) -> str:
+    """Return the list of Ray as --write leaves it in a checkout that begins with the real one."""
+    path = root / LISTS_FOLDER / "ray.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text("# by hand\n" + file_text(known("ray")), encoding="utf-8")
+    write(root, report("ray", sources))
+    return path.read_text(encoding="utf-8")
+
+
+def test_write_stores_the_new_place_of_a_setting(tmp_path: Path) -> None:
+    source = tmp_path / "checkout" / "new"
+    source.mkdir(parents=True)
+    options = '@click.option("--num-gpus", type=int)\ndef start(num_gpus): ...\n'
+    (source / "cli_options.py").write_text(options)
+    told = tomllib.loads(written_list(tmp_path, {"ray-project/ray": [source.parent]}))
+    before = known("ray")
+    assert told["source"][0]["found"] == {"new/cli_options.py": ["--num-gpus"]}
+    assert told["source"][0]["commit"] == before.sources[0].commit
+    assert told["settings"] == before.settings
+
+
+def test_write_keeps_the_place_of_what_vanished(tmp_path: Path) -> None:
+    (tmp_path / "checkout").mkdir()
+    text = written_list(tmp_path, {"ray-project/ray": [tmp_path / "checkout"]})
+    assert text == file_text(known("ray"))
+
+
+def test_write_leaves_a_list_alone_that_was_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "packages").mkdir()
+    text = written_list(tmp_path, {"": [tmp_path / "packages"]})
+    assert text.startswith("# by hand")

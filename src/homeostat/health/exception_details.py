@@ -40,6 +40,9 @@ _SIZE = r"(?:torch\.Size\()?[\[(][\d, ]{1,80}[\])]\)?"
 _NAME = r"[\w.\[\]-]{1,120}"
 _FORMS = (
     # Shapes
+    # 4-bit weights lie in memory as one long row.
+    _Form("quantised", r"shapes cannot be multiplied \((\d{1,12}x\d{1,12}) and (1x\d{6,12})\)",
+          "the weight is {1}, which is the shape of packed 4-bit values"),
     _Form("shape", r"shapes cannot be multiplied \((\d{1,12}x\d{1,12}) and (\d{1,12}x\d{1,12})\)",
           "the matrices {0} and {1} do not fit"),
     _Form("shape", r"size of tensor a \((\d{1,12})\) must match the size of tensor b \((\d{1,12})\)"
@@ -67,7 +70,7 @@ _FORMS = (
     _Form("shape", r"split_sizes to sum exactly to (\d{1,12})", "the parts do not sum to {0}"),
     _Form("shape", rf"[Ee]xpected (?:a )?tensor of (?:shape|size) ({_SIZE}),? (?:but )?got ({_SIZE})",
           "{0} was expected, and it is {1}"),
-    _Form("divide", r"([\w.()= -]{1,80}?) (?:must be|is not|should be|not)(?: evenly)? divisible by ([\w.()= -]{1,80})",
+    _Form("divide", r"([\w.()=` -]{1,80}?) (?:must be|is not|should be|not)(?: evenly)? (?:divisible by|(?:a )?multiple of) ([\w.()=` -]{1,80})",
           "{0} is not divisible by {1}"),
     _Form("shape", r"same number of dimensions: got (\d{1,3}) and (\d{1,3})",
           "one has {0} dimensions and the other {1}"),
@@ -127,6 +130,7 @@ _FORMS = (
     _Form("attribute", r"(?:type object )?'(?!NoneType')([\w.]{1,120})' object has no attribute '(\w{1,120})'",
           "a {0} has no {1}"),
     _Form("attribute", r"type object '([\w.]{1,120})' has no attribute '(\w{1,120})'", "{0} has no {1}"),
+    _Form("attribute", r"(?:^|\s)([A-Z]\w{1,120}) has no attribute '?(\w{1,120})", "{0} has no {1}"),
     _Form("import", r"cannot import name '(\w{1,120})'(?: from (?:partially initialized module )?'([\w.]{1,160})')?",
           "{1} has no {0}"),
     _Form("import", r"No module named '?([\w.]{1,160})'?", "the module {0} is not installed or not on the path"),

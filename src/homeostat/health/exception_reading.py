@@ -46,6 +46,8 @@ _CAUSES = {
     "exclusive": "settings-exclusive",
 }
 _STDLIB = frozenset(sys.stdlib_module_names)
+# A model's own code is downloaded with its weights and written for one version of transformers.
+_OF_MODELS = ("modeling_", "tokenization_", "configuration_", "processing_")
 _LOADS_WEIGHTS = ("state_dict", "from checkpoint", "checkpoint")
 
 
@@ -103,7 +105,7 @@ class ExceptionReading:
 
     def _by_owner(self, detail: Detail) -> str:
         """Name what depends on whose code asked for something that is not there."""
-        is_users = self.raised is not None and owner_of(self.raised.file) == "user"
+        is_users = self.raised is not None and _is_users(self.raised.file)
         if detail.kind == "argument" and any("reward" in name for name in detail.names[:1]):
             return "reward-fn-signature"
         if detail.kind in ("argument", "attribute") and "None" not in detail.words:
@@ -239,6 +241,12 @@ def _count(speakers: Sequence[str]) -> str:
     return f"{len(names)} other processes"
 
 
+def _is_users(file: str) -> bool:
+    """Return whether code is the user's own: not a library's, nor what a model brings along."""
+    name = file.replace("\\", "/").rpartition("/")[2]
+    return owner_of(file) == "user" and not name.startswith(_OF_MODELS)
+
+
 def _undivided(words: str) -> str:
     """Name what cannot be divided, by the words for it."""
     low = words.lower()
@@ -246,6 +254,9 @@ def _undivided(words: str) -> str:
         return "expert-parallel-not-dividing"
     if "head" in low or "tensor" in low or "tp_size" in low:
         return "heads-not-dividing-tp"
+    if not any(c.isalpha() for c in low.replace("is not divisible by", "")):
+        # Megatron and vLLM say so of anything that they split over tensor-parallel ranks.
+        return "parallel-sizes-inconsistent"
     return "batch-not-divisible" if "batch" in low else ""
 
 

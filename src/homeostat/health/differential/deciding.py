@@ -13,6 +13,7 @@ from itertools import combinations
 
 _LOWER_RATE = "repeat the run with trainer.lr at a tenth and nothing else changed"
 _OLD_WEIGHTS = "compare the engine's log-probs of one fixed text before and after a publication"
+_FRESH = "set sync.interval to 1 and rollout.max_staleness to 0, and change nothing else"
 _BATCH = "go back to a checkpoint before the jump and train on without the batch of that step"
 
 
@@ -34,28 +35,32 @@ DECIDERS: tuple[Decider, ...] = (
             "double rollout.max_new_tokens: if the cut share falls, answers were too long for the "
             "limit; if it stays, the end token is never produced or not recognised"),
     Decider("task-too-hard", "verifier-format-mismatch",
-            "score the reference answers with the reward function: if they earn nothing, either, "
-            "the function does not read the format; if they do, the task is too hard"),
+            "score the reference answers with the reward function: if they earn nothing either, "
+            "the function does not read the format; if they earn the most, the task is too hard"),
     Decider("task-too-hard", "truncation-at-cap",
             "double rollout.max_new_tokens: if rewards appear, the answers were cut before they "
-            "ended"),
+            "ended; if they stay at 0, the task is too hard"),
     Decider("truncation-at-cap", "verifier-format-mismatch",
             "score the reference answers with the reward function: if they earn nothing, the "
-            "function does not read the format, whatever the length"),
+            "function does not read the format, whatever the length; if they earn the most, the "
+            "answers are cut before the part that is read"),
     Decider("task-too-hard", "reward-too-noisy",
             "score the same completions twice: if the rewards differ, the reward is noise; if they "
             "are the same, the task is too hard"),
     Decider("lr-too-high", "policy-collapse",
-            f"{_LOWER_RATE}: if the reward holds, the learning rate was too high"),
+            f"{_LOWER_RATE}: if the reward holds, the learning rate was too high; if it falls "
+            "later but as far, look for what the reward pays at the moment of the fall"),
     Decider("lr-too-high", "kl-runaway",
-            f"{_LOWER_RATE}: if the KL grows as far per unit of reward, the reward pulls the policy "
-            "away, and the learning rate is not the cause"),
+            f"{_LOWER_RATE}, and compare the KL of both runs where they have the same reward: if it is "
+            "smaller, the learning rate was too high; if it is the same, the reward pulls the policy "
+            "away and needs a stronger KL penalty"),
     Decider("lr-too-high", "no-eos",
             "see whether completions/clipped_ratio rises before the reward falls: if it does, the "
-            "answers stopped ending first, and the learning rate is not the cause"),
+            "answers stopped ending first, and the learning rate is not the cause; if the reward "
+            "falls first, it is"),
     Decider("lr-too-high", "entropy-explosion",
             "set algorithm.entropy_bonus to 0 and change nothing else: if the entropy still "
-            "grows, the learning rate is too high"),
+            "grows, the learning rate is too high; if not, the bonus was too strong"),
     Decider("lr-too-high", "too-many-updates-per-rollout",
             "set trainer.updates_per_step to 1 and change nothing else: if ratios stay near 1, the "
             "number of updates was the cause; if not, the learning rate is"),
@@ -63,21 +68,25 @@ DECIDERS: tuple[Decider, ...] = (
             f"{_BATCH}: if the run stays healthy, that batch was the cause; if it jumps elsewhere, the "
             "learning rate is"),
     Decider("lr-too-high", "nan-update-poisoned-weights",
-            "check the weights of the last checkpoint for values that are not finite: if there are "
-            "any, a single update poisoned them; if there are none, the learning rate is too high"),
+            "look at grad_norm in the steps before the first NaN: if it grew over several steps, the "
+            "learning rate is too high; if it was ordinary until one step, that update poisoned "
+            "the weights"),
     Decider("lr-too-high", "stale-policy",
-            "publish the weights after every step: if the reward holds, the samples were too old"),
+            f"{_FRESH}: if the reward holds, the samples were too old; if not, the learning rate is "
+            "too high"),
     Decider("policy-collapse", "no-eos",
             "read completions from before the fall: if they run on without an end token while their "
             "beginning is still sensible, the end token is the cause"),
     Decider("policy-collapse", "stale-policy",
-            "publish the weights after every step: if the reward holds, the samples were too old"),
+            f"{_FRESH}: if the reward holds, the samples were too old; if it falls all the same, "
+            "their age is not the cause"),
     Decider("trained-weights-unmoved", "update-below-resolution",
             "keep fp32 master weights, or multiply trainer.lr by 100 for a few steps: if weights "
-            "move then, the updates were below the resolution of their dtype"),
+            "move then, the updates were below the resolution of their dtype; if not, no gradient "
+            "reaches them"),
     Decider("overfitting", "duplicate-rows",
             "remove repeated rows and train again: if the validation loss no longer turns, the "
-            "copies were the cause"),
+            "copies were the cause; if it turns at the same number of passes, it is overfitting"),
     Decider("overfitting", "data-repeated",
             "train for one epoch: if the validation loss does not turn within it, the repetition was "
             "the cause"),
@@ -92,9 +101,10 @@ DECIDERS: tuple[Decider, ...] = (
             "not those of the weights that it updates"),
     Decider("weights-not-updated", "moe-routing-mismatch",
             f"{_OLD_WEIGHTS}: if they change with every publication, weights arrive, and the "
-            "routing differs"),
+            "routing differs; if they stay the same, nothing arrives"),
     Decider("engine-logprob-mismatch", "moe-routing-mismatch",
-            "replay the engine's routes in the trainer: if the difference goes, the routing was it"),
+            "set model.moe.router_replay to ids: if the difference goes, the routing was the cause; if "
+            "it stays, the arithmetic or the sampling settings differ"),
     Decider("lora-not-synced", "sleep-wake-weights-lost",
             "run some steps without sleep between them: if log-probs agree then, sleeping loses the "
             "weights; if not, the adapter never arrives"),
@@ -102,28 +112,30 @@ DECIDERS: tuple[Decider, ...] = (
             "compare the rewards of different prompts: if they differ from prompt to prompt, only "
             "the groups are alike; if all are the same, the reward function is constant"),
     Decider("reward-fn-failing", "dataset-column-missing",
-            "call the reward function on one row by hand: a KeyError or a missing argument names "
-            "the column that it does not get"),
+            "call the reward function by hand on one row with all its columns: if it answers, the "
+            "trainer does not pass a column on; if it raises, its own code fails"),
     Decider("reward-fn-failing", "reward-timeout",
-            "call the reward function on one completion and take the time: if it answers, it is too "
-            "slow; if it raises, it fails"),
+            "call the reward function on the longest completion and take the time: if it needs longer "
+            "than rewards.timeout_s, it is too slow; if it raises, it fails"),
     Decider("greedy-sampling", "mode-collapse",
             "sample a prompt several times at temperature 1 from the first and from the last "
-            "checkpoint: if both differ from sample to sample, only the sampling was greedy"),
+            "checkpoint: if answers of the last one still differ from each other, only the sampling "
+            "was greedy; if only those of the first one do, the policy collapsed"),
     Decider("greedy-sampling", "entropy-collapse",
             "sample a prompt several times at temperature 1 from the last checkpoint: if the answers "
-            "differ, only the sampling was greedy"),
+            "differ, only the sampling was greedy; if they are alike, the entropy collapsed"),
     Decider("mode-collapse", "entropy-collapse",
             "read several answers to one prompt: if they are word for word the same and earn "
             "little, the mode collapsed; if they differ in wording, only the entropy is low"),
     Decider("gpu-already-occupied", "kv-cache-no-room",
-            "look at nvidia-smi before the start: memory in use then belongs to another process"),
+            "look at nvidia-smi before the start: memory in use then belongs to another process; if "
+            "none is in use, the engine's own share is too small"),
     Decider("library-version-mismatch", "package-missing",
             "import the named module in the same environment: if it is not found at all, the package "
             "is missing; if only a name in it is, the version is another one"),
     Decider("nan-loss", "nan-update-poisoned-weights",
-            "check the weights of the last checkpoint for values that are not finite: if they are "
-            "all finite, the loss is computed wrong on that batch"),
+            "check the weights of the last checkpoint before the first NaN: if all are finite, the loss "
+            "is not finite on that batch; if some are not, an earlier update poisoned them"),
 )  # fmt: skip
 _BY_PAIR = {decider.pair: decider for decider in DECIDERS}
 assert len(_BY_PAIR) == len(DECIDERS), "a pair is there twice"

@@ -105,7 +105,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "--algo.advantage.is_correction_enable",
         "--enable_vllm_is_correction",
     ),
-    "algorithm.correction.weight.type": ("--algo.advantage.is_correction_type",),
+    "algorithm.correction.weight.type": (
+        "--algo.advantage.is_correction_level",
+        "--algo.advantage.is_correction_type",
+    ),
     "algorithm.correction.weight.high": (
         "--algo.advantage.is_correction_threshold",
         "--vllm_is_truncated_threshold",

@@ -246,7 +246,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "trainer.backend.expert_parallel_size": (
         "actor_rollout_ref.actor.megatron.expert_model_parallel_size",
     ),
-    "model.moe.router_replay": ("actor_rollout_ref.actor.router_replay.mode",),
+    "model.moe.router_replay": (
+        "actor_rollout_ref.actor.megatron.router_replay.mode",
+        "actor_rollout_ref.actor.router_replay.mode",
+    ),
     "model.moe.aux_loss_coefficient": (
         "actor_rollout_ref.actor.megatron.override_transformer_config.moe_aux_loss_coeff",
         "moe_aux_loss_coeff",

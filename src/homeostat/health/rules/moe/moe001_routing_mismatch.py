@@ -54,7 +54,8 @@ _REPLAY = Fix(
     theirs={
         "slime": "--use-rollout-routing-replay",
         "miles": "--use-rollout-routing-replay",
-        "verl": "actor_rollout_ref.actor.router_replay.mode=R3",
+        "verl": "actor_rollout_ref.actor.megatron.router_replay.mode=R3, "
+        "actor_rollout_ref.rollout.enable_rollout_routing_replay=true",
         "skyrl": "trainer.policy.megatron_config.moe_enable_routing_replay=true",
         "prime_rl": "trainer.enable_router_replay=true",
     },
