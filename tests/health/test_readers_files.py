@@ -298,7 +298,8 @@ def taken(lines: list[str], *, alike: bool) -> dict[str, tuple[list[int], list[f
         if not alike:
             patch.setattr(column_batches, "_columns_of_alike", lambda _: None)
         recorder = Recorder()
-        if not column_batches.take_json_lines(recorder, [line.encode() for line in lines]):
+        block = "\n".join(lines).encode()
+        if not column_batches.take_json_block(recorder, block, num_lines=len(lines)):
             return None
     return {
         name: (one.steps.tolist(), [repr(value) for value in one.values.tolist()])

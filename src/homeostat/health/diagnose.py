@@ -94,6 +94,13 @@ def judge(
     missing = what_is_missing(rule, view)
     if missing:
         return NotEvaluated(rule.code, rule.name, missing)
+    return judge_ready(rule, view, options=options)
+
+
+def judge_ready(
+    rule: Rule, view: RunView, *, options: Mapping[str, Any] | None = None
+) -> list[Finding] | NotEvaluated:
+    """Return the same as `judge`, of a rule whose needs are known to be met."""
     found: list[Finding] = []
     for sighting in rule.check(view, rule.options_with(options)):
         if isinstance(sighting, Unknown):

@@ -19,6 +19,7 @@ import numpy as np
 from homeostat.health.end_lines import LAUNCHER, MAX_CLUSTER, End, EndLine, error_at_end
 from homeostat.health.first_failure import first_failure
 from homeostat.health.log import LogLine
+from homeostat.health.medians import median
 from homeostat.health.tracebacks import Traceback, lone_error
 from homeostat.health.view import RunView
 from homeostat.health.words import rough_time, shortened
@@ -192,7 +193,7 @@ def _reach(view: RunView) -> _Reach | None:
     # Some frameworks count whole epochs, from 0 or from 1: these do not say how far it is.
     if not np.isfinite(epoch.values).all() or not (epoch.values % 1.0).any():
         return None
-    gap = float(np.median(np.diff(epoch.values)))
+    gap = median(np.diff(epoch.values))
     words = f"epoch {epoch.latest:.3g} of {epochs:.3g}"
     return _Reach(words, epoch.latest / epochs, epoch.latest + 1.5 * gap <= epochs)
 
@@ -207,7 +208,7 @@ def _planned_steps(view: RunView) -> int | None:
 
 def _interval(view: RunView) -> int:
     """Return the number of steps between records of what is logged most often."""
-    gaps = [int(np.median(np.diff(s.steps))) for s in view.metrics.values() if len(s) > 2]
+    gaps = [int(median(np.diff(s.steps))) for s in view.metrics.values() if len(s) > 2]
     return max(1, min(gaps, default=1))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from homeostat.health.diagnose import folded, judge, what_is_missing
+from homeostat.health.diagnose import folded, judge_ready, what_is_missing
 from homeostat.health.finding import Finding, Level, NotEvaluated
 from homeostat.health.frameworks import HOMEOSTAT, Framework
 from homeostat.health.open_findings import OpenFindings
@@ -109,6 +109,7 @@ class Monitor:
         self._fresh: set[str] = set()
         self._ready: list[_Asked] | None = None
         self._known: tuple[Any, ...] = ()
+        self._known_of_settings: dict[Any, Any] = {}
         self._num_broken = 0
 
     @property
@@ -124,6 +125,7 @@ class Monitor:
     def reconfigure(self, settings: Mapping[str, Any]) -> None:
         """Take in settings that changed during the run."""
         self.settings = settings
+        self._known_of_settings = {}
         self._ready = None
 
     @property
@@ -203,6 +205,7 @@ class Monitor:
             samples=tails.samples,
             facts=self.facts,
             total_steps=self._total_steps,
+            known_of_settings=self._known_of_settings,
         )
 
     def _ask(self, fresh: Iterable[str], *, step: int, turns: int) -> None:
@@ -221,7 +224,7 @@ class Monitor:
 
     def _judged(self, rule: Rule, view: RunView) -> list[Finding]:
         try:
-            found = judge(rule, view, options=self.watchlist.options.get(rule.code))
+            found = judge_ready(rule, view, options=self.watchlist.options.get(rule.code))
         except _MISTAKES as error:
             self.broken[rule.code] = f"{type(error).__name__}: {error}"
             return []

@@ -10,11 +10,11 @@ facts      results of probes: preflight's and the run's invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from homeostat.health.native_crashes import native_crashes
 from homeostat.health.tracebacks import Traceback, tracebacks
 from homeostat.types import FloatArray64, IntArray
 
-# Sections of settings that are about an evaluation.
-_OF_EVALUATION = frozenset({"eval", "evaluation", "val_kwargs", "validation"})
+_Found = TypeVar("_Found")
 
 
 class Kind(StrEnum):
@@ -48,6 +47,8 @@ class Series:
     values: FloatArray64
     # What `finite` found, because many rules ask for it: () if that is the series itself.
     _finite: tuple[Series, ...] | None = field(default=None, init=False, repr=False, compare=False)
+    # What `once` has computed.
+    _known: dict[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -83,6 +84,16 @@ class Series:
             part = () if keep.all() else (Series(self.steps[keep], self.values[keep]),)
             object.__setattr__(self, "_finite", part)
         return self._finite[0] if self._finite else self
+
+    def once(self, work: Callable[..., _Found], *options: Hashable) -> _Found:
+        """Return `work(self, *options)`, computed once: many rules ask the same of a series."""
+        if self._known is None:
+            object.__setattr__(self, "_known", {})
+        known, key = self._known, (work, *options)
+        assert known is not None
+        if key not in known:
+            known[key] = work(self, *options)
+        return known[key]
 
     def on(self, other: Series) -> tuple[Series, Series]:
         """Return both series at the steps that they share."""
@@ -134,6 +145,8 @@ class RunView:
     total_steps: int | None = None
     # Values were printed with few decimals, so 0.000 may be any small number.
     decimals: Mapping[str, int] = field(default_factory=dict)
+    # What `once_of_settings` has computed. The views of a live run share it.
+    known_of_settings: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def series(self, *names: str) -> Series | None:
         """Return the first of the named series that was logged at all."""
@@ -180,17 +193,12 @@ class RunView:
             # The text is not a number, or has more digits than any setting.
             return None
 
-    @cached_property
-    def settings_of_training(self) -> dict[str, Any]:
-        """Return the settings by the framework's plain names, without those of an evaluation.
-
-        Dashes count as underscores. An evaluation may sample otherwise than training does.
-        """
-        named = (
-            (name.lstrip("-").replace("-", "_").lower(), value)
-            for name, value in flat_settings(self.raw_settings)
-        )
-        return {key: value for key, value in named if _OF_EVALUATION.isdisjoint(key.split("."))}
+    def once_of_settings(self, work: Callable[..., _Found], *options: Hashable) -> _Found:
+        """Return `work(settings, raw_settings, *options)`, computed once for the same settings."""
+        key = (work, *options)
+        if key not in self.known_of_settings:
+            self.known_of_settings[key] = work(self.settings, self.raw_settings, *options)
+        return self.known_of_settings[key]
 
     @cached_property
     def tracebacks(self) -> tuple[Traceback, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 from homeostat.health.finding import Fix
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import told
+from homeostat.health.medians import median
 from homeostat.health.view import Kind, RunView
 
 # A sign, and the metrics that show it; a prefix ends in "/". A name in brackets is no metric.
@@ -207,4 +208,4 @@ def _is_sparse(view: RunView) -> bool:
     longest = max(view.metrics.values(), key=len, default=None)
     if longest is None or not 2 <= len(longest) < _MIN_RECORDS:
         return False
-    return float(np.median(np.diff(longest.steps))) > 1.0
+    return median(np.diff(longest.steps)) > 1.0

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from homeostat.health.medians import median
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.types import FloatArray64
 
@@ -153,7 +154,7 @@ def gone(view: RunView) -> Iterable[tuple[str, int]]:
     for name, one in steady.items():
         if len(one) < MIN_GONE or one.steps[-1] == newest:
             continue
-        interval = float(np.median(np.diff(one.steps)))
+        interval = median(np.diff(one.steps))
         others = [len(other.since(int(one.steps[-1]) + 1)) for other in steady.values()]
         if max(others) >= MIN_GONE and newest - one.steps[-1] >= MIN_GONE * interval:
             yield name, int(one.steps[-1])

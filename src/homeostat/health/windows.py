@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from homeostat.health.medians import median
 from homeostat.health.view import Series
 from homeostat.types import BoolArray, FloatArray64
 
@@ -101,12 +102,12 @@ def jumped(values: FloatArray64, start: int, *, factor: float, min_before: int =
     before, since = values[:start], values[start:]
     if len(before) < min_before or not len(since):
         return False
-    median, spread = robust_scale(before)
-    now = float(np.median(since))
-    return now > factor * median and now > median + 6.0 * spread
+    usual, spread = robust_scale(before)
+    now = median(since)
+    return now > factor * usual and now > usual + 6.0 * spread
 
 
 def robust_scale(values: FloatArray64) -> tuple[float, float]:
     """Return the median, and the standard deviation implied by the median distance from it."""
-    median = float(np.median(values))
-    return median, 1.4826 * float(np.median(np.abs(values - median)))
+    middle = median(values)
+    return middle, 1.4826 * median(np.abs(values - middle))

@@ -27,16 +27,27 @@ _MAX_NAMES = 2_000
 Cells = tuple[IntArray | None, FloatArray64]
 
 
-def take_json_lines(recorder: Recorder, lines: Sequence[bytes]) -> bool:
+def num_json_objects(block: bytes) -> int:
+    """Return the number of lines of a block if each begins and ends as a JSON object, else 0."""
+    if not block.startswith(b'{"') or not block.endswith(b"}"):
+        return 0
+    text = np.frombuffer(block, dtype=np.uint8)
+    ends = np.flatnonzero(text == ord("\n"))
+    if np.any(text[ends - 1] != ord("}")) or np.any(text[ends + 1] != ord("{")):
+        return 0
+    return len(ends) + 1
+
+
+def take_json_block(recorder: Recorder, block: bytes, *, num_lines: int) -> bool:
     """Take lines that are JSON objects with steps. Return False if they must go one by one."""
-    text = b"[" + b",".join(lines) + b"]"
+    text = b"[" + block.replace(b"\n", b",") + b"]"
     try:
-        records = parsed(text, is_long=len(lines) >= BATCH)
+        records = parsed(text, is_long=num_lines >= BATCH)
     except (ValueError, RecursionError):
         return False
-    if len(records) != len(lines) or not all(type(record) is dict for record in records):
+    if len(records) != num_lines or set(map(type, records)) != {dict}:
         return False
-    alike = _columns_of_alike(records) if b"true" not in text and b"false" not in text else None
+    alike = _columns_of_alike(records)
     if alike is not None:
         return _take_numbers(recorder, alike)
     names = dict.fromkeys(chain.from_iterable(records))
@@ -97,12 +108,21 @@ def _columns_of_alike(records: Sequence[dict[str, Any]]) -> dict[str, FloatArray
         return None
     try:
         rows = map(itemgetter(*names), records)
-        # An array of doubles accepts numbers and nothing else.
+        # An array of doubles accepts numbers and bools, and nothing else.
         flat = np.frombuffer(array("d", chain.from_iterable(rows)))
     except (KeyError, TypeError, OverflowError):
         return None
     by_name = flat.reshape(len(records), len(names)).T
-    return {name: np.ascontiguousarray(by_name[place]) for place, name in enumerate(names)}
+    columns = {name: np.ascontiguousarray(by_name[place]) for place, name in enumerate(names)}
+    if any(_has_bool(records, name, values) for name, values in columns.items()):
+        return None
+    return columns
+
+
+def _has_bool(records: Sequence[dict[str, Any]], name: str, values: FloatArray64) -> bool:
+    """Return whether a value was a bool; only those that became 0 or 1 can have been one."""
+    may_be = np.flatnonzero((values == 0.0) | (values == 1.0))
+    return any(type(records[place][name]) is bool for place in may_be.tolist())
 
 
 def take_columns(

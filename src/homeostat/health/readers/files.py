@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from homeostat.errors import DataError
 from homeostat.health.readers import csv_table, tensorboard, wandb_log
 from homeostat.health.readers.build import Found
-from homeostat.health.readers.column_batches import BATCH, take_json_lines
+from homeostat.health.readers.column_batches import BATCH, num_json_objects, take_json_block
 from homeostat.health.readers.dict_rows import row_of
 from homeostat.health.readers.long_logs import LongLogReader
 from homeostat.health.readers.recorder import Recorder
@@ -156,7 +156,7 @@ def _by_head(source: Source) -> Found:
         data = source.read_all(_MAX_DOCUMENT)
         if data is not None:
             return found_in_text(data.decode("utf-16", errors="replace"), name=name)
-    return _found_in_lines(source.batches(), name=name)
+    return _found_in_blocks(source.blocks(), name=name)
 
 
 def _is_document(head: bytes, name: str) -> bool:
@@ -192,10 +192,10 @@ def found_in_document(data: bytes, *, name: str) -> Found | None:
     return found
 
 
-def _found_in_lines(batches: Iterator[list[bytes]], *, name: str) -> Found:
+def _found_in_blocks(blocks: Iterator[bytes], *, name: str) -> Found:
     lines = LogLines()
-    for batch in batches:
-        lines.take(batch)
+    for block in blocks:
+        lines.take_block(block)
     lines.flush()
     lines.reader.finish()
     return found_by(lines.reader, name=name)
@@ -207,6 +207,16 @@ class LogLines:
     def __init__(self) -> None:
         self.reader = LongLogReader()
         self._waiting: list[bytes] = []
+
+    def take_block(self, block: bytes) -> None:
+        """Take in whole lines with their ends between them."""
+        num_objects = num_json_objects(block)
+        if num_objects >= BATCH:
+            self.flush()
+            if take_json_block(self.reader.recorder, block, num_lines=num_objects):
+                self.reader.skip(num_objects)
+                return
+        self.take(block.split(b"\n"))
 
     def take(self, lines: list[bytes]) -> None:
         if not self._waiting and not any(map(_is_object_start, lines)):
@@ -236,12 +246,10 @@ class LogLines:
     def flush(self) -> None:
         """Read the JSON lines that wait for more of their kind."""
         lines, self._waiting = self._waiting, []
-        if (
-            len(lines) >= 8
-            and lines[0][:2] == b'{"'
-            and take_json_lines(self.reader.recorder, lines)
-        ):
-            self.reader.skip(len(lines))
+        num, block = len(lines), b"\n".join(lines)
+        is_metrics = num >= 8 and block.startswith(b'{"')
+        if is_metrics and take_json_block(self.reader.recorder, block, num_lines=num):
+            self.reader.skip(num)
         elif lines:
             self.reader.feed_bytes(lines)
 

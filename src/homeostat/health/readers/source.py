@@ -61,29 +61,33 @@ class Source:
         self._waiting = [whole]
         return whole if size <= most else None
 
-    def batches(self) -> Iterator[list[bytes]]:
-        """Yield all lines in order, without their ends, many at a time."""
+    def blocks(self) -> Iterator[bytes]:
+        """Yield all lines in order, many at a time, with their ends between them."""
         begun: list[bytes] = []
         for data in self._chunks():
-            lines = data.split(b"\n")
-            begun.append(lines[0])
-            if len(lines) > 1:
-                lines[0] = self._joined(begun)
-                begun = [lines.pop()]
-                yield lines
+            whole, end, rest = data.rpartition(b"\n")
+            if not end:
+                begun.append(rest)
+            elif any(begun):
+                first, end, others = whole.partition(b"\n")
+                yield self._joined([*begun, first]) + end + others
+                begun = [rest]
+            else:
+                yield whole
+                begun = [rest]
             if sum(map(len, begun)) > 2 * MAX_LINE:
                 drawn, sign, rest = b"".join(begun).rpartition(b"\r")
                 if sign:
-                    yield [drawn]
+                    yield drawn
                     begun = [rest]
                 else:
                     begun = [_shortened(rest)]
         if any(begun):
-            yield [self._joined(begun)]
+            yield self._joined(begun)
 
     def lines(self) -> Iterator[str]:
-        for batch in self.batches():
-            for line in batch:
+        for block in self.blocks():
+            for line in block.split(b"\n"):
                 yield line.decode("utf-8", errors="replace")
 
     def _joined(self, parts: list[bytes]) -> bytes:

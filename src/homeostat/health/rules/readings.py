@@ -7,11 +7,13 @@ All are pure functions. They return None for what is not known, never a guess: "
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from homeostat.health.medians import median
 from homeostat.health.view import Kind, RunView, Series, flat_settings
 from homeostat.types import FloatArray64
 
@@ -27,6 +29,8 @@ _RATES = {
 _MOE_NAME = re.compile(r"moe|mixtral|\db-a\d|deepseek-?v[23]|kimi-?k2|moonlight|gpt-oss", re.I)
 # Choices of our own settings that a model without experts refuses.
 _MOE_CHOICES = ("aux", "sequence_aux", "bias", "ids", "weights")
+# Sections of settings that are about an evaluation.
+_OF_EVALUATION = frozenset({"eval", "evaluation", "val_kwargs", "validation"})
 # Bytes of weights below which a model is a toy.
 _TINY = 200e6
 _TRUE = ("true", "1", "yes", "on")
@@ -105,23 +109,29 @@ def _mean(series: Series) -> float | None:
 def ends(series: Series, *, share: float = 0.25) -> tuple[float, float]:
     """Return the medians of the first and last part of a series, of at least two values each."""
     count = max(2, int(len(series) * share))
-    return float(np.median(series.values[:count])), float(np.median(series.values[-count:]))
+    return median(series.values[:count]), median(series.values[-count:])
 
 
 def rank_correlation(series: Series) -> float:
     """Return the rank correlation with time: 1 always rises, -1 always falls, 0 is constant."""
+    return series.once(_rank_correlation)
+
+
+def _rank_correlation(series: Series) -> float:
     values = series.finite().values
     if len(values) < 3 or np.ptp(values) == 0:
         return 0.0
-    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float)
-    return float(np.corrcoef(np.arange(len(values)), ranks)[0, 1])
+    places = np.arange(len(values), dtype=np.float64)
+    ranks = np.empty(len(values))
+    ranks[np.argsort(values, kind="stable")] = places
+    return float(np.corrcoef(places, ranks)[0, 1])
 
 
 def noise(values: FloatArray64) -> float:
     """Return the typical deviation of a value from its neighbours, independent of the trend."""
     if len(values) < 3:
         return 0.0
-    return float(np.median(np.abs(np.diff(values)))) / 0.954
+    return median(np.abs(np.diff(values))) / 0.954
 
 
 def noise_beside_trend(series: Series) -> float:
@@ -132,7 +142,7 @@ def noise_beside_trend(series: Series) -> float:
     if len(series) < 4:
         return noise(series.values)
     bends = np.diff(series.values, n=2)
-    return float(np.median(np.abs(bends))) / 0.6745 / 6.0**0.5
+    return median(np.abs(bends)) / 0.6745 / 6.0**0.5
 
 
 def is_flat(series: Series, *, sigmas: float = 2.0) -> bool:
@@ -168,7 +178,8 @@ def broken(view: RunView) -> Series | None:
         steps = np.unique(np.concatenate([part.steps for part in found]))
     bad = np.zeros(len(steps))
     for part in found:
-        bad[np.searchsorted(steps, part.steps)] += ~np.isfinite(part.values)
+        if part.finite() is not part:
+            bad[np.searchsorted(steps, part.steps)] += ~np.isfinite(part.values)
     loss = parts[0]
     if view.kind is Kind.SFT and loss is not None and bad.any():
         # Trainers that filter NaN out of their means print it as 0.
@@ -182,12 +193,26 @@ def raw(view: RunView, *names: str) -> Any:
     Dashes count as underscores. None if it is not set. Settings of an evaluation are ignored,
     because it may sample otherwise than training does.
     """
-    known = view.settings_of_training
-    for name in names:
-        for key, value in known.items():
-            if (key == name or key.endswith("." + name)) and value is not None:
-                return value
-    return None
+    known = view.once_of_settings(_by_last_parts)
+    return next((known[name] for name in names if name in known), None)
+
+
+def _by_last_parts(_: Mapping[str, Any], raw_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of training by their names, whole and without any of the first parts.
+
+    Where several have the same last parts, the first of them that is set counts.
+    """
+    known = {
+        name.lstrip("-").replace("-", "_").lower(): value
+        for name, value in flat_settings(raw_settings)
+    }
+    found: dict[str, Any] = {}
+    for name, value in known.items():
+        parts = name.split(".")
+        if value is not None and _OF_EVALUATION.isdisjoint(parts):
+            for start in range(len(parts)):
+                found.setdefault(".".join(parts[start:]), value)
+    return found
 
 
 def raw_number(view: RunView, *names: str) -> float | None:
@@ -218,13 +243,19 @@ def has_adapter(view: RunView) -> bool | None:
         return False
     if kind.lower() in ("lora", "qlora", "dora", "true"):
         return True
-    for name, value in flat_settings(view.raw_settings):
-        *parts, last = name.lower().split(".")
-        if (last.startswith("lora") or "peft" in parts) and value and not is_false(value):
-            return True
+    if view.once_of_settings(_sets_adapter):
+        return True
     if view.framework.name == "homeostat" and view.settings:
         return False
     return None
+
+
+def _sets_adapter(_: Mapping[str, Any], raw_settings: Mapping[str, Any]) -> bool:
+    for name, value in flat_settings(raw_settings):
+        *parts, last = name.lower().split(".")
+        if (last.startswith("lora") or "peft" in parts) and value and not is_false(value):
+            return True
+    return False
 
 
 def peak_rate(view: RunView) -> float | None:
@@ -295,7 +326,11 @@ def is_moe(view: RunView) -> bool:
     own = [view.setting(f"model.moe.{name}") for name in ("balancing", "router_replay")]
     if any(str(value) in _MOE_CHOICES for value in own):
         return True
-    for name, value in flat_settings({**view.raw_settings, **view.settings}):
+    return view.once_of_settings(_sets_experts)
+
+
+def _sets_experts(settings: Mapping[str, Any], raw_settings: Mapping[str, Any]) -> bool:
+    for name, value in flat_settings({**raw_settings, **settings}):
         last = name.lower().replace("-", "_").rsplit(".", 1)[-1]
         named = "model" in name.lower() or last in ("path", "hf_checkpoint")
         if named and isinstance(value, str) and _MOE_NAME.search(value):

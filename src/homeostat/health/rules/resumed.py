@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from homeostat.health.medians import median
 from homeostat.health.rules.readings import noise_beside_trend
 from homeostat.health.view import RunView, Series
 
@@ -56,9 +55,9 @@ def around(series: Series | None, step: int) -> Resumption | None:
     later = after.values[NUM_AFTER + 2 : NUM_AFTER + 10]
     return Resumption(
         step=step,
-        start=float(np.median(finite.values[:NUM_AFTER])),
-        before=float(np.median(before.values[-NUM_AFTER:])),
-        after=float(np.median(after.values[:NUM_AFTER])),
+        start=median(finite.values[:NUM_AFTER]),
+        before=median(before.values[-NUM_AFTER:]),
+        after=median(after.values[:NUM_AFTER]),
         noise=noise_beside_trend(before.tail(NUM_BEFORE)),
-        later=float(np.median(later)) if len(later) >= NUM_AFTER else None,
+        later=median(later) if len(later) >= NUM_AFTER else None,
     )

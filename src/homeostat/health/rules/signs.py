@@ -7,11 +7,13 @@ All are pure functions of a view. They return None where the run does not give t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from homeostat.health.medians import median, running_medians
 from homeostat.health.rules.readings import mean_since
 from homeostat.health.view import RunView, Series
 from homeostat.health.windows import robust_scale
@@ -86,13 +88,16 @@ class Trend:
 
 def trend(series: Series | None, *, share: float = 0.25) -> Trend | None:
     """Return the trend of a series; None with fewer than four finite values."""
-    finite = series.finite() if series is not None else None
-    if finite is None or len(finite) < 4:
+    return series.once(_trend, share) if series is not None else None
+
+
+def _trend(series: Series, share: float) -> Trend | None:
+    values = series.finite().values
+    if len(values) < 4:
         return None
-    values = finite.values
     num = max(2, int(len(values) * share))
     # Neighbours differ by noise alone where the metric moves slowly.
-    noise = float(np.median(np.abs(np.diff(values)))) * 1.4826 / math.sqrt(2.0)
+    noise = median(np.abs(np.diff(values))) * 1.4826 / math.sqrt(2.0)
     start, end = float(values[:num].mean()), float(values[-num:].mean())
     return Trend(start, end, noise * math.sqrt(2.0 / num))
 
@@ -132,9 +137,9 @@ def answers_changed(view: RunView, step: int) -> bool:
 
 def _moved(before: FloatArray64, since: FloatArray64) -> bool:
     """Return whether the median moved by more than a quarter and beyond the spread before."""
-    median, spread = robust_scale(before)
-    distance = abs(float(np.median(since)) - median)
-    return distance > 4.0 * spread and distance > max(0.05, 0.25 * abs(median))
+    usual, spread = robust_scale(before)
+    distance = abs(median(since) - usual)
+    return distance > 4.0 * spread and distance > max(0.05, 0.25 * abs(usual))
 
 
 def newest(view: RunView, *names: str, count: int = 5) -> float | None:
@@ -144,17 +149,21 @@ def newest(view: RunView, *names: str, count: int = 5) -> float | None:
     return float(tail.values.mean()) if tail is not None and len(tail) else None
 
 
+def smoothing_window(count: int) -> int:
+    """Return the number of values that a running median over so many values is taken of."""
+    return min(max(count // 6, 3), 15)
+
+
 def smooth(series: Series) -> tuple[Series, int]:
     """Return running medians over a window that suits the length, and the window's length.
 
     The start, where no full window fits, is left out.
     """
     finite = series.finite()
-    window = int(np.clip(len(finite) // 6, 3, 15))
+    window = smoothing_window(len(finite))
     if len(finite) < window:
         return Series(finite.steps[:0], finite.values[:0]), window
-    rows = np.lib.stride_tricks.sliding_window_view(finite.values, window)
-    return Series(finite.steps[window - 1 :], np.median(rows, axis=1)), window
+    return Series(finite.steps[window - 1 :], running_medians(finite.values, window)), window
 
 
 def is_zero(view: RunView, name: str, values: FloatArray64) -> np.ndarray:
@@ -244,12 +253,22 @@ def samples_per_step(view: RunView) -> float | None:
 
 def text_of_settings(view: RunView, *words: str) -> str:
     """Return the values of all settings whose name has one of the words, as searchable text."""
-    both = [*view.settings.items(), *view.raw_settings.items()]
+    return view.once_of_settings(_text_of_settings, *words)
+
+
+def _text_of_settings(
+    settings: Mapping[str, Any], raw_settings: Mapping[str, Any], *words: str
+) -> str:
+    both = [*settings.items(), *raw_settings.items()]
     return " ".join(str(v) for k, v in both if any(word in str(k).lower() for word in words))
 
 
 def has_lora(view: RunView) -> bool:
-    names = [str(key).lower() for key in (*view.settings, *view.raw_settings)]
+    return view.once_of_settings(_names_lora)
+
+
+def _names_lora(settings: Mapping[str, Any], raw_settings: Mapping[str, Any]) -> bool:
+    names = [str(key).lower() for key in (*settings, *raw_settings)]
     return any("lora" in name or "peft" in name for name in names)
 
 
@@ -269,7 +288,11 @@ def is_multi_turn(view: RunView) -> bool:
     turns = newest(view, "rollout/num_turns/mean")
     if turns is not None:
         return turns > 1.05
-    both = [*view.settings.items(), *view.raw_settings.items()]
+    return view.once_of_settings(_sets_multi_turn)
+
+
+def _sets_multi_turn(settings: Mapping[str, Any], raw_settings: Mapping[str, Any]) -> bool:
+    both = [*settings.items(), *raw_settings.items()]
     return any("multi_turn" in str(k).lower() and str(v).lower() == "true" for k, v in both)
 
 

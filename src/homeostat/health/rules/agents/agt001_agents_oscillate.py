@@ -24,6 +24,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
 
@@ -44,7 +45,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if len(first) < options.min_records:
         return
     opposed = float(np.corrcoef(first.values, second.values)[0, 1])
-    middle = first.values - float(np.median(first.values))
+    middle = first.values - median(first.values)
     far = middle[np.abs(middle) > 0.5 * float(np.std(middle))]
     turns = int(np.sum(np.sign(far[1:]) != np.sign(far[:-1])))
     span = float(np.ptp(first.values))

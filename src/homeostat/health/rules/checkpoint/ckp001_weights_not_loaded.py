@@ -29,6 +29,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, raw_number
 from homeostat.health.view import Kind, RunView
@@ -47,9 +48,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if view.setting("model.init") == "random" or len(loss) < options.fire:
         return
     size = raw_number(view, "vocab_size") or view.facts.get("vocab_size")
-    start = float(np.median(loss.values[: options.fire]))
+    start = median(loss.values[: options.fire])
     low, high = math.log(size or _SMALLEST) - 0.15, math.log(size or _LARGEST) + 0.15
-    late = float(np.median(loss.values[-options.fire :]))
+    late = median(loss.values[-options.fire :])
     if not (low <= start <= high and low <= late <= high) or abs(late - start) > 0.02 * start:
         return
     norm = view.series("grad_norm")

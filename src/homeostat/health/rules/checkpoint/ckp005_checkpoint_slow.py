@@ -24,6 +24,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
@@ -63,7 +64,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 def _steps_per_record(view: RunView) -> float:
     steps = needed(view, "time/step").steps
-    return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
+    return median(np.diff(steps)) if len(steps) > 1 else 1.0
 
 
 RULE = Rule(

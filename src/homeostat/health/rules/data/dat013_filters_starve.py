@@ -28,9 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
@@ -54,7 +53,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if spell is None or not spell.is_open:
         return
     first, last = int(series.steps[spell.start]), int(series.steps[spell.end])
-    share = None if dropped is None else float(np.median(dropped.since(first).values))
+    share = None if dropped is None else median(dropped.since(first).values)
     reason, count = _main_reason(view, first)
     said = "" if share is None else f"filters drop {share:.0%} of the sampled groups"
     if lacking is not None:

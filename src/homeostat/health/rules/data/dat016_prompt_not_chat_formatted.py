@@ -24,9 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.rules.signs import plain_prompts
@@ -43,7 +42,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     plain = plain_prompts(view)
     if not plain or len(reward) < options.fire:
         return
-    ends = [float(np.median(part.values)) for part in (reward.head(5), reward.tail(5))]
+    ends = [median(part.values) for part in (reward.head(5), reward.tail(5))]
     if not 0.0 <= min(ends) <= max(ends) < options.max_reward:
         return
     told = _first_answers(view)
@@ -73,7 +72,7 @@ def _first_answers(view: RunView) -> str:
 def _start(view: RunView, name: str) -> float | None:
     series: Series | None = view.series(name)
     values = series.finite().values[:5] if series is not None else ()
-    return float(np.median(values)) if len(values) else None
+    return median(values) if len(values) else None
 
 
 RULE = Rule(

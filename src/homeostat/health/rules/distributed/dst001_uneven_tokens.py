@@ -20,9 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
@@ -35,7 +34,7 @@ class Options(RuleOptions):
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     most = needed(view, "sequences/tokens_per_rank/max").tail(10)
     mean = needed(view, "sequences/tokens_per_rank/mean").tail(10)
-    ratio = float(np.median(most.values)) / max(float(np.median(mean.values)), 1e-9)
+    ratio = median(most.values) / max(median(mean.values), 1e-9)
     if len(most) < 3 or ratio <= options.factor:
         return
     yield Sighting(

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.readings import mean_since
@@ -95,7 +96,7 @@ def _is_fine(view: RunView, cut: Series, options: Options) -> bool:
     ever ends, what is learned is not to end."""
     share, reward, reached = trend(cut), trend(view.series("reward")), solved_share(view)
     falls = share is not None and share.falls and share.end < 0.85 * share.start
-    if len(cut) >= options.fire_some and float(np.median(cut.values)) > options.all_cut:
+    if len(cut) >= options.fire_some and median(cut.values) > options.all_cut:
         return falls
     rises = reward is not None and reward.rises and reward.end > 1.1 * reward.start
     return falls or rises or (reached is not None and reached > 0.8)

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, noise
 from homeostat.health.view import RunView, Series
@@ -83,7 +84,7 @@ def _noise(held: FloatArray64, low: int) -> float:
     if len(held) < 8:
         return noise(held[: low + 1])
     bends = held[:-2] - 2.0 * held[1:-1] + held[2:]
-    return 1.4826 * float(np.median(np.abs(bends))) / 6.0**0.5
+    return 1.4826 * median(np.abs(bends)) / 6.0**0.5
 
 
 def _around(train: Series, step: int) -> tuple[float, float]:

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, noise, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView, Series
@@ -57,7 +58,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     limit = max(options.factor * best, best + 0.3)
     if best_at >= len(loss) - options.fire or float(newest.min()) < limit:
         return
-    if float(np.median(newest)) - best < 4 * noise(loss.values[: best_at + 1]):
+    if median(newest) - best < 4 * noise(loss.values[: best_at + 1]):
         return
     below = np.flatnonzero(loss.values[best_at:] < limit)
     # The mean of three of very different size may be below each of them.
@@ -65,9 +66,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     began = best_at + int(below[-1]) + 1
     first = int(loss.steps[began])
-    jump = float(loss.values[began]) > best + 0.7 * (float(np.median(newest)) - best)
+    jump = float(loss.values[began]) > best + 0.7 * (median(newest) - best)
     yield Sighting(
-        message=f"Training loss is {float(np.median(newest)):.4g} since step {first}, after "
+        message=f"Training loss is {median(newest):.4g} since step {first}, after "
         f"{best:.4g} at step {int(loss.steps[best_at])} (limit {limit:.4g}): it has diverged. Go "
         "back to a checkpoint before that step and lower the learning rate.",
         evidence=(f"train/loss {best:.4g} -> {loss.latest:.4g}",),
@@ -81,7 +82,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         ),
         first_step=first,
         last_step=int(loss.steps[-1]),
-        value=float(np.median(newest)),
+        value=median(newest),
         limit=limit,
     )
 
@@ -96,7 +97,7 @@ def _recovered(
     lowest = np.minimum.accumulate(level)[:-1]
     limits = np.maximum(options.lost_factor * lowest, lowest + 0.3)
     first, end = _longest(loss.values[1:] >= limits)
-    ended = float(np.median(loss.values[-options.fire :]))
+    ended = median(loss.values[-options.fire :])
     if end - first < max(options.lost, len(loss) / 10) or end == len(limits):
         return
     before = float(lowest[first])
@@ -153,7 +154,7 @@ def _growth(norm: Series, first: int) -> float:
     before, after = norm.before(first), norm.since(first)
     if not len(before) or not len(after):
         return 0.0
-    return float(np.median(after.values) / max(float(np.median(before.values)), 1e-12))
+    return float(median(after.values) / max(median(before.values), 1e-12))
 
 
 RULE = Rule(

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import running_medians
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
@@ -78,7 +79,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 def _neighbours(values: FloatArray64, window: int) -> FloatArray64:
     """Median of the records around each one."""
     padded = np.pad(values, window // 2, mode="edge")
-    return np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=-1)
+    return running_medians(padded, window)
 
 
 def _causes(view: RunView, steps: list[int]) -> Iterator[Cause]:
@@ -86,9 +87,9 @@ def _causes(view: RunView, steps: list[int]) -> Iterator[Cause]:
     rate, usual = peak_rate(view), usual_rates(view)
     too_high = rate is not None and usual is not None and rate > 2 * usual.high
     if norm is not None and too_high:
-        median = float(np.nanmedian(norm.values))
+        usual_norm = float(np.nanmedian(norm.values))
         with_them = [v for s, v in zip(norm.steps, norm.values, strict=True) if s in steps]
-        if with_them and max(with_them) > 5 * median:
+        if with_them and max(with_them) > 5 * usual_norm:
             yield Cause("lr-too-high", f"rate {rate:.2g} is high, and the gradient spikes with it")
     yield Cause("bad-batch", "only single steps are hit: their rows are the first thing to see")
 

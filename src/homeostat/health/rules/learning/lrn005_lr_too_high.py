@@ -123,7 +123,7 @@ def _reward_falls(view: RunView) -> _Harm | None:
         return None
     reward = reward.finite()
     first, last = ends(reward)
-    falls = rank_correlation(reward) < -0.6 and first - last > 0.1 * max(abs(first), 0.1)
+    falls = first - last > 0.1 * max(abs(first), 0.1) and rank_correlation(reward) < -0.6
     far, norm = mean_since(view, "kl", step=0), mean_since(view, "grad_norm", step=0)
     if not falls or not ((far or 0) > 0.1 or (norm or 0) > 5):
         return None

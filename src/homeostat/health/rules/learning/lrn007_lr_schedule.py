@@ -31,6 +31,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView, Series
@@ -73,7 +74,7 @@ def _is_last_step(view: RunView, rates: Series) -> bool:
     the rate of the step itself is printed, one that falls to 0 from well above it lost a step."""
     if view.framework.name in _PRINTS_THIS and rates.values[-2] > 0.05 * rates.values.max():
         return False
-    interval = int(np.median(np.diff(rates.steps)))
+    interval = int(median(np.diff(rates.steps)))
     return view.total_steps is None or int(rates.steps[-1]) + max(interval, 1) > view.total_steps
 
 

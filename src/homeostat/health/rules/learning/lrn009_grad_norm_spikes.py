@@ -29,6 +29,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
@@ -48,18 +49,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     norm = norm.finite()
     if len(norm) < options.min_records:
         return
-    median = float(np.median(norm.values))
+    usual = median(norm.values)
     floor = options.min_norm_rl if view.kind is Kind.RL else options.min_norm
-    at = np.flatnonzero((norm.values > options.factor * median) & (norm.values > floor))
+    at = np.flatnonzero((norm.values > options.factor * usual) & (norm.values > floor))
     # More than a fifth are no spikes but the run's own size.
     if not len(at) or len(at) > 0.2 * len(norm) or _loss_jumps(view, norm.steps[at]):
         return
     worst = int(at[np.argmax(norm.values[at])])
-    ratio = float(norm.values[worst]) / max(median, 1e-12)
+    ratio = float(norm.values[worst]) / max(usual, 1e-12)
     serious = len(at) >= options.repeated or ratio >= options.extreme
     first = int(norm.steps[at[0]])
     yield Sighting(
-        message=f"{len(at)} step(s) have a gradient norm far above the median of {median:.3g}, the "
+        message=f"{len(at)} step(s) have a gradient norm far above the median of {usual:.3g}, the "
         f"largest {norm.values[worst]:.4g} at step {norm.steps[worst]} ({ratio:.0f} times it), "
         "with an ordinary loss. Lower the learning rate and look at those steps' rows.",
         evidence=tuple(f"step {norm.steps[i]}: grad_norm {norm.values[i]:.4g}" for i in at[:4]),
@@ -71,7 +72,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         first_step=first,
         last_step=int(norm.steps[at[-1]]),
         value=float(norm.values[worst]),
-        limit=options.factor * median,
+        limit=options.factor * usual,
         level=Level.WARN if serious else Level.INFO,
     )
 

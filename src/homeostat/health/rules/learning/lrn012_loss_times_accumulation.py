@@ -31,9 +31,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, raw_number
 from homeostat.health.view import Kind, RunView, Series
@@ -97,8 +96,8 @@ def _two_runs(
         if other is None or not len(other) or before is None or count is None or before == count:
             continue
         num = min(5, len(other), len(loss))
-        mine = float(np.median(loss.values[:num]))
-        theirs = float(np.median(other.finite().values[:num]))
+        mine = median(loss.values[:num])
+        theirs = median(other.finite().values[:num])
         ratio = (mine / theirs) if count > before else (theirs / mine)
         expected = max(count, before) / min(count, before)
         if ratio > 1.5 and expected / options.near <= ratio <= expected * options.near:
@@ -124,7 +123,7 @@ def _against_eval(
     held = held.finite()
     before = loss.before(int(held.steps[0]) + 1)
     near = before.tail(5) if len(before) else loss.head(5)
-    mine, theirs = float(np.median(near.values)), held.first
+    mine, theirs = median(near.values), held.first
     ratio = mine / theirs if theirs > 0 else 0.0
     if ratio < options.factor or not count / options.near <= ratio <= count * options.near:
         return None
@@ -136,7 +135,7 @@ def _against_eval(
 
 
 def _against_guessing(loss: Series, count: float | None) -> tuple[str, float] | None:
-    start = float(np.median(loss.values[:5]))
+    start = median(loss.values[:5])
     if count is None or count < 2 or start < _MOST or not 0.3 <= start / count <= 4.0:
         return None
     return (

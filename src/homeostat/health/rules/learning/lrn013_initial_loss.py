@@ -27,9 +27,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, raw_number
 from homeostat.health.view import Kind, RunView
@@ -49,7 +48,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     vocabulary = raw_number(view, "vocab_size") or view.facts.get("vocab_size") or _LARGEST
     limit = math.log(vocabulary) + options.margin
-    start = float(np.median(head.values))
+    start = median(head.values)
     if start <= limit:
         return
     yield Sighting(

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import RunView
@@ -53,7 +54,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if spell is None or not spell.is_open:
         return
     first = int(margin.steps[spell.start])
-    size = float(np.median(margin.values[spell.start :]))
+    size = median(margin.values[spell.start :])
     rate, usual = peak_rate(view), usual_rates(view)
     causes = [Cause("dpo-over-optimisation", "all pairs are separated, by a large margin")]
     if rate is not None and usual is not None and rate > usual.high:

@@ -42,8 +42,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if len(loss) < options.min_records or np.ptp(loss.values) == 0 or np.ptp(far.values) == 0:
         return
     together = float(np.corrcoef(loss.values, far.values)[0, 1])
-    rises = rank_correlation(loss) > 0.6
-    if together < options.correlation or not rises or far.latest > options.max_kl:
+    if together < options.correlation or far.latest > options.max_kl:
+        return
+    if rank_correlation(loss) <= 0.6:
         return
     first, last = ends(reward.finite())
     if last < first - 0.02 * abs(first):

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView, Series
@@ -50,7 +51,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         mine, theirs = loss.values[:count], other_loss.values[:count]
         off = np.max(np.abs(mine - theirs) / np.maximum(np.abs(theirs), 1e-9))
         ratios = norm.values[:count] / np.maximum(other_norm.values[:count], 1e-12)
-        ratio = float(np.median(ratios))
+        ratio = median(ratios)
         steady = float(np.max(np.abs(ratios / ratio - 1))) < 0.3
         if off > options.same or not steady or 1 / options.factor < ratio < options.factor:
             continue

@@ -28,9 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
@@ -60,7 +59,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     first, now = (
         int(chosen.steps[spell.start]),
-        float(np.median(logp[spell.start :][held[spell.start :]])),
+        median(logp[spell.start :][held[spell.start :]]),
     )
     rate, usual = peak_rate(view), usual_rates(view)
     causes = [Cause("likelihood-displacement", "both answers fall, and the margin grows")]

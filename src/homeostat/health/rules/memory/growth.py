@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from homeostat.health.medians import median
 from homeostat.health.rules.readings import ends, rank_correlation
 from homeostat.health.view import RunView, Series
 from homeostat.health.windows import slope
@@ -46,7 +47,7 @@ def rise(view: RunView, used: Series, *, num_records: int, min_growth: float) ->
     """
     if len(used) < num_records + 3:
         return None
-    first, last = float(np.median(used.values[:3])), float(np.median(used.values[-3:]))
+    first, last = median(used.values[:3]), median(used.values[-3:])
     tail = used.tail(num_records)
     per_step, third = slope(tail), num_records // 3
     slowest = min(slope(part) for part in (tail.head(third), tail.tail(third)))

@@ -21,9 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.memory.growth import gib
 from homeostat.health.rules.readings import needed
@@ -40,7 +39,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         needed(view, "memory/max_alloc").tail(5),
         needed(view, "memory/max_reserved").tail(5),
     )
-    mine, all_of_it = float(np.median(used.values)), float(np.median(held.values))
+    mine, all_of_it = median(used.values), median(held.values)
     if mine <= 0 or all_of_it < options.factor * mine or all_of_it - mine < options.min_bytes:
         return
     yield Sighting(

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import is_replaying
 from homeostat.health.rules.readings import is_moe, is_true, raw
@@ -103,7 +104,7 @@ def _routes(view: RunView, options: Options) -> Iterator[tuple[str, int, bool]]:
         return
     held = values.values < options.min_agreement
     text = (
-        f"{float(np.median(values.values)):.0%} of the routes are the same (limit "
+        f"{median(values.values):.0%} of the routes are the same (limit "
         f"{options.min_agreement:.0%})"
     )
     step = int(values.steps[int(np.argmax(held))])
@@ -123,7 +124,7 @@ def _log_probs(view: RunView, options: Options) -> Iterator[tuple[str, int, bool
         if values is None or len(values) < 3:
             continue
         held = values.values > limit
-        text = f"{what} {float(np.median(values.values)):.3g} (limit {limit:g})"
+        text = f"{what} {median(values.values):.3g} (limit {limit:g})"
         step = int(values.steps[int(np.argmax(held))])
         yield text, step, bool(held.mean() > 0.7 and held[-1])
 

@@ -31,6 +31,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, newest
 from homeostat.health.rules.readings import ends, is_moe, rank_correlation, raw_number
@@ -66,10 +67,10 @@ def _uneven(view: RunView, load: Series, options: Options) -> Iterator[Sighting]
     late = newest(view, "moe/max_violation")
     if late is None:
         return
-    size = 1 + float(np.median(late.values))
+    size = 1 + median(late.values)
     if size <= options.max_violation:
         return
-    before = 1 + float(np.median(load.head(3).values))
+    before = 1 + median(load.head(3).values)
     has_risen = size > options.rise * before
     why = f"the busiest expert has {size:.2g} times the mean load"
     why += f", {before:.2g} times at the start" if has_risen else ""

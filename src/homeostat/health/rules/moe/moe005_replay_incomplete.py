@@ -30,6 +30,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import is_replaying
 from homeostat.health.view import Kind, RunView
@@ -49,14 +50,14 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if share is None or len(share) < options.fire:
         yield Unknown("moe/replayed_share was not logged")
         return
-    usual = float(np.median(share.head(3).values))
+    usual = median(share.head(3).values)
     limit = max(options.min_share, usual - options.max_fall)
     low = share.values < limit
     late = share.tail(options.fire).values
     if not low[-options.fire :].all() or late.max() == 0.0:
         return
     first = int(share.steps[int(np.flatnonzero(~low)[-1]) + 1 if not low.all() else 0])
-    now = float(np.median(late))
+    now = median(late)
     yield Sighting(
         message=f"Routing replay is on, and {now:.1%} of the trained tokens are replayed (at least "
         f"{limit:.0%} expected). The others pass through experts that the trainer chose. Find the "

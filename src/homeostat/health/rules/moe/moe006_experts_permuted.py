@@ -26,9 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, is_replaying
 from homeostat.health.rules.readings import needed
@@ -45,7 +44,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     late = agree.tail(options.fire).values
     if len(late) < options.fire or late.max() > options.chance:
         return
-    now = float(np.median(late))
+    now = median(late)
     wrong = Series(agree.steps, 1.0 - agree.values)
     replayed = is_replaying(view)
     yield Sighting(

@@ -27,9 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, newest
 from homeostat.health.rules.readings import needed
@@ -48,7 +47,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
     if late is None:
         return
-    before, now = float(np.median(whole.head(3).values)), float(np.median(late.values))
+    before, now = median(whole.head(3).values), median(late.values)
     if now <= options.max_share:
         return
     has_risen = now - before > options.rise

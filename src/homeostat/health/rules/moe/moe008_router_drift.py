@@ -26,9 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, newest
 from homeostat.health.rules.offpolicy.gap import staleness
@@ -49,7 +48,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
     if late is None:
         return
-    now, before = float(np.median(late.values)), float(np.median(whole.head(3).values))
+    now, before = median(late.values), median(whole.head(3).values)
     limit = max(options.min_drift, min(options.max_drift, options.rise * before))
     if now <= limit:
         return

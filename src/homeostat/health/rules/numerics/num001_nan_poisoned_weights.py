@@ -30,6 +30,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import mean_before, mean_since, precision
 from homeostat.health.view import Event, Kind, RunView, Series
@@ -130,7 +131,7 @@ def _grew(series: Series, first: int, factor: float) -> bool:
     before = series.before(first).finite().values
     if len(before) < 6:
         return False
-    early, late = np.median(before[: len(before) // 3]), np.median(before[-3:])
+    early, late = median(before[: len(before) // 3]), median(before[-3:])
     return bool(late > factor * abs(early) and early > 0)
 
 

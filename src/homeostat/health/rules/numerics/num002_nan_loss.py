@@ -34,6 +34,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.precision.kinds import trained_format
 from homeostat.health.rules.readings import broken, labels_masked
@@ -132,7 +133,7 @@ def _prints_zero(view: RunView, first: int) -> bool:
 def _causes(view: RunView, what: str, first: int, share: float) -> Iterator[Cause]:
     norm = view.series("grad_norm")
     before = norm.before(first).finite().values if norm is not None else np.zeros(0)
-    if len(before) >= 4 and before[-1] > 20 * max(float(np.median(before[:-1])), 1e-12):
+    if len(before) >= 4 and before[-1] > 20 * max(median(before[:-1]), 1e-12):
         yield Cause("grad-norm-explosion", f"the gradient norm was {before[-1]:.3g} before it")
     if _is_fp8(view):
         yield Cause("fp8-zero-scale", "FP8 training: a block of zeros has scale 0")

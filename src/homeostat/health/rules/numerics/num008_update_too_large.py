@@ -24,9 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView, Series
 from homeostat.health.windows import newest_spell
@@ -48,7 +47,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         if spell is not None:
             held = slice(spell.start, spell.end + 1)
             part = Series(ratio.steps[held], ratio.values[held])
-            found.append((float(np.median(part.values)), name, part))
+            found.append((median(part.values), name, part))
     if not found:
         return
     size, name, part = max(found, key=lambda one: one[0])

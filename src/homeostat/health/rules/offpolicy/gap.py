@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from homeostat.health.medians import median
 from homeostat.health.rules.signs import newest
 from homeostat.health.view import RunView, Series
 
@@ -27,7 +26,7 @@ class Gap:
 
     @property
     def level(self) -> float:
-        return float(np.median(self.series.finite().values))
+        return median(self.series.finite().values)
 
 
 # name -> usual, limit, broken. The first that was logged is taken.
@@ -66,4 +65,4 @@ def is_other_policy(view: RunView) -> bool:
     gap = gap_of(view)
     if gap is None or staleness(view) > 0.0:
         return False
-    return float(np.median(gap.series.finite().values[-3:])) > gap.broken
+    return median(gap.series.finite().values[-3:]) > gap.broken

@@ -29,9 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import Gap, gap_of, staleness
 from homeostat.health.rules.readings import is_moe, raw_number
@@ -53,7 +52,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if len(values) < options.fire or staleness(view) > 0.0:
         return
     early, late = values[: options.fire], values[-options.fire :]
-    if early.min() <= limit or late.min() <= limit or np.median(late) > 4.0 * np.median(early):
+    if early.min() <= limit or late.min() <= limit or median(late) > 4.0 * median(early):
         return
     causes = tuple(_causes(view, gap))
     yield Sighting(

@@ -28,9 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import gap_of, staleness
 from homeostat.health.rules.readings import is_moe, rank_correlation
@@ -56,8 +55,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if grown is None or not grown.rises or rank_correlation(series) < 0.85:
         return
     # The first records are the level to compare with: means over a quarter would blur it.
-    start = float(np.median(series.values[:3]))
-    end = float(np.median(series.values[-3:]))
+    start = median(series.values[:3])
+    end = median(series.values[-3:])
     if end < options.growth * start or end < gap.usual:
         return
     along = (

@@ -24,9 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import raw_number
 from homeostat.health.rules.signs import newest
@@ -50,7 +49,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     below = highest is not None and bool((highest.finite().values < 1.0).mean() > 0.8)
     if not settings and not below:
         return
-    value = float(np.median(ratio.finite().values))
+    value = median(ratio.finite().values)
     why = ", ".join(settings) or "no ratio reaches 1: the engine's log-probs are of kept tokens"
     yield Sighting(
         message=f"The ratio of trainer to engine averages {value:.3g} (limit {options.limit:g}): "

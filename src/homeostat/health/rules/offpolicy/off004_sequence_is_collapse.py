@@ -25,9 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest
 from homeostat.health.view import Kind, RunView, Series
@@ -50,19 +49,19 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if gap is not None and gap.value > gap.limit(options):
         return
     if gap is not None and ratio is not None and _mostly(ratio, options.limit, options.fire):
-        value = float(np.median(ratio.finite().values))
+        value = median(ratio.finite().values)
         said = f"the mean importance ratio is {value:.3g}"
         yield _sighting(view, said, ratio, value, options.limit, gap)
         return
     whole = _whole(view)
     if gap is not None and whole is not None and _mostly(whole, options.min_ess, options.fire):
-        value = float(np.median(whole.finite().values))
+        value = median(whole.finite().values)
         said = f"{value:.0%} of the sample is left by sequence weights"
         yield _sighting(view, said, whole, value, options.min_ess, gap)
         return
     left = view.series("sampling/ess")
     if left is not None and _lasts(left, options.lost_ess, options.fire):
-        value = float(np.median(left.finite().values[-options.fire :]))
+        value = median(left.finite().values[-options.fire :])
         said = f"{value:.1%} of the sample is left by its weights"
         yield _sighting(view, said, left, value, options.lost_ess, gap)
 

@@ -31,6 +31,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import staleness
 from homeostat.health.rules.signs import newest, trend
@@ -95,7 +96,7 @@ def _fresher(view: RunView) -> tuple[str, Fix]:
 
 
 def _sighting(view: RunView, name: str, series: Series, age: float, options: Options) -> Sighting:
-    value = float(np.median(series.finite().values))
+    value = median(series.finite().values)
     reward = trend(view.series("reward"))
     lowest = newest(view, "sampling/importance_sampling_ratio/min")
     evidence = [f"{name} {value:.3g}", f"the samples' policy is {age:.2g} steps old"]

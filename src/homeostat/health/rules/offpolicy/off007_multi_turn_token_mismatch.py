@@ -30,6 +30,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import gap_of, staleness
 from homeostat.health.rules.signs import is_multi_turn, trend
@@ -81,7 +82,7 @@ def _rise(series: Series) -> tuple[float, float, int]:
     """Usual value, largest value, and the step where it left the usual for good."""
     if len(series) < 6:
         return 0.0, 0.0, 0
-    usual = float(np.median(series.values[: len(series) // 2]))
+    usual = median(series.values[: len(series) // 2])
     far = np.flatnonzero(series.values <= 3.0 * usual)
     at = min(int(far[-1]) + 1 if len(far) else 0, len(series) - 1)
     return usual, float(series.values.max()), int(series.steps[at])

@@ -25,9 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import Kind, RunView
@@ -44,7 +43,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     one = needed(view, "engine/longest_tokens_per_s")
     if len(all_of) < options.min_records or len(one) < options.min_records:
         return
-    rate, single = float(np.median(all_of.values)), float(np.median(one.values))
+    rate, single = median(all_of.values), median(one.values)
     at_once = rate / max(single, 1e-9)
     wait = _wait(view)
     if at_once >= options.min_concurrency or wait is None or wait < options.min_wait:
@@ -94,11 +93,11 @@ def _wait(view: RunView) -> float | None:
     """Share of a step that trainers wait for samples."""
     share = view.series("time/wait_share")
     if share is not None:
-        return float(np.median(share.values))
+        return median(share.values)
     wait, step = view.series("time/wait"), view.series("time/step")
     if wait is None or step is None:
         return None
-    return float(np.median(wait.values)) / max(float(np.median(step.values)), 1e-9)
+    return median(wait.values) / max(median(step.values), 1e-9)
 
 
 def _causes(view: RunView) -> Iterator[Cause]:

@@ -22,9 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import Kind, RunView
@@ -36,7 +35,7 @@ class Options(RuleOptions):
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     took, step = needed(view, "time/generate").tail(20), needed(view, "time/step").tail(20)
-    share = float(np.median(took.values)) / max(float(np.median(step.values)), 1e-9)
+    share = median(took.values) / max(median(step.values), 1e-9)
     if len(took) < 3 or not options.max_share < share <= 1.05:
         return
     longest, mean = view.latest("completions/max_length"), view.latest("completions/mean_length")

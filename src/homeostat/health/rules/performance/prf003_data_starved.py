@@ -20,9 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
@@ -37,8 +36,8 @@ class Options(RuleOptions):
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     wait, step = needed(view, "time/data_wait").tail(20), needed(view, "time/step").tail(20)
-    seconds = float(np.median(wait.values))
-    share = seconds / max(float(np.median(step.values)), 1e-9)
+    seconds = median(wait.values)
+    share = seconds / max(median(step.values), 1e-9)
     if len(wait) < 5 or share <= options.max_share or seconds < options.min_s:
         return
     yield Sighting(

@@ -24,9 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, needed, rank_correlation
 from homeostat.health.view import RunView, Series
@@ -70,13 +69,16 @@ def _breakdown(view: RunView, options: Options) -> Sighting | None:
     rate = found.finite() if found is not None else None
     if rate is None or lengths is None or len(rate) < options.min_records:
         return None
-    usual = float(np.median(rate.values[1 : options.fire + 1]))
+    usual = median(rate.values[1 : options.fire + 1])
     spell = newest_spell(rate.values < options.jump_share * usual, fire=options.fire, clear=2)
     if spell is None or not spell.is_open or spell.start < options.fire:
         return None
-    first, now = int(rate.steps[spell.start]), float(np.median(rate.values[spell.start :]))
+    first, now = int(rate.steps[spell.start]), median(rate.values[spell.start :])
     before, after = lengths.before(first).finite().values, lengths.since(first).finite().values
-    if not len(before) or not len(after) or not 0.7 < np.median(after) / np.median(before) < 1.4:
+    if not len(before) or not len(after):
+        return None
+    length = median(before)
+    if not 0.7 * length < median(after) < 1.4 * length:
         return None
     # Where updates slow down as well, the whole machine does.
     if _slowdown(view.series("time/train"), first) > 0.5 * usual / now:
@@ -105,7 +107,7 @@ def _slowdown(series: Series | None, step: int) -> float:
     after = series.since(step).finite().values if series is not None else ()
     if not len(before) or not len(after):
         return 1.0
-    return float(np.median(after)) / max(float(np.median(before)), 1e-9)
+    return median(after) / max(median(before), 1e-9)
 
 
 RULE = Rule(

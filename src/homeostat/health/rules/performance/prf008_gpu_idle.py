@@ -25,6 +25,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView
 
@@ -44,7 +45,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         share = float(np.mean(busy))
         yield _sighting(view, "gpu-idle", f"devices are busy {share:.0%} of the time", share)
     elif mfu is not None and len(mfu) >= 5:
-        share = float(np.median(mfu.tail(20).finite().values)) if len(mfu.finite()) else 1.0
+        share = median(mfu.tail(20).finite().values) if len(mfu.finite()) else 1.0
         if 0 < share < options.min_mfu:
             yield _sighting(view, "mfu-low", f"{share:.1%} of the peak arithmetic is used", share)
 

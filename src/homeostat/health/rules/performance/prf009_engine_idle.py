@@ -28,6 +28,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView, Series
@@ -48,7 +49,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     idle = _idle(view, step)
     if not idle or _lengths_changed(view, step):
         return
-    first, last = float(np.median(rate.values[:at])), float(np.median(rate.values[at:]))
+    first, last = median(rate.values[:at]), median(rate.values[at:])
     yield Sighting(
         message=f"Throughput fell from {first:.4g} to {last:.4g} tokens/s at step {step} and stays "
         f"there: {idle}. See what hands out requests, and how many it may have open.",
@@ -69,7 +70,7 @@ def _collapse(rate: Series, options: Options) -> int | None:
     """The record from which on the rate is a fraction of what it was, to the end."""
     if len(rate) < 2 * options.fire:
         return None
-    base = float(np.median(rate.values[: options.fire]))
+    base = median(rate.values[: options.fire])
     low = rate.values < options.share * base
     if base <= 0.0 or low.all() or not low[-options.fire :].all():
         return None
@@ -81,13 +82,13 @@ def _idle(view: RunView, step: int) -> str:
     """Return the evidence that the engine has little to do; "" if there is none."""
     running, waiting = needed(view, "engine/running"), view.series("engine/waiting")
     was, now = running.before(step).finite().values, running.since(step).finite().values[1:]
-    if not len(was) or not len(now) or np.median(now) > 0.25 * np.median(was):
+    if not len(was) or not len(now) or median(now) > 0.25 * median(was):
         return ""
     queue = waiting.since(step).finite().values if waiting is not None else np.zeros(0)
-    if len(queue) and np.median(queue) > 0.5 * np.median(now):
+    if len(queue) and median(queue) > 0.5 * median(now):
         return ""
     return (
-        f"the engine runs {np.median(now):.0f} requests at a time, {np.median(was):.0f} before, "
+        f"the engine runs {median(now):.0f} requests at a time, {median(was):.0f} before, "
         "and none waits"
     )
 
@@ -100,7 +101,7 @@ def _lengths_changed(view: RunView, step: int) -> bool:
     was, now = lengths.before(step).finite().values, lengths.since(step).finite().values
     if not len(was) or not len(now):
         return False
-    return not 0.5 < float(np.median(now)) / max(float(np.median(was)), 1e-9) < 2.0
+    return not 0.5 < median(now) / max(median(was), 1e-9) < 2.0
 
 
 RULE = Rule(

@@ -27,9 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
@@ -51,7 +50,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if len(records) < options.window or step_s <= 0.0:
         return
     rewards = view.metrics.get("time/reward")
-    reward_s = float(np.median(rewards.finite().values[-options.window :])) if rewards else 0.0
+    reward_s = median(rewards.finite().values[-options.window :]) if rewards else 0.0
     if waits_s > options.share * step_s and waits_s >= idle_s and reward_s < 0.5 * waits_s:
         # The trainer would be busy all the time if groups came in the time that it works.
         ratio = step_s / max(step_s - waits_s, 1e-9)
@@ -93,7 +92,7 @@ def _drains(view: RunView) -> bool:
 
 
 def _median(view: RunView, name: str, window: int) -> float:
-    return float(np.median(needed(view, name).finite().values[-window:]))
+    return median(needed(view, name).finite().values[-window:])
 
 
 def _sighting(

@@ -28,9 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest, trend
 from homeostat.health.view import Kind, RunView
@@ -50,9 +49,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     entropy = view.series("entropy")
     assert entropy is not None, "needs says so"
     finite = entropy.finite()
-    if len(finite) < options.fire + 2 or float(np.median(finite.values)) > options.most:
+    if len(finite) < options.fire + 2 or median(finite.values) > options.most:
         return
-    start = float(np.median(finite.values[:3]))
+    start = median(finite.values[:3])
     reward = trend(view.series("reward"))
     limit = options.low_limit if reward is not None and reward.falls else options.limit
     held = (finite.values > limit) & (finite.values > options.growth * start)

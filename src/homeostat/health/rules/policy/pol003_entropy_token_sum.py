@@ -22,9 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest
 from homeostat.health.view import Kind, RunView
@@ -42,7 +41,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if above.sum() < options.fire or above.mean() < 0.8:
         return
     value, length = (
-        float(np.median(entropy.finite().values)),
+        median(entropy.finite().values),
         newest(view, "completions/mean_length"),
     )
     per_token = value / length if length else None

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import rank_correlation
 from homeostat.health.rules.signs import has_lora, smooth, trend
@@ -76,7 +77,7 @@ def _early(kl: Series) -> float:
     """Return the initial level: the KL of the first updates, not the 0 before any."""
     early = kl.values[: max(3, len(kl) // 6)]
     positive = early[early > 0.0]
-    return float(np.median(positive)) if len(positive) else 0.0
+    return median(positive) if len(positive) else 0.0
 
 
 def _turned(view: RunView, kl: Series, start: float, options: Options) -> int | None:
@@ -90,7 +91,7 @@ def _turned(view: RunView, kl: Series, start: float, options: Options) -> int | 
         return None
     top = int(np.argmax(medians.values))
     best, since = float(medians.values[top]), medians.values[top:]
-    noise = 1.05 * float(np.median(np.abs(np.diff(reward.finite().values))))
+    noise = 1.05 * median(np.abs(np.diff(reward.finite().values)))
     lost = best - float(since[-1])
     if len(since) < 3 or lost < 0.1 * abs(best) or lost < 3.0 * noise:
         return None

@@ -31,6 +31,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import raw_number
 from homeostat.health.rules.signs import newest
@@ -84,7 +85,7 @@ def _thrown(view: RunView, options: Options) -> Iterator[Sighting]:
         # The samples of a step are those of the policy before its updates.
         before = reward.before(step + 1).finite().values[-5:]
         after = reward.since(step + 1).finite().values
-        if len(before) and len(after) >= 3 and np.median(after[-5:]) < 0.5 * np.median(before):
+        if len(before) and len(after) >= 3 and median(after[-5:]) < 0.5 * median(before):
             yield _after_throw(view, step, (before, after), float(moved.values[place]), options)
             return
 
@@ -96,7 +97,7 @@ def _after_throw(
     kl: float,
     options: Options,
 ) -> Sighting:
-    was, now = (float(np.median(values)) for values in rewards)
+    was, now = (median(values) for values in rewards)
     updates = view.number("trainer.updates_per_step") or 1
     # A few updates per rollout are usual: then it is their size that carried so far.
     often = Cause("too-many-updates-per-rollout", f"{updates:.0f} updates on the same samples")

@@ -27,9 +27,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.readings import raw_number
@@ -56,8 +55,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     cut, now = newest(view, "completions/clipped_ratio", count=3), newest(view, "reward", count=3)
     if len(lengths) < 8 or early is None or now is None:
         return
-    base = float(np.median(lengths.values[: max(3, len(lengths) // 6)]))
-    end = float(np.median(lengths.values[-3:]))
+    base = median(lengths.values[: max(3, len(lengths) // 6)])
+    end = median(lengths.values[-3:])
     on_the_way = (lengths.values > base + 0.15 * (end - base)) & (
         lengths.values < base + 0.85 * (end - base)
     )

@@ -39,6 +39,7 @@ from typing import TypeGuard
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import staleness
 from homeostat.health.rules.signs import is_nonfinite, samples_per_step
@@ -82,7 +83,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
             f"the reward broke at step {step}, but policy and engine cannot be told apart"
         )
         return
-    was, now = float(np.median(reward.values[:at])), float(np.median(reward.values[at:]))
+    was, now = median(reward.values[:at]), median(reward.values[at:])
     lr = view.series("learning_rate")
     rate = (
         f"the learning rate was {lr.before(step).latest:.3g}" if _has(lr, step) else "a large step"
@@ -136,7 +137,7 @@ def _lost_early(view: RunView, reward: Series, options: Options) -> int | None:
         return None
     late = values[max(int(low[0]), len(values) // 2) :]
     gone = len(late) >= options.fire and late.max() < options.kept * began
-    return int(low[0]) if gone and np.median(late) < 0.1 * began else None
+    return int(low[0]) if gone and median(late) < 0.1 * began else None
 
 
 def _changed(view: RunView, step: int) -> list[str]:
@@ -150,7 +151,7 @@ def _changed(view: RunView, step: int) -> list[str]:
         old = series.before(step).finite().values if series is not None else np.zeros(0)
         new = series.since(step).finite().values if series is not None else np.zeros(0)
         if len(old) and len(new):
-            was, now = float(old[0]), float(np.median(new))
+            was, now = float(old[0]), median(new)
             if abs(now - was) > max(0.25 * abs(was), 0.05):
                 found.append(f"{name} went from {was:.3g} to {now:.3g}")
     return found
@@ -175,8 +176,8 @@ def _off_policy(view: RunView, step: int) -> Iterator[Cause]:
     """Return the evidence that the samples just before were not, or no longer, the policy's own."""
     gap = view.series(*_GAPS)
     near = gap.before(step).finite().values[-5:] if gap is not None else np.zeros(0)
-    if len(near) and float(np.median(near)) > 0.3 and (age := staleness(view)) > 0.0:
-        yield Cause("stale-policy", f"samples were {age:.2g} steps old, {np.median(near):.2g} off")
+    if len(near) and median(near) > 0.3 and (age := staleness(view)) > 0.0:
+        yield Cause("stale-policy", f"samples were {age:.2g} steps old, {median(near):.2g} off")
     updates, ratio = view.number("trainer.updates_per_step"), view.series("policy/ratio_max")
     far = ratio.before(step).finite().values[-3:] if ratio is not None else np.zeros(0)
     if updates is not None and updates >= 4 and len(far) and float(far.max()) > 5.0:
@@ -201,8 +202,8 @@ def _shortened(view: RunView, step: int) -> Iterator[Cause]:
     if length is None or view.setting("algorithm.overlong.type") is None:
         return
     old, new = length.before(step).finite().values, length.since(step).finite().values
-    if len(old) and len(new) and float(np.median(new)) < 0.6 * float(old[0]):
-        why = f"answers shrank from {old[0]:.3g} to {np.median(new):.3g} tokens, and long ones cost"
+    if len(old) and len(new) and median(new) < 0.6 * float(old[0]):
+        why = f"answers shrank from {old[0]:.3g} to {median(new):.3g} tokens, and long ones cost"
         yield Cause("length-penalty-too-strong", why)
 
 
@@ -216,7 +217,7 @@ def _begin_alike(view: RunView) -> bool:
     pairs = [pair for group in texts.values() for pair in pairwise(sorted(group))]
     # Copies are another illness.
     shared = [_shared(*pair) / max(map(len, pair)) for pair in pairs if pair[0] != pair[1]]
-    return len(shared) >= 8 and 2 * len(shared) > len(pairs) and float(np.median(shared)) > 0.3
+    return len(shared) >= 8 and 2 * len(shared) > len(pairs) and median(shared) > 0.3
 
 
 def _shared(one: str, other: str) -> int:
@@ -237,12 +238,12 @@ def _drop(reward: Series, options: Options, *, before: int) -> int | None:
     if not fallen or not np.isfinite(values).all():
         return None
     for at in range(before, len(values) - options.fire + 1):
-        was = float(np.median(values[max(0, at - options.before) : at]))
+        was = median(values[max(0, at - options.before) : at])
         # The last good records must still be good: a slide is no jump.
         good = was > 0 and values[max(0, at - 2) : at].min() > 0.6 * was
         after = values[at + 1 :]
         kept = options.kept if at >= options.before else 0.1
-        gone = at >= options.before or float(np.median(after)) < 0.05 * was
+        gone = at >= options.before or median(after) < 0.05 * was
         if good and gone and values[at] < 0.6 * was and after.max() < kept * was:
             return at
     return None
@@ -256,7 +257,7 @@ def _jump(view: RunView, step: int, name: str) -> str:
     old, new = series.before(step).finite().values[-5:], series.since(step).finite().values[1:5]
     if len(old) < 1 or len(new) < 1:
         return ""
-    was, now = float(np.median(old)), float(np.median(new))
+    was, now = median(old), median(new)
     if name == "completions/clipped_ratio":
         jumped = now > max(0.6, was + 0.4)
     elif name == "entropy":
@@ -273,7 +274,7 @@ def _grows(view: RunView, step: int, name: str) -> bool:
     if series is None:
         return False
     old, new = series.before(step).finite().values[-5:], series.since(step).finite().values
-    return len(old) > 0 and len(new) > 0 and float(np.median(new)) > max(0.1, 5 * np.median(old))
+    return len(old) > 0 and len(new) > 0 and median(new) > max(0.1, 5 * median(old))
 
 
 def _spike(view: RunView, step: int) -> str:
@@ -282,7 +283,7 @@ def _spike(view: RunView, step: int) -> str:
     old = grads.before(step).finite().values if grads is not None else np.zeros(0)
     if len(old) < 3:
         return ""
-    near, usual = float(old[-2:].max()), float(np.median(old[:-2]))
+    near, usual = float(old[-2:].max()), median(old[:-2])
     # Little is known of what is usual after a few records: there it must stand out far.
     least = (5 if len(old) >= 5 else 20) * usual
     return f"the gradient was {near:.3g} just before ({usual:.3g} else)" if near > least else ""

@@ -31,6 +31,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import highest_reward, newest, trend
 from homeostat.health.view import Kind, RunView, Series
@@ -89,9 +90,7 @@ def _solved(view: RunView, distinct: Series) -> FloatArray64:
 
 def _began(distinct: Series, spell: Spell) -> int:
     """The step from which on texts were less than half as varied as at the start."""
-    varied = np.flatnonzero(
-        distinct.values[: spell.start] > 0.5 * float(np.median(distinct.values[:5]))
-    )
+    varied = np.flatnonzero(distinct.values[: spell.start] > 0.5 * median(distinct.values[:5]))
     return int(distinct.steps[varied[-1] + 1 if len(varied) else spell.start])
 
 
@@ -99,16 +98,16 @@ def _few_answers(view: RunView, distinct: Series, limit: float) -> bool:
     """Texts were as few at the start, when samples of a group earned differently: the task has only
     so many answers, and their number says nothing of copies."""
     alike = view.series("frac_reward_zero_std")
-    if alike is None or float(np.median(distinct.values[:5])) > limit:
+    if alike is None or median(distinct.values[:5]) > limit:
         return False
-    return float(np.median(alike.values[:5])) < 0.5
+    return median(alike.values[:5]) < 0.5
 
 
 def _differ(view: RunView, step: int) -> bool:
     """Samples of a group earn differently, so they are no copies: there are few answers at all."""
     alike = view.series("frac_reward_zero_std")
     later = alike.since(step).finite() if alike is not None else None
-    return later is not None and len(later) > 0 and float(np.median(later.values)) < 0.7
+    return later is not None and len(later) > 0 and median(later.values) < 0.7
 
 
 def _one_text(view: RunView) -> tuple[str, int, int | None] | None:

@@ -31,6 +31,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import gap_of
 from homeostat.health.rules.readings import needed
@@ -53,7 +54,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     # One record may be a mean over steps in which KL grew; those after it tell.
     if first <= options.limit or len(later) < 2:
         return
-    if float(np.median(later)) > options.growth * first or _moved(view, first, step, options):
+    if median(later) > options.growth * first or _moved(view, first, step, options):
         return
     gap = gap_of(view)
     if gap is not None and abs(gap.series.finite().first) > gap.limit:

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import is_climbing, needed, prints_zero
 from homeostat.health.view import Kind, RunView
@@ -81,7 +82,7 @@ def _is_updated(view: RunView, options: Options) -> bool:
     norm, rate = view.series("grad_norm"), view.series("learning_rate")
     if norm is None or rate is None:
         return False
-    return bool(np.median(norm.tail(options.fire).values) > 1e-6) and rate.latest > 1e-9
+    return bool(median(norm.tail(options.fire).values) > 1e-6) and rate.latest > 1e-9
 
 
 RULE = Rule(

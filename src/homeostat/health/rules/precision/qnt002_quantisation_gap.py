@@ -27,6 +27,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.precision.kinds import quantisation
 from homeostat.health.rules.readings import needed
@@ -42,7 +43,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     gap = needed(view, "sampling/sampling_logp_difference/mean").tail(10)
     if not kind or len(gap) < 3 or float(np.mean(gap.values > options.max_gap)) < 0.7:
         return
-    size = float(np.median(gap.values))
+    size = median(gap.values)
     yield Sighting(
         message=f"The {kind} engine differs from the trainer by {size:.2g} nats (limit "
         f"{options.max_gap:g}). Quantise in smaller blocks, leave lm_head and embeddings out, and "

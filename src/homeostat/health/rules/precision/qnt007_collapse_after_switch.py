@@ -31,6 +31,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.precision.kinds import start_of, trained_format
 from homeostat.health.view import Kind, RunView, Series
@@ -61,7 +62,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     limit = _limit(before, options, is_reward=metric == "reward")
     if limit is None or not _is_worse(after, limit, options, is_reward=metric == "reward"):
         return
-    was, now = float(np.median(before.values)), _level(after.tail(options.window))
+    was, now = median(before.values), _level(after.tail(options.window))
     form = trained_format(view) or "fp8"
     yield Sighting(
         message=f"{metric} was {was:.3g} before the switch to {form} at step {start} and is "
@@ -84,7 +85,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 def _level(series: Series) -> float:
     """Return the median, or NaN where most records are not finite."""
     good = series.finite().values
-    return float(np.median(good)) if 2 * len(good) > len(series) else float("nan")
+    return median(good) if 2 * len(good) > len(series) else float("nan")
 
 
 def _limit(before: Series, options: Options, *, is_reward: bool) -> float | None:
@@ -92,12 +93,12 @@ def _limit(before: Series, options: Options, *, is_reward: bool) -> float | None
     values = before.finite().values
     if len(values) < 3:
         return None
-    median, spread = robust_scale(values)
+    usual, spread = robust_scale(values)
     if is_reward:
-        return min(median * options.lost_share, median - options.spreads * spread)
+        return min(usual * options.lost_share, usual - options.spreads * spread)
     # A loss that rises anyway continues to rise.
     rise = max(0.0, float(values[-1] - values[0]))
-    return max(median * options.factor, median + options.spreads * spread) + rise
+    return max(usual * options.factor, usual + options.spreads * spread) + rise
 
 
 def _is_worse(after: Series, limit: float, options: Options, *, is_reward: bool) -> bool:

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.reward.rwd004_reward_constant import constant_since
@@ -45,6 +46,7 @@ from homeostat.health.rules.signs import (
     is_nonfinite,
     last_crossing,
     smooth,
+    smoothing_window,
     trend,
 )
 from homeostat.health.view import Kind, RunView, Series
@@ -68,15 +70,20 @@ class Fall:
 
 def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | None:
     """The fall, if it is one. `chance`: what a record is known to deviate by."""
-    medians, window = smooth(reward)
     finite = reward.finite()
-    if len(finite) < 2 * options.fire or len(medians) < options.fire:
+    window = smoothing_window(len(finite))
+    if len(finite) < 2 * options.fire or len(finite) - window + 1 < options.fire:
         return None
-    top = int(np.argmax(medians.values))
-    best, now = float(medians.values[top]), float(medians.values[-1])
-    noise = 1.4826 / np.sqrt(2.0) * float(np.median(np.abs(np.diff(finite.values))))
-    noise = max(noise, chance)
+    # No running median exceeds the highest value, so most runs are told apart without them.
+    highest, now = float(finite.values.max()), median(finite.values[-window:])
     newest = finite.values[-options.fire :]
+    if newest.max() >= highest - 0.5 * (highest - now):
+        return None
+    medians, _ = smooth(reward)
+    top = int(np.argmax(medians.values))
+    best = float(medians.values[top])
+    noise = 1.4826 / np.sqrt(2.0) * median(np.abs(np.diff(finite.values)))
+    noise = max(noise, chance)
     low = newest.max() < best - 0.5 * (best - now)
     # Rewards may be negative: a fall is measured against the size of the best and of the range.
     size = max(abs(best), 0.5 * float(np.ptp(medians.values)))

@@ -25,9 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import rank_correlation
 from homeostat.health.rules.signs import Trend, trend
@@ -85,7 +84,7 @@ def _cut_and_paid(view: RunView, growth: Trend, options: Options) -> bool:
     if cut is None or len(cut.finite()) < 6 or growth.end < options.hack_growth * growth.start:
         return False
     values = cut.finite().values
-    return bool(np.median(values[:3]) < 0.3 and np.median(values[-3:]) > options.cut)
+    return bool(median(values[:3]) < 0.3 and median(values[-3:]) > options.cut)
 
 
 RULE = Rule(

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
@@ -46,7 +47,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if len(finite) < options.fire + 2:
         return
     sizes = np.abs(finite.values)
-    early = float(np.median(sizes[:5]))
+    early = median(sizes[:5])
     exploded = (sizes > options.max_growth * max(early, 1e-3)) & (sizes > 100.0)
     spell = newest_spell((sizes > options.max_size) | exploded, fire=options.fire, clear=3)
     if spell is None or not spell.is_open:

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import Spell, jumped, newest_spell
@@ -53,7 +54,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     share, seconds = float(shares[part].mean()), float(reward.values[part].mean())
     first = int(reward.steps[spell.start])
     before = reward.values[: spell.start]
-    was = f", {np.median(before):.3g} s before it" if len(before) else ""
+    was = f", {median(before):.3g} s before it" if len(before) else ""
     yield Sighting(
         message=f"Rewards take {seconds:.3g} s, {share:.0%} of a step, since step {first}{was} "
         f"(limit {options.max_share:.0%}). More reward workers would shorten it.",

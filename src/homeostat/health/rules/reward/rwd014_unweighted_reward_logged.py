@@ -19,7 +19,8 @@ None: nothing needs to be cured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class Options(RuleOptions):
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     reward, functions = view.series("reward"), reward_functions(view)
     assert reward is not None, "needs says so"
-    weights = _weights(view)
+    weights = view.once_of_settings(_weights)
     if weights is None or len(weights) != len(functions):
         yield Unknown("the weights of the rewards are not known")
         return
@@ -60,8 +61,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     )
 
 
-def _weights(view: RunView) -> list[float] | None:
-    for key, value in [*view.raw_settings.items(), *view.settings.items()]:
+def _weights(settings: Mapping[str, Any], raw_settings: Mapping[str, Any]) -> list[float] | None:
+    for key, value in [*raw_settings.items(), *settings.items()]:
         if str(key).rsplit(".", 1)[-1].lower() == "reward_weights" and isinstance(value, list):
             if all(isinstance(w, int | float) for w in value):
                 return [float(w) for w in value]

@@ -33,6 +33,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, noise_beside_trend, rank_correlation
 from homeostat.health.rules.signs import newest, smooth, trend
@@ -54,7 +55,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     since = gold.since(peak)
     if len(since) < options.evals or rank_correlation(since) > -0.6:
         return
-    best, now = _level_at(gold, peak), float(np.median(since.values[-2:]))
+    best, now = _level_at(gold, peak), median(since.values[-2:])
     fall = best - now
     if fall <= options.min_fall * abs(best) or fall <= options.sigmas * noise_beside_trend(gold):
         return
@@ -94,7 +95,7 @@ def _peak(gold: Series) -> int | None:
 def _level_at(series: Series, step: int) -> float:
     """Return the median of an evaluation and its neighbours: a single one is high by luck."""
     at = int(np.searchsorted(series.steps, step))
-    return float(np.median(series.values[max(0, at - 1) : at + 2]))
+    return median(series.values[max(0, at - 1) : at + 2])
 
 
 def _proxy_levels(proxy: Series, peak: int) -> tuple[float | None, float | None]:
@@ -102,7 +103,7 @@ def _proxy_levels(proxy: Series, peak: int) -> tuple[float | None, float | None]
     if len(since) < 2:
         return None, None
     count = max(1, len(since) // 4)
-    return float(np.median(since.values[:count])), float(np.median(since.values[-count:]))
+    return median(since.values[:count]), median(since.values[-count:])
 
 
 def _name(view: RunView) -> str:

@@ -29,6 +29,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import has_adapter, needed
 from homeostat.health.view import Kind, RunView
@@ -101,7 +102,7 @@ def _apart(view: RunView) -> Sighting | None:
     if len(off) < 3 or off[0] < agrees or len(off) != len(values) - off[0]:
         return None
     late = values.tail(len(off))
-    agreed = float(np.median(values.values[: off[0]]))
+    agreed = median(values.values[: off[0]])
     if late.latest < 0.01 or late.latest < 100 * agreed or late.latest < 2 * late.first:
         return None
     # One update does not lead that far: what is far at once is other weights, not old ones.

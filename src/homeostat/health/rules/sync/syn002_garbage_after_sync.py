@@ -35,6 +35,7 @@ from itertools import pairwise
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import (
     has_adapter,
@@ -108,7 +109,7 @@ def _jump(view: RunView, options: Options) -> int | None:
         change = np.abs(np.diff(values.values))
         at = int(np.argmax(change))
         first, rest = values.values[: at + 1], values.values[at + 1 :]
-        apart = abs(float(np.median(rest)) - float(np.median(first)))
+        apart = abs(median(rest) - median(first))
         steady = np.ptp(rest) < 0.5 * apart and np.ptp(first) < 0.5 * apart
         if change[at] >= least and apart >= least and steady and at < options.early:
             return int(values.steps[at + 1])
@@ -170,7 +171,7 @@ def _woke_at_rest(view: RunView, step: int) -> bool:
     if rate is None or usual is None or rate > usual.high:
         return False
     pull = pulls.before(step).finite().values if pulls is not None else np.zeros(0)
-    is_calm = len(pull) > 0 and pull.max() <= min(3.0, 10.0 * float(np.median(pull)))
+    is_calm = len(pull) > 0 and pull.max() <= min(3.0, 10.0 * median(pull))
     return is_calm or any(is_garbled(sample.text) for sample in view.samples)
 
 

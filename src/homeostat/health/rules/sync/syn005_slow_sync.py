@@ -26,9 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import Kind, RunView
@@ -41,10 +40,10 @@ class Options(RuleOptions):
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     took, step = needed(view, "sync/seconds").tail(20), needed(view, "time/step").tail(20)
-    share = float(np.median(took.values)) / max(float(np.median(step.values)), 1e-9)
-    if len(took) < 3 or share <= options.max_share or float(np.median(took.values)) < options.min_s:
+    share = median(took.values) / max(median(step.values), 1e-9)
+    if len(took) < 3 or share <= options.max_share or median(took.values) < options.min_s:
         return
-    seconds = float(np.median(took.values))
+    seconds = median(took.values)
     by = _transport(view)
     fixes = tuple(_fixes(view, by))
     yield Sighting(
@@ -75,7 +74,7 @@ def _rate(view: RunView, seconds: float) -> str:
     size = view.series("sync/bytes")
     if size is None or not len(size.finite()):
         return ""
-    return f" ({float(np.median(size.finite().values)) / seconds / 1e6:.3g} MB/s)"
+    return f" ({median(size.finite().values) / seconds / 1e6:.3g} MB/s)"
 
 
 def _fixes(view: RunView, by: str) -> Iterator[Fix]:

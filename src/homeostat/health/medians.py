@@ -1,0 +1,39 @@
+"""Medians of numbers, equal to those of `np.median`.
+
+A live monitor asks for some twenty of them at every record, of a few dozen values each. There
+`np.median` spends nine tenths of its time around the search itself, and its first call loads
+numpy.ma, which takes longer than ten records do.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from homeostat.types import FloatArray64
+
+
+def median(values: ArrayLike) -> float:
+    """Return the median of all values; NaN if one of them is NaN, or there are none."""
+    numbers = np.asarray(values, dtype=np.float64).ravel()
+    return float(_middles(numbers)) if len(numbers) else math.nan
+
+
+def running_medians(values: FloatArray64, window: int) -> FloatArray64:
+    """Return the median of every `window` consecutive values."""
+    return _middles(np.lib.stride_tricks.sliding_window_view(values, window))
+
+
+def _middles(numbers: FloatArray64) -> FloatArray64:
+    """Return the medians along the last axis."""
+    count = numbers.shape[-1]
+    low, high = (count - 1) // 2, count // 2
+    # NaN sorts behind everything else, so the last value tells whether there is one.
+    parted = np.partition(numbers, (low, high, count - 1), axis=-1)
+    middle = parted[..., low]
+    if high > low:
+        middle = (middle + parted[..., high]) / 2.0
+    last = parted[..., -1]
+    return np.where(np.isnan(last), last, middle)
