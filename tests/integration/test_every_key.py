@@ -134,7 +134,7 @@ def is_nightly(name: str) -> bool:
         return name not in RAY_BY_DAY
     key, _, kind = name.partition(" ")
     is_shared = key.startswith("algorithm.") and f"{key} (grpo)" in RL_CASES
-    return is_shared and key != "algorithm.type" and kind not in ("(grpo)", "(ppo)")
+    return is_shared and key != "algorithm.type" and kind != "(grpo)"
 
 
 def by_ranks(names: Iterable[str]) -> list[Any]:

@@ -45,7 +45,10 @@ def takes_engines() -> set[str]:
     }
 
 
-TARGETS = ("unit", "test-nightly", "test-ranks", "test-vllm", "test-vllm-nightly", "test-sglang")
+TARGETS = (
+    *("unit", "test-nightly", "test-ranks"),
+    *("vllm-dense", "vllm-experts", "test-vllm-nightly", "test-sglang"),
+)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -75,10 +78,13 @@ def test_every_file_with_vllm_is_run_by_its_targets() -> None:
     folder = "tests/vllm"
     outside = {file for file in marked("vllm") if not file.startswith(f"{folder}/")}
     assert outside == {HOLDS_ENGINES}
-    # Its tests need a separate process: the target names the file beside its folder.
+    # Its tests need a separate process.
     alone = "tests/vllm/test_vllm_moe.py"
-    for target in ("test-vllm", "test-vllm-nightly"):
-        assert set(places(target)) - {alone} == {folder, *takes_engines()}
+    assert set(places("vllm-dense")) == {folder, alone, *takes_engines()}
+    assert f"--ignore {alone}" in commands("vllm-dense")
+    assert places("vllm-experts") == [alone]
+    assert set(places("test-vllm-nightly")) == {folder, *takes_engines()}
+    assert "vllm-dense vllm-experts" in commands("test-vllm")
 
 
 def test_sglang_is_held_to_the_suites_of_every_engine() -> None:

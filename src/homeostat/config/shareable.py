@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from homeostat.config.base import PathText, Settings, check_path
@@ -30,15 +32,18 @@ from homeostat.config.yaml_file import Place
 from homeostat.errors import REMOVED
 
 _PLAIN = (bool, int, float, type(None))
+# The class that owns the keys at a place of one config.
+OwnerAt = Callable[[Place], type[BaseModel] | None]
 
 
 def shared_config(raw: Any) -> Any:
     """Return a resolved config as JSON values, with private values replaced."""
-    return _shared(raw, raw, ())
+    # Each owner is found once for all its keys, because every run does this when it starts.
+    return _shared(raw, (), cache(_owner_at(raw)))
 
 
-def _shared(raw: Any, value: Any, place: Place) -> Any:
-    info = _field(raw, place)
+def _shared(value: Any, place: Place, owner_at: OwnerAt) -> Any:
+    info = _field(place, owner_at)
     if info is not None and _extra(info).get("share") == "all":
         return value
     if isinstance(value, dict) and (info is None or _is_dict(info)) and place:
@@ -47,9 +52,9 @@ def _shared(raw: Any, value: Any, place: Place) -> Any:
         words = _words(info.annotation)
         return {name: _shared_option(item, words) for name, item in value.items()}
     if isinstance(value, dict):
-        return {name: _shared(raw, item, (*place, name)) for name, item in value.items()}
+        return {name: _shared(item, (*place, name), owner_at) for name, item in value.items()}
     if isinstance(value, list):
-        return [_shared(raw, item, (*place, index)) for index, item in enumerate(value)]
+        return [_shared(item, (*place, index), owner_at) for index, item in enumerate(value)]
     return shared_value(value, info)
 
 
@@ -118,7 +123,7 @@ def _private(value: Any, shown: Any) -> Iterator[tuple[str, Any]]:
 def is_private(place: Place, raw: Any) -> bool:
     """Return whether a value at this place belongs to the user's own code."""
     for length in range(len(place), 0, -1):
-        info = _field(raw, place[:length])
+        info = _field(place[:length], _owner_at(raw))
         if info is not None:
             return _is_dict(info) and not _shares(info)
     return False
@@ -138,13 +143,17 @@ def _shared_option(item: Any, words: set[Any]) -> Any:
     return item if isinstance(item, _PLAIN) or item in words else REMOVED
 
 
-def _field(raw: Any, place: Place) -> FieldInfo | None:
+def _owner_at(raw: Any) -> OwnerAt:
+    return lambda place: settings_at(RunConfig, place, raw)
+
+
+def _field(place: Place, owner_at: OwnerAt) -> FieldInfo | None:
     """Return the declared field of a value; for an item of a list, the field of the list."""
     while place and isinstance(place[-1], int):
         place = place[:-1]
     if not place:
         return None
-    owner = settings_at(RunConfig, place[:-1], raw)
+    owner = owner_at(place[:-1])
     return owner.model_fields.get(str(place[-1])) if owner is not None else None
 
 
