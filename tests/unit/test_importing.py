@@ -408,6 +408,21 @@ def test_an_algorithm_that_is_not_here_is_answered_with_those_that_are(tmp_path:
         load_recipe(recipe_with(tmp_path, "algorithm: {type: xyzzy}"))
 
 
+def test_the_folder_of_a_run_given_as_a_model_points_at_its_weights(tmp_path: Path) -> None:
+    weights = tmp_path / "run" / "checkpoints" / "step_00000002" / "hf"
+    weights.mkdir(parents=True)
+    for name in ("config.json", "events.jsonl"):
+        (tmp_path / "run" / name).touch()
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        f"name: x\nmodel: {{path: {tmp_path / 'run'}}}\ndata: {{train: [{{path: rows.jsonl}}]}}\n"
+    )
+    with pytest.raises(ConfigError) as error:
+        load_recipe(file)
+    assert "model.path: this is the folder of a run" in str(error.value)
+    assert str(weights) in str(error.value)
+
+
 def test_an_adapter_given_as_a_model_points_at_lora_path(tmp_path: Path) -> None:
     folder = tmp_path / "adapter"
     folder.mkdir()

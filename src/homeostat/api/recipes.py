@@ -19,7 +19,7 @@ from homeostat.config.load import build_config
 from homeostat.config.run import RunConfig
 from homeostat.config.yaml_file import read_yaml
 from homeostat.errors import ConfigError, Problem
-from homeostat.importing.hints import find_adapter_as_model, load_recipe
+from homeostat.importing.hints import find_wrong_folder, load_recipe
 
 PathLike = str | os.PathLike[str]
 AnyRecipe = RunConfig | PathLike | Mapping[str, Any]
@@ -45,7 +45,7 @@ def recipe(source: AnyRecipe | None = None, /, *overrides: str, **sections: Any)
         # The whole recipe is checked once, below: a section may replace what is wrong in the file.
         below = _read(file)
     config = build_config(_laid_over(below, _plain(sections)), list(overrides), file=file)
-    if problem := find_adapter_as_model(config):
+    if problem := find_wrong_folder(config):
         raise ConfigError([problem], file=file)
     return config
 

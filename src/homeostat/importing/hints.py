@@ -32,14 +32,18 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> RunConf
             raise foreign from None
         problems = [_with_hint(problem) for problem in error.problems]
         raise ConfigError(problems, file=error.file) from None
-    if problem := find_adapter_as_model(config):
+    if problem := find_wrong_folder(config):
         raise ConfigError([problem], file=str(path))
     return config
 
 
-def find_adapter_as_model(config: RunConfig) -> Problem | None:
-    """Return the problem of a model.path that is the folder of an adapter."""
+def find_wrong_folder(config: RunConfig) -> Problem | None:
+    """Return the problem of a model.path that is the folder of an adapter or of a run."""
     folder = Path(config.model.path)
+    return _adapter_as_model(folder) or _run_as_model(folder)
+
+
+def _adapter_as_model(folder: Path) -> Problem | None:
     file = folder / _ADAPTER
     if not file.is_file() or (folder / "config.json").exists():
         return None
@@ -53,6 +57,16 @@ def find_adapter_as_model(config: RunConfig) -> Problem | None:
         "this is the folder of a LoRA adapter, which is no model by itself.",
         f"Set model.path to its base model{named}, and lora.path={folder}.",
     )
+
+
+def _run_as_model(folder: Path) -> Problem | None:
+    if not (folder / "config.json").is_file() or not (folder / "events.jsonl").is_file():
+        return None
+    exported = sorted(folder.glob("checkpoints/step_*/hf"))
+    hint = f"homeostat export {folder} NEW_FOLDER makes a model of its best checkpoint"
+    if exported:
+        hint = f"Set it to the weights of a step, such as {exported[-1]}; {hint}"
+    return Problem("model.path", "this is the folder of a run, not of a model.", f"{hint}.")
 
 
 def _as_foreign(path: Path, error: ConfigError) -> ConfigError | None:
