@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from homeostat.errors import HomeostatError
-from homeostat.health.readers import column_batches, open_run, read_text, view_of_run
+from homeostat.health.readers import column_batches, files, open_run, read_text, view_of_run
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.view import Kind
 from homeostat.observe.completions import write_completions
@@ -351,3 +351,26 @@ def test_the_file_logger_of_verl(tmp_path: Path) -> None:
     view = open_run(tmp_path / "run.jsonl")
     assert (view.framework.name, view.last_step) == ("verl", 29)
     assert view.metrics["reward"].values.tolist() == [0.5] * 29
+
+
+def test_blocks_of_json_lines_give_what_single_lines_give(tmp_path: Path) -> None:
+    rng = random.Random()
+    odd = (
+        "a word", "", '{"step": 3', '{"step": 7, "loss": true}', '{"loss": 1.5}\r', '{"x": "y"}',
+        '{"step": 9, "loss": null, "reward": 2}', '{"step": 5, "loss": 1},{"step": 6, "loss": 1}',
+    )  # fmt: skip
+    for _ in range(20):
+        lines = [f'{{"step": {step}, "loss": {rng.random()}}}' for step in range(1, 60)]
+        for _ in range(rng.randrange(3)):
+            lines.insert(rng.randrange(len(lines)), rng.choice(odd))
+        found = []
+        for batch in (8, 10**9):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(files, "BATCH", batch)
+                found.append(files.found_in_text("\n".join(lines), name="log"))
+        assert found[0].log.lines == found[1].log.lines
+        assert found[0].reading == found[1].reading
+        assert found[0].series.keys() == found[1].series.keys()
+        for name, one in found[0].series.items():
+            assert one.steps.tolist() == found[1].series[name].steps.tolist()
+            assert one.values.tolist() == found[1].series[name].values.tolist()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +203,21 @@ def test_verl_gets_a_backend_by_name(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "NUM002" in [one["finding"]["code"] for one in told]
     assert told[0]["framework"] == "verl"
     assert "NUM002" in capsys.readouterr().err
+
+
+def test_axolotl_gets_the_callback_from_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The parts of axolotl 0.18.0 that a plug-in is loaded with.
+    base = types.ModuleType("axolotl.integrations.base")
+    monkeypatch.setattr(base, "BasePlugin", type("BasePlugin", (), {}), raising=False)
+    for module in ("axolotl", "axolotl.integrations"):
+        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    monkeypatch.setitem(sys.modules, "axolotl.integrations.base", base)
+    monkeypatch.delitem(sys.modules, "homeostat.integrations.axolotl", raising=False)
+    module = importlib.import_module("homeostat.integrations.axolotl")
+    plugin = module.HealthPlugin()
+    assert plugin.get_input_args() == "homeostat.integrations.axolotl.HealthArgs"
+    (callback,) = plugin.add_callbacks_pre_trainer(module.HealthArgs(), None)
+    assert isinstance(callback, HealthCallback)
+    with pytest.raises(HomeostatError, match="stop_on='often'"):
+        plugin.add_callbacks_pre_trainer(module.HealthArgs(homeostat_stop_on="often"), None)
+    monkeypatch.delitem(sys.modules, "homeostat.integrations.axolotl")
