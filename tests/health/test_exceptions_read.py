@@ -220,6 +220,14 @@ def test_a_crash_of_compiled_code_names_the_call_that_crashed() -> None:
         ("FileNotFoundError: [Errno 2] No such file or directory: '/x/y'", "file", "/x/y"),
         ("ValueError: n_experts=256 must be divisible by ep_size=3", "divide", "by ep_size=3"),
         ("IndexError: index 9 is out of bounds for dimension 0 with size 4", "index", "size 4"),
+        (
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x2048 and 1x4194304)",
+            "quantised",
+            "packed 4-bit",
+        ),
+        ("ValueError: `heads` must be divisible by `shards` (got 71 and 2", "divide", "`shards`"),
+        ("AssertionError: rows 30 not a multiple of 4", "divide", "by 4"),
+        ("AttributeError: SomeTokenizer has no attribute pad_to", "attribute", "has no pad_to"),
     ],
 )
 def test_the_words_of_an_exception_are_taken_apart(error: str, kind: str, words: str) -> None:

@@ -54,9 +54,9 @@ class Source:
 
     `commit` is a commit, or the tag of the release whose package was read. `version` is what the
     sources at that commit call themselves, or the release before it with the number of commits
-    since ("0.9.5+54"). `found` maps a place -> the settings that it defines (places.py of `homeostat
-    dev check-settings`). `prefix` is what a user writes before names of this source: slime's
-    --sglang-log-level is SGLang's --log-level.
+    since ("0.9.5+54"). `found` maps a place -> the settings that it defines (places.py of
+    `homeostat dev check-settings`). `prefix` is what a user writes before names of this source:
+    slime's --sglang-log-level is SGLang's --log-level.
     """
 
     repository: str
