@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(STAMP)
 
-# pip 26 needs half the time of the pip that comes with Python 3.11 to read an index.
+# pip 26 needs about half the time of the pip that comes with Python 3.11 to read an index.
 $(EDITABLES): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "homeostat needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(@D)
