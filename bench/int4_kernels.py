@@ -143,7 +143,7 @@ class Product:
                     Scaled(x), self.matrices[n], out, self.scratch, **how, tile=tile
                 )
             else:
-                int4_few.launch(Scaled(x), self.matrices[n], out, **how, warps=few[0], depth=few[1])
+                int4_few.launch(Scaled(x), self.matrices[n], out, **how, sizes=few)
 
         step(0)
         return self._difference(out, x.float()), timed(step, len(self.matrices))

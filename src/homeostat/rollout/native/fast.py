@@ -85,7 +85,8 @@ def make_bursts(
             f"engine.decode is {config.decode}, whose kernels read all experts from the GPU, and "
             "trainer.backend.offload_experts leaves them in host memory. Set engine.decode=plain."
         )
-    if device.type == "cuda" and not all(p.is_cuda for p in model.parameters()):
+    # A parameter that is held packed has no memory of its own.
+    if device.type == "cuda" and any(p.device.type == "cpu" for p in model.parameters()):
         raise EngineError(
             f"engine.decode is {config.decode}, whose kernels read all weights from the GPU, and "
             "trainer.backend.offload_params leaves them in host memory. Set engine.decode=plain."

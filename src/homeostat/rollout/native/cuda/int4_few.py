@@ -26,8 +26,10 @@ from homeostat.rollout.native.cuda.products import Scaled
 
 # The tensor cores take as many rows at once.
 MAX_ROWS = 8
-# Warps that keep the device busy, and the most of a program.
-_BUSY, _MAX_WARPS = 2112, 16
+# Warps of a program.
+_MIN_WARPS, _MAX_WARPS = 4, 16
+# Units that a warp reads at once, as measured on an H200: its registers hold twice as many.
+_DEPTH, _GATED_DEPTH = 4, 2
 
 
 @triton.jit
@@ -197,17 +199,17 @@ def _few(
         tl.store(out_ptr + at_out, out, mask=is_in)
 
 
-def warps_for(matrix: Int4Matrix, num_programs: int) -> int:
-    """Return how many warps share the inputs: as many as keep the device busy."""
-    wanted = triton.next_power_of_2(triton.cdiv(_BUSY, num_programs))
-    return min(max(wanted, 4), _MAX_WARPS, triton.next_power_of_2(matrix.num_units))
+def sizes_for(matrix: Int4Matrix, *, is_gated: bool) -> tuple[int, int]:
+    """Return the number of warps that share the inputs, and of units that each reads at once.
 
-
-def depth_for(matrix: Int4Matrix, warps: int, *, is_gated: bool) -> int:
-    """Return how many units a warp reads at once: all of them if they fit into its registers."""
-    most = 4 if is_gated else 8
-    wanted = triton.cdiv(matrix.num_units, warps)
-    return wanted if wanted <= most else 1
+    All weights of a program are read at once if few warps can hold them. A gated product has many
+    programs, and its warps read twice as much."""
+    if is_gated:
+        return _MIN_WARPS, _GATED_DEPTH
+    wanted = triton.next_power_of_2(triton.cdiv(matrix.num_units, _DEPTH))
+    warps = min(max(wanted, _MIN_WARPS), _MAX_WARPS)
+    depth = triton.cdiv(matrix.num_units, warps)
+    return warps, depth if depth <= 2 * _DEPTH else _DEPTH
 
 
 def launch(
@@ -219,14 +221,12 @@ def launch(
     norm_O: Tensor | None = None,
     is_gated: bool = False,
     eps: float = 0.0,
-    warps: int | None = None,
-    depth: int | None = None,
+    sizes: tuple[int, int] | None = None,
 ) -> Scaled:
     """Write a product to `out`; with `norm_O` add it. Return what the next norm needs then."""
     num_rows, num_outputs = out_BO.shape
     num_programs = triton.cdiv(num_outputs, 16)
-    warps = warps or warps_for(matrix, num_programs)
-    depth = depth or depth_for(matrix, warps, is_gated=is_gated)
+    warps, depth = sizes or sizes_for(matrix, is_gated=is_gated)
     squares_BT, scaled_BO = x.squares_BT, out_BO
     if norm_O is not None:
         assert squares_BT is None, "what is added has no norm before it"
