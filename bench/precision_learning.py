@@ -1,6 +1,7 @@
 """Claim: a model learns in FP8 and for INT4 as it does in bf16, with the same data and seeds.
 
     python bench/precision_learning.py --model SmolLM2-135M-Instruct.Q4_1.gguf --data gsm8k/
+    python bench/precision_learning.py ... --only rl            # one stage alone
     python bench/precision_learning.py --tiny --device cpu      # proves the script, in a minute
 
 Every run is a process of `homeostat train`; those of a stage run at the same time on one device.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -167,7 +169,10 @@ def evaluate_packed(plan: Plan, run: str, place: Path) -> float:
         f"model.path={plain}", "model.init=pretrained", "eval.at_start=true", "trainer.int4=null",
     )  # fmt: skip
     train(plan.sft, f"{run}_evaluated", place, still)
-    return next(r["eval/loss"] for r in read(place / f"{run}_evaluated") if "eval/loss" in r)
+    loss = next(r["eval/loss"] for r in read(place / f"{run}_evaluated") if "eval/loss" in r)
+    for folder in (packed, plain, place / f"{run}_evaluated"):
+        shutil.rmtree(folder)
+    return loss
 
 
 def rounded(plan: Plan, place: Path) -> dict[str, list[float]]:
@@ -239,36 +244,48 @@ def picture(found: dict[str, list[float]], title: str, file: Path) -> None:
     file.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
 
 
-def summarise(plan: Plan, place: Path, packed: dict[str, list[float]]) -> dict[str, Any]:
-    losses = at_end(plan, place, "sft", "eval/loss")
-    bf16 = losses["bf16"]
-    packed_gap = against(packed["int4_from_file"], losses["int4"])
-    return {
-        "group_size": plan.group_size,
-        "seeds": list(plan.seeds),
-        "eval_loss": {**losses, **packed},
-        "fp8_above_bf16": against(losses["fp8"], bf16),
-        "int4_above_bf16": against(packed["int4_from_file"], bf16),
-        "rounded_after_above_bf16": against(packed["bf16_rounded_after"], bf16),
-        "int4_file_above_trained": packed_gap,
-        "train_loss": series(plan, place, "sft", "train/loss"),
-        "reward": series(plan, place, "rl", "reward"),
-        "eval_reward": at_end(plan, place, "rl", "eval/reward"),
-    }
+def drop_checkpoints(place: Path) -> None:
+    """Leave of all runs their metrics: checkpoints of a stage fill a disk of 64 GB."""
+    for folder in place.glob("*/checkpoints"):
+        shutil.rmtree(folder)
 
 
-def measure(plan: Plan, place: Path) -> dict[str, Any]:
+def sft_stage(plan: Plan, place: Path) -> dict[str, Any]:
+    """Train and evaluate on given rows, also from packed files."""
     seconds = {"sft": all_runs(plan, plan.sft, "sft", place, ())}
-    print(f"sft: {seconds['sft']:.0f} s", flush=True)
+    losses = at_end(plan, place, "sft", "eval/loss")
+    print(f"sft: {losses}, {seconds['sft']:.0f} s", flush=True)
     started = time.perf_counter()
     packed = rounded(plan, place)
     seconds["files"] = time.perf_counter() - started
     print(f"packed: {packed}, {seconds['files']:.0f} s", flush=True)
+    drop_checkpoints(place)
+    return {
+        "eval_loss": {**losses, **packed},
+        "fp8_above_bf16": against(losses["fp8"], losses["bf16"]),
+        "int4_above_bf16": against(packed["int4_from_file"], losses["bf16"]),
+        "rounded_after_above_bf16": against(packed["bf16_rounded_after"], losses["bf16"]),
+        "int4_file_above_trained": against(packed["int4_from_file"], losses["int4"]),
+        "train_loss": series(plan, place, "sft", "train/loss"),
+        "sft_seconds": seconds,
+    }
+
+
+def rl_stage(plan: Plan, place: Path) -> dict[str, Any]:
+    """Train by rewards from one warm start."""
     train(plan.warm_start, "warm", place, ("trainer.int4=null",))
     warm = sorted((place / "warm" / "checkpoints").glob("step_*"))[-1] / "hf"
-    seconds["rl"] = all_runs(plan, plan.rl, "rl", place, (f"model.path={warm}",))
-    print(f"rl: {seconds['rl']:.0f} s", flush=True)
-    return {**summarise(plan, place, packed), "seconds": seconds}
+    seconds = all_runs(plan, plan.rl, "rl", place, (f"model.path={warm}",))
+    print(f"rl: {seconds:.0f} s", flush=True)
+    drop_checkpoints(place)
+    return {
+        "reward": series(plan, place, "rl", "reward"),
+        "eval_reward": at_end(plan, place, "rl", "eval/reward"),
+        "rl_seconds": seconds,
+    }
+
+
+STAGES = {"sft": sft_stage, "rl": rl_stage}
 
 
 def parse() -> argparse.Namespace:
@@ -282,7 +299,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 0 on")
     parser.add_argument("--group-size", type=int, choices=(32, 64), default=32)
     parser.add_argument("--parallel", type=int, default=9, help="runs at the same time")
-    parser.add_argument("--runs-dir", help="keep the run directories here")
+    parser.add_argument("--runs-dir", help="keep the run directories here, without checkpoints")
+    parser.add_argument("--only", choices=list(STAGES), help="one stage alone")
     common.add_commit(parser)
     arguments = parser.parse_args()
     if not arguments.tiny and not (arguments.model and arguments.data):
@@ -299,17 +317,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(arguments.runs_dir or temporary).resolve()
         place.mkdir(parents=True, exist_ok=True)
-        found = measure(plan, place)
+        found: dict[str, Any] = {"group_size": plan.group_size, "seeds": list(plan.seeds)}
+        for name, stage in STAGES.items():
+            if arguments.only in (None, name):
+                found |= stage(plan, place)
         pictures = place if arguments.tiny else common.RESULTS_DIR
-        title = "SFT on GSM8K, training loss" if not arguments.tiny else "SFT, training loss"
-        picture(found["train_loss"], title, pictures / "precision_learning_sft.svg")
-        picture(found["reward"], "GRPO on sums, reward", pictures / "precision_learning_rl.svg")
+        if "train_loss" in found:
+            title = "SFT, training loss" if arguments.tiny else "SFT on GSM8K, training loss"
+            picture(found["train_loss"], title, pictures / "precision_learning_sft.svg")
+        if "reward" in found:
+            picture(found["reward"], "GRPO on sums, reward", pictures / "precision_learning_rl.svg")
     facts = common.facts_of(arguments, ("torch", "transformers", "triton", "numpy"))
     result = facts | common.device_facts(arguments.device) | found
     if arguments.tiny:
         print(json.dumps(result))
     else:
-        common.write_result("precision_learning", result)
+        name = "precision_learning" + (f"_{arguments.only}" if arguments.only else "")
+        common.write_result(name, result)
 
 
 if __name__ == "__main__":
