@@ -7,6 +7,7 @@ step:  3  loss:  7.3000  grad_norm:  1.29  tps: 6,220                     torcht
 step 3/400, loss: 11.93, grad_norm: 0.00, max_memory: 31.0 GB             and their like
 Epoch(train)  [1][100/735]  lr: 1.9e-04  loss: 3.41                       mmengine, xtuner
 step=3 loss=0.5 lr=1e-05                                                  and their like
+epoch 1/3 step 2/39 loss 0.5 lr 1e-05                                     scripts of one's own
 Epoch 1 | iter 10 step 2 | loss train: 1.23, val: n/a | iter time: ...    litgpt
 """
 
@@ -25,6 +26,9 @@ _STEP = re.compile(
     r"(?<![\w/.])(?:global[ _])?(?:step|iteration|iter|batch)s?\s*+(?:[:=#]\s*+)?\[?(\d{1,15})"
     r"(?:\s*+/\s*+(\d{1,15}))?(?![\d.])",
     re.IGNORECASE,
+)
+_EPOCH = re.compile(
+    r"(?<![\w/.])epoch\s*+(?:[:=#]\s*+)?\[?(\d{1,9})(?:\s*+/\s*+(\d{1,9}))?(?![\d.])", re.IGNORECASE
 )
 _PAIR = re.compile(rf"(?P<name>[^:=|]++)[:=]\s*+(?P<value>{VALUE}\s?+[^,|:=]*+)(?::\d++%)?")
 _MMENGINE = re.compile(
@@ -51,6 +55,11 @@ _LOOSE = re.compile(
 _SPACED = re.compile(
     rf"(?P<name>[A-Za-z][\w /]{{0,60}}?)(?<!\s)\s++(?P<value>{NUMBER})(?:\s?[A-Za-z/]{{1,8}})?"
 )
+# What follows a step where nothing but spaces and commas separates names and numbers.
+_BARE = re.compile(
+    rf"[\s,;|]*+(?P<name>[A-Za-z_][\w./-]{{0,60}}+)\s++(?P<value>{NUMBER})(?=[\s,;|]|$)"
+)
+_BARE_END = re.compile(r"[\s,;|]*+")
 _COLON_SPACES = re.compile(r"([:=])\s+")
 # A level ends the prefix of a logger.
 _LOGGER = re.compile(
@@ -81,7 +90,8 @@ def read_line(body: str) -> Row | None:
         for word in SPEAKS:
             if word in low:
                 return _pairs(body)
-    return None
+        return None
+    return _bare(body)
 
 
 def unknown_row(body: str) -> Row | None:
@@ -214,12 +224,34 @@ def _pairs(body: str) -> Row | None:
             _put(row, known or name, text)
         sure += bool(known) and (known or name) in row.values
     if step:
-        row.step = int(step[1])
-        row.total_steps = int(step[2]) if step[2] else None
+        _place(row, step, body)
         for name in [name for name in row.values if _STEP.fullmatch(f"{name} 1")]:
             del row.values[name]
     enough = sure >= 1 and (step is not None or sure >= 2 or _is_only(body, row))
     return row if enough and row.values else None
+
+
+def _bare(body: str) -> Row | None:
+    """Return the row of a line that is a step and then names and numbers, and says nothing else."""
+    step = _STEP.search(body)
+    if step is None or len(body) > 1_000:
+        return None
+    row = Row({}, form="pairs")
+    _place(row, step, body)
+    at, is_sure = step.end(), False
+    while found := _BARE.match(body, at):
+        _put(row, found["name"], found["value"])
+        is_sure = is_sure or folded(found["name"]) in _SURE
+        at = found.end()
+    return row if is_sure and _BARE_END.fullmatch(body, at) else None
+
+
+def _place(row: Row, step: re.Match[str], body: str) -> None:
+    row.step = int(step[1])
+    row.total_steps = int(step[2]) if step[2] else None
+    epoch = _EPOCH.search(body)
+    if epoch:
+        row.epoch = int(epoch[1]), int(epoch[2]) if epoch[2] else None
 
 
 def _form(body: str) -> str:

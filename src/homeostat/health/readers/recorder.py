@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.health.readers.epoch_steps import EpochSteps
 from homeostat.health.readers.rows import MAX_NAMES, MAX_STEP, Column, Row, RowKind
 from homeostat.health.view import Series
 from homeostat.types import FloatArray64, IntArray
@@ -83,6 +84,7 @@ class Recorder:
         self._is_total_of_bar = False
         self._mentioned: int | None = None
         self._names_at_step: set[str] = set()
+        self._epochs = EpochSteps()
         self._first_epoch: float | None = None
         self._epoch: float | None = None
         self._label_of_run = ""
@@ -98,6 +100,8 @@ class Recorder:
     def add(self, row: Row) -> None:
         """Take in a row. Its values are kept under the names that the log gives them."""
         self.forms[row.form] = self.forms.get(row.form, 0) + 1
+        if row.epoch is not None:
+            self._epochs.count_on(row)
         if row.total_steps is not None and 0 < row.total_steps < MAX_STEP:
             self.total_steps = row.total_steps
         if row.kind is RowKind.SUMMARY:

@@ -39,7 +39,8 @@ class Row:
     """One row of metrics.
 
     `channel` names the counter of `step`: rows of different channels may differ. `fixed` has the
-    decimals of values that a format prints with a fixed number of them.
+    decimals of values that a format prints with a fixed number of them. `epoch` is its number, from
+    1 on, and how many there are, where the line counts both epochs and steps.
     """
 
     values: dict[str, float]
@@ -49,6 +50,7 @@ class Row:
     form: str = ""
     total_steps: int | None = None
     fixed: dict[str, int] = field(default_factory=dict)
+    epoch: tuple[int, int | None] | None = None
 
 
 class Column:

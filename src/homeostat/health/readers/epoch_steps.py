@@ -1,0 +1,39 @@
+"""Steps of logs that count them anew in every epoch: `epoch 2/3 step 5/39` is step 44 of 117."""
+
+from __future__ import annotations
+
+from homeostat.health.readers.rows import Row
+
+
+class EpochSteps:
+    """Finds out whether steps are counted anew in every epoch, and counts them on if they are."""
+
+    def __init__(self) -> None:
+        self._is_anew = False
+        # Epochs are counted from 1 on, or from 0.
+        self._first = 1
+        # The last row's epoch and step.
+        self._last = (-1, 0)
+
+    def count_on(self, row: Row) -> None:
+        """Replace step and total of a row by those of the whole run."""
+        if row.epoch is None or row.step is None or not row.total_steps:
+            return
+        (epoch, epochs), step, total = row.epoch, row.step, row.total_steps
+        self._first = min(self._first, epoch)
+        self._is_anew = self._is_anew or self._must_be_anew(epoch, epochs, step, total)
+        self._last = epoch, step
+        if self._is_anew:
+            row.step = (epoch - self._first) * total + step
+            row.total_steps = epochs * total if epochs else None
+
+    def _must_be_anew(self, epoch: int, epochs: int | None, step: int, total: int) -> bool:
+        """Return whether the step cannot be one of the whole run."""
+        last_epoch, last_step = self._last
+        if 0 <= last_epoch < epoch and step < last_step:
+            return True
+        # In one count, an epoch has its part of the steps; epochs may differ by one step.
+        number = epoch - self._first
+        return bool(epochs and 0 <= number < epochs) and not (
+            number * total / epochs - 1 <= step <= (number + 1) * total / epochs + 1
+        )
