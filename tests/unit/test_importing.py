@@ -364,6 +364,12 @@ def test_the_verb_writes_a_recipe_and_overwrites_none(tmp_path: Path) -> None:
     assert (told["framework"], told["ok"]) == ("axolotl", True)
 
 
+def test_a_recipe_is_called_one() -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "tiny_sort_grpo_cpu.yaml"
+    answer = CliRunner().invoke(app, ["import", str(recipe)])
+    assert "a recipe of homeostat already" in str(answer.exception) + answer.output
+
+
 def test_a_file_that_no_framework_knows_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("one: 1\ntwo: 2\nthree: 3\n", encoding="utf-8")

@@ -14,7 +14,7 @@ from homeostat.errors import ConfigError, HomeostatError, Problem
 from homeostat.observe.safe_text import safe_text
 
 if TYPE_CHECKING:
-    from homeostat.importing.entries import Imported
+    from homeostat.importing.entries import ForeignFile, Imported
 
 
 class FrameworkName(StrEnum):
@@ -105,10 +105,21 @@ def _convert(file: Path, *, framework: FrameworkName | None, devices: int | None
     found = read_foreign(file)
     table = recognise(found, name=framework.value if framework else None)
     if table is None:
-        known = ", ".join(FrameworkName)
-        what = "no framework is recognised in it: too few of its settings are known."
-        raise ConfigError([Problem("", what, f"Name it with --from: {known}.")], file=str(file))
+        raise ConfigError([_unrecognised(found, file)], file=str(file))
     return convert(found, table, stem=stem_of(file), devices=devices)
+
+
+def _unrecognised(found: ForeignFile, file: Path) -> Problem:
+    from homeostat.config.run import RunConfig
+
+    sections = {setting.name.partition(".")[0] for setting in found.settings}
+    if sections and sections <= RunConfig.model_fields.keys():
+        return Problem(
+            "", "this is a recipe of homeostat already.", f"Next: homeostat check {file}"
+        )
+    known = ", ".join(FrameworkName)
+    what = "no framework is recognised in it: too few of its settings are known."
+    return Problem("", what, f"Name it with --from: {known}.")
 
 
 def _write(path: Path, text: str) -> None:
