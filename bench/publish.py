@@ -48,11 +48,11 @@ from homeostat.workers.opening import open_group
 from homeostat.workers.spec import GroupSpec
 
 KINDS = {
-    "cpu": ("in_process", "shared_memory", "collective", "disk"),
-    "cuda": ("in_process", "cuda_ipc", "shared_memory", "collective", "disk"),
+    "cpu": ("in_process", "shared_memory", "collective", "disk", "delta"),
+    "cuda": ("in_process", "cuda_ipc", "shared_memory", "collective", "disk", "delta"),
 }
 ROUNDS, MAX_TOKENS = 5, 128
-# The share of bf16 numbers that one update moves by a unit in the last place (bench/delta.py).
+# The share of bf16 numbers that one update moves by a unit in the last place (bench/publish_delta.py).
 CHANGED = 0.02
 
 

@@ -1,4 +1,4 @@
-"""Lines of scripts of one's own: names and numbers without signs, steps that begin anew."""
+"""Lines of scripts of one's own: names and numbers without signs, steps that begin again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def written(form: str, *, first: int = 1, anew: bool = True) -> list[str]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("first", "anew"), [(1, True), (0, True), (1, False)])
 def test_steps_are_counted_through_all_epochs(form: str, first: int, anew: bool) -> None:
-    """A log that counts anew in every epoch, from epoch 1 or 0 on, and one that does not."""
+    """A log that counts again in every epoch, from epoch 1 or 0 on, and one that does not."""
     view = view_of(written(form, first=first, anew=anew))
     series = view.series("train/loss")
     assert series.steps.tolist() == list(range(1, 13))

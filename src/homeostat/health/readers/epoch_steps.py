@@ -1,4 +1,4 @@
-"""Steps of logs that count them anew in every epoch: `epoch 2/3 step 5/39` is step 44 of 117."""
+"""Steps of logs that count from 1 again in every epoch: `epoch 2/3 step 5/39` is 44 of 117."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from homeostat.health.readers.rows import Row
 
 
 class EpochSteps:
-    """Finds out whether steps are counted anew in every epoch, and counts them on if they are."""
+    """Finds out whether every epoch counts its steps from 1 again, and counts them on if so."""
 
     def __init__(self) -> None:
-        self._is_anew = False
+        self._begins_again = False
         # Epochs are counted from 1 on, or from 0.
         self._first = 1
         # The last row's epoch and step.
@@ -21,13 +21,15 @@ class EpochSteps:
             return
         (epoch, epochs), step, total = row.epoch, row.step, row.total_steps
         self._first = min(self._first, epoch)
-        self._is_anew = self._is_anew or self._must_be_anew(epoch, epochs, step, total)
+        self._begins_again = self._begins_again or self._must_begin_again(
+            epoch, epochs, step, total
+        )
         self._last = epoch, step
-        if self._is_anew:
+        if self._begins_again:
             row.step = (epoch - self._first) * total + step
             row.total_steps = epochs * total if epochs else None
 
-    def _must_be_anew(self, epoch: int, epochs: int | None, step: int, total: int) -> bool:
+    def _must_begin_again(self, epoch: int, epochs: int | None, step: int, total: int) -> bool:
         """Return whether the step cannot be one of the whole run."""
         last_epoch, last_step = self._last
         if 0 <= last_epoch < epoch and step < last_step:

@@ -85,7 +85,7 @@ def make_bursts(
             f"engine.decode is {config.decode}, whose kernels read all experts from the GPU, and "
             "trainer.backend.offload_experts leaves them in host memory. Set engine.decode=plain."
         )
-    # A parameter that is held packed has no memory of its own.
+    # Parameters that are held packed take no memory, on any device.
     if device.type == "cuda" and any(p.device.type == "cpu" for p in model.parameters()):
         raise EngineError(
             f"engine.decode is {config.decode}, whose kernels read all weights from the GPU, and "

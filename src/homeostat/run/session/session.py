@@ -303,7 +303,7 @@ def _record_failure(session: Session, error: BaseException) -> None:
     except OSError as why:
         log.error("%s was not written: %s", session.run_dir.traceback, why)
     # The error is shown where it is caught, on a terminal or in a cluster's log, so private values
-    # must be removed from its text first. Its paths stay: they say what to mend.
+    # must be removed from its text first. Its paths stay: they say what to repair.
     error.args = tuple(session.run_dir.terminal_scrubber.tree(error.args))
     session.event("run_failed", last, error=type(error).__name__, message=str(error))
     if not isinstance(error, HomeostatError):

@@ -74,7 +74,7 @@ def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | 
     window = smoothing_window(len(finite))
     if len(finite) < 2 * options.fire or len(finite) - window + 1 < options.fire:
         return None
-    # No running median exceeds the highest value, so most runs are told apart without them.
+    # No running median exceeds the highest value, so most runs are judged without them.
     highest, now = float(finite.values.max()), median(finite.values[-window:])
     newest = finite.values[-options.fire :]
     if newest.max() >= highest - 0.5 * (highest - now):

@@ -59,6 +59,16 @@ def _scales(scales_ptr, tile, first, num_units, DEPTH: tl.constexpr, WARPS: tl.c
 
 
 @triton.jit
+def _read(words_ptr, scales_ptr, tile, first, num_units, GROUP: tl.constexpr, DEPTH: tl.constexpr,
+          WARPS: tl.constexpr):  # fmt: skip
+    """The words and scales of DEPTH units for each warp, from unit `first` on."""
+    blocks: tl.constexpr = GROUP // 64 if GROUP > 64 else 1
+    groups: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
+    words = _words(words_ptr, tile, first, num_units, DEPTH, WARPS, blocks)
+    return words, _scales(scales_ptr, tile, first, num_units, DEPTH, WARPS, groups)
+
+
+@triton.jit
 def _inputs(x_ptr, num_rows, num_inputs, first, num_units, GROUP: tl.constexpr,
             WARPS: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
     """The inputs of a unit for each warp, plane by plane: each [WARPS, 16, ROWS], in the order in
@@ -83,7 +93,7 @@ def _inputs(x_ptr, num_rows, num_inputs, first, num_units, GROUP: tl.constexpr,
 
 
 @triton.jit
-def _sums_of_unit(
+def _sums(
     sums, words, scales, x, NUMBER: tl.constexpr, GROUP: tl.constexpr, WARPS: tl.constexpr,
     ROWS: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -107,11 +117,39 @@ def _sums_of_unit(
 @triton.jit
 def _rstd(squares_ptr, num_rows, width, eps, TILES: tl.constexpr, PADDED_TILES: tl.constexpr,
           ROWS: tl.constexpr):  # fmt: skip
+    """[1, ROWS]: what a norm multiplies rows by; ones if there is none."""
     at_B, at_T = tl.arange(0, ROWS), tl.arange(0, PADDED_TILES)
-    is_in = (at_B < num_rows)[:, None] & (at_T < TILES)[None, :]
-    at = squares_ptr + at_B[:, None] * TILES + at_T[None, :]
-    squares = tl.sum(tl.load(at, mask=is_in, other=0.0), 1)
-    return 1.0 / tl.sqrt(squares / width + eps)
+    if TILES == 0:
+        return tl.full((1, ROWS), 1.0, tl.float32)
+    else:
+        is_in = (at_B < num_rows)[:, None] & (at_T < TILES)[None, :]
+        at = squares_ptr + at_B[:, None] * TILES + at_T[None, :]
+        squares = tl.sum(tl.load(at, mask=is_in, other=0.0), 1)
+        return (1.0 / tl.sqrt(squares / width + eps))[None, :]
+
+
+@triton.jit
+def _store_gated(gate, up, at_out, is_in):
+    element = at_out.dtype.element_ty
+    gate, up = gate.to(element).to(tl.float32), up.to(element).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
+    tl.store(at_out, (activated * up).to(element), mask=is_in)
+
+
+@triton.jit
+def _store_added(total, out_ptr, scaled_ptr, norm_ptr, squares_ptr, at_out, at_O, is_in):
+    """Add the sums to what is there, and store what the next norm needs of it."""
+    element = out_ptr.dtype.element_ty
+    so_far = tl.load(out_ptr + at_out, mask=is_in, other=0.0).to(tl.float32)
+    out = (so_far + total.to(element).to(tl.float32)).to(element)
+    whole = out.to(tl.float32)
+    norm = tl.load(norm_ptr + at_O).to(tl.float32)
+    tl.store(scaled_ptr + at_out, (whole * norm[:, None]).to(element), mask=is_in)
+    squares = tl.sum(tl.where(is_in, whole * whole, 0.0), 0)
+    at_B = tl.arange(0, total.shape[1])
+    at_square = squares_ptr + at_B * tl.num_programs(0) + tl.program_id(0)
+    tl.store(at_square, squares, mask=tl.max(is_in.to(tl.int32), 0) > 0)
+    tl.store(out_ptr + at_out, out, mask=is_in)
 
 
 @triton.jit
@@ -124,79 +162,53 @@ def _few(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
-    blocks: tl.constexpr = GROUP // 64 if GROUP > 64 else 1
-    groups: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
-    stride: tl.constexpr = WARPS * DEPTH
-    tile = tl.program_id(0)
-    words = _words(words_ptr, tile, 0, num_units, DEPTH, WARPS, blocks)
-    scales = _scales(scales_ptr, tile, 0, num_units, DEPTH, WARPS, groups)
+    tile, stride = tl.program_id(0), WARPS * DEPTH
+    up_tile = tile + num_outputs // 16
+    words, scales = _read(words_ptr, scales_ptr, tile, 0, num_units, GROUP, DEPTH, WARPS)
     if IS_GATED:
-        up_tile = tile + num_outputs // 16
-        up_words = _words(words_ptr, up_tile, 0, num_units, DEPTH, WARPS, blocks)
-        up_scales = _scales(scales_ptr, up_tile, 0, num_units, DEPTH, WARPS, groups)
+        up_words, up_scales = _read(
+            words_ptr, scales_ptr, up_tile, 0, num_units, GROUP, DEPTH, WARPS
+        )
     wait_for_last(EARLY)
-    if TILES > 0:
-        rstd = _rstd(squares_ptr, num_rows, num_inputs, eps, TILES, PADDED_TILES, ROWS)[None, :]
+    rstd = _rstd(squares_ptr, num_rows, num_inputs, eps, TILES, PADDED_TILES, ROWS)
     sums = tl.zeros((WARPS, 16, ROWS), tl.float32)
-    if IS_GATED:
-        up_sums = tl.zeros((WARPS, 16, ROWS), tl.float32)
-    num_inputs_read = stride if IS_ALL else num_units
-    for first in range(0, num_inputs_read, stride):
+    up_sums = sums
+    for first in range(0, stride if IS_ALL else num_units, stride):
         if not IS_ALL:
             # The next units' weights are in flight while these are multiplied.
-            next_words = _words(words_ptr, tile, first + stride, num_units, DEPTH, WARPS, blocks)
-            next_scales = _scales(scales_ptr, tile, first + stride, num_units, DEPTH, WARPS, groups)
-            if IS_GATED:
-                next_up_words = _words(
-                    words_ptr, up_tile, first + stride, num_units, DEPTH, WARPS, blocks
-                )
-                next_up_scales = _scales(
-                    scales_ptr, up_tile, first + stride, num_units, DEPTH, WARPS, groups
-                )
-        for number in tl.static_range(DEPTH):
-            x = _inputs(
-                x_ptr, num_rows, num_inputs, first + number * WARPS, num_units, GROUP, WARPS, ROWS
-            )
-            sums = _sums_of_unit(
-                sums, words, scales, x, number, GROUP, WARPS, ROWS, HAS_ASM, PRECISION
+            at = first + stride
+            next_words, next_scales = _read(
+                words_ptr, scales_ptr, tile, at, num_units, GROUP, DEPTH, WARPS
             )
             if IS_GATED:
-                up_sums = _sums_of_unit(
-                    up_sums, up_words, up_scales, x, number, GROUP, WARPS, ROWS, HAS_ASM, PRECISION
+                next_up_words, next_up_scales = _read(
+                    words_ptr, scales_ptr, up_tile, at, num_units, GROUP, DEPTH, WARPS
+                )
+        for n in tl.static_range(DEPTH):
+            at = first + n * WARPS
+            x = _inputs(x_ptr, num_rows, num_inputs, at, num_units, GROUP, WARPS, ROWS)
+            sums = _sums(sums, words, scales, x, n, GROUP, WARPS, ROWS, HAS_ASM, PRECISION)
+            if IS_GATED:
+                up_sums = _sums(
+                    up_sums, up_words, up_scales, x, n, GROUP, WARPS, ROWS, HAS_ASM, PRECISION
                 )
         if not IS_ALL:
             words, scales = next_words, next_scales
             if IS_GATED:
                 up_words, up_scales = next_up_words, next_up_scales
-    total = tl.sum(sums, 0)
-    if TILES > 0:
-        total *= rstd
+    total, up = tl.sum(sums, 0) * rstd, tl.sum(up_sums, 0) * rstd
+    # Outputs are whole tiles.
     at_B, at_O = tl.arange(0, ROWS), tile * 16 + tl.arange(0, 16)
     at_out = at_B[None, :].to(tl.int64) * num_outputs + at_O[:, None]
-    is_in = (at_B < num_rows)[None, :] & (at_O < num_outputs)[:, None]
-    element = out_ptr.dtype.element_ty
+    is_in = (at_B < num_rows)[None, :] & (at_O >= 0)[:, None]
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + at_O).to(tl.float32)[:, None]
     if IS_GATED:
-        up = tl.sum(up_sums, 0)
-        if TILES > 0:
-            up *= rstd
-        gate, up = total.to(element).to(tl.float32), up.to(element).to(tl.float32)
-        activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
-        tl.store(out_ptr + at_out, (activated * up).to(element), mask=is_in)
+        _store_gated(total, up, out_ptr + at_out, is_in)
+    elif IS_ADDED:
+        _store_added(total, out_ptr, scaled_ptr, norm_ptr, squares_ptr, at_out, at_O, is_in)
     else:
-        if HAS_BIAS:
-            bias = tl.load(bias_ptr + at_O, mask=at_O < num_outputs, other=0.0)
-            total += bias.to(tl.float32)[:, None]
-        out = total.to(element)
-        if IS_ADDED:
-            so_far = tl.load(out_ptr + at_out, mask=is_in, other=0.0).to(tl.float32)
-            out = (so_far + out.to(tl.float32)).to(element)
-            whole = out.to(tl.float32)
-            norm = tl.load(norm_ptr + at_O, mask=at_O < num_outputs, other=0.0).to(tl.float32)
-            tl.store(scaled_ptr + at_out, (whole * norm[:, None]).to(element), mask=is_in)
-            squares = tl.sum(tl.where(is_in, whole * whole, 0.0), 0)
-            at_square = squares_ptr + at_B * tl.num_programs(0) + tile
-            tl.store(at_square, squares, mask=at_B < num_rows)
-        tl.store(out_ptr + at_out, out, mask=is_in)
+        tl.store(out_ptr + at_out, total.to(out_ptr.dtype.element_ty), mask=is_in)
 
 
 def sizes_for(matrix: Int4Matrix, *, is_gated: bool) -> tuple[int, int]:
