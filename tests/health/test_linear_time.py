@@ -35,7 +35,8 @@ MAX_GROWTH = 9.0
 AT_ONE_PLACE = (
     "bars._IN_TITLE", "bars._TRAINING", "blocks._BULLET", "dumps._INSIDE", "dumps._PAIR",
     "frames._ARROW", "frames._BOXED", "frames._BOXED_NAME", "frames._CELL", "frames._OLD_CELL",
-    "line_parts._ONE_BAR", "line_rows._PAIR", "line_rows._SPACED", "literals._NUMERIC_CALLS",
+    "line_parts._ONE_BAR", "line_rows._BARE", "line_rows._PAIR", "line_rows._SPACED",
+    "literals._NUMERIC_CALLS",
     "literals._STRING", "literals._WHOLE", "loose_logs._ROTATED", "numbers._WITH_UNIT",
     "settings._COLON", "settings._MEANT", "tracebacks._EXCEPTION_NAME",
 )  # fmt: skip
