@@ -52,7 +52,7 @@ KINDS = {
     "cuda": ("in_process", "cuda_ipc", "shared_memory", "collective", "disk", "delta"),
 }
 ROUNDS, MAX_TOKENS = 5, 128
-# The share of bf16 numbers that one update moves by a unit in the last place (bench/publish_delta.py).
+# The share of bf16 numbers that one update moves by a unit in the last place (publish_delta.py).
 CHANGED = 0.02
 
 
