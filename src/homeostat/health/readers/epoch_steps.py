@@ -36,6 +36,7 @@ class EpochSteps:
             return True
         # In one count, an epoch has its part of the steps; epochs may differ by one step.
         number = epoch - self._first
-        return bool(epochs and 0 <= number < epochs) and not (
-            number * total / epochs - 1 <= step <= (number + 1) * total / epochs + 1
-        )
+        if not epochs or not 0 <= number < epochs:
+            return False
+        part = total / epochs
+        return not number * part - 1 <= step <= (number + 1) * part + 1
