@@ -1,4 +1,4 @@
-"""Medians of numbers, equal to those of `np.median`.
+"""Medians of numbers, equal to those of `np.median` but for the sign of a zero.
 
 A live monitor asks for some twenty of them at every record, of a few dozen values each. There
 `np.median` spends nine tenths of its time around the search itself, and its first call loads
@@ -32,7 +32,8 @@ def _middles(numbers: FloatArray64) -> FloatArray64:
     low, high = (count - 1) // 2, count // 2
     # NaN sorts behind everything else, so the last value tells whether there is one.
     parted = np.partition(numbers, (low, high, count - 1), axis=-1)
-    middle = parted[..., low]
+    # Adding zero leaves no -0.0: whether numpy's median keeps that sign depends on its build.
+    middle = parted[..., low] + 0.0
     if high > low:
         middle = (middle + parted[..., high]) / 2.0
     last = parted[..., -1]
