@@ -6,12 +6,12 @@ The cases are in bench/threads/ (CONTRIBUTING.md tells what a case is and how on
 the log of a case is read, in this process, as `homeostat doctor FILE --format json` would. What
 the doctor says are its findings of level warn and error, in its order. A finding names a case's
 cause if its own name, or one of its first two causes, is among the names of the case or means the
-same to a user (`SAME`).
+same to a user (`SAME`); of a finding that only says that something failed, the first cause counts.
 
     first     the first finding names the cause
-    three     the second or third one does
-    vague     none of the first three does, and nothing misleads: all that was said, as a finding
-              of any level, is that something failed (`VAGUE`)
+    three     the second or third one does, or all that was said, as a finding of any level, is that
+              something failed (`VAGUE`), and one of the first three causes it considers is right
+    vague     none of that is right, and nothing misleads: something failed
     silent    no finding; at most the last lines are quoted as not recognised
     wrong     the first finding says something specific, and none of the first three is right
 
@@ -106,18 +106,32 @@ def judge(case: Case) -> Judged:
     answer = as_json(diagnose(view, RULES), view)
     findings = [one for one in answer["findings"] if one["level"] != "info"]
     right = _with_equals(case.names)
-    hits = [bool(right & {x["name"], *(c["name"] for c in x["causes"][:2])}) for x in findings]
+    hits = [bool(right & _named(one)) for one in findings]
     said = tuple(one["name"] for one in findings[:TOLD])
-    return Judged(case, _verdict(hits[:TOLD], said, answer), said)
+    guesses = {c["name"] for x in answer["findings"] if x["name"] in VAGUE for c in x["causes"][:3]}
+    return Judged(case, _verdict(hits[:TOLD], said, answer, is_guessed=bool(right & guesses)), said)
 
 
-def _verdict(hits: list[bool], said: tuple[str, ...], answer: dict[str, Any]) -> str:
+def _named(finding: dict[str, Any]) -> set[str]:
+    """Return the names that count as a finding's answer: its own, and its first causes'.
+
+    The second cause of a finding that only says that something failed is a guess.
+    """
+    causes = finding["causes"][: 1 if finding["name"] in VAGUE else 2]
+    return {finding["name"], *(cause["name"] for cause in causes)}
+
+
+def _verdict(
+    hits: list[bool], said: tuple[str, ...], answer: dict[str, Any], *, is_guessed: bool
+) -> str:
     if hits and hits[0]:
         return "first"
     if any(hits):
         return "three"
     if said and not set(said) <= VAGUE:
         return "wrong"
+    if is_guessed:
+        return "three"
     is_read = any(one["name"] in VAGUE for one in answer["findings"])
     return "vague" if is_read else "silent"
 

@@ -1,4 +1,4 @@
-"""Our medians are those of numpy, but for the sign of a zero."""
+"""Our medians are those of numpy, except for the sign of a zero."""
 
 from __future__ import annotations
 

@@ -126,12 +126,15 @@ RAY_BY_DAY = {f"cluster.{key} (ray)" for key in ("type", "placement")}
 
 
 def is_nightly(name: str) -> bool:
-    """Return True for keys of Ray, and for those of another RL algorithm that GRPO has too.
+    """Return True for keys of Ray, and for those whose code another key runs by day.
 
-    The algorithms share the code that reads them; the choice of each (`type`) is tested by day.
+    Training and validation data are read by the same code, and so are the keys that an RL algorithm
+    has in common with GRPO; the choice of each (`type`, `path`) is tested by day.
     """
     if name.endswith("(ray)"):
         return name not in RAY_BY_DAY
+    if name.startswith("data.validation[]."):
+        return ".path " not in name and ".type " not in name
     key, _, kind = name.partition(" ")
     is_shared = key.startswith("algorithm.") and f"{key} (grpo)" in RL_CASES
     return is_shared and key != "algorithm.type" and kind != "(grpo)"

@@ -19,8 +19,9 @@ import numpy as np
 from homeostat.health.end_lines import LAUNCHER, MAX_CLUSTER, End, EndLine, error_at_end
 from homeostat.health.first_failure import first_failure
 from homeostat.health.log import LogLine
+from homeostat.health.lone_errors import lone_error
 from homeostat.health.medians import median
-from homeostat.health.tracebacks import Traceback, lone_error
+from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import RunView
 from homeostat.health.words import rough_time, shortened
 

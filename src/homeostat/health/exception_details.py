@@ -97,7 +97,7 @@ _FORMS = (
           "argument {0} of a Triton kernel is on the CPU"),
     _Form("device", r"[Ii]nvalid device ordinal", "a device was asked for that is not there"),
     # Arguments
-    _Form("argument", r"(?:([\w.<>]{1,120}\(\)) )?got an unexpected keyword argument '(\w{1,80})'",
+    _Form("argument", r"(?:([\w.<>]{1,120}\(\)) )?(?:got an )?unexpected keyword argument '?(\w{1,80})'?",
           "{0} does not take {1}"),
     _Form("argument", r"([\w.<>]{1,120})\(\) got multiple values for (?:keyword )?argument '(\w{1,80})'",
           "{0}() is given {1} twice"),
@@ -108,6 +108,7 @@ _FORMS = (
     _Form("argument", r"(missing) a required argument: '(\w{1,80})'", "{1} is not given"),
     _Form("argument", r"'(\w{1,80})' is an invalid keyword argument for ([\w.]{1,80})", "{1} does not take {0}"),
     _Form("setting", r"unrecognized arguments: (.{1,200})", "the command line has {0}, which is not known"),
+    _Form("unset", r"[Ii]nvalid (\w{1,60}): None\b", "no {0} is given"),
     _Form("setting", r"following arguments are required: (.{1,200})", "the command line lacks {0}"),
     _Form("setting", r"(?:argument|option) (--?[\w./-]{1,60}): (?:invalid|expected) (.{1,120})", "{0}: {1}"),
     _Form("setting", r"Key '([\w.]{1,80})' is not in struct", "the config has no key {0}"),

@@ -39,6 +39,7 @@ _CAUSES = {
     "shape": "shape-mismatch",
     "import": "library-version-mismatch",
     "setting": "unknown-setting",
+    "unset": "setting-missing",
     "file": "path-missing",
     "keys": "checkpoint-keys-mismatch",
     "resume": "checkpoint-world-size-change",
@@ -102,6 +103,24 @@ class ExceptionReading:
             if name:
                 return name, one.words
         return None
+
+    @property
+    def usual(self) -> tuple[str, str] | None:
+        """Return what such an exception usually is where its words do not tell, and why.
+
+        Where a library fails in its own code over something that no rule knows, it mostly does so
+        for everybody with these versions. (Threads whose cause is known: see LOG.md.)
+        """
+        if not self.failure.has_tail or self.failure.is_native or self.failure.is_report:
+            return None
+        if self.raised is not None and _is_users(self.raised.file):
+            return None
+        inside = f"inside {self.library}, " if self.library else ""
+        return (
+            "library-version-mismatch",
+            f"a guess: it was raised {inside}by no rule's words, and such errors are mostly of "
+            "versions that do not fit together, or of a fault in one of them",
+        )
 
     def _by_owner(self, detail: Detail) -> str:
         """Name what depends on whose code asked for something that is not there."""

@@ -1,4 +1,4 @@
-"""Medians of numbers, equal to those of `np.median` but for the sign of a zero.
+"""Medians of numbers, equal to those of `np.median` except for the sign of a zero.
 
 A live monitor asks for some twenty of them at every record, of a few dozen values each. There
 `np.median` spends nine tenths of its time around the search itself, and its first call loads

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from homeostat.health.code_owners import owner_of
 from homeostat.health.frames import BOX, Frame, FrameReader
 from homeostat.health.log import Log, LogLine
-from homeostat.health.speakers import speaker_in, spoken_lines
+from homeostat.health.speakers import spoken_lines
 
 _HEADER = "traceback (most recent call"
-_IGNORED = "exception ignored in"
+IGNORED = "exception ignored in"
 # Below such a line Ray repeats the frames and the error of a task, or of an actor's creation.
 _RAY_COPIES = ("RayTaskError(", "error raised in its creation task, ray::")
 _LINKS = {
@@ -34,21 +34,21 @@ _LINKS = {
 # A frame at the start of a line, as only a traceback prints it.
 _HEADLESS = re.compile(r'\s{0,12}File "[^"]{1,400}", line \d{1,9}, in \S')
 # The class of an exception with its module: a capitalised name, then a colon or nothing.
-_ERROR = re.compile(
+ERROR = re.compile(
     r"(?P<kind>(?:[A-Za-z_]\w{0,80}\.){0,8}(?:_?[A-Z]\w{0,80}(?:\([A-Z]\w{0,80}\))?"
     r"|(?<=\.)(?:error|timeout|gaierror|herror)))(?:: ?(?P<words>.*))?"
 )
-_EXCEPTION_NAME = re.compile(
+EXCEPTION_NAME = re.compile(
     r"\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failed|Failure|Died|Iteration|NotFound)"
     r"(?:\(\w{1,80}\))?"
 )
 # Words that loggers and launchers begin a line with.
-_NO_CLASSES = frozenset(
+NO_CLASSES = frozenset(
     ("INFO", "WARNING", "WARN", "DEBUG", "ERROR", "CRITICAL", "FATAL", "NOTE", "Note", "Warning",
      "Killed", "Aborted", "Terminated", "Epoch", "Step", "Training", "Loading", "Saving")
 )  # fmt: skip
 # What a logger puts before an error: its time, level, and place in the code.
-_LOGGER = re.compile(
+LOGGER = re.compile(
     r"^(?>\[[^\[\]]{1,120}+\]:?\s{0,4}+|\d[\d:.,TZ/-]{3,40}+\s{0,4}+"
     r"|(?:ERROR|CRITICAL|FATAL|error|E)\b[\s:|-]{0,6}+"
     r"|[\w/]{1,80}+\.(?:py|cc|cpp):\d{1,6}+\]?:?\s{0,4}+){1,6}+"
@@ -56,7 +56,7 @@ _LOGGER = re.compile(
 _BRACKETS = {"(": ")", "[": "]"}
 _GROUP = re.compile(r"\s{0,40}[|+](?:-\+-{1,20}.{0,20})?\s?")
 # Number of lines without a frame after which a traceback counts as interrupted.
-_MAX_BETWEEN = 12
+MAX_BETWEEN = 12
 _MAX_TRACEBACKS = 2_000
 # What begins a traceback, or a part of one. Number of lines after it that may belong to it.
 _MARKS = (_HEADER, *_RAY_COPIES, 'File "*", line ', *_LINKS)
@@ -204,23 +204,6 @@ def _windows(log: Log) -> Iterator[Sequence[LogLine]]:
     yield log.lines[begin:end]
 
 
-def lone_error(lines: Sequence[LogLine]) -> Traceback | None:
-    """Return the last line that is an exception by its name, without frames: people paste those."""
-    for place, line in reversed(list(enumerate(lines))):
-        speaker, text = speaker_in(line.text)
-        found = _ERROR.fullmatch(_LOGGER.sub("", text.strip()[:2_000], count=1))
-        if found is None:
-            continue
-        name = found["kind"].rpartition(".")[2]
-        before = lines[max(0, place - _MAX_BETWEEN) : place]
-        if any(_IGNORED in one.text.lower() for one in before):
-            continue
-        if _EXCEPTION_NAME.fullmatch(name) and name not in _NO_CLASSES:
-            words = (found["words"] or "").strip()
-            return Traceback(line, line, (), found["kind"], words, speaker, has_head=False)
-    return None
-
-
 class _Reader:
     """The open tracebacks of every speaker, innermost last."""
 
@@ -245,7 +228,7 @@ class _Reader:
         at = low.find(_HEADER)
         opened = self._open.get(speaker)
         if at >= 0:
-            if _IGNORED in self._previous.get(speaker, ""):
+            if IGNORED in self._previous.get(speaker, ""):
                 self._ignored.add(speaker)
             else:
                 self._ignored.discard(speaker)
@@ -264,7 +247,7 @@ class _Reader:
             return self._take(opened, line, text)
         if any(words in text for words in _RAY_COPIES):
             self._push(_Open(line, "", 0, speaker))
-        elif (at := text.find('File "')) >= 0 and _HEADLESS.match(_LOGGER.sub("", text[:400])):
+        elif (at := text.find('File "')) >= 0 and _HEADLESS.match(LOGGER.sub("", text[:400])):
             prefix = len(text[:at].removesuffix("  "))
             self._push(_Open(line, text[:at], prefix, speaker, has_head=False))
             return self._take(self._open[speaker], line, text)
@@ -287,7 +270,7 @@ class _Reader:
             # Ray repeats the frames of the task below the name of its error.
             if any(words in found.kind + text for words in _RAY_COPIES):
                 stack.append(_Open(line, "", 0, opened.speaker))
-        elif opened.between > _MAX_BETWEEN:
+        elif opened.between > MAX_BETWEEN:
             stack.clear()
         if not stack:
             self._open.pop(opened.speaker, None)
@@ -300,7 +283,7 @@ class _Reader:
             last = opened.last or opened.start
             # Ray's copy of an error has been read already, as the error of its task.
             is_ray_copy = not opened.head and opened.has_head
-            if is_ray_copy or log.lines[-1].number - last.number > _MAX_BETWEEN:
+            if is_ray_copy or log.lines[-1].number - last.number > MAX_BETWEEN:
                 continue
             if opened.frames or opened.head:
                 frames = tuple(opened.frames)
@@ -318,7 +301,7 @@ def _closed(opened: _Open, line: LogLine, text: str) -> Traceback | None:
     text = _bare(text, opened)
     if not text or text[0].isspace() or text[0] in BOX:
         return None
-    error = _ERROR.fullmatch(text[:2_000].rstrip())
+    error = ERROR.fullmatch(text[:2_000].rstrip())
     if error is None or not opened.frames or not _is_exception(error["kind"], opened):
         opened.between += 1
         return None
@@ -332,9 +315,9 @@ def _closed(opened: _Open, line: LogLine, text: str) -> Traceback | None:
 def _is_exception(kind: str, opened: _Open) -> bool:
     """Return whether a name is an exception's: without a head, only if it is named like one."""
     name = kind.rpartition(".")[2] if "(" not in kind else kind
-    if name in _NO_CLASSES:
+    if name in NO_CLASSES:
         return False
-    return opened.has_head or _EXCEPTION_NAME.fullmatch(name) is not None
+    return opened.has_head or EXCEPTION_NAME.fullmatch(name) is not None
 
 
 def _bare(text: str, opened: _Open) -> str:

@@ -14,11 +14,12 @@ The run is dead, whatever its metrics look like. The verdict is then "not known"
 illness", and the exit code is 1.
 
 ## Likely causes
-- ended-in-exception: the exception's own words say what is known.
-- library-version-mismatch: a library asks another one for an argument or a name that it lacks.
+- library-version-mismatch: a library asks another one for an argument or a name that it lacks. Also
+  a guess where no word tells and the user's code did not raise: half of such threads were that.
 - shape-mismatch, dtype-mismatch, device-mismatch: the words name what does not fit.
 - reward-fn-signature, column-missing, unknown-setting, path-missing, checkpoint-keys-mismatch: the
   words name an argument, a column, a setting, a file or weights.
+- ended-in-exception: the exception's own words say what is known.
 
 ## What to do
 Read the exception and the frame that raised it. Resume from the newest checkpoint.
@@ -97,14 +98,19 @@ def _read(reading: ExceptionReading) -> Sighting:
 
 
 def _causes(reading: ExceptionReading, near: Near | None) -> Iterator[Cause]:
-    likely = reading.likely
-    if likely is not None:
-        yield Cause(likely[0], f"read, not recognised: {likely[1]}")
-    yield Cause("ended-in-exception", shortened(reading.failure.error, 200))
-    if near is not None and (likely is None or near.name != likely[0]):
-        yield Cause(
-            near.name, f"the nearest known illness ({near.code}), by {near.share:.0%} of its words"
-        )
+    """Yield what its words say, what is near, what is usual: each name once, the surest first."""
+    found: dict[str, str] = {}
+    if reading.likely is not None:
+        name, why = reading.likely
+        found[name] = f"read, not recognised: {why}"
+    if near is not None:
+        why = f"the nearest known illness ({near.code}), by {near.share:.0%} of its words"
+        found.setdefault(near.name, why)
+    if reading.usual is not None:
+        found.setdefault(*reading.usual)
+    found.setdefault("ended-in-exception", shortened(reading.failure.error, 200))
+    for name, why in found.items():
+        yield Cause(name, why)
 
 
 def _fixes(reading: ExceptionReading) -> Iterator[Fix]:

@@ -1,0 +1,83 @@
+"""Read an error without frames at the end of a log: people paste those, and loggers print them.
+
+    RuntimeError: CUDA error: invalid argument                              a line of its own
+    LayerNorm error: TypeError: missing a required argument: 'num_warps'    named within a line
+    ERROR abort() got an unexpected keyword argument 'pooling_output'       its words alone
+
+The first form counts anywhere in the last lines of a log. The others count only in its very last
+ones, because a run that continues also reports errors that it has survived.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from homeostat.health.end_lines import error_at_end
+from homeostat.health.exception_details import details_of
+from homeostat.health.log import LogLine
+from homeostat.health.speakers import speaker_in
+from homeostat.health.tracebacks import (
+    ERROR,
+    EXCEPTION_NAME,
+    IGNORED,
+    LOGGER,
+    MAX_BETWEEN,
+    NO_CLASSES,
+    Traceback,
+)
+
+_VERY_LAST = 3
+_MAX_CHARS = 2_000
+# A class by its name, then its message, or the message as it is shown in brackets, or nothing.
+_NAMED = re.compile(
+    r"(?<![\w.])(?P<kind>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{1,80}(?:Error|Exception))"
+    r"(?:: (?P<words>\S.{0,1000})|\((?P<quoted>['\"].{1,300}?['\"])\)|$)"
+)
+# Words with which a run that continues reports an error.
+_SURVIVED = ("retry", "ignor", "skip", "fall back", "falling back", "fallback", "warn", "caught")
+
+
+def lone_error(lines: Sequence[LogLine]) -> Traceback | None:
+    """Return the error without frames in which a log ends; None if it does not."""
+    return _whole_line(lines) or _within_line(lines[-_VERY_LAST:]) or _by_words(lines)
+
+
+def _whole_line(lines: Sequence[LogLine]) -> Traceback | None:
+    for place, line in reversed(list(enumerate(lines))):
+        speaker, text = speaker_in(line.text)
+        found = ERROR.fullmatch(LOGGER.sub("", text.strip()[:_MAX_CHARS], count=1))
+        if found is None:
+            continue
+        name = found["kind"].rpartition(".")[2]
+        before = lines[max(0, place - MAX_BETWEEN) : place]
+        if any(IGNORED in one.text.lower() for one in before):
+            continue
+        if EXCEPTION_NAME.fullmatch(name) and name not in NO_CLASSES:
+            return _error(line, speaker, found["kind"], (found["words"] or "").strip())
+    return None
+
+
+def _within_line(lines: Sequence[LogLine]) -> Traceback | None:
+    for line in reversed(lines):
+        speaker, text = speaker_in(line.text)
+        text = text.strip()[:_MAX_CHARS]
+        found = _NAMED.search(text)
+        if found is not None and not any(word in text.lower() for word in _SURVIVED):
+            words = (found["words"] or found["quoted"] or "").strip()
+            return _error(line, speaker, found["kind"], words)
+    return None
+
+
+def _by_words(lines: Sequence[LogLine]) -> Traceback | None:
+    """Return a logger's line of level error, if its words have the form of an exception's."""
+    line = error_at_end(lines)
+    if line is None:
+        return None
+    speaker, text = speaker_in(line.text)
+    text = LOGGER.sub("", text.strip()[:_MAX_CHARS], count=1)
+    return _error(line, speaker, "Error", text) if details_of("", text) else None
+
+
+def _error(line: LogLine, speaker: str, kind: str, words: str) -> Traceback:
+    return Traceback(line, line, (), kind, words, speaker, has_head=False)
