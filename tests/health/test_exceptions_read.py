@@ -52,6 +52,18 @@ def test_what_was_read_is_a_warning_that_says_so_and_the_end_stays_unknown() -> 
     assert found["vital_signs"]["exception"]["library"] == "torch"
 
 
+def test_where_words_do_not_tell_versions_are_a_guess_unless_the_users_code_raised() -> None:
+    unknown = "FlurbError: out of flurb"
+    within = reading("\n".join([HEAD, *FRAMES, unknown])).usual
+    assert within is not None
+    assert within[0] == "library-version-mismatch"
+    assert "a guess" in within[1]
+    assert "inside torch" in within[1]
+    assert reading(unknown).usual is not None
+    assert reading("\n".join([HEAD, *FRAMES[:2], unknown])).usual is None
+    assert reading("\n".join([HEAD, *FRAMES])).usual is None
+
+
 def test_a_recognised_error_goes_before_what_was_read() -> None:
     error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     view = read_text("\n".join([HEAD, *FRAMES, error]))

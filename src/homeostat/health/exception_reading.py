@@ -108,18 +108,18 @@ class ExceptionReading:
     def usual(self) -> tuple[str, str] | None:
         """Return what such an exception usually is where its words do not tell, and why.
 
-        Where a library fails in its own code over something that no rule knows, it mostly does so
-        for everybody with these versions. (Threads whose cause is known: see LOG.md.)
+        A library that fails in its own code often does so for everybody with these versions: in 12
+        of 24 threads with a confirmed cause (bench/threads/open.jsonl).
         """
         if not self.failure.has_tail or self.failure.is_native or self.failure.is_report:
             return None
         if self.raised is not None and _is_users(self.raised.file):
             return None
-        inside = f"inside {self.library}, " if self.library else ""
+        inside = f" inside {self.library}" if self.library else ""
         return (
             "library-version-mismatch",
-            f"a guess: it was raised {inside}by no rule's words, and such errors are mostly of "
-            "versions that do not fit together, or of a fault in one of them",
+            f"a guess: half of the errors{inside} that no rule knows come from versions "
+            "that do not fit together, or from a fault in one of them",
         )
 
     def _by_owner(self, detail: Detail) -> str:

@@ -1,0 +1,61 @@
+"""An error without frames at the end of a log is read, whole lines and those named within one."""
+
+from __future__ import annotations
+
+import pytest
+
+from homeostat.health.end_lines import End
+from homeostat.health.ending import ending_of
+from homeostat.health.last_exception import last_exception
+from homeostat.health.readers import read_text
+
+ROWS, LATER = (
+    "\n".join(str({"loss": 2.0 - n / 10, "epoch": n / 10}) for n in range(first, first + 8))
+    for first in (1, 9)
+)
+# What ends a log -> the error's class and words.
+NAMED = {
+    "LayerNorm error: TypeError: missing a required argument: 'num_warps'": (
+        "TypeError",
+        "missing a required argument: 'num_warps'",
+    ),
+    "collator = Collator(TypeError: __init__() got an unexpected keyword argument 'max_length'": (
+        "TypeError",
+        "__init__() got an unexpected keyword argument 'max_length'",
+    ),
+    "[eval] scoring failed on row 127: KeyError('question')": ("KeyError", "'question'"),
+    "compute_score() crashes with NotImplementedError": ("NotImplementedError", ""),
+    "ERROR 10:00:00 core.py:1] abort() got an unexpected keyword argument 'pooling_output'": (
+        "Error",
+        "abort() got an unexpected keyword argument 'pooling_output'",
+    ),
+}
+SURVIVED = (
+    "request 7 failed (TimeoutError: no answer), retrying in 2 s",
+    "WARNING: could not import flash_attn: ImportError: no such module",
+    "row 3 skipped: ValueError: bad label",
+    "falling back to eager after RuntimeError: no kernel",
+)
+
+
+@pytest.mark.parametrize("line", NAMED)
+def test_an_error_in_the_last_line_ends_the_run(line: str) -> None:
+    found = last_exception(read_text(f"{ROWS}\n{line}"))
+    assert found is not None
+    assert (found.failure.name, found.failure.message) == NAMED[line]
+
+
+@pytest.mark.parametrize("line", SURVIVED)
+def test_an_error_that_a_run_reports_and_survives_does_not_end_it(line: str) -> None:
+    assert ending_of(read_text(f"{ROWS}\n{line}")).how is not End.EXCEPTION
+
+
+@pytest.mark.parametrize("line", [*NAMED, *SURVIVED])
+def test_an_error_with_steps_after_it_does_not_end_the_run(line: str) -> None:
+    assert ending_of(read_text(f"{ROWS}\n{line}\n{LATER}")).how is not End.EXCEPTION
+
+
+def test_an_error_within_a_line_counts_in_the_very_last_lines_alone() -> None:
+    line = next(iter(NAMED))
+    text = f"{ROWS}\n{line}\n" + "saving the model\n" * 4
+    assert ending_of(read_text(text)).how is not End.EXCEPTION
