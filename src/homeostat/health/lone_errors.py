@@ -40,7 +40,7 @@ _SURVIVED = ("retry", "ignor", "skip", "fall back", "falling back", "fallback", 
 
 def lone_error(lines: Sequence[LogLine]) -> Traceback | None:
     """Return the error without frames in which a log ends; None if it does not."""
-    return _whole_line(lines) or _within_line(lines[-_VERY_LAST:]) or _by_words(lines)
+    return _whole_line(lines) or _within_line(lines) or _by_words(lines)
 
 
 def _whole_line(lines: Sequence[LogLine]) -> Traceback | None:
@@ -50,23 +50,29 @@ def _whole_line(lines: Sequence[LogLine]) -> Traceback | None:
         if found is None:
             continue
         name = found["kind"].rpartition(".")[2]
-        before = lines[max(0, place - MAX_BETWEEN) : place]
-        if any(IGNORED in one.text.lower() for one in before):
-            continue
-        if EXCEPTION_NAME.fullmatch(name) and name not in NO_CLASSES:
+        is_class = EXCEPTION_NAME.fullmatch(name) and name not in NO_CLASSES
+        if is_class and not _is_ignored(lines, place):
             return _error(line, speaker, found["kind"], (found["words"] or "").strip())
     return None
 
 
 def _within_line(lines: Sequence[LogLine]) -> Traceback | None:
-    for line in reversed(lines):
+    for place in range(len(lines) - 1, max(-1, len(lines) - 1 - _VERY_LAST), -1):
+        line = lines[place]
         speaker, text = speaker_in(line.text)
         text = text.strip()[:_MAX_CHARS]
         found = _NAMED.search(text)
-        if found is not None and not any(word in text.lower() for word in _SURVIVED):
+        if found is None or any(word in text.lower() for word in _SURVIVED):
+            continue
+        if not _is_ignored(lines, place):
             words = (found["words"] or found["quoted"] or "").strip()
             return _error(line, speaker, found["kind"], words)
     return None
+
+
+def _is_ignored(lines: Sequence[LogLine], place: int) -> bool:
+    """Return whether Python said just before that it ignores an exception."""
+    return any(IGNORED in one.text.lower() for one in lines[max(0, place - MAX_BETWEEN) : place])
 
 
 def _by_words(lines: Sequence[LogLine]) -> Traceback | None:

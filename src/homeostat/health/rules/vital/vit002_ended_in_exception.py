@@ -98,16 +98,16 @@ def _read(reading: ExceptionReading) -> Sighting:
 
 
 def _causes(reading: ExceptionReading, near: Near | None) -> Iterator[Cause]:
-    """Yield what its words say, what is near, what is usual: each name once, the surest first."""
+    """Yield what its words say, what is usual, what is near: each name once, the surest first."""
     found: dict[str, str] = {}
     if reading.likely is not None:
         name, why = reading.likely
         found[name] = f"read, not recognised: {why}"
+    if reading.usual is not None:
+        found.setdefault(*reading.usual)
     if near is not None:
         why = f"the nearest known illness ({near.code}), by {near.share:.0%} of its words"
         found.setdefault(near.name, why)
-    if reading.usual is not None:
-        found.setdefault(*reading.usual)
     found.setdefault("ended-in-exception", shortened(reading.failure.error, 200))
     for name, why in found.items():
         yield Cause(name, why)
