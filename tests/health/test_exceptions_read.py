@@ -52,16 +52,17 @@ def test_what_was_read_is_a_warning_that_says_so_and_the_end_stays_unknown() -> 
     assert found["vital_signs"]["exception"]["library"] == "torch"
 
 
-def test_where_words_do_not_tell_versions_are_a_guess_unless_the_users_code_raised() -> None:
+def test_usual_causes_are_guesses_by_class_unless_the_users_code_raised() -> None:
     unknown = "FlurbError: out of flurb"
     within = reading("\n".join([HEAD, *FRAMES, unknown])).usual
-    assert within is not None
-    assert within[0] == "library-version-mismatch"
-    assert "a guess" in within[1]
-    assert "inside torch" in within[1]
-    assert reading(unknown).usual is not None
-    assert reading("\n".join([HEAD, *FRAMES[:2], unknown])).usual is None
-    assert reading("\n".join([HEAD, *FRAMES])).usual is None
+    assert [one.cause for one in within] == ["library-version-mismatch"]
+    assert "a guess" in within[0].why
+    typed = reading("TypeError: no flurb").usual
+    assert [one.cause for one in typed] == ["library-version-mismatch", "unknown-setting"]
+    asserted = reading("AssertionError: no flurb").usual
+    assert asserted[0].cause == "parallel-sizes-inconsistent"
+    assert reading("\n".join([HEAD, *FRAMES[:2], unknown])).usual == ()
+    assert reading("\n".join([HEAD, *FRAMES])).usual == ()
 
 
 def test_a_recognised_error_goes_before_what_was_read() -> None:

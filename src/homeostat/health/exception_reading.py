@@ -20,6 +20,7 @@ from homeostat.health.frames import BOX, Frame
 from homeostat.health.log import Log
 from homeostat.health.speakers import rank_of, speaker_in
 from homeostat.health.tracebacks import Traceback
+from homeostat.health.usual_causes import Usual, usual_causes
 
 # Lines below an exception's own that still belong to its message.
 _MAX_MORE = 12
@@ -105,22 +106,13 @@ class ExceptionReading:
         return None
 
     @property
-    def usual(self) -> tuple[str, str] | None:
-        """Return what such an exception usually is where its words do not tell, and why.
-
-        A library that fails in its own code often does so for everybody with these versions: in 12
-        of 24 threads with a confirmed cause (bench/threads/open.jsonl).
-        """
+    def usual(self) -> tuple[Usual, ...]:
+        """Return what such exceptions usually come from, where the user's code did not raise it."""
         if not self.failure.has_tail or self.failure.is_native or self.failure.is_report:
-            return None
+            return ()
         if self.raised is not None and _is_users(self.raised.file):
-            return None
-        inside = f" inside {self.library}" if self.library else ""
-        return (
-            "library-version-mismatch",
-            f"a guess: half of the errors{inside} that no rule knows come from versions "
-            "that do not fit together, or from a fault in one of them",
-        )
+            return ()
+        return usual_causes(self.failure.name)
 
     def _by_owner(self, detail: Detail) -> str:
         """Name what depends on whose code asked for something that is not there."""

@@ -14,12 +14,13 @@ The run is dead, whatever its metrics look like. The verdict is then "not known"
 illness", and the exit code is 1.
 
 ## Likely causes
-- library-version-mismatch: a library asks another one for an argument or a name that it lacks. Also
-  a guess where no word tells and the user's code did not raise: half of such threads were that.
+- library-version-mismatch: a library asks another one for an argument or a name that it lacks.
 - shape-mismatch, dtype-mismatch, device-mismatch: the words name what does not fit.
 - reward-fn-signature, column-missing, unknown-setting, path-missing, checkpoint-keys-mismatch: the
   words name an argument, a column, a setting, a file or weights.
 - ended-in-exception: the exception's own words say what is known.
+After what the words say come guesses, marked as such: what exceptions of this class were in
+threads with a confirmed cause. There are none where the user's own code raised.
 
 ## What to do
 Read the exception and the frame that raised it. Resume from the newest checkpoint.
@@ -103,8 +104,8 @@ def _causes(reading: ExceptionReading, near: Near | None) -> Iterator[Cause]:
     if reading.likely is not None:
         name, why = reading.likely
         found[name] = f"read, not recognised: {why}"
-    if reading.usual is not None:
-        found.setdefault(*reading.usual)
+    for one in reading.usual:
+        found.setdefault(one.cause, one.why)
     if near is not None:
         why = f"the nearest known illness ({near.code}), by {near.share:.0%} of its words"
         found.setdefault(near.name, why)
