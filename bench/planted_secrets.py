@@ -96,7 +96,7 @@ def secrets(rng: random.Random) -> dict[str, dict[str, str]]:
         "key": f"AccountKey={word(40)}==", "header": f"x-api-key: {word(12)}",
         "hex": word(40, hexadecimal), "long": word(44), "npm": f"npm_{word(36)}", "login": f"redis://:{word(9)}@cache.example/0",
     }  # fmt: skip
-    overrides = {name: word(13) for name in ("over_key", "over_auth", "pattern", "stop", "reason")}
+    overrides = {name: word(13) for name in ("over_key", "over_auth", "pattern", "stop", "more")}
     overrides["folder"] = f"{word(8)}"
     return {"option": options, "environment": environment, "told": told, "override": overrides}
 
@@ -131,12 +131,11 @@ def write_run(folder: Path, planted: dict[str, dict[str, str]]) -> list[str]:
         "data": {"max_length": 16, "train": [
             {"type": "prompts", "path": f"{data.name}/prompts.jsonl", "chat": False}]},
         "rollout": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 6,
-                    "stop": [planted["override"]["stop"]]},
+                    "stop": [planted["override"]["stop"], planted["override"]["more"]]},
         "rewards": {"functions": [
             {"type": "function", "path": "judge.py:score", "options": options, "name": "judge"},
             {"type": "regex_format", "pattern": planted["override"]["pattern"]}]},
         "trainer": {"max_steps": 4, "max_tokens_per_device": 128, "threads": 1},
-        "health": {"allow": [{"code": "CFG001", "reason": planted["override"]["reason"]}]},
         "observe": {"console": "plain"},
     }  # fmt: skip
     (folder / "recipe.yaml").write_text(json.dumps(recipe, indent=1))
