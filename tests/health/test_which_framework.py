@@ -6,7 +6,9 @@ from __future__ import annotations
 import pytest
 
 from homeostat.health.frameworks import ALL
+from homeostat.health.log import Log
 from homeostat.health.readers import read_text
+from homeostat.health.readers.detect import framework_of
 
 ROWS = "".join(
     f"{{'loss': {1.5 - step / 50:.4f}, 'grad_norm': 0.8, 'learning_rate': 1e-05, 'epoch': {step}}}\n"
@@ -46,6 +48,12 @@ LOGS: dict[str, list[str]] = {
         + frame("trl/trainer/ppo_trainer.py") + frame("transformers/trainer.py"),
         TRACE + '  File "/data/LLaMA-Factory/src/train_bash.py", line 14, in <module>\n' + ROWS,
         "[INFO|2026-01-01 10:00:00] llamafactory.data.loader:143 >> Loading dataset x.json\n" + ROWS,
+        "".join(
+            f'{{"current_steps": {step}, "total_steps": 90, "loss": 2.4, "learning_rate": 5e-07, '
+            f'"epoch": 0.1, "percentage": 0.1, "elapsed_time": "0:00:24", "remaining_time": "5:58:33", '
+            f'"throughput": "0.00", "total_tokens": {step}}}\n'
+            for step in range(1, 9)
+        ),
     ],
     "axolotl": [
         "[2026-01-01 10:00:00,000] [INFO] [axolotl.train:80] [PID:1] loading tokenizer\n"
@@ -97,7 +105,11 @@ LOGS: dict[str, list[str]] = {
     "vllm": [TRACE + frame("vllm/v1/engine/core.py") + frame("vllm/v1/executor/abstract.py")],
     "sglang": ["[2026-01-01 10:00:00 TP0] Decode batch. #running-req: 3\n" + TRACE
                + frame("sglang/srt/managers/scheduler.py")],
-    "unknown": ["step 1 of 10\nall is well\n", TRACE + frame("mypackage/train.py")],
+    "unknown": [
+        "step 1 of 10\nall is well\n",
+        TRACE + frame("mypackage/train.py"),
+        "".join(f"step={step} avg_loss={2 - step / 9:.3f} acc=0.{step}\n" for step in range(1, 9)),
+    ],
 }  # fmt: skip
 CASES = [(name, place) for name, logs in LOGS.items() for place in range(len(logs))]
 
@@ -109,3 +121,16 @@ def test_a_log_is_taken_for_the_framework_that_wrote_it(framework: str, place: i
 
 def test_what_a_framework_is_built_on_is_known() -> None:
     assert {name for table in ALL.values() for name in table.built_on} <= ALL.keys()
+
+
+def test_settings_of_transformers_alone_are_not_taken_for_a_component_that_has_them_too() -> None:
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "warmup_ratio",
+             "deepspeed", "optim", "fp16_opt_level", "lr_scheduler_type", "logging_steps",
+             "max_grad_norm", "gradient_checkpointing", "save_steps", "eval_steps")  # fmt: skip
+    found = framework_of(
+        names=["train/loss", "train/grad_norm"],
+        log=Log(()),
+        forms={"wandb": 5},
+        settings=dict.fromkeys(names, 1),
+    )
+    assert found.name == "transformers"

@@ -22,12 +22,14 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _BULLET = re.compile(
-    rf"^(?:\s*+[\u2022\u00b7*\u25cf-]\s++|\s{{2,}}+)(?P<name>[A-Za-z][^:=]{{0,120}}+)\s*+[:=]\s*+"
+    rf"^(?:\s*+[\u2022\u00b7*\u25cf-]\s++|\s{{2,}}+)(?P<name>[A-Za-z][^:=*+$]{{0,120}}+)\s*+[:=]\s*+"
     rf"(?P<value>{VALUE}\s*+[^\s\d,:(]{{0,20}})(?:\s*+\([^()]*+\))?\s*+$"
 )
 # Possessive: a run of spaces is tried once, from its first one on.
 _CELLS = re.compile(r"(?:(?<!\s)\s++)?\|\s*+|\t|\s{2,}+")
 _NAMED_CELLS = re.compile(r"\bTraining Loss\b|\bValidation Loss\b|\S+")
+# Completions count their steps, too, and go on in sentences.
+_MAX_WORDS = 6
 _NO_VALUE = frozenset({"no log", "n/a", "-", "", "none"})
 
 
@@ -71,6 +73,8 @@ class Blocks:
         if found is None or value is None:
             return None
         name = found["name"].strip()
+        if name.count(" ") >= _MAX_WORDS:
+            return None
         row = Row({name: value}, self.step, form=self._form)
         count = decimals_of(found["value"].strip())
         if count is not None:

@@ -57,7 +57,7 @@ def take_json_block(recorder: Recorder, block: bytes, *, num_lines: int) -> bool
     if step_key is None:
         return False
     columns = {name: [record.get(name) for record in records] for name in names}
-    return take_columns(recorder, columns, step_key=step_key, form="jsonl")
+    return take_columns(recorder, columns, step_key=step_key, form=_form_of(columns))
 
 
 def parsed(text: bytes, *, is_long: bool) -> Any:
@@ -74,6 +74,11 @@ def parsed(text: bytes, *, is_long: bool) -> Any:
         except ValueError:
             pass
     return json.loads(text)
+
+
+def _form_of(names: Collection[str]) -> str:
+    """Return whose JSON lines they are, as far as their names tell."""
+    return "llamafactory" if "current_steps" in names else "jsonl"
 
 
 def _step_key(names: Collection[str]) -> str | None:
@@ -94,7 +99,7 @@ def _take_numbers(recorder: Recorder, columns: Mapping[str, FloatArray64]) -> bo
         for name, values in columns.items()
         if name not in NOT_METRICS and name not in STEP_KEYS
     }
-    return recorder.add_columns(steps, cells, form="jsonl")
+    return recorder.add_columns(steps, cells, form=_form_of(columns))
 
 
 def _columns_of_alike(records: Sequence[dict[str, Any]]) -> dict[str, FloatArray64] | None:

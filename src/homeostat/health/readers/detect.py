@@ -102,8 +102,9 @@ def framework_of(
         weight = _WEIGHTS.get(table.name, 1.0)
         marks = weight * _marks(table, log=log, forms=forms, settings=folded_settings)
         points = marks + _names(table, names=names, forms=forms, settings=folded_settings)
-        # Names that a framework shares with its base are evidence for the base.
-        points -= 0.01 * weight
+        # Names that a framework shares with its base are evidence for the base, and those of a
+        # component for the trainer that uses it, unless the component's own marks are there.
+        points -= 0.01 * weight if marks or table.name not in _PARTS else 0.1
         # Without its own mark, shared names must be at least as much evidence for a base as for
         # others.
         if points >= (_ENOUGH * weight if marks else _ENOUGH - 0.01):
@@ -143,7 +144,9 @@ def _marks(
     """Count what only this framework prints: its marks, its modules, its formats."""
     # Windows paths use backslashes.
     marks = sum(1 for mark in table.marks if log.has(mark, mark.replace("/", "\\")))
-    marks += sum(1 for mark in table.marks if any(mark.lower() in name for name in settings))
+    if table.name not in _PARTS:
+        # A setting named after a component is that of a trainer which uses it.
+        marks += sum(1 for mark in table.marks if any(mark.lower() in name for name in settings))
     package = table.name.replace("_", "*")
     modules = log.has(f"/{package}/", f"\\{package}\\", f"[{package}.") if log else False
     form = any(_FORMS.get(form) == table.name for form in forms)
@@ -162,7 +165,9 @@ def _names(
     points = 0.0
     if special:
         known = [name for name in special if {name, unprefixed(name)} & table.metrics.keys()]
-        points += 6.0 * len(known) / len(special)
+        # A single plain word such as "acc" is one that anybody may choose.
+        is_telling = len(known) > 1 or any("/" in name for name in known)
+        points += (6.0 if is_telling else 1.5) * len(known) / len(special)
     if "dict" in forms and "loss" in names:
         # The plain rows of the HF trainer, and those that TRL's trainers add.
         is_trl = any(name.startswith(_OF_TRL) for name in names)
