@@ -12,6 +12,7 @@ from homeostat.health.view import RunView
 FORMS = (
     "epoch {epoch}/3 step {step}/{total} loss {loss}",
     "Epoch {epoch}/3, Step {step}/{total}, loss: {loss}",
+    "Epoch:[{epoch}/3]({step}/{total}), loss: {loss}, aux_loss: 0.0000",
 )
 
 
@@ -39,6 +40,13 @@ def test_steps_are_counted_through_all_epochs(form: str, first: int, anew: bool)
     assert view.total_steps == 12
 
 
+def test_an_epochs_number_of_steps_is_not_the_runs() -> None:
+    lines = written("Epoch: [{epoch}][ {step}/{total}]  loss: {loss}  lr: 0.1", first=0)
+    view = view_of(lines)
+    assert view.series("train/loss").steps.tolist() == list(range(1, 13))
+    assert view.total_steps is None
+
+
 def test_a_loss_that_is_not_a_number_is_seen_without_signs() -> None:
     lines = [
         f"epoch 1/3 step {step}/39 loss {'2.5' if step == 1 else 'nan'}" for step in range(1, 9)
@@ -53,3 +61,14 @@ def test_a_loss_that_is_not_a_number_is_seen_without_signs() -> None:
 )
 def test_sentences_are_no_rows(line: str) -> None:
     assert not view_of([line] * 5).metrics
+
+
+def test_a_rate_of_few_units_of_its_last_decimal_does_not_end_at_zero() -> None:
+    rates = [4, 4, 3, 2, 1, 0, 0, 0]
+    lines = [
+        f"Epoch:[1/1]({20 * n}/400), loss: 0.{690 - n}0, learning_rate: 0.0000000{rate}"
+        for n, rate in enumerate(rates, start=1)
+    ]
+    view = view_of(lines)
+    assert view.decimals["learning_rate"] == 8
+    assert "LRN007" not in [finding.code for finding in diagnose(view, RULES).findings]

@@ -8,6 +8,7 @@ step 3/400, loss: 11.93, grad_norm: 0.00, max_memory: 31.0 GB             and th
 Epoch(train)  [1][100/735]  lr: 1.9e-04  loss: 3.41                       mmengine, xtuner
 step=3 loss=0.5 lr=1e-05                                                  and their like
 epoch 1/3 step 2/39 loss 0.5 lr 1e-05                                     scripts of one's own
+Epoch:[1/3](20/4292), loss: 0.5, lr: 0.00001                              MiniMind
 Epoch 1 | iter 10 step 2 | loss train: 1.23, val: n/a | iter time: ...    litgpt
 """
 
@@ -29,6 +30,12 @@ _STEP = re.compile(
 )
 _EPOCH = re.compile(
     r"(?<![\w/.])epoch\s*+(?:[:=#]\s*+)?\[?(\d{1,9})(?:\s*+/\s*+(\d{1,9}))?(?![\d.])", re.IGNORECASE
+)
+# Epoch:[1/3](20/4292), and in the examples of PyTorch Epoch: [0][ 20/391].
+_IN_EPOCH = re.compile(
+    r"(?<![\w/.])epoch\s*+:?\s*+\[\d{1,9}(?:\s*+/\s*+\d{1,9})?\]\s*+[(\[]\s*+(\d{1,15})\s*+/\s*+"
+    r"(\d{1,15})\s*+[)\]]",
+    re.IGNORECASE,
 )
 _PAIR = re.compile(rf"(?P<name>[^:=|]++)[:=]\s*+(?P<value>{VALUE}\s?+[^,|:=]*+)(?::\d++%)?")
 _MMENGINE = re.compile(
@@ -215,7 +222,7 @@ def _litgpt(body: str) -> Row | None:
 def _pairs(body: str) -> Row | None:
     """Return `name: number` pairs of a list. At least one name must certainly be a metric's."""
     row = Row({}, form=_form(body))
-    step = _STEP.search(body)
+    step = _IN_EPOCH.search(body) or _STEP.search(body)
     sure = 0
     pairs = _named(_LOGGER.sub("", body)) or list(_loose(body, step.end() if step else None))
     for name, text in pairs:

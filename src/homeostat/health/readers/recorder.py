@@ -23,6 +23,8 @@ from homeostat.types import FloatArray64, IntArray
 Fields = tuple[tuple[str, int, int, float], ...]
 _MAX_RUNS = 20
 _EPOCH = "epoch"
+# More decimals than these are those of a number that was printed in full.
+_MAX_FIXED = 12
 _MAX_ENGINE_ROWS = 400_000
 
 
@@ -101,7 +103,11 @@ class Recorder:
         """Take in a row. Its values are kept under the names that the log gives them."""
         self.forms[row.form] = self.forms.get(row.form, 0) + 1
         if row.epoch is not None:
+            has_total = row.total_steps is not None
             self._epochs.count_on(row)
+            if has_total and row.total_steps is None:
+                # It was that of one epoch, and the number of epochs is not known.
+                self.total_steps = None
         if row.total_steps is not None and 0 < row.total_steps < MAX_STEP:
             self.total_steps = row.total_steps
         if row.kind is RowKind.SUMMARY:
@@ -208,8 +214,8 @@ class Recorder:
             series[name] = Series(places[np.searchsorted(steps, one.steps)], one.values)
 
     def decimals(self) -> dict[str, int]:
-        """Return names whose values were always printed with the same small number of decimals."""
-        return {name: low for name, (low, high) in self._fixed.items() if low == high <= 4}
+        """Return names whose values were always printed with the same number of decimals."""
+        return {name: low for name, (low, high) in self._fixed.items() if low == high <= _MAX_FIXED}
 
     def _add_train(self, row: Row) -> None:
         step = self._counted(row) if row.step is None else row.step

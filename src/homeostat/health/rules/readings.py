@@ -162,6 +162,12 @@ def prints_zero(view: RunView, name: str) -> bool:
     return decimals is not None and decimals < 4
 
 
+def is_rounded(view: RunView, name: str, scale: float) -> bool:
+    """Return whether a metric was printed with too few decimals for values of this size."""
+    decimals = view.decimals.get(name)
+    return decimals is not None and 0.5 * 10.0**-decimals > 1e-3 * scale
+
+
 def broken(view: RunView) -> Series | None:
     """Return a series over the records of loss and gradient norm; None if there are none.
 

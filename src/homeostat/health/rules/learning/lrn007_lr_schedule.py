@@ -33,11 +33,13 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import needed
+from homeostat.health.rules.readings import is_rounded, needed
 from homeostat.health.view import RunView, Series
 
 # They print the rate that the step was made with.
 _PRINTS_THIS = ("torchtitan",)
+# No run is trained at a lower rate.
+_LEAST = 1e-7
 
 
 class Options(RuleOptions):
@@ -49,13 +51,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if len(rates) < 3:
         return
     if not np.any(rates.values):
-        if "learning_rate" not in view.decimals:
+        if not is_rounded(view, "learning_rate", _LEAST):
             yield _never(view, rates)
         return
     peak = float(np.nanmax(rates.values))
-    decimals = view.decimals.get("learning_rate")
     # With few decimals a 0 means less than half of the last digit: it must be nothing to the peak.
-    if decimals is not None and 0.5 * 10.0**-decimals > 1e-3 * peak:
+    if is_rounded(view, "learning_rate", peak):
         return
     zeros = np.flatnonzero(rates.values == 0)
     zeros = zeros[zeros > int(np.argmax(rates.values != 0))]

@@ -34,7 +34,7 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import needed
+from homeostat.health.rules.readings import is_rounded, needed
 from homeostat.health.view import RunView, Series
 
 # Relative change of a rate that is more than the rounding of a printed number.
@@ -50,9 +50,11 @@ class Options(RuleOptions):
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     rates = needed(view, "learning_rate").finite()
-    if len(rates) < 2 * options.fire or "learning_rate" in view.decimals:
+    if len(rates) < 2 * options.fire:
         return
     peak = float(rates.values.max())
+    if is_rounded(view, "learning_rate", options.low * peak):
+        return
     top = int(np.flatnonzero(rates.values >= (1 - 1e-9) * peak)[-1])
     after = Series(rates.steps[top:], rates.values[top:])
     changes = np.diff(after.values)
