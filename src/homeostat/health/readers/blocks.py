@@ -28,7 +28,7 @@ _BULLET = re.compile(
 # Possessive: a run of spaces is tried once, from its first one on.
 _CELLS = re.compile(r"(?:(?<!\s)\s++)?\|\s*+|\t|\s{2,}+")
 _NAMED_CELLS = re.compile(r"\bTraining Loss\b|\bValidation Loss\b|\S+")
-# Completions count their steps, too, and go on in sentences.
+# Completions count their steps, too, and continue in sentences.
 _MAX_WORDS = 6
 _NO_VALUE = frozenset({"no log", "n/a", "-", "", "none"})
 

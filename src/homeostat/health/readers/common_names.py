@@ -74,6 +74,8 @@ METRICS: dict[str, str] = {
     "response_length": "completions/mean_length",
     "mean_response_length": "completions/mean_length",
     "avg_response_length": "completions/mean_length",
+    "avg_response_len": "completions/mean_length",
+    "avg_completion_length": "completions/mean_length",
     "response_length/mean": "completions/mean_length",
     "response_length/max": "completions/max_length",
     "response_length/min": "completions/min_length",

@@ -2,7 +2,8 @@
 
 ## What it sees
 After `steps` steps the mean reward is still below `low` of the most that can be earned, without a
-rise that is more than noise.
+rise that is more than noise. Where the most is not known, a warning if it has not risen in `long`
+steps.
 
 ## Why it matters
 Most runs that will learn show it by then. It costs little to look, and much to wait.
@@ -17,22 +18,35 @@ Read completions; check the share of groups with a difference; try easier prompt
 prompt, or a larger learning rate.
 
 ## Known false alarms
-Hard tasks on which reward rises after hundreds of steps. It is information.
+Hard tasks on which reward rises after hundreds of steps: up to `long` steps it is information. A
+run that starts at the most that can be earned, if nothing tells how much that is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import newest, solved_share, trend
-from homeostat.health.view import Kind, RunView
+from homeostat.health.rules.signs import Trend, newest, solved_share, trend
+from homeostat.health.view import Kind, RunView, Series
+
+# Records of the reward from which a long run is judged.
+_MIN_RECORDS = 100
+# Rates of RL below this one rarely move a policy within a run.
+_LOW_RATE = 5e-7
+_FIXES = (
+    Fix("rollout.samples_per_prompt", "16", "more groups with a success", Grade.UNSAFE),
+    Fix("trainer.lr", "2 to 5 times as large", "if KL stays near 0", Grade.UNSAFE),
+)
 
 
 class Options(RuleOptions):
     steps: int = option(20, "Steps after which a rise should show.")
     low: float = option(0.15, "Share of the maximum that counts as low.")
+    long: int = option(1_000, "Steps without a rise that are a warning if no maximum is known.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -40,23 +54,39 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     assert reward is not None, "needs says so"
     moved = trend(reward)
     span = int(reward.steps[-1] - reward.steps[0]) + 1
-    if span < options.steps or moved is None or reached is None:
+    if span < options.steps or moved is None or moved.is_real:
         return
-    if reached >= options.low or moved.is_real or reached <= 0.0:
+    if reached is None:
+        if span >= options.long and len(reward) >= _MIN_RECORDS:
+            yield _flat(view, reward, moved, span, options)
+        return
+    if reached >= options.low or reached <= 0.0:
         return
     yield Sighting(
         message=f"After {span} steps the reward is {reached:.1%} of the maximum and flat (expected "
         f"above {options.low:.0%} by now). Read a few completions.",
         evidence=(f"reward {moved.start:.4g} at first, {moved.end:.4g} now",),
         causes=tuple(_causes(view)),
-        fixes=(
-            Fix("rollout.samples_per_prompt", "16", "more groups with a success", Grade.UNSAFE),
-            Fix("trainer.lr", "2 to 5 times as large", "if KL stays near 0", Grade.UNSAFE),
-        ),
+        fixes=_FIXES,
         first_step=int(reward.steps[0]),
         last_step=int(reward.steps[-1]),
         value=reached,
         limit=options.low,
+    )
+
+
+def _flat(view: RunView, reward: Series, moved: Trend, span: int, options: Options) -> Sighting:
+    return Sighting(
+        message=f"In {span:,} steps the reward has not risen: {moved.start:.4g} at first, "
+        f"{moved.end:.4g} now, which is within its noise. Read a few completions.",
+        evidence=(f"{len(reward):,} records of the reward",),
+        causes=tuple(_causes(view)),
+        fixes=_FIXES,
+        first_step=int(reward.steps[0]),
+        last_step=int(reward.steps[-1]),
+        value=float(span),
+        limit=float(options.long),
+        level=Level.WARN,
     )
 
 
@@ -66,6 +96,9 @@ def _causes(view: RunView) -> Iterator[Cause]:
         yield Cause("truncation-at-cap", f"{cut:.0%} of the completions are cut")
     if kl is not None and 0.0 <= kl < 1e-4:
         yield Cause("lr-too-low", f"KL is {kl:.2g}: the policy hardly moves")
+    rates = view.series("learning_rate")
+    if kl is None and rates is not None and 0.0 < float(np.nanmax(rates.values)) < _LOW_RATE:
+        yield Cause("lr-too-low", f"the rate is at most {float(np.nanmax(rates.values)):.2g}")
     yield Cause("task-too-hard", "few answers are right")
 
 
