@@ -130,6 +130,8 @@ def test_the_first_ratio_is_one_only_for_the_same_weights(tmp_path: Path) -> Non
     later = ScoredAgain(scored).compared(update(trainer, make_plan(1)))
     assert later["probe/first_ratio_off"] > 1e-4
     assert ScoredAgain({99: scores}).compared(report) == {}
+    # Trained on other tokens than it was to be: the mask's probe says so.
+    assert ScoredAgain({row: one[:-1] for row, one in scored.items()}).compared(report) == {}
 
 
 def test_a_packed_row_is_what_it_is_alone_unless_attention_leaks(tmp_path: Path) -> None:

@@ -97,9 +97,17 @@ class ScoredAgain:
 
 
 def _differences(scored: Mapping[int, FloatArray], report: UpdateReport) -> FloatArray64 | None:
-    """Return the differences of all tokens; None where none of the rows was in the update."""
+    """Return the differences of all tokens; None where none of the rows was in the update.
+
+    A row that was trained on other tokens than it was to be cannot be compared: that is what
+    `probe/mask_difference` reports.
+    """
     own = dict(zip(report.row_ids_B.tolist(), report.row_logp, strict=True))
-    gaps = [own[row] - logp_M for row, logp_M in scored.items() if row in own]
+    gaps = [
+        own[row] - logp_M
+        for row, logp_M in scored.items()
+        if row in own and len(own[row]) == len(logp_M)
+    ]
     return np.concatenate(gaps).astype(np.float64) if gaps else None
 
 

@@ -2,7 +2,8 @@
 
 ## What it sees
 Our own runs score a packed row alone, too: `probe/packing_difference`, the largest difference of
-its log-probs, is above `max_nats`. Of other frameworks: settings that pack rows without keeping
+its log-probs, is above `max_nats`, while rows that were scored together have the log-probs that the
+update had (else POL010). Of other frameworks: settings that pack rows without keeping
 them apart in the attention.
 
 ## Why it matters
@@ -63,7 +64,7 @@ def _measured(view: RunView, options: Options) -> Iterator[Sighting]:
     off = view.metrics[_PROBE].finite()
     if inexact or (view.number("lora.dropout") or 0.0) > 0 or not len(off):
         return
-    if off.latest <= options.max_nats:
+    if off.latest <= options.max_nats or _is_off_anyway(view, options):
         return
     bad = off.values > options.max_nats
     first = int(off.steps[len(bad) - int((~bad)[::-1].argmax()) if not bad.all() else 0])
@@ -75,6 +76,12 @@ def _measured(view: RunView, options: Options) -> Iterator[Sighting]:
         value=off.latest,
         limit=options.max_nats,
     )
+
+
+def _is_off_anyway(view: RunView, options: Options) -> bool:
+    """Return whether rows that were scored together, too, are not what the update had (POL010)."""
+    ratio = view.series("probe/first_ratio_off")
+    return ratio is not None and len(ratio) > 0 and not ratio.latest <= options.max_nats
 
 
 def _by_settings(view: RunView) -> str | None:

@@ -54,5 +54,5 @@ RULE = Rule(
     confidence=Confidence.MEASURED,
     check=check,
     needs=("train/loss|train/policy_loss|grad_norm|reward|kl|entropy",),
-    yields_to=("ERR", "VIT001", "VIT004"),
+    yields_to=("ERR", "VIT001", "VIT004", "RWD", "POL", "GEN"),
 )
