@@ -98,6 +98,7 @@ def rl_workshop(tmp_path_factory: pytest.TempPathFactory) -> RlWorkshop:
 
 
 def test_every_key_has_a_case() -> None:
+    assert CASES.keys() >= SET_ELSEWHERE
     assert sorted(set(all_keys()) - CASES.keys()) == [], "keys that nothing shows to work"
     assert sorted(CASES.keys() - set(all_keys())) == [], "cases of keys that do not exist"
     parts = (*SFT_PARTS, *RL_PARTS, engine_vllm)
@@ -125,12 +126,25 @@ def test_what_lies_beyond_the_last_epoch_is_refused(workshop: Workshop, change: 
 RAY_BY_DAY = {f"cluster.{key} (ray)" for key in ("type", "placement")}
 
 
+# Slow cases of keys that other tests set by day: tests/unit/test_observe_sinks.py and
+# test_rewards_classifier.py, tests/integration/test_rl_async.py and test_healing.py.
+SET_ELSEWHERE = {
+    "observe.sinks[].type (wandb)",
+    "rewards.functions[].type (reward_model)",
+    "rollout.partial",
+    "health.heal",
+    "health.clear_after",
+}
+
+
 def is_nightly(name: str) -> bool:
-    """Return True for keys of Ray, and for those whose code another key runs by day.
+    """Return True for keys of Ray, those set elsewhere, and those whose code another runs by day.
 
     Training and validation data are read by the same code, and so are the keys that an RL algorithm
     has in common with GRPO; the choice of each (`type`, `path`) is tested by day.
     """
+    if name in SET_ELSEWHERE:
+        return True
     if name.endswith("(ray)"):
         return name not in RAY_BY_DAY
     if name.startswith("data.validation[]."):

@@ -17,7 +17,7 @@ SEED = 20
 # Some cases are compared with a separate process, as a user starts it; its imports take seconds.
 @pytest.mark.parametrize(
     ("num_cases", "num_compared"),
-    [(8, 0), pytest.param(80, 2, marks=pytest.mark.slow)],
+    [(5, 0), pytest.param(80, 2, marks=pytest.mark.slow)],
     ids=["few", "more"],
 )
 def test_mutated_inputs_are_accepted_or_refused_with_their_place(
