@@ -127,7 +127,8 @@ RAY_BY_DAY = {f"cluster.{key} (ray)" for key in ("type", "placement")}
 
 
 # Slow cases of keys that other tests set by day: tests/unit/test_observe_sinks.py and
-# test_rewards_classifier.py, tests/integration/test_rl_async.py and test_healing.py.
+# test_rewards_classifier.py, tests/integration/test_rl_async.py and test_healing.py,
+# tests/health/test_monitor.py.
 SET_ELSEWHERE = {
     "observe.sinks[].type (wandb)",
     "rewards.functions[].type (reward_model)",
