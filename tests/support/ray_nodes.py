@@ -82,9 +82,12 @@ def lose(cluster: Any, node: Any) -> None:
 
 
 def guardians(group_name: str) -> list[int]:
-    """Processes that guard the workers of a group, by the ticket that they began with."""
+    """Processes that guard the workers of a group, by the ticket that they began with.
+
+    Only those that this process started: others may run an engine on the same machine.
+    """
     found = []
-    for entry in Path("/proc").iterdir():
+    for entry in (Path(f"/proc/{pid}") for pid in sorted(ranks.descendants(os.getpid()))):
         with contextlib.suppress(OSError, ValueError, KeyError):
             variables = dict(
                 one.split(b"=", 1) for one in (entry / "environ").read_bytes().split(b"\0") if one
