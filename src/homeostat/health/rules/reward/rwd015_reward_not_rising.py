@@ -26,12 +26,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import Trend, newest, solved_share, trend
-from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.rules.signs import newest, solved_share, trend
+from homeostat.health.view import Kind, RunView
 
 # Records of the reward from which a long run is judged.
 _MIN_RECORDS = 100
@@ -57,36 +55,26 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if span < options.steps or moved is None or moved.is_real:
         return
     if reached is None:
-        if span >= options.long and len(reward) >= _MIN_RECORDS:
-            yield _flat(view, reward, moved, span, options)
-        return
-    if reached >= options.low or reached <= 0.0:
+        if span < options.long or len(reward) < _MIN_RECORDS:
+            return
+        message = f"In {span:,} steps the reward has not risen beyond its noise."
+        level, value, limit = Level.WARN, float(span), float(options.long)
+    elif 0.0 < reached < options.low:
+        message = f"After {span} steps the reward is {reached:.1%} of the maximum and flat "
+        message += f"(expected above {options.low:.0%} by now)."
+        level, value, limit = Level.INFO, reached, options.low
+    else:
         return
     yield Sighting(
-        message=f"After {span} steps the reward is {reached:.1%} of the maximum and flat (expected "
-        f"above {options.low:.0%} by now). Read a few completions.",
+        message=f"{message} Read a few completions.",
         evidence=(f"reward {moved.start:.4g} at first, {moved.end:.4g} now",),
         causes=tuple(_causes(view)),
         fixes=_FIXES,
         first_step=int(reward.steps[0]),
         last_step=int(reward.steps[-1]),
-        value=reached,
-        limit=options.low,
-    )
-
-
-def _flat(view: RunView, reward: Series, moved: Trend, span: int, options: Options) -> Sighting:
-    return Sighting(
-        message=f"In {span:,} steps the reward has not risen: {moved.start:.4g} at first, "
-        f"{moved.end:.4g} now, which is within its noise. Read a few completions.",
-        evidence=(f"{len(reward):,} records of the reward",),
-        causes=tuple(_causes(view)),
-        fixes=_FIXES,
-        first_step=int(reward.steps[0]),
-        last_step=int(reward.steps[-1]),
-        value=float(span),
-        limit=float(options.long),
-        level=Level.WARN,
+        value=value,
+        limit=limit,
+        level=level,
     )
 
 
@@ -97,8 +85,9 @@ def _causes(view: RunView) -> Iterator[Cause]:
     if kl is not None and 0.0 <= kl < 1e-4:
         yield Cause("lr-too-low", f"KL is {kl:.2g}: the policy hardly moves")
     rates = view.series("learning_rate")
-    if kl is None and rates is not None and 0.0 < float(np.nanmax(rates.values)) < _LOW_RATE:
-        yield Cause("lr-too-low", f"the rate is at most {float(np.nanmax(rates.values)):.2g}")
+    highest = max(rates.finite().values.tolist(), default=0.0) if rates is not None else 0.0
+    if kl is None and 0.0 < highest < _LOW_RATE:
+        yield Cause("lr-too-low", f"the rate is at most {highest:.2g}")
     yield Cause("task-too-hard", "few answers are right")
 
 

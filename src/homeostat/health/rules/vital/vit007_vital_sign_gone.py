@@ -6,7 +6,9 @@ Loss, gradient norm, reward, KL, entropy, mean length or margin that was logged 
 
 ## Why it matters
 What is not logged cannot be judged. A trainer leaves a metric out when it has no value to report:
-every reward function failed, no sample was left, the part that computes it was switched off.
+every reward function failed, no sample was left, the part that computes it was switched off. Where
+all samples of a group earn the same (RWD001 to RWD005, POL001, POL015), there is no update, and
+that finding is shown instead.
 
 ## Likely causes
 - vital-sign-gone: the step at which it disappeared.
@@ -27,6 +29,9 @@ from homeostat.health.finding import Cause, Confidence, Family, Level, Sighting
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
 from homeostat.health.vital_metrics import gone
+
+# Rules that see groups without a difference: such steps have neither loss nor gradient.
+_NO_UPDATES = ("RWD001", "RWD002", "RWD003", "RWD004", "RWD005", "POL001", "POL015")
 
 
 def check(view: RunView, _: object) -> Iterator[Sighting]:
@@ -54,5 +59,5 @@ RULE = Rule(
     confidence=Confidence.MEASURED,
     check=check,
     needs=("train/loss|train/policy_loss|grad_norm|reward|kl|entropy",),
-    yields_to=("ERR", "VIT001", "VIT004", "RWD", "POL", "GEN"),
+    yields_to=("ERR", "VIT001", "VIT004", *_NO_UPDATES),
 )
