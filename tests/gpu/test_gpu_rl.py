@@ -40,6 +40,30 @@ def test_a_run_learns_with_an_engine_that_agrees(tmp_path: Path, precision: str)
         assert record["sampling/sampling_logp_difference/max"] < NEAR[precision]
 
 
+@pytest.mark.parametrize("section", ["fp8={recipe: blockwise}", "int4={group_size: 32}"])
+def test_an_engine_agrees_after_its_layers_were_measured(tmp_path: Path, section: str) -> None:
+    """The first steps are measured against bf16, with the layers switched off and on again between
+    two rollouts. What the engine has captured must still be what it decodes with."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    tiny_rl.write_model(tmp_path / "model", **sizes)
+    config = tiny_rl.config(
+        tmp_path,
+        f"trainer.{section}",
+        "trainer.device=cuda",
+        "trainer.precision=bf16",
+        "trainer.max_steps=6",
+        # Also the rows of a wide step, which are multiplied by rounded copies.
+        "rollout.prompts_per_step=16",
+        "rollout.samples_per_prompt=8",
+        "engine.max_concurrency=128",
+    )
+    runs.train(config)
+    records = list(read_metrics(config.run_dir / "metrics.jsonl"))
+    assert sum("train/loss" in record for record in records) >= 3
+    for record in records:
+        assert record["sampling/sampling_logp_difference/max"] < NEAR["bf16"]
+
+
 def test_a_request_samples_the_same_alone_and_in_a_crowd(tmp_path: Path) -> None:
     """In fp32, where rounding does not decide a token."""
     config = tiny_rl.config(tmp_path, "trainer.device=cuda", "trainer.precision=fp32")

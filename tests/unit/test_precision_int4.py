@@ -159,8 +159,13 @@ def test_a_rewritten_model_computes_with_rounded_weights_from_its_first_step_on(
     assert torch.equal(hidden(model), hidden(other))
     rewrite.weights_changed()
     assert not torch.equal(hidden(model), hidden(other))
+    before = {name: rounded.data_ptr() for name, rounded in rewrite.computed_weights().items()}
     rewrite.begin_step(2)
     assert not rewrite.computed_weights()
+    # What was captured of an engine reads the copies where they are.
+    rewrite.begin_step(3)
+    after = {name: rounded.data_ptr() for name, rounded in rewrite.computed_weights().items()}
+    assert after == before
 
 
 @pytest.mark.parametrize("packs", [True, False])

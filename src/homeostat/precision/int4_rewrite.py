@@ -7,6 +7,9 @@
 The parameters stay as they are, so that optimizer, checkpoints and names see the same model. Each
 layer keeps a rounded copy of its weights in their dtype; micro-batches of an update share it. The
 gradient of the rounded weight goes to the weight unchanged.
+
+From the first INT4 step on the copies keep their memory, also while they are switched off to
+compare: steps that an engine has captured read them at these addresses.
 """
 
 from __future__ import annotations
@@ -121,6 +124,7 @@ class Int4Rewrite:
         self.layers = [choice.layer for choice in choices if not choice.why_skipped]
         self._products = [_exchanged(layer) for layer in self.layers]
         self.copies: dict[str, RoundedWeights] = {}
+        self._room: dict[str, tuple[Tensor, ...]] = {}
         self.begin_step(1)
 
     @property
@@ -135,9 +139,11 @@ class Int4Rewrite:
             return
         size = self.config.group_size
         layers = self.layers if is_wanted else []
-        room = _room(layers)
+        if is_wanted and not self._room:
+            self._room = _room(layers)
         self.copies = {
-            layer.name: RoundedWeights(layer, room[layer.name], group_size=size) for layer in layers
+            layer.name: RoundedWeights(layer, self._room[layer.name], group_size=size)
+            for layer in layers
         }
         for layer, product in zip(self.layers, self._products, strict=True):
             product.switch(self.copies.get(layer.name))
