@@ -188,20 +188,20 @@ def compare() -> dict[str, Any]:
     return found
 
 
-# Warps of a program and units that each reads at once, for one row.
+# Warps of a program and units that each reads ahead, for one row.
 FEW = (
+    (2, 3),
+    (2, 4),
+    (2, 6),
     (4, 1),
-    (4, 2),
     (4, 3),
-    (8, 1),
-    (8, 2),
+    (4, 4),
+    (4, 8),
     (8, 4),
-    (16, 1),
+    (8, 7),
+    (8, 9),
     (16, 2),
     (16, 5),
-    (16, 7),
-    (32, 2),
-    (32, 3),
 )
 # Tiles of tensor cores: outputs, rows, shares, warps, stages.
 TILES = {

@@ -10,7 +10,8 @@ Every run is a process of `homeostat train`; those of a stage run at the same ti
             the evaluation loss is that of the precision that was trained
     files   the INT4 model is evaluated from its packed export, and beside it the bf16 model that
             was rounded to INT4 after training, from a packed export as well
-    rl      60 steps of GRPO on sums, from one warm start, in the same precisions and seeds
+    rl      60 steps of GRPO on sums, from one warm start, in the same precisions and seeds; also
+            how far the log-probs of engine and trainer are apart at the end
 
 The last line printed is the JSON, also written to bench/results/ with pictures of both stages.
 """
@@ -281,6 +282,7 @@ def rl_stage(plan: Plan, place: Path) -> dict[str, Any]:
     return {
         "reward": series(plan, place, "rl", "reward"),
         "eval_reward": at_end(plan, place, "rl", "eval/reward"),
+        "logp_difference": at_end(plan, place, "rl", "sampling/sampling_logp_difference/mean"),
         "rl_seconds": seconds,
     }
 

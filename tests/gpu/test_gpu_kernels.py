@@ -119,4 +119,5 @@ def test_memory_is_steady_from_the_second_step_on(tmp_path: Path) -> None:
         made.accumulate(Role.POLICY, [TrainBatch.of(data)], spec, step=step)
         made.apply(Role.POLICY, step=step, learning_rate=1e-3)
         seen.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
-    assert set(seen[1:]) == {seen[1]}
+    # What is freed late may make a step smaller; none may be larger than the second.
+    assert all(max(column[2:]) <= column[1] for column in zip(*seen, strict=True)), seen

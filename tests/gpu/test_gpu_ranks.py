@@ -29,7 +29,7 @@ def test_a_rank_that_offloads_trains_the_same_model_in_less_memory(tmp_path: Pat
         "import sys; sys.path.insert(0, 'bench'); import common, rank_offload; from pathlib import "
         f"Path; common.RESULTS_DIR = Path({str(tmp_path)!r}); rank_offload.main()"
     )
-    command = [sys.executable, "-c", code, "--device", "cuda", "--layers", "6"]
+    command = [sys.executable, "-c", code, "--device", "cuda", "--layers", "12"]
     done = subprocess.run(
         command, cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True, timeout=120, check=False
     )

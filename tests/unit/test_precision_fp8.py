@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from homeostat.config.fp8 import SCALES_VARIABLE, Fp8Config
+from homeostat.precision import operands
 from homeostat.precision.fp8 import Quantised, dequantise, quantise
 from homeostat.precision.recipe import BLOCK, E4M3, E5M2, Fp8Recipe
 
@@ -147,3 +148,15 @@ def test_the_variable_speaks_where_the_recipe_is_silent(settings, variable, is_p
     line = recipe.describe(config, environment)
     assert (SCALES_VARIABLE in line) is (variable is not None)
     assert ("overridden" in line) is (variable is not None and bool(settings))
+
+
+def test_a_product_without_its_padding_lies_as_a_plain_one_does(monkeypatch) -> None:
+    """Decode kernels read rows one after the other."""
+    padded = torch.arange(6.0 * 8).view(6, 8)
+    monkeypatch.setattr(operands, "_blockwise", lambda *_: padded)
+    operand = operands.Operand(padded, torch.ones(1))
+    found = operands.TensorCores().product(
+        operand, operand, Fp8Recipe("blockwise"), sizes=(5, 7), fast=False
+    )
+    assert found.is_contiguous()
+    assert torch.equal(found, padded[:5, :7])

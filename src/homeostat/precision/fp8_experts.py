@@ -112,7 +112,8 @@ class Fp8Experts:
         amax = self._histories[kind].now(records=records)
         if not rows_SC.is_cuda:
             return _emulated_product(rows_SC, copy, pairs, self.recipe, dtype, amax)
-        return _gpu_product(rows_SC, copy, pairs, self.recipe, dtype, amax)[:, :num_outputs]
+        out = _gpu_product(rows_SC, copy, pairs, self.recipe, dtype, amax)
+        return out[:, :num_outputs].contiguous()
 
 
 class _Experts(torch.autograd.Function):

@@ -72,4 +72,4 @@ class FixedTiles(TensorCores):
             num_rows=num_rows,
             is_blockwise=recipe.scaling == "blockwise",
         )
-        return out_MO[:, :num_outputs]
+        return out_MO[:, :num_outputs].contiguous()

@@ -75,7 +75,8 @@ class Arithmetic(Protocol):
     def product(
         self, a: Operand, b: Operand, recipe: Fp8Recipe, *, sizes: tuple[int, int], fast: bool
     ) -> Tensor:
-        """Return a @ b.T without padding. `fast` allows sums of lower precision."""
+        """Return a @ b.T without padding, its rows one after the other: kernels that follow read
+        them so. `fast` allows sums of lower precision."""
         ...
 
 
@@ -161,7 +162,7 @@ class TensorCores:
         assert b.scales is not None, "an operand of tensor cores has scales"
         num_rows, num_columns = sizes
         out = (_blockwise if recipe.scaling == "blockwise" else _plain)(a, b, fast)
-        return out[:num_rows, :num_columns]
+        return out[:num_rows, :num_columns].contiguous()
 
 
 def arithmetic_of(device: torch.device) -> Arithmetic:

@@ -88,6 +88,7 @@ def _launch(
     eps: float,
 ) -> Fp8Rows:
     num_rows, width = x_BK.shape
+    assert added_BK is None or added_BK.is_contiguous(), "rows are read one after the other"
     out = empty_rows(num_rows, width, scaling, x_BK.device)
     blocks = triton.next_power_of_2(triton.cdiv(width, BLOCK.value))
     _cast[(num_rows,)](

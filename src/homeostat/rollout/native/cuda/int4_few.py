@@ -21,72 +21,73 @@ from torch import Tensor
 
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
-from homeostat.rollout.native.cuda.int4_tiles import plane_of, words_at
+from homeostat.rollout.native.cuda.int4_tiles import plane_of
 from homeostat.rollout.native.cuda.products import Scaled
 
 # The tensor cores take as many rows at once.
 MAX_ROWS = 8
-# Warps of a program.
-_MIN_WARPS, _MAX_WARPS = 4, 16
-# Units that a warp reads at once, as measured on an H200: its registers hold twice as many.
-_DEPTH, _GATED_DEPTH = 4, 2
+# Most units that a warp reads before it multiplies any, and of more units those that it reads ahead.
+_MOST, _AHEAD = 9, 7
+# The same for a gated product, whose warps read twice as much.
+_GATED_MOST, _GATED_AHEAD = 8, 4
+_MAX_WARPS = 8
 
 
 @triton.jit
-def _words(words_ptr, tile, first, num_units, DEPTH: tl.constexpr, WARPS: tl.constexpr,
-           BLOCKS: tl.constexpr):  # fmt: skip
-    """The words of DEPTH units for each warp, tile by tile: each [WARPS * 256]."""
-    at = tl.arange(0, WARPS * 256)
-    found = ()
-    for number in tl.static_range(DEPTH * BLOCKS):
-        unit = first + number // BLOCKS * WARPS + at // 256
-        block = unit * BLOCKS + number % BLOCKS
-        found += (words_at(words_ptr, tile + at * 0, block, unit < num_units, num_units * BLOCKS),)
-    return found
+def _loaded(at, is_in, IS_WHOLE: tl.constexpr):
+    if IS_WHOLE:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=is_in, other=0)
 
 
 @triton.jit
-def _scales(scales_ptr, tile, first, num_units, DEPTH: tl.constexpr, WARPS: tl.constexpr,
-            GROUPS: tl.constexpr):  # fmt: skip
-    """The scales of DEPTH units for each warp, group by group: each [WARPS, 16]."""
-    found = ()
-    for number in tl.static_range(DEPTH * GROUPS):
-        unit = first + number // GROUPS * WARPS + tl.arange(0, WARPS)
-        at_group = (tile.to(tl.int64) * num_units + unit) * GROUPS + number % GROUPS
-        at = scales_ptr + at_group[:, None] * 16 + tl.arange(0, 16)[None, :]
-        found += (tl.load(at, mask=(unit < num_units)[:, None], other=0.0),)
-    return found
-
-
-@triton.jit
-def _read(words_ptr, scales_ptr, tile, first, num_units, GROUP: tl.constexpr, DEPTH: tl.constexpr,
-          WARPS: tl.constexpr):  # fmt: skip
-    """The words and scales of DEPTH units for each warp, from unit `first` on."""
+def _places(words_ptr, scales_ptr, tile, num_units, GROUP: tl.constexpr, WARPS: tl.constexpr):
+    """Where each warp's first unit is: of its words [WARPS * 256], and its scales [WARPS, 16]."""
     blocks: tl.constexpr = GROUP // 64 if GROUP > 64 else 1
     groups: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
-    words = _words(words_ptr, tile, first, num_units, DEPTH, WARPS, blocks)
-    return words, _scales(scales_ptr, tile, first, num_units, DEPTH, WARPS, groups)
+    at, warp = tl.arange(0, WARPS * 256), tl.arange(0, WARPS)
+    first = tile.to(tl.int64) * num_units
+    at_words = words_ptr + (first + at // 256) * (blocks * 256) + at % 256
+    at_scales = scales_ptr + (first + warp)[:, None] * (groups * 16) + tl.arange(0, 16)[None, :]
+    return at_words, at_scales
 
 
 @triton.jit
-def _inputs(x_ptr, num_rows, num_inputs, first, num_units, GROUP: tl.constexpr,
-            WARPS: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """The inputs of a unit for each warp, plane by plane: each [WARPS, 16, ROWS], in the order in
-    which threads hold weights."""
+def _read(places, number, num_units, GROUP: tl.constexpr, WARPS: tl.constexpr,
+          IS_WHOLE: tl.constexpr):  # fmt: skip
+    """The words and scales of unit `number` of each warp: words by blocks of 64 inputs, scales by
+    groups. `IS_WHOLE`: every warp has such a unit."""
+    blocks: tl.constexpr = GROUP // 64 if GROUP > 64 else 1
+    groups: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
+    at, words, scales = number * WARPS, (), ()
+    is_in = at + tl.arange(0, WARPS * 256) // 256 < num_units
+    for block in tl.static_range(blocks):
+        words += (_loaded(places[0] + (at * blocks + block) * 256, is_in, IS_WHOLE),)
+    is_in = (at + tl.arange(0, WARPS) < num_units)[:, None]
+    for group in tl.static_range(groups):
+        scales += (_loaded(places[1] + (at * groups + group) * 16, is_in, IS_WHOLE),)
+    return words, scales
+
+
+@triton.jit
+def _inputs(x_ptr, num_rows, num_inputs, number, GROUP: tl.constexpr, WARPS: tl.constexpr,
+            ROWS: tl.constexpr, IS_WHOLE: tl.constexpr):  # fmt: skip
+    """The inputs of unit `number` of each warp, plane by plane: each [WARPS, 16, ROWS], in the
+    order in which threads hold weights."""
     unit_size: tl.constexpr = GROUP if GROUP > 64 else 64
     at = tl.arange(0, WARPS * ROWS * 16)
-    half, unit, row = at // (8 * ROWS * WARPS), first + at // (8 * ROWS) % WARPS, at // 8 % ROWS
-    is_in = (row < num_rows) & (unit < num_units)
+    half, warp = at // (8 * ROWS * WARPS), at // (8 * ROWS) % WARPS
+    # Rows that are not there repeat the last one: their sums are not stored.
+    row = tl.minimum(at // 8 % ROWS, num_rows - 1)
     # Written so that the compiler sees pairs: a thread holds two inputs of each half.
     at_16 = half * 8 + at // 2 % 4 * 2 + at % 2
-    at_x = x_ptr + row.to(tl.int64) * num_inputs + unit * unit_size + at_16
-    found = ()
+    at_x = x_ptr + row.to(tl.int64) * num_inputs + warp * unit_size + at_16
+    first, found = number * WARPS * unit_size, ()
     for plane in tl.static_range(unit_size // 16):
-        is_there = is_in
-        if GROUP < 64:
-            # The last tile may be half empty.
-            is_there = is_in & (unit * unit_size + plane * 16 < num_inputs)
-        x = tl.load(at_x + plane * 16, mask=is_there, other=0.0)
+        # The last tile of groups of 32 may be half empty.
+        is_in = first + warp * unit_size + plane * 16 < num_inputs
+        x = _loaded(at_x + (first + plane * 16), is_in, IS_WHOLE)
         x = tl.permute(tl.reshape(x, (2, WARPS, ROWS, 8)), (1, 0, 3, 2))
         found += (tl.reshape(x, (WARPS, 16, ROWS)),)
     return found
@@ -97,7 +98,7 @@ def _sums(
     sums, words, scales, x, NUMBER: tl.constexpr, GROUP: tl.constexpr, WARPS: tl.constexpr,
     ROWS: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the products of a unit of each warp: number NUMBER of those that were read."""
+    """Add the products of unit NUMBER of each warp."""
     groups: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
     blocks: tl.constexpr = GROUP // 64 if GROUP > 64 else 1
     planes: tl.constexpr = GROUP // 16
@@ -157,45 +158,43 @@ def _few(
     x_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, norm_ptr, scaled_ptr, squares_ptr, eps,
     num_rows, num_inputs, num_units, num_outputs,
     HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, IS_ADDED: tl.constexpr, TILES: tl.constexpr,
-    PADDED_TILES: tl.constexpr, GROUP: tl.constexpr, WARPS: tl.constexpr, DEPTH: tl.constexpr,
-    IS_ALL: tl.constexpr, ROWS: tl.constexpr, HAS_ASM: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    PADDED_TILES: tl.constexpr, GROUP: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr,
+    DEPTH: tl.constexpr, IS_EVEN: tl.constexpr, ROWS: tl.constexpr, HAS_ASM: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
-    tile, stride = tl.program_id(0), WARPS * DEPTH
-    up_tile = tile + num_outputs // 16
-    words, scales = _read(words_ptr, scales_ptr, tile, 0, num_units, GROUP, DEPTH, WARPS)
+    tile = tl.program_id(0)
+    places = _places(words_ptr, scales_ptr, tile, num_units, GROUP, WARPS)
     if IS_GATED:
-        up_words, up_scales = _read(
-            words_ptr, scales_ptr, up_tile, 0, num_units, GROUP, DEPTH, WARPS
-        )
-    wait_for_last(EARLY)
-    rstd = _rstd(squares_ptr, num_rows, num_inputs, eps, TILES, PADDED_TILES, ROWS)
+        up_tile = tile + num_outputs // 16
+        up_places = _places(words_ptr, scales_ptr, up_tile, num_units, GROUP, WARPS)
+    words, scales, up_words, up_scales = (), (), (), ()
     sums = tl.zeros((WARPS, 16, ROWS), tl.float32)
     up_sums = sums
-    for first in range(0, stride if IS_ALL else num_units, stride):
-        if not IS_ALL:
-            # The next units' weights are in flight while these are multiplied.
-            at = first + stride
-            next_words, next_scales = _read(
-                words_ptr, scales_ptr, tile, at, num_units, GROUP, DEPTH, WARPS
+    # Weights are read DEPTH units ahead of their product.
+    for step in tl.static_range(UNITS + DEPTH):
+        if step == DEPTH:
+            wait_for_last(EARLY)
+            rstd = _rstd(squares_ptr, num_rows, num_inputs, eps, TILES, PADDED_TILES, ROWS)
+        if step < UNITS:
+            more = _read(places, step, num_units, GROUP, WARPS, IS_EVEN or step < UNITS - 1)
+            words, scales = words + more[0], scales + more[1]
+            if IS_GATED:
+                more = _read(up_places, step, num_units, GROUP, WARPS, IS_EVEN or step < UNITS - 1)
+                up_words, up_scales = up_words + more[0], up_scales + more[1]
+        if step >= DEPTH:
+            x = _inputs(
+                x_ptr, num_rows, num_inputs, step - DEPTH, GROUP, WARPS, ROWS,
+                IS_EVEN or step - DEPTH < UNITS - 1,
+            )  # fmt: skip
+            sums = _sums(
+                sums, words, scales, x, step - DEPTH, GROUP, WARPS, ROWS, HAS_ASM, PRECISION
             )
             if IS_GATED:
-                next_up_words, next_up_scales = _read(
-                    words_ptr, scales_ptr, up_tile, at, num_units, GROUP, DEPTH, WARPS
-                )
-        for n in tl.static_range(DEPTH):
-            at = first + n * WARPS
-            x = _inputs(x_ptr, num_rows, num_inputs, at, num_units, GROUP, WARPS, ROWS)
-            sums = _sums(sums, words, scales, x, n, GROUP, WARPS, ROWS, HAS_ASM, PRECISION)
-            if IS_GATED:
                 up_sums = _sums(
-                    up_sums, up_words, up_scales, x, n, GROUP, WARPS, ROWS, HAS_ASM, PRECISION
-                )
-        if not IS_ALL:
-            words, scales = next_words, next_scales
-            if IS_GATED:
-                up_words, up_scales = next_up_words, next_up_scales
+                    up_sums, up_words, up_scales, x, step - DEPTH, GROUP, WARPS, ROWS, HAS_ASM,
+                    PRECISION,
+                )  # fmt: skip
     total, up = tl.sum(sums, 0) * rstd, tl.sum(up_sums, 0) * rstd
     # Outputs are whole tiles.
     at_B, at_O = tl.arange(0, ROWS), tile * 16 + tl.arange(0, 16)
@@ -212,16 +211,13 @@ def _few(
 
 
 def sizes_for(matrix: Int4Matrix, *, is_gated: bool) -> tuple[int, int]:
-    """Return the number of warps that share the inputs, and of units that each reads at once.
+    """Return the number of warps that share the inputs, and how many units each reads ahead.
 
-    All weights of a program are read at once if few warps can hold them. A gated product has many
-    programs, and its warps read twice as much."""
-    if is_gated:
-        return _MIN_WARPS, _GATED_DEPTH
-    wanted = triton.next_power_of_2(triton.cdiv(matrix.num_units, _DEPTH))
-    warps = min(max(wanted, _MIN_WARPS), _MAX_WARPS)
-    depth = triton.cdiv(matrix.num_units, warps)
-    return warps, depth if depth <= 2 * _DEPTH else _DEPTH
+    As measured on an H200: few warps that read much at once."""
+    most, ahead = (_GATED_MOST, _GATED_AHEAD) if is_gated else (_MOST, _AHEAD)
+    warps = min(triton.next_power_of_2(triton.cdiv(matrix.num_units, most)), _MAX_WARPS)
+    units = triton.cdiv(matrix.num_units, warps)
+    return warps, units if units <= _MOST and not is_gated else ahead
 
 
 def launch(
@@ -239,6 +235,7 @@ def launch(
     num_rows, num_outputs = out_BO.shape
     num_programs = triton.cdiv(num_outputs, 16)
     warps, depth = sizes or sizes_for(matrix, is_gated=is_gated)
+    units = triton.cdiv(matrix.num_units, warps)
     squares_BT, scaled_BO = x.squares_BT, out_BO
     if norm_O is not None:
         assert squares_BT is None, "what is added has no norm before it"
@@ -264,8 +261,9 @@ def launch(
         GROUP=matrix.group_size,
         **x.options(),
         WARPS=warps,
-        DEPTH=depth,
-        IS_ALL=warps * depth >= matrix.num_units,
+        UNITS=units,
+        DEPTH=min(depth, units),
+        IS_EVEN=units * warps * matrix.unit == matrix.num_inputs,
         ROWS=MAX_ROWS,
         # The assembly is of bf16 on a GPU.
         HAS_ASM=out_BO.is_cuda and out_BO.dtype == torch.bfloat16,

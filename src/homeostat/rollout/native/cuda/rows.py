@@ -116,6 +116,7 @@ def _add_norm(
 def add_norm(x_BD: Tensor, added_BD: Tensor | None, weight_D: Tensor, *, eps: float) -> Tensor:
     """Compute x += added in place; return the RMS norm of x, [B, D]."""
     num_rows, width = x_BD.shape
+    assert added_BD is None or added_BD.is_contiguous(), "rows are read one after the other"
     out_BD = torch.empty_like(x_BD)
     padded = triton.next_power_of_2(width)
     _add_norm[(num_rows,)](
