@@ -2,6 +2,7 @@
 
     python bench/differential.py --gather REPORT.json...   add rounds of `homeostat clinic`
     python bench/differential.py --fit --name differential
+    python bench/differential.py --reports REPORT.json...  judge rounds that were not fitted
     python bench/differential.py --runs FOLDER... [--cases CASES.jsonl] [--threads]
 
 bench/differential/rounds.jsonl holds what the doctor found in every ill run of each round: another
@@ -13,9 +14,10 @@ the other, writes src/homeostat/health/differential/illnesses.json from all of t
     ECE           expected calibration error of that illness' probability, in ten bins
     struck out    the same with the run's own illness missing from the table
 
-`--runs` (folders that `homeostat clinic --out` wrote), `--cases` (see bench/doctor_cases.py) and
-`--threads` (the open half) measure the written table and the first cause of the doctor's first
-finding on other readings. `--name` writes bench/results/NAME.json.
+`--reports` (of `homeostat clinic --format json`), `--runs` (folders that `homeostat clinic --out`
+wrote), `--cases` (see bench/doctor_cases.py) and `--threads` (the open half) measure the written
+table and the first cause of the doctor's first finding on other readings; of a report it is the
+finding's own name. `--name` writes bench/results/NAME.json.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gather", type=Path, nargs="*", default=[], metavar="REPORT")
     parser.add_argument("--fit", action="store_true", help="write illnesses.json")
+    parser.add_argument("--reports", type=Path, nargs="*", default=[], metavar="REPORT")
     parser.add_argument("--runs", type=Path, nargs="*", default=[], metavar="FOLDER")
     parser.add_argument("--cases", type=Path)
     parser.add_argument("--threads", action="store_true", help="the open half of bench/threads")
@@ -87,6 +90,9 @@ def main() -> None:
         result["rounds_left_out"] = fit(list(from_rounds()))
     table = table_of(json.loads(FILE.read_text(encoding="utf-8")))
     result |= {"weights": _weights(table.weights), "made_on": dict(table.made_on)}
+    if chosen.reports:
+        rows = [row for report in chosen.reports for row in rows_of(report)]
+        result["reports"] = on_readings(list(from_rows(rows)), table)
     if chosen.runs:
         result["runs"] = on_readings(list(from_runs(chosen.runs)), table)
     if chosen.cases is not None:
@@ -98,22 +104,32 @@ def main() -> None:
         common.write_result(chosen.name, {**common.machine(("numpy",)), **result})
 
 
+def rows_of(report: Path) -> Iterator[dict[str, Any]]:
+    """Yield what was found in every ill run of a round."""
+    for one in json.loads(report.read_text(encoding="utf-8"))["faults"]:
+        found = [one["first"]] if one["first"] else []
+        found += [other for other in one["others"] if other not in found]
+        row = {"round": one["seed"], "fault": one["name"], "names": one["expects"]}
+        yield row | {"found": found}
+
+
 def gather(report: Path) -> None:
     """Add the ill runs of a round to the material, unless its seed is there."""
     known = {one.round for one in from_rounds()} if ROUNDS.exists() else set()
-    faults = json.loads(report.read_text(encoding="utf-8"))["faults"]
     with open(ROUNDS, "a", encoding="utf-8") as out:
-        for one in faults:
-            found = [one["first"]] if one["first"] else []
-            found += [other for other in one["others"] if other not in found]
-            row = {"round": one["seed"], "fault": one["name"], "names": one["expects"]}
-            if one["seed"] not in known:
-                out.write(json.dumps(row | {"found": found}) + "\n")
+        for row in rows_of(report):
+            if row["round"] not in known:
+                out.write(json.dumps(row) + "\n")
 
 
 def from_rounds() -> Iterator[Reading]:
-    """Yield the runs of all rounds. In a run of ours every rule is judged."""
-    for row in map(json.loads, ROUNDS.read_text(encoding="utf-8").splitlines()):
+    """Yield the runs of all rounds."""
+    return from_rows(map(json.loads, ROUNDS.read_text(encoding="utf-8").splitlines()))
+
+
+def from_rows(rows: Iterable[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield the runs of rounds. In a run of ours every rule is judged."""
+    for row in rows:
         codes = [text.split()[0] for text in row["found"]]
         signs = Signs(frozenset(codes), codes[0] if codes else "", CODES | frozenset(codes))
         first = tuple(text.split()[1] for text in row["found"][:1])

@@ -20,8 +20,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-# bf16 keeps 8 bits: a log-prob of -3 is known to about 0.01.
-NEAR = {"fp32": 1e-4, "bf16": 0.1}
+# bf16 keeps 8 bits: a log-prob of -3 is known to about 0.01. In FP8 a last bit of bf16 can move an
+# activation to its neighbour, which is 6 % away.
+NEAR = {"fp32": 1e-4, "bf16": 0.1, "int4": 0.1, "fp8": 0.5}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -65,7 +66,7 @@ def test_an_engine_agrees_after_its_layers_were_measured(
     records = list(read_metrics(config.run_dir / "metrics.jsonl"))
     assert any("train/loss" in record for record in records)
     for record in records:
-        assert record["sampling/sampling_logp_difference/max"] < NEAR["bf16"]
+        assert record["sampling/sampling_logp_difference/max"] < NEAR[section.partition("=")[0]]
 
 
 def test_a_request_samples_the_same_alone_and_in_a_crowd(tmp_path: Path) -> None:

@@ -64,8 +64,13 @@ def weight_of(weight_OK: Tensor, scaling: Scaling) -> tuple[Fp8Weight, Tensor]:
     return weight, dequantise(found).double()
 
 
+def slack(wanted: Tensor) -> float:
+    """Tensor cores keep fewer bits of a sum of FP8 products than fp32 has."""
+    return 2e-4 if DEVICE.type == "cpu" else 3e-3 * float(wanted.abs().max())
+
+
 def near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-4, atol=slack(wanted))
 
 
 @each_scaling
@@ -140,7 +145,8 @@ def test_gates_of_e4m3_numbers_are_cast_for_the_next_product(scaling: Scaling) -
         return
     back_BI = dequantise(Quantised(found.values_BK, found.scales_GB.t(), (1, 128))).double()
     # A last bit of a sum can move a number to its neighbour.
-    assert ((back_BI - seen(wanted_BI, scaling)).abs() <= 0.13 * wanted_BI.abs() + 1e-3).all()
+    limit_BI = 0.13 * wanted_BI.abs() + 5 * slack(wanted_BI)
+    assert ((back_BI - seen(wanted_BI, scaling)).abs() <= limit_BI).all()
     near(back_BI.mean(), seen(wanted_BI, scaling).mean())
 
 
@@ -188,8 +194,9 @@ def model() -> Decoder:
     made = Decoder(config, kernel="sdpa")
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
+    made.to(DEVICE)
     lay_side_by_side(made)
-    return made.to(DEVICE)
+    return made
 
 
 def engine(made: Decoder, how: str, kv_cache_dtype: str = "auto", **fp8: str) -> NativeEngine:

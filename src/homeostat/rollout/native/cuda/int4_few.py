@@ -26,11 +26,11 @@ from homeostat.rollout.native.cuda.products import Scaled
 
 # The tensor cores take as many rows at once.
 MAX_ROWS = 8
-# Most units that a warp reads before it multiplies any, and of more units those that it reads ahead.
-_MOST, _AHEAD = 9, 7
-# The same for a gated product, whose warps read twice as much.
-_GATED_MOST, _GATED_AHEAD = 8, 4
-_MAX_WARPS = 8
+# Units that a warp reads at once, before it waits for its inputs. All as measured on an H200.
+_MOST = 9
+# Warps of a program: as many as read all units at once, and of a sum with what is there at least so
+# many. Where eight are too few, more of them read two units ahead.
+_MOST_WARPS, _MIN_ADDING, _MANY_WARPS, _AHEAD = 8, 4, 16, 2
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def _loaded(at, is_in, IS_WHOLE: tl.constexpr):
 
 @triton.jit
 def _places(words_ptr, scales_ptr, tile, num_units, GROUP: tl.constexpr, WARPS: tl.constexpr):
-    """Where each warp's first unit is: of its words [WARPS * 256], and its scales [WARPS, 16]."""
+    """The places of the words [WARPS * 256] and scales [WARPS, 16] of each warp's first unit."""
     blocks: tl.constexpr = GROUP // 64 if GROUP > 64 else 1
     groups: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
     at, warp = tl.arange(0, WARPS * 256), tl.arange(0, WARPS)
@@ -210,14 +210,12 @@ def _few(
         tl.store(out_ptr + at_out, total.to(out_ptr.dtype.element_ty), mask=is_in)
 
 
-def sizes_for(matrix: Int4Matrix, *, is_gated: bool) -> tuple[int, int]:
-    """Return the number of warps that share the inputs, and how many units each reads ahead.
-
-    As measured on an H200: few warps that read much at once."""
-    most, ahead = (_GATED_MOST, _GATED_AHEAD) if is_gated else (_MOST, _AHEAD)
-    warps = min(triton.next_power_of_2(triton.cdiv(matrix.num_units, most)), _MAX_WARPS)
-    units = triton.cdiv(matrix.num_units, warps)
-    return warps, units if units <= _MOST and not is_gated else ahead
+def sizes_for(matrix: Int4Matrix, *, is_added: bool) -> tuple[int, int]:
+    """Return the number of warps that share the inputs, and how many units each reads ahead."""
+    warps = triton.next_power_of_2(triton.cdiv(matrix.num_units, _MOST))
+    if warps > _MOST_WARPS:
+        return _MANY_WARPS, _AHEAD
+    return max(warps, _MIN_ADDING if is_added else 1), _MOST
 
 
 def launch(
@@ -234,7 +232,7 @@ def launch(
     """Write a product to `out`; with `norm_O` add it. Return what the next norm needs then."""
     num_rows, num_outputs = out_BO.shape
     num_programs = triton.cdiv(num_outputs, 16)
-    warps, depth = sizes or sizes_for(matrix, is_gated=is_gated)
+    warps, depth = sizes or sizes_for(matrix, is_added=norm_O is not None)
     units = triton.cdiv(matrix.num_units, warps)
     squares_BT, scaled_BO = x.squares_BT, out_BO
     if norm_O is not None:
