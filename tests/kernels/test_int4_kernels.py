@@ -6,6 +6,7 @@ On a GPU, or in Triton's interpreter (tests/unit/test_ops_kernels.py).
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 from homeostat.rollout.native.cuda.int4_products import Scratch
 from homeostat.rollout.native.cuda.int4_weights import Int4Weights
 from homeostat.rollout.native.cuda.products import Scaled
+from homeostat.rollout.native.cuda.steps import Steps
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.types import Completion
 
@@ -219,3 +221,19 @@ def test_a_model_that_holds_packed_weights_only_decodes_the_same() -> None:
     wanted = generate(opened(model, "plain"), requests(1), timeout_s=60)
     same(generate(opened(packed_only, "fused"), requests(1), timeout_s=60), wanted)
     same(generate(opened(packed_only, "plain"), requests(1), timeout_s=60), wanted)
+
+
+def test_captured_steps_do_not_serve_weights_that_moved() -> None:
+    model = tiny()
+    rewrite = Int4Rewrite(model, Int4Config(group_size=32))
+    steps = Steps(SimpleNamespace(model=model, refresh=lambda: False), max_rows=1, with_graphs=True)
+    steps.refresh()
+    steps._graphs[1, False] = None
+    # Measured against bf16, and back: nothing moves.
+    rewrite.begin_step(0)
+    rewrite.begin_step(1)
+    steps.refresh()
+    weight = model.layers[0].mlp.up_proj.weight
+    weight.data = weight.data.clone()
+    with pytest.raises(AssertionError, match="moved"):
+        steps.refresh()

@@ -14,6 +14,8 @@ from typing import Protocol
 
 import torch
 
+from homeostat.models.decoder import Decoder
+from homeostat.rollout.native.cuda.places import places_of
 from homeostat.rollout.native.cuda.state import DecodeState
 
 _SMALL = (1, 2, 4, 8, 16)
@@ -29,6 +31,7 @@ def row_counts(max_rows: int) -> list[int]:
 class Forward(Protocol):
     """forward.py, and invariant.py for invariant numerics."""
 
+    model: Decoder
     state: DecodeState
 
     @property
@@ -57,6 +60,7 @@ class Steps:
         # By the number of rows, and whether some of them are cut.
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._pool = None
+        self._places: tuple[int, ...] = ()
 
     def make_ready(self, num_rows: int, *, is_cut: bool) -> int:
         """The number of rows that a step over `num_rows` runs over; it is captured by now.
@@ -74,6 +78,9 @@ class Steps:
         """Make the forward pass ready for the weights as they are now."""
         if self.forward.refresh():
             self._graphs.clear()
+        places = places_of(self.forward.model)
+        assert not self._graphs or places == self._places, "weights moved after steps were captured"
+        self._places = places
 
     def run(self, count: int, num_steps: int, *, is_cut: bool) -> None:
         for _ in range(num_steps):
