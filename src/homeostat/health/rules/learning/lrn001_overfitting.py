@@ -2,7 +2,9 @@
 
 ## What it sees
 Evaluation loss has passed its minimum, is at least `min_rise` above it, has been above it for
-`evals` evaluations in a row and rose over them, while training loss kept falling.
+`evals` evaluations in a row and rose over them, while training loss kept falling. Two evaluations
+are enough if each is higher than the one before and the last by `steep` above the minimum. Noisy
+evaluations are judged by their median after the minimum, against the level before it.
 
 ## Why it matters
 The model memorises its rows. Every further step makes it worse at everything else.
@@ -33,24 +35,28 @@ from homeostat.health.rules.readings import needed, noise
 from homeostat.health.view import RunView, Series
 from homeostat.types import FloatArray64
 
+# Evaluations after the minimum whose median is judged, and its rise, as a share, that is clear.
+_ENOUGH, _CLEAR = 5, 0.05
+
 
 class Options(RuleOptions):
     min_rise: float = option(0.03, "Rise above the minimum, as a share of it, that is too much.")
     evals: int = option(3, "Evaluations in a row that must lie above the minimum.")
+    steep: float = option(0.1, "Rise above the minimum for which two evaluations are enough.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     held, train = needed(view, "eval/loss"), needed(view, "train/loss")
     held, train = held.finite(), train.finite()
-    if len(held) < options.evals + 1 or len(train) < 2:
+    if len(held) < 3 or len(train) < 2:
         return
     low = int(np.argmin(held.values))
     lowest, latest = float(held.values[low]), held.latest
     after = held.values[low + 1 :]
     rise = latest - lowest
-    if len(after) < options.evals or rise < options.min_rise * abs(lowest) or rise < 0.02:
+    if rise < options.min_rise * abs(lowest) or rise < 0.02:
         return
-    if rise < 3 * _noise(held.values, low) or after[-1] < np.max(after) - 0.5 * rise:
+    if not (_is_steep(after, lowest, options) or _has_risen(held.values, low, options)):
         return
     best_step = int(held.steps[low])
     then, now = _around(train, best_step)
@@ -76,6 +82,35 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=latest,
         limit=lowest * (1 + options.min_rise),
     )
+
+
+def _is_steep(after: FloatArray64, lowest: float, options: Options) -> bool:
+    """Return whether two evaluations are enough: the usual number after a run of three epochs."""
+    if len(after) != 2:
+        return False
+    least = options.steep * abs(lowest)
+    return lowest + least / 2 < after[0] < after[1] and after[1] >= lowest + least
+
+
+def _has_risen(held: FloatArray64, low: int, options: Options) -> bool:
+    """Return whether the evaluations after the minimum lie higher than by chance."""
+    after, rise = held[low + 1 :], float(held[-1] - held[low])
+    if len(after) < options.evals or after[-1] < np.max(after) - 0.5 * rise:
+        return False
+    return rise >= 3 * _noise(held, low) or _is_higher(held[max(0, low - 2) : low + 1], after)
+
+
+def _is_higher(before: FloatArray64, after: FloatArray64) -> bool:
+    """Return whether the median of noisy evaluations is higher than that of those before.
+
+    The minimum of noisy values is low by chance; the level that it belongs to is not.
+    """
+    if len(after) < _ENOUGH or len(before) < 3:
+        return False
+    level = median(after)
+    error = 1.4826 * median(np.abs(after - level)) * 1.2533 / len(after) ** 0.5
+    rise = level - median(before)
+    return rise >= max(3 * error, _CLEAR * median(before))
 
 
 def _noise(held: FloatArray64, low: int) -> float:

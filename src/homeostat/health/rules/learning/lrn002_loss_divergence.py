@@ -4,7 +4,8 @@
 Over the last `fire` records the loss is at least `factor` times the best level that it had reached
 (a median of neighbouring records), and no record came back to that level. Once a run is over it is
 a warning, too, if the loss did come back but was at `lost_factor` times that level for a tenth of
-the records (at least `lost`), and ended no lower than before.
+the records (at least `lost`), and ended no lower than before. A rise by `both_factor` is enough if
+the evaluation loss has risen as far and not come back.
 
 ## Why it matters
 A model that has diverged does not recover by itself: the steps from there on are wasted, and the
@@ -41,6 +42,7 @@ from homeostat.types import BoolArray, FloatArray64
 class Options(RuleOptions):
     factor: float = option(1.5, "Factor over the best level that the loss must have risen to.")
     fire: int = option(4, "Number of newest records that must all lie there.")
+    both_factor: float = option(1.2, "Factor that is enough if evaluations rise as well.")
     lost_factor: float = option(3.0, "The same factor for a rise that the run came back from.")
     lost: int = option(8, "Smallest number of records in a row of such a rise.")
 
@@ -55,7 +57,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     best_at = int(np.argmin(level))
     best = float(level[best_at])
     newest = loss.values[-options.fire :]
-    limit = max(options.factor * best, best + 0.3)
+    factor = options.both_factor if _evaluations_rose(view, options) else options.factor
+    limit = max(factor * best, best + 0.3)
     if best_at >= len(loss) - options.fire or float(newest.min()) < limit:
         return
     if median(newest) - best < 4 * noise(loss.values[: best_at + 1]):
@@ -85,6 +88,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=median(newest),
         limit=limit,
     )
+
+
+def _evaluations_rose(view: RunView, options: Options) -> bool:
+    """Return whether all evaluations since the best one are worse by the factor for both."""
+    held = view.series("eval/loss")
+    if held is None or len(held.finite()) <= options.fire:
+        return False
+    values = held.finite().values
+    low = int(np.argmin(values))
+    after, limit = values[low + 1 :], options.both_factor * float(values[low])
+    return len(after) >= options.fire and float(after.min()) >= limit > 0
 
 
 def _recovered(

@@ -2,13 +2,15 @@
 
 ## What it sees
 Over the last half of at least `min_records` records the loss changed by less than its noise, it is
-above `min_loss`, and it fell by less than `min_fall` in all.
+above `min_loss`, and it fell by less than `min_fall` in all. It is a warning if loss and accuracy
+are those of guessing: ln(k) and 1/k for some number k of classes.
 
 ## Why it matters
 A run that does not learn costs as much as one that does.
 
 ## Likely causes
 - lr-too-low: the rate is below what is usual for what is trained.
+- lr-too-high: it is above that, and what was learned before is destroyed.
 - weight-decay-high-for-lora: the decay pulls the adapter back.
 - loss-plateau: nothing in particular; labels and masks are the next thing to look at.
 
@@ -18,11 +20,12 @@ use the usual weight decay of 0.01.
 
 ## Known false alarms
 A model that is good at the data already: its loss is at its floor from the first step on. That is
-why this is information only, unless the rate is far too low.
+why this is information only, unless the model guesses.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
@@ -36,6 +39,9 @@ from homeostat.health.rules.readings import (
     usual_rates,
 )
 from homeostat.health.view import Kind, RunView
+
+# How near to guessing, as a share, accuracy and loss are.
+_CLOSE_ACCURACY, _CLOSE_LOSS = 0.1, 0.03
 
 
 class Options(RuleOptions):
@@ -51,16 +57,23 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     first, last = ends(loss)
     late = loss.tail(len(loss) // 2)
-    if last < options.min_loss or first - last > options.min_fall * first or not is_flat(late):
+    classes = _guessed_classes(view, last)
+    if first - last > options.min_fall * first or last > 1.1 * first:
         return
-    if last > 1.1 * first:
+    if classes is None and (last < options.min_loss or not is_flat(late)):
         return
     causes = tuple(_causes(view))
     start = int(late.steps[0])
+    advice = "Check that the trained tokens are the right ones, then raise the rate."
+    evidence = [f"train/loss {first:.4g} -> {last:.4g} over {len(loss)} records"]
+    if classes is not None:
+        advice = f"The model guesses among {classes} classes: try another learning rate."
+        evidence.append(f"ln({classes}) = {math.log(classes):.4g}, and the accuracy is 1/{classes}")
     yield Sighting(
         message=f"Training loss is {last:.4g} and has not moved since step {start} (it began at "
-        f"{first:.4g}). Check that the trained tokens are the right ones, then raise the rate.",
-        evidence=(f"train/loss {first:.4g} -> {last:.4g} over {len(loss)} records",),
+        f"{first:.4g}). {advice}",
+        level=Level.INFO if classes is None else Level.WARN,
+        evidence=tuple(evidence),
         causes=causes,
         fixes=(
             Fix("trainer.lr", "3 times it", "larger steps", Grade.UNSAFE),
@@ -73,10 +86,23 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
 
 
+def _guessed_classes(view: RunView, loss: float) -> int | None:
+    """Return the number of classes that the model guesses among; None if it does not guess."""
+    accuracy = view.latest("eval/score/accuracy")
+    if accuracy is None or not 0.0 < accuracy <= 0.6:
+        return None
+    classes = round(1 / accuracy)
+    is_chance = abs(accuracy * classes - 1) < _CLOSE_ACCURACY
+    is_uniform = abs(loss / math.log(classes) - 1) < _CLOSE_LOSS if classes > 1 else False
+    return classes if is_chance and is_uniform else None
+
+
 def _causes(view: RunView) -> Iterator[Cause]:
     rate, usual = peak_rate(view), usual_rates(view)
     if rate is not None and usual is not None and rate < usual.low:
         yield Cause("lr-too-low", f"rate {rate:.2g}; {usual.what}: from {usual.low:.2g}")
+    if rate is not None and usual is not None and rate > usual.high:
+        yield Cause("lr-too-high", f"rate {rate:.2g}; {usual.what}: up to {usual.high:.2g}")
     decay = view.number("trainer.optimizer.weight_decay")
     if decay is not None and decay > 0.1 and has_adapter(view):
         yield Cause("weight-decay-high-for-lora", f"weight decay {decay:g} on an adapter")

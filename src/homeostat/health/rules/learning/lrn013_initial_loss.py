@@ -2,7 +2,8 @@
 
 ## What it sees
 The first records' loss (SFT, nats per token) is above ln(vocabulary) by `margin`; without a known
-vocabulary, above that of the largest that is in use.
+vocabulary, above that of the largest that is in use. It is information only once the loss has come
+down to `usual`: whatever was wrong, training has mended it.
 
 ## Why it matters
 A pretrained model begins between 0.5 and 4. Worse than guessing means that it predicts with
@@ -19,7 +20,8 @@ Score a plain text with the model: about 2 to 4 is right. If it is, look at labe
 is not, look at the checkpoint and the tokenizer.
 
 ## Known false alarms
-A loss that is logged as a sum over a row.
+A loss that is logged as a sum over a row. Models that were trained to fill gaps, such as mT5, begin
+far above guessing when they first write whole texts.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ _LARGEST = 262_144
 class Options(RuleOptions):
     margin: float = option(0.7, "Nats above guessing that are let pass.")
     min_records: int = option(3, "Number of records that are needed.")
+    usual: float = option(4.0, "Loss of a pretrained model, in nats, at most.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -51,7 +54,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     start = median(head.values)
     if start <= limit:
         return
+    is_over = median(loss.finite().tail(5).values) <= options.usual
     yield Sighting(
+        level=Level.INFO if is_over else Level.WARN,
         message=f"The loss begins at {start:.4g}; guessing gives {limit - options.margin:.3g} "
         "at most: the model is sure, and wrong. Score a plain text with it; then see template, "
         "labels and checkpoint.",
