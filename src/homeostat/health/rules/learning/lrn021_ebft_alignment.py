@@ -27,7 +27,7 @@ Where nothing moves, look at a few references with `homeostat inspect` first.
 ## Known false alarms
 Data that gets harder by design. A run that continues after it has learned what it could. A policy
 that becomes sure: the mean of samples that differ lies near the truth although each of them is far
-from it, so `ebft/cfm_loss` may rise while every sample comes closer. The alignment tells them apart.
+from it, so `ebft/cfm_loss` may rise while every sample comes closer. The alignment tells which.
 """
 
 from __future__ import annotations

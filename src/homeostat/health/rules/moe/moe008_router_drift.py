@@ -2,8 +2,10 @@
 
 ## What it sees
 The share of tokens and layers that the trainer would route otherwise than recorded
-(moe/router_drift) is above `max_drift` in the newest records, or has risen `rise` times over its
-first ones and is above `min_drift`.
+(moe/router_drift) is above `max_drift` in the newest records. Or it is above `min_drift` and has
+risen: to `rise` times the first records; or to `jump` times them, while each of the newest three is
+above every earlier one. The first three records are left out where there are enough others, because
+the optimizer's first updates are larger than all that follow.
 
 ## Why it matters
 Replay holds a token on the experts that it was sampled with, while the router would choose others
@@ -19,7 +21,7 @@ clipped objective bounds only the first of them.
 Fewer updates on the same samples, a lower learning rate, no balancing loss in RL, newer samples.
 
 ## Known false alarms
-A first step after a jump in the data. One record alone is not reported.
+A first step after a jump in the data. One record alone, or two, are not reported.
 """
 
 from __future__ import annotations
@@ -32,13 +34,17 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, newest
 from homeostat.health.rules.offpolicy.gap import staleness
 from homeostat.health.rules.readings import needed
-from homeostat.health.view import Kind, RunView
+from homeostat.health.view import Kind, RunView, Series
+
+# Number of records that a run begins with.
+NUM_FIRST = 3
 
 
 class Options(RuleOptions):
     max_drift: float = option(0.3, "Largest share of the routes that may have changed.")
     min_drift: float = option(0.1, "Share below which a rise is not reported.")
     rise: float = option(3.0, "Factor over the first records.")
+    jump: float = option(2.0, "The same, where no earlier record was as high.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -48,8 +54,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
     if late is None:
         return
-    now, before = median(late.values), median(whole.head(3).values)
-    limit = max(options.min_drift, min(options.max_drift, options.rise * before))
+    settled = _settled(whole)
+    now, before = median(late.values), median(settled.head(NUM_FIRST).values)
+    rise = options.jump if _is_highest(settled) else options.rise
+    limit = max(options.min_drift, min(options.max_drift, rise * before))
     if now <= limit:
         return
     yield Sighting(
@@ -68,6 +76,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=now,
         limit=limit,
     )
+
+
+def _settled(whole: Series) -> Series:
+    """Return the records after the optimizer's first updates, if there are enough to compare."""
+    later = whole.tail(len(whole) - NUM_FIRST)
+    return later if len(later) >= 3 * NUM_FIRST else whole
+
+
+def _is_highest(settled: Series) -> bool:
+    """Return whether each of the newest three records is above every earlier one."""
+    earlier, newest_three = settled.values[:-3], settled.values[-3:]
+    return len(earlier) >= 2 * NUM_FIRST and bool(newest_three.min() > earlier.max())
 
 
 def _causes(view: RunView, now: float) -> Iterator[Cause]:
