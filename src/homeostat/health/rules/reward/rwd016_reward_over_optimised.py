@@ -4,7 +4,7 @@
 The run measures a gold reward, which is not trained on (`role: eval`). After its peak, the gold
 reward falls by more than `min_fall` of the peak and more than its noise explains, while the trained
 reward rises over the same evaluations. Both either move at every evaluation, or have arrived
-and stay: a policy that has left the task behind earns all that the proxy gives, and goes on so. A
+and stay: a policy that has left the task behind earns all that the proxy gives, and stays there. A
 gold reward that stays near its peak (a plateau), or that wavers, is not this.
 
 ## Why it matters

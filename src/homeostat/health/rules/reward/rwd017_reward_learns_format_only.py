@@ -79,7 +79,7 @@ def _top(series: Series) -> float:
 
 
 def _is_stuck(series: Series, course: Trend, options: Options) -> bool:
-    """Return whether the content has not been learned, and is known not to be on its way.
+    """Return whether the content has not been learned, and is known not to be rising.
 
     A rise that the noise hides is no standstill, so the noise is counted in favour of a rise.
     """
