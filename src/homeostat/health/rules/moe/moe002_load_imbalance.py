@@ -5,7 +5,7 @@ The busiest expert's load above `max_violation` times the mean over the newest r
 loads are not logged, a model with experts whose update takes `growth` times as long as at the start
 while lengths, generation time and memory are the same. In RL, loads that were as uneven in the
 first records are the model's own on these prompts, and are only mentioned; so are loads of updates
-that have less than `few_rows` of the rows of the first ones.
+that have less than `few_rows` of the rows of the first ones because most answers are right.
 
 ## Why it matters
 With expert parallelism everyone waits for the busiest expert's device, and what it has no room for
@@ -37,7 +37,8 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Leve
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, newest
-from homeostat.health.rules.readings import ends, is_moe, rank_correlation, raw_number
+from homeostat.health.rules.readings import ends, is_moe, mean_since, rank_correlation, raw_number
+from homeostat.health.rules.reward.rwd001_zero_std_groups import alike_by_right
 from homeostat.health.view import Kind, RunView, Series
 
 
@@ -86,9 +87,18 @@ def _uneven(view: RunView, load: Series, options: Options) -> Iterator[Sighting]
 
 
 def _few_rows(view: RunView, since: int, options: Options) -> str:
-    """Return how many rows the newest updates have, if too few to compare their loads; else ""."""
-    rows = view.series("data/trained_rows")
-    if rows is None or not len(rows.since(since)):
+    """Return how many rows the newest updates have, if too few to compare their loads; else "".
+
+    Only groups that are left out because they are right excuse it: a broken router makes answers
+    wrong, and groups alike in that.
+    """
+    rows, alike = (
+        view.series("data/trained_rows"),
+        mean_since(view, "frac_reward_zero_std", step=since),
+    )
+    if rows is None or not len(rows.since(since)) or not alike:
+        return ""
+    if not alike_by_right(view, since, alike):
         return ""
     before, now = median(rows.head(3).values), median(rows.since(since).values)
     if now >= options.few_rows * before:

@@ -121,7 +121,7 @@ def _proxy_levels(proxy: Series, peak: int) -> tuple[float | None, float | None]
     if len(since) < 2:
         return None, None
     count = max(1, len(since) // 4)
-    # The level at the peak is that of a few evaluations, however long the run went on after it.
+    # The level at the peak is that of a few evaluations, however long the run lasted after it.
     return median(since.values[: min(count, 3)]), median(since.values[-count:])
 
 
