@@ -55,3 +55,10 @@ def test_the_order_in_which_rules_are_asked_does_not_matter() -> None:
         mixed = random.Random(seed).sample(codes, len(codes))
         found = folded([finding(code) for code in mixed], RULES)
         assert [f.code for f in found] == [f.code for f in expected]
+
+
+def test_a_reward_that_was_over_optimised_goes_before_what_is_left_of_the_policy() -> None:
+    texts = [finding("GEN001"), finding("POL001"), finding("POL015")]
+    [kept] = folded([*texts, finding("RWD016")], RULES)
+    assert kept.code == "RWD016"
+    assert len(kept.evidence) == len(texts)

@@ -113,7 +113,10 @@ def ends(series: Series, *, share: float = 0.25) -> tuple[float, float]:
 
 
 def rank_correlation(series: Series) -> float:
-    """Return the rank correlation with time: 1 always rises, -1 always falls, 0 is constant."""
+    """Return the rank correlation with time: 1 always rises, -1 always falls, 0 is constant.
+
+    Equal values have equal ranks: a metric that fell to its floor and stays there has not risen.
+    """
     return series.once(_rank_correlation)
 
 
@@ -122,8 +125,8 @@ def _rank_correlation(series: Series) -> float:
     if len(values) < 3 or np.ptp(values) == 0:
         return 0.0
     places = np.arange(len(values), dtype=np.float64)
-    ranks = np.empty(len(values))
-    ranks[np.argsort(values, kind="stable")] = places
+    _, of_value, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - 0.5 * (counts + 1))[of_value]
     return float(np.corrcoef(places, ranks)[0, 1])
 
 

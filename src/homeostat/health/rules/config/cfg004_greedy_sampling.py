@@ -1,13 +1,16 @@
 """Sampling is greedy, or nearly so: every answer to a prompt is the same.
 
 ## What it sees
-RL with a rollout temperature of 0; or with a cut that leaves a single token in most places: top-k
-of 1, top-p of `top_p` or less, min-p of `min_p` or more.
+RL with a rollout temperature of 0, or of `temperature` or less; or with a cut that leaves a single
+token in most places: top-k of 1, top-p of `top_p` or less, min-p of `min_p` or more. Sampling at a
+temperature T raises probabilities to the power 1/T: at 0.05, a token that is two thirds as likely
+as the best one is drawn 0.0003 times as often.
 
 ## Why it matters
 All answers of a group are equal, so all advantages are 0. Moreover, the distribution that samples
 is not the one that is trained; where it is (the kept tokens are replayed), a token that was the
-only one left has probability 1 and no gradient.
+only one left has probability 1 and no gradient. At a temperature near 0 the few groups that do
+differ have a gradient of 1/T times the usual size, which breaks the policy.
 
 ## Likely causes
 - greedy-sampling: a setting for evaluation, used for training.
@@ -31,13 +34,18 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
+    temperature: float = option(0.05, "Temperature at which sampling is nearly greedy.")
     top_p: float = option(0.2, "Top-p that leaves one token in most places.")
     min_p: float = option(0.9, "Min-p that leaves one token in most places.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    if view.number("rollout.temperature") != 0:
+    temperature = view.number("rollout.temperature")
+    if temperature is None or temperature > options.temperature:
         yield from _cut(view, options)
+        return
+    if temperature > 0:
+        yield _nearly(temperature, options)
         return
     yield Sighting(
         message="rollout temperature is 0: greedy decoding gives the same answer every time, and "
@@ -45,6 +53,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes=(Cause("greedy-sampling", "temperature 0"),),
         fixes=(Fix("rollout.temperature", "1.0", "answers that differ", Grade.UNSAFE),),
         value=0.0,
+    )
+
+
+def _nearly(temperature: float, options: Options) -> Sighting:
+    return Sighting(
+        message=f"rollout temperature is {temperature:g}: sampling is nearly greedy, and the "
+        "answers to a prompt hardly differ. Set it to 1.0; evaluation may stay low.",
+        causes=(Cause("greedy-sampling", f"temperature {temperature:g}"),),
+        fixes=(Fix("rollout.temperature", "1.0", "answers that differ", Grade.UNSAFE),),
+        value=temperature,
+        limit=options.temperature,
+        level=Level.WARN,
     )
 
 
@@ -80,5 +100,5 @@ RULE = Rule(
     needs=("setting:rollout.temperature",),
     kinds=(Kind.RL,),
     options=Options,
-    explains=("RWD001", "POL015"),
+    explains=("RWD001", "RWD006", "POL001", "POL015"),
 )

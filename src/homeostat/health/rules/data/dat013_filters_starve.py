@@ -1,8 +1,9 @@
 """Filters drop so many groups that steps are trained on fewer groups than they should have.
 
 ## What it sees
-One of two, in `fire` of the newest `window` records: a step lacks groups because all of its
-sampling rounds were used up; or filters drop more than `max_share` of the sampled groups.
+One of two, in `fire` of the newest `window` records: a step lacks more than `max_lacking` of its
+groups because all of its sampling rounds were used up; or filters drop more than `max_share` of the
+sampled groups. It is only information where most of the dropped groups are alike in being right.
 
 ## Why it matters
 The engine samples groups that nobody trains on, up to as many times as there are rounds, and the
@@ -22,6 +23,8 @@ rounds cost time and change nothing of the cause.
 
 ## Known false alarms
 A policy that has learnt nearly everything has few groups left to learn from: then the run is done.
+It is recognised by the reason that is counted most and by the reward of all sampled groups. A group
+or two that are lacking now and then change an update no more than chance does.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.reward.rwd001_zero_std_groups import alike_by_right
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
@@ -39,6 +43,7 @@ _NO_SPREAD = ("all_same_reward", "all_failed", "too_few_rewards")
 
 class Options(RuleOptions):
     max_share: float = option(0.9, "Share of dropped groups at which sampling is wasted.")
+    max_lacking: float = option(0.2, "Share of a step's groups that may be lacking.")
     fire: int = option(3, "Number of records that must show it ...")
     window: int = option(4, "... within a window of this many.")
 
@@ -48,7 +53,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     lacking = view.series("rollout/groups_lacking")
     series = lacking if lacking is not None else dropped
     assert series is not None, "needs says so"
-    is_ill = series.values > (0.0 if lacking is not None else options.max_share)
+    limit = _most_lacking(view, options) if lacking is not None else options.max_share
+    is_ill = series.values > limit
     spell = newest_spell(is_ill, fire=options.fire, window=options.window, clear=3)
     if spell is None or not spell.is_open:
         return
@@ -71,8 +77,22 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=last,
         # The numbers that were compared; where groups were lacking the share is context.
         value=share if lacking is None else float(lacking.values[spell.end]),
-        limit=options.max_share if lacking is None else 0.0,
+        limit=limit,
+        level=Level.INFO if _is_learnt(view, reason, first, share) else None,
     )
+
+
+def _most_lacking(view: RunView, options: Options) -> float:
+    """Return the number of groups that a step may lack; 0 if its number of groups is not known.
+
+    An update of four fifths of the groups has a noise that is an eighth larger: no starved one.
+    """
+    return options.max_lacking * (view.number("rollout.prompts_per_step") or 0.0)
+
+
+def _is_learnt(view: RunView, reason: str, first: int, share: float | None) -> bool:
+    """Return whether groups are dropped because all of their answers are right."""
+    return reason == "all_same_reward" and bool(share) and alike_by_right(view, first, share)
 
 
 def _dropped(view: RunView) -> Series | None:

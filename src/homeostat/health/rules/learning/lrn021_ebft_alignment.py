@@ -3,7 +3,8 @@
 ## What it sees
 Over at least `min_records` records either `ebft/alignment` (twice the cosine between a sample's
 features and the truth's) falls steadily by `fall` or more, or `ebft/cfm_loss` (the squared distance
-of their means) rises steadily to `growth` times where it began, or it stays above `distance`. Over
+of their means) rises steadily to `growth` times where it began while the alignment does not rise,
+or it stays above `distance`. Over
 at least `flat_records` records also that neither moves: a warning where the alignment is below
 `low`, and information else. Or the truth is, over the first `foreign_records` records, `foreign`
 times as far from the samples as one more sample would be (`ebft/spread`), and comes no closer.
@@ -24,7 +25,9 @@ Weigh alignment more or diversity less; compare features of other layers; lower 
 Where nothing moves, look at a few references with `homeostat inspect` first.
 
 ## Known false alarms
-Data that gets harder by design. A run that continues after it has learned what it could.
+Data that gets harder by design. A run that continues after it has learned what it could. A policy
+that becomes sure: the mean of samples that differ lies near the truth although each of them is far
+from it, so `ebft/cfm_loss` may rise while every sample comes closer. The alignment tells which.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from collections.abc import Iterator, Mapping
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, is_flat, rank_correlation
+from homeostat.health.rules.signs import trend
 from homeostat.health.view import RunView, Series
 
 # How steadily it must go the wrong way: 1 is without a single exception.
@@ -58,8 +62,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         for name, one in series.items()
         if one is not None and len(one.finite()) >= options.min_records
     }
+    closer = trend(known.get("ebft/alignment"))
     for name, one in known.items():
-        if told := _goes_wrong(name, one, options):
+        told = _goes_wrong(name, one, options, is_closer=closer is not None and closer.rises)
+        if told:
             yield _sighting(view, name, one, told)
             return
     if told := _is_foreign(view, options):
@@ -68,13 +74,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         yield _no_progress(known, options)
 
 
-def _goes_wrong(name: str, series: Series, options: Options) -> str:
-    """Return in which way; '' if it does not."""
+def _goes_wrong(name: str, series: Series, options: Options, *, is_closer: bool) -> str:
+    """Return in which way; '' if it does not.
+
+    `is_closer`: each sample is more like the truth than at the start. A distance that grows then is
+    that of a mean over samples that differ less, and errors no longer cancel in it.
+    """
     first, last = ends(series)
     if name == "ebft/alignment":
         falls = first - last >= options.fall and rank_correlation(series) <= -STEADY
         return "samples move away from the truth" if falls else ""
-    if last >= options.growth * first > 0 and rank_correlation(series) >= STEADY:
+    grows = last >= options.growth * first > 0 and rank_correlation(series) >= STEADY
+    if grows and not is_closer:
         return "samples move away from the truth"
     is_far = last > options.distance and rank_correlation(series) > -STEADY
     return "samples stay far from the truth" if is_far else ""

@@ -4,7 +4,8 @@
 The busiest expert's load above `max_violation` times the mean over the newest records; or, where
 loads are not logged, a model with experts whose update takes `growth` times as long as at the start
 while lengths, generation time and memory are the same. In RL, loads that were as uneven in the
-first records are the model's own on these prompts, and are only mentioned.
+first records are the model's own on these prompts, and are only mentioned; so are loads of updates
+that have less than `few_rows` of the rows of the first ones because most answers are right.
 
 ## Why it matters
 With expert parallelism everyone waits for the busiest expert's device, and what it has no room for
@@ -21,7 +22,9 @@ its learning rate, a new kind of data.
 
 ## Known false alarms
 Longer answers make updates slower; they are taken into account. Prompts that are all alike reach
-few experts.
+few experts. Loads are counted over the rows of an update, and RL leaves out groups whose answers
+all earn the same: when a task is nearly solved, the few prompts that are left reach few experts
+while the router is as it was.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Leve
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, newest
-from homeostat.health.rules.readings import ends, is_moe, rank_correlation, raw_number
+from homeostat.health.rules.readings import ends, is_moe, mean_since, rank_correlation, raw_number
+from homeostat.health.rules.reward.rwd001_zero_std_groups import alike_by_right
 from homeostat.health.view import Kind, RunView, Series
 
 
@@ -42,6 +46,7 @@ class Options(RuleOptions):
     max_violation: float = option(3.0, "Largest acceptable factor over the mean load.")
     growth: float = option(1.6, "Factor by which an update takes longer.")
     rise: float = option(1.3, "Factor over its first records from which on a load has risen.")
+    few_rows: float = option(0.5, "Share of the first updates' rows that is too few to compare.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -74,8 +79,31 @@ def _uneven(view: RunView, load: Series, options: Options) -> Iterator[Sighting]
     has_risen = size > options.rise * before
     why = f"the busiest expert has {size:.2g} times the mean load"
     why += f", {before:.2g} times at the start" if has_risen else ""
-    level = Level.WARN if has_risen or view.kind is not Kind.RL else Level.INFO
+    few = _few_rows(view, int(late.steps[0]), options) if view.kind is Kind.RL else ""
+    is_changed = has_risen and not few
+    why += few
+    level = Level.WARN if is_changed or view.kind is not Kind.RL else Level.INFO
     yield _sighting(view, why, first_over(load, options.max_violation - 1), size, level)
+
+
+def _few_rows(view: RunView, since: int, options: Options) -> str:
+    """Return how many rows the newest updates have, if too few to compare their loads; else "".
+
+    Only groups that are left out because they are right excuse it: a broken router makes answers
+    wrong, and groups alike in that.
+    """
+    rows, alike = (
+        view.series("data/trained_rows"),
+        mean_since(view, "frac_reward_zero_std", step=since),
+    )
+    if rows is None or not len(rows.since(since)) or not alike:
+        return ""
+    if not alike_by_right(view, since, alike):
+        return ""
+    before, now = median(rows.head(3).values), median(rows.since(since).values)
+    if now >= options.few_rows * before:
+        return ""
+    return f", in updates of {now:.0f} rows that had {before:.0f} at the start"
 
 
 def _explained(view: RunView, ratio: float) -> bool:

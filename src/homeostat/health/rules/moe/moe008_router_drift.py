@@ -2,8 +2,10 @@
 
 ## What it sees
 The share of tokens and layers that the trainer would route otherwise than recorded
-(moe/router_drift) is above `max_drift` in the newest records, or has risen `rise` times over its
-first ones and is above `min_drift`.
+(moe/router_drift) is above `max_drift` in the newest records. Or it is above `min_drift` and has
+risen: to `rise` times the first three records, or suddenly: each of three in a row is above every
+earlier one, they are `jump` times the usual, and the newest still are. The first three are left out
+of the usual, because the optimizer's first updates are larger than all that follow.
 
 ## Why it matters
 Replay holds a token on the experts that it was sampled with, while the router would choose others
@@ -19,12 +21,14 @@ clipped objective bounds only the first of them.
 Fewer updates on the same samples, a lower learning rate, no balancing loss in RL, newer samples.
 
 ## Known false alarms
-A first step after a jump in the data. One record alone is not reported.
+A first step after a jump in the data. One record alone, or two, are not reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
@@ -32,13 +36,17 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, newest
 from homeostat.health.rules.offpolicy.gap import staleness
 from homeostat.health.rules.readings import needed
-from homeostat.health.view import Kind, RunView
+from homeostat.health.view import Kind, RunView, Series
+
+# Number of records before a jump that say what is usual.
+MIN_EARLIER = 6
 
 
 class Options(RuleOptions):
     max_drift: float = option(0.3, "Largest share of the routes that may have changed.")
     min_drift: float = option(0.1, "Share below which a rise is not reported.")
     rise: float = option(3.0, "Factor over the first records.")
+    jump: float = option(2.0, "Factor over the usual, where no earlier record was as high.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -49,14 +57,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if late is None:
         return
     now, before = median(late.values), median(whole.head(3).values)
-    limit = max(options.min_drift, min(options.max_drift, options.rise * before))
+    limit = options.rise * before
+    usual = _usual_before_jump(whole, options)
+    if usual is not None and options.jump * usual < limit:
+        before, limit = usual, options.jump * usual
+    limit = max(options.min_drift, min(options.max_drift, limit))
     if now <= limit:
         return
     yield Sighting(
         message=f"The router would send {now:.0%} of the tokens to other experts than the ones "
-        f"they were sampled with ({before:.0%} in the first records, limit {limit:.0%}). The "
+        f"they were sampled with ({before:.0%} before, limit {limit:.0%}). The "
         "policy that is trained is not the one that will sample next.",
-        evidence=(f"changed routes {now:.3g}, {before:.3g} in the first records",),
+        evidence=(f"changed routes {now:.3g}, {before:.3g} before",),
         causes=tuple(_causes(view, now)),
         fixes=(
             Fix("trainer.updates_per_step", "1", "one update per sample", Grade.UNSAFE),
@@ -68,6 +80,23 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=now,
         limit=limit,
     )
+
+
+def _usual_before_jump(whole: Series, options: Options) -> float | None:
+    """Return the median before the first three records in a row that are far above all others.
+
+    None if there are none. The optimizer's first updates do not count as earlier ones.
+    """
+    values = whole.values[3:]
+    if len(values) < MIN_EARLIER + 3:
+        return None
+    highest_before = np.maximum.accumulate(values)[:-3]
+    lowest_of_three = np.minimum(np.minimum(values[1:-2], values[2:-1]), values[3:])
+    for last in np.flatnonzero(lowest_of_three > highest_before):
+        usual = median(values[: last + 1])
+        if last + 1 >= MIN_EARLIER and median(values[last + 1 : last + 4]) > options.jump * usual:
+            return usual
+    return None
 
 
 def _causes(view: RunView, now: float) -> Iterator[Cause]:
@@ -91,4 +120,5 @@ RULE = Rule(
     needs=("moe/router_drift",),
     kinds=(Kind.RL,),
     options=Options,
+    explains=("MOE002",),
 )

@@ -81,7 +81,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=last,
         value=mean,
         limit=options.max_share,
-        level=Level.INFO if solved or _are_mostly_right(view, first, mean) else None,
+        level=Level.INFO if alike_by_right(view, first, mean) else None,
     )
 
 
@@ -104,6 +104,14 @@ def _share(view: RunView) -> Series | None:
         view, "advantages/min", low.values
     )
     return Series(high.steps, none.astype(float))
+
+
+def alike_by_right(view: RunView, first: int, share: float) -> bool:
+    """Return whether most of the groups that score alike since a step do so because they are right.
+
+    `share` is theirs of all groups; the reward must be that of all groups, too.
+    """
+    return _is_solved(view, first, share) or _are_mostly_right(view, first, share)
 
 
 def _is_solved(view: RunView, first: int, share: float) -> bool:

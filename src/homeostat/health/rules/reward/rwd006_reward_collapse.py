@@ -10,7 +10,7 @@ The policy unlearns. Every further step trains on worse samples; the best weight
 
 ## Likely causes
 - nan-update-poisoned-weights: an update that was not finite has been applied.
-- mode-collapse: the samples of a prompt became copies before the reward fell.
+- mode-collapse: the samples of a prompt became copies before the reward fell, or always were.
 - kl-runaway: the policy has left the reference, and KL grows on.
 - policy-collapse: entropy jumped, output is broken.
 - entropy-collapse: the policy cannot try anything new.
@@ -180,6 +180,8 @@ def _copies_first(view: RunView) -> str:
     samples = view.number("rollout.samples_per_prompt")
     if distinct is None or reward is None or not samples or samples < 2:
         return ""
+    if _always_copies(view, distinct, samples):
+        return f"{median(distinct.values) * samples:.2g} different texts a prompt from the start"
     texts = trend(distinct)
     when, fell = last_crossing(distinct), last_crossing(reward)
     if texts is None or not texts.falls or when is None or fell is None or when >= fell:
@@ -187,6 +189,18 @@ def _copies_first(view: RunView) -> str:
     if texts.end * samples > 1.2 or texts.start * samples < 2.0:
         return ""
     return f"{texts.end * samples:.2g} different texts a prompt since about step {when}"
+
+
+def _always_copies(view: RunView, distinct: Series, samples: float) -> bool:
+    """Return whether the samples of a prompt were copies from the first records on.
+
+    Groups that earn differently are none: their task has only few answers.
+    """
+    alike = view.series("frac_reward_zero_std")
+    if alike is None or not len(distinct.finite()) or not len(alike.finite()):
+        return False
+    most = max(median(part.finite().values) for part in (distinct.head(5), distinct))
+    return most * samples < 1.2 and median(alike.finite().head(5).values) > 0.9
 
 
 RULE = Rule(

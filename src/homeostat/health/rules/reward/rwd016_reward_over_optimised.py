@@ -2,9 +2,10 @@
 
 ## What it sees
 The run measures a gold reward, which is not trained on (`role: eval`). After its peak, the gold
-reward falls by more than `min_fall` of the peak and more than its noise explains, evaluation after
-evaluation, while the trained reward keeps rising over the same evaluations. A gold reward that
-merely stays where it is (a plateau), or that wavers, is not this.
+reward falls by more than `min_fall` of the peak and more than its noise explains, while the trained
+reward rises over the same evaluations. Both either move at every evaluation, or have arrived
+and stay: a policy that has left the task behind earns all that the proxy gives, and stays there. A
+gold reward that stays near its peak (a plateau), or that wavers, is not this.
 
 ## Why it matters
 A reward model, or a judge, is only a proxy: it was right about completions like those that it was
@@ -39,6 +40,9 @@ from homeostat.health.rules.readings import needed, noise_beside_trend, rank_cor
 from homeostat.health.rules.signs import newest, smooth, trend
 from homeostat.health.view import Kind, RunView, Series
 
+# Rank correlation with time from which on a reward goes one way.
+STEADY = 0.6
+
 
 class Options(RuleOptions):
     min_fall: float = option(0.1, "Share of the gold reward's peak that must be lost.")
@@ -53,14 +57,16 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if peak is None:
         return
     since = gold.since(peak)
-    if len(since) < options.evals or rank_correlation(since) > -0.6:
-        return
     best, now = _level_at(gold, peak), median(since.values[-2:])
+    if len(since) < options.evals or not _has_moved(since, best, now, options):
+        return
     fall = best - now
     if fall <= options.min_fall * abs(best) or fall <= options.sigmas * noise_beside_trend(gold):
         return
     before, after = _proxy_levels(proxy, peak)
-    if before is None or after is None or rank_correlation(proxy.since(peak)) < 0.6:
+    if before is None or after is None:
+        return
+    if after <= before or not _has_moved(proxy.since(peak), before, after, options):
         return
     if after - before <= options.sigmas * noise_beside_trend(proxy):
         return
@@ -92,6 +98,18 @@ def _peak(gold: Series) -> int | None:
     return int(gold.steps[at + int(inside.argmax())])
 
 
+def _has_moved(since: Series, before: float, now: float, options: Options) -> bool:
+    """Return whether a series moves from one level to the other, or has arrived and stays there.
+
+    The longer it stays, the less its ranks say of the way that it went, so the newest values count:
+    all of them lie beyond the middle.
+    """
+    way = 1.0 if now > before else -1.0
+    newest_values = since.values[-max(1, options.evals - 1) :]
+    has_arrived = bool((way * (newest_values - 0.5 * (before + now)) > 0.0).all())
+    return has_arrived or way * rank_correlation(since) >= STEADY
+
+
 def _level_at(series: Series, step: int) -> float:
     """Return the median of an evaluation and its neighbours: a single one is high by luck."""
     at = int(np.searchsorted(series.steps, step))
@@ -103,7 +121,8 @@ def _proxy_levels(proxy: Series, peak: int) -> tuple[float | None, float | None]
     if len(since) < 2:
         return None, None
     count = max(1, len(since) // 4)
-    return median(since.values[:count]), median(since.values[-count:])
+    # The level at the peak is that of a few evaluations, however long the run lasted after it.
+    return median(since.values[: min(count, 3)]), median(since.values[-count:])
 
 
 def _name(view: RunView) -> str:
@@ -144,4 +163,6 @@ RULE = Rule(
     needs=("eval/gold_reward", "eval/reward|reward"),
     kinds=(Kind.RL,),
     options=Options,
+    # What the proxy pays for is all that the policy still writes: one text, up to the limit.
+    explains=("GEN001", "POL001", "POL015"),
 )

@@ -3,7 +3,8 @@
 ## What it sees
 Among several reward functions, one about form (by its type or its name: format, tags, style) rises
 to `near` of the most it gives, from well below it. One about the content stays below `low` of the
-most it gives, and does not rise by more than its noise, over `fire` records.
+most it gives over `fire` records, and is known not to rise: even with its noise counted in favour
+of a rise (two standard errors), it gained less than `gain` of the most it gives.
 
 ## Why it matters
 The total rises, so that the run looks as if it learned. What it learned is to write tags: the task
@@ -20,6 +21,8 @@ right. See that the verifier finds the answer inside the form.
 
 ## Known false alarms
 The first steps of many runs look like this: form comes first. It is judged after `fire` records.
+Where steps have few prompts the content's reward wavers by more than it could have gained so far;
+then more records are awaited.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ class Options(RuleOptions):
     fire: int = option(20, "Number of records that are needed.")
     near: float = option(0.85, "Share of its maximum at which the form is learned.")
     low: float = option(0.6, "Share of its maximum below which the content is not.")
+    gain: float = option(0.1, "Share of its maximum that the content must not have gained.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -75,9 +79,14 @@ def _top(series: Series) -> float:
 
 
 def _is_stuck(series: Series, course: Trend, options: Options) -> bool:
-    return course.end < options.low * _top(series) and not (
-        course.rises and course.change > 0.05 * _top(series)
-    )
+    """Return whether the content has not been learned, and is known not to be rising.
+
+    A rise that the noise hides is no standstill, so the noise is counted in favour of a rise.
+    """
+    top = _top(series)
+    if course.end >= options.low * top or (course.rises and course.change > 0.05 * top):
+        return False
+    return course.change + 2.0 * course.chance < options.gain * top
 
 
 def _sighting(
