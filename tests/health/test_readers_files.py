@@ -6,17 +6,28 @@ import json
 import math
 import random
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from homeostat.errors import HomeostatError
 from homeostat.health.readers import column_batches, files, open_run, read_text, view_of_run
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.view import Kind
 from homeostat.observe.completions import write_completions
-from homeostat.types import Completion, Prompt, RolloutGroup, Sample, Segment, StopReason
+from homeostat.types import (
+    Completion,
+    FloatArray64,
+    Prompt,
+    RolloutGroup,
+    Sample,
+    Segment,
+    StopReason,
+)
 
 
 def varint(value: int) -> bytes:
@@ -328,6 +339,87 @@ def test_json_lines_that_are_alike_give_the_same_numbers() -> None:
         assert taken(lines, alike=True) == taken(lines, alike=False) is not None
 
 
+def columns_by_objects(lines: Sequence[bytes]) -> dict[str, list[str]] | None:
+    """The plain way: an object for each line, by the standard library."""
+    try:
+        records = [json.loads(line) for line in lines]
+    except ValueError:
+        return None
+    if not all(isinstance(record, dict) for record in records):
+        return None
+    return shown(column_batches._columns_of_alike(records))
+
+
+def shown(columns: dict[str, FloatArray64] | None) -> dict[str, list[str]] | None:
+    if columns is None:
+        return None
+    return {name: [repr(value) for value in found.tolist()] for name, found in columns.items()}
+
+
+def columns_by_pieces(lines: Sequence[bytes]) -> dict[str, list[str]] | None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(column_batches, "BATCH", 1)
+        return shown(column_batches.columns_of_block(b"\n".join(lines)))
+
+
+NUMBERS = st.one_of(
+    st.floats().map(json.dumps),
+    st.integers().map(str),
+    st.integers(min_value=2**60, max_value=2**70).map(str),
+    st.from_regex(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,30})?([eE][-+]?[0-9]{1,3})?", fullmatch=True),
+)
+NAMES = st.lists(st.text(st.sampled_from('abe_/-.01 :,{}"\\\u00e9'), min_size=1), unique=True)
+
+
+@given(
+    names=NAMES,
+    rows=st.lists(st.lists(NUMBERS, min_size=4, max_size=4), min_size=1, max_size=9),
+    separators=st.sampled_from([(", ", ": "), (",", ":")]),
+    is_ascii=st.booleans(),
+)
+def test_values_between_equal_pieces_are_those_of_the_objects(
+    names: list[str], rows: list[list[str]], separators: tuple[str, str], is_ascii: bool
+) -> None:
+    names = ["step", "loss", *names][:4]
+    between, after = separators
+    quoted = [json.dumps(name, ensure_ascii=is_ascii) for name in names]
+    lines = []
+    for row in rows:
+        pairs = [f"{name}{after}{row[place]}" for place, name in enumerate(quoted)]
+        lines.append(f"{{{between.join(pairs)}}}".encode())
+    found = columns_by_pieces(lines)
+    # An escaped name is left to the plain way.
+    if all(name.isascii() and not {'"', "\\"} & set(name) for name in names):
+        assert found == columns_by_objects(lines)
+    else:
+        assert found in (None, columns_by_objects(lines))
+
+
+@given(
+    count=st.integers(1, 5),
+    edits=st.lists(
+        st.tuples(
+            st.integers(0, 200),
+            st.integers(0, 3),
+            st.sampled_from(
+                ["", "1", " ", ",", '"', "\n", "}\n{", "{", "}", "[", "]", ":", "e", "-", "true",
+                 '"loss": ', ', "loss": 1', "}5", "5{", "\xff", "\r", "null", "NaN", "Infinity"]
+            ),
+        ),
+        max_size=3,
+    ),
+)  # fmt: skip
+def test_lines_that_are_not_alike_are_never_taken_for_such(
+    count: int, edits: list[tuple[int, int, str]]
+) -> None:
+    text = "\n".join(f'{{"step": {n}, "loss": 0.{n}, "kl": {n}e-05}}' for n in range(count))
+    for at, length, new in edits:
+        text = text[:at] + new + text[at + length :]
+    lines = text.encode("latin-1").split(b"\n")
+    found = columns_by_pieces(lines)
+    assert found is None or found == columns_by_objects(lines)
+
+
 @pytest.mark.parametrize(
     "odd",
     [
@@ -342,6 +434,8 @@ def test_an_odd_line_is_never_taken_for_one_of_its_neighbours(odd: str) -> None:
     well = [f'{{"step": {step}, "loss": {step / 7}}}' for step in range(6, 16)]
     for lines in ([odd, *well], [well[0].replace("6", "4"), odd, *well], [odd] * 9):
         assert taken(lines, alike=True) == taken(lines, alike=False)
+        found = columns_by_pieces([line.encode() for line in lines])
+        assert found in (None, columns_by_objects([line.encode() for line in lines]))
 
 
 def test_the_file_logger_of_verl(tmp_path: Path) -> None:
@@ -367,6 +461,7 @@ def test_blocks_of_json_lines_give_what_single_lines_give(tmp_path: Path) -> Non
         for batch in (8, 10**9):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(files, "BATCH", batch)
+                patch.setattr(column_batches, "BATCH", batch)
                 found.append(files.found_in_text("\n".join(lines), name="log"))
         assert found[0].log.lines == found[1].log.lines
         assert found[0].reading == found[1].reading

@@ -179,6 +179,10 @@ def test_lines_of_a_known_shape_give_what_reading_each_of_them_gives() -> None:
         sys.path.pop(0)
     lines = list(large_log.lines(seed=5, num_steps=12)) * 2
     lines += [f"[step {n}] reward function took 0.{n} s and 1.{n} s\n" for n in range(400)]
+    # Ids, numbers without letters, and lines that are too long to be remembered.
+    for n in range(60):
+        ids = f"{random.getrandbits(64):016x} {random.getrandbits(20)} {n:04d}"
+        lines += [f"request {ids} done\n", f"loss={n} of {ids}\n", f"{ids} x\n", f"x {ids * 60}\n"]
     lines += ["===== Step 3/500 =====\n", "  * Loss: 0.5\n", "  * Loss: 0.6\n", "Step  Loss  KL\n"]
     quick, plain = LongLogReader(), TextReader()
     for reader in (quick, plain):

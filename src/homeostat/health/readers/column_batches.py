@@ -7,6 +7,7 @@ left to the reader of rows, which handles every special case but takes longer.
 from __future__ import annotations
 
 import json
+import struct
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.health.readers.alike_lines import values_of_alike
 from homeostat.health.readers.common_names import sounds_like_metric
 from homeostat.health.readers.dict_rows import NOT_METRICS, STEP_KEYS
 from homeostat.health.readers.recorder import Recorder
@@ -49,7 +51,7 @@ def take_json_block(recorder: Recorder, block: bytes, *, num_lines: int) -> bool
         return False
     alike = _columns_of_alike(records)
     if alike is not None:
-        return _take_numbers(recorder, alike)
+        return take_numbers(recorder, alike)
     names = dict.fromkeys(chain.from_iterable(records))
     if len(names) > 64 + 4 * len(records[0]):
         return False
@@ -60,7 +62,33 @@ def take_json_block(recorder: Recorder, block: bytes, *, num_lines: int) -> bool
     return take_columns(recorder, columns, step_key=step_key, form=_form_of(columns))
 
 
-def parsed(text: bytes, *, is_long: bool) -> Any:
+def columns_of_block(block: bytes) -> dict[str, FloatArray64] | None:
+    """Return the columns of many JSON lines with the same names in order and only numbers.
+
+    None if there are few lines, if they differ, or if they hold anything else. The columns are
+    those that `_columns_of_alike` finds in the lines' objects.
+    """
+    num_lines = block.count(b"\n") + 1 if block.startswith(b'{"') else 0
+    found = values_of_alike(block) if num_lines >= BATCH else None
+    if found is None or len(found[0]) < 2:
+        return None
+    names, text = found
+    try:
+        values = parsed(text, is_long=True)
+        # Packing accepts numbers and bools, and nothing else.
+        numbers = np.frombuffer(struct.pack(f"{len(values)}d", *values))
+    except (ValueError, RecursionError, struct.error, OverflowError):
+        return None
+    if len(values) != num_lines * len(names):
+        return None
+    may_be_bool = np.flatnonzero((numbers == 0.0) | (numbers == 1.0))
+    if any(type(values[place]) is bool for place in may_be_bool.tolist()):
+        return None
+    by_name = np.ascontiguousarray(numbers.reshape(num_lines, len(names)).T)
+    return dict(zip(names, by_name, strict=True))
+
+
+def parsed(text: bytes | bytearray, *, is_long: bool) -> Any:
     """Parse JSON as the standard library does. Raises ValueError or RecursionError.
 
     The parser that pydantic comes with reads numbers several times as fast, but has to be loaded.
@@ -89,7 +117,8 @@ def _step_key(names: Collection[str]) -> str | None:
     return step_key if any(map(sounds_like_metric, names)) else None
 
 
-def _take_numbers(recorder: Recorder, columns: Mapping[str, FloatArray64]) -> bool:
+def take_numbers(recorder: Recorder, columns: Mapping[str, FloatArray64]) -> bool:
+    """Take columns of numbers. Return False if none of them is the step, or steps go back."""
     step_key = _step_key(columns)
     steps = _whole(columns[step_key]) if step_key is not None else None
     if steps is None:

@@ -23,7 +23,13 @@ from typing import Any, BinaryIO
 from homeostat.errors import DataError
 from homeostat.health.readers import csv_table, tensorboard, wandb_log
 from homeostat.health.readers.build import Found
-from homeostat.health.readers.column_batches import BATCH, num_json_objects, take_json_block
+from homeostat.health.readers.column_batches import (
+    BATCH,
+    columns_of_block,
+    num_json_objects,
+    take_json_block,
+    take_numbers,
+)
 from homeostat.health.readers.dict_rows import row_of
 from homeostat.health.readers.long_logs import LongLogReader
 from homeostat.health.readers.recorder import Recorder
@@ -210,7 +216,13 @@ class LogLines:
 
     def take_block(self, block: bytes) -> None:
         """Take in whole lines with their ends between them."""
-        num_objects = num_json_objects(block)
+        columns = columns_of_block(block)
+        if columns is not None:
+            self.flush()
+            if take_numbers(self.reader.recorder, columns):
+                self.reader.skip(block.count(b"\n") + 1)
+                return
+        num_objects = num_json_objects(block) if columns is None else 0
         if num_objects >= BATCH:
             self.flush()
             if take_json_block(self.reader.recorder, block, num_lines=num_objects):

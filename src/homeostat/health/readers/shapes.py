@@ -24,8 +24,9 @@ _SIGNS = (
 )  # fmt: skip
 # A line of only these is a sentence: no number, name with a sign, quote or bracket is in it.
 _SENTENCE = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,;!?"
-# Not at the start of a line, whose first character matters. Digits are 0 in a key.
-_HEXADECIMAL = re.compile(rb"(?<=[^0-9A-Za-z_])(?=[a-f]*+0)[0a-f]{4,}+(?![0-9A-Za-z_])")
+# Not at the start of a line, whose first character matters. Digits are 0 in a key, so a number
+# without letters needs no pattern.
+_HEXADECIMAL = re.compile(rb"(?<=[^0-9A-Za-z_])(?=[a-f]*+0)(?=0*+[a-f])[0a-f]{4,}+(?![0-9A-Za-z_])")
 # Words after which a number may follow: those of headers and of mentions of a step.
 _STEPS = (b"tep", b"ollout", b"teration", b"pisode")
 
@@ -141,14 +142,17 @@ class Shapes:
 
     def is_known_plain(self, key: bytes) -> bool:
         """Return whether a line that matters to no reader differed from this one only in ids."""
-        return without_ids(key) in self._without_ids
+        # Longer ones are not remembered, and the search for ids in them takes long.
+        return len(key) <= self._LONGEST and without_ids(key) in self._without_ids
 
     def add_plain(self, key: bytes) -> None:
         """Remember a line that matters to no reader, whatever was printed before it."""
+        if len(key) > self._LONGEST:
+            return
         short = without_ids(key)
         if short == key:
             self.add(key, PLAIN)
-        elif len(short) <= self._LONGEST:
+        else:
             if len(self._without_ids) >= self._MOST:
                 self._without_ids = set()
             self._without_ids.add(short)

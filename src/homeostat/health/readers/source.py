@@ -65,16 +65,12 @@ class Source:
         """Yield all lines in order, many at a time, with their ends between them."""
         begun: list[bytes] = []
         for data in self._chunks():
-            whole, end, rest = data.rpartition(b"\n")
-            if not end:
-                begun.append(rest)
-            elif any(begun):
-                first, end, others = whole.partition(b"\n")
-                yield self._joined([*begun, first]) + end + others
-                begun = [rest]
+            end = data.rfind(b"\n")
+            if end < 0:
+                begun.append(data)
             else:
-                yield whole
-                begun = [rest]
+                yield self._completed(begun, data, end)
+                begun = [data[end + 1 :]]
             if sum(map(len, begun)) > 2 * MAX_LINE:
                 drawn, sign, rest = b"".join(begun).rpartition(b"\r")
                 if sign:
@@ -89,6 +85,13 @@ class Source:
         for block in self.blocks():
             for line in block.split(b"\n"):
                 yield line.decode("utf-8", errors="replace")
+
+    def _completed(self, begun: list[bytes], data: bytes, end: int) -> bytes:
+        """Return the lines of `data` up to the line end at `end`; the first one began before it."""
+        first = data.find(b"\n") if any(begun) else 0
+        if sum(map(len, begun)) + first <= MAX_LINE:
+            return b"".join([*begun, memoryview(data)[:end]])
+        return self._joined([*begun, data[:first]]) + data[first:end]
 
     def _joined(self, parts: list[bytes]) -> bytes:
         line = parts[0] if len(parts) == 1 else b"".join(parts)

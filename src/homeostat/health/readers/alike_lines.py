@@ -1,0 +1,91 @@
+"""Take the values out of JSON lines that are alike, without an object for each line.
+
+    {"step": 1, "loss": 0.5}     two lines
+    {"step": 2, "loss": 0.25}
+    {"step": , "loss": }         the pieces around the values, which every line has
+    [1, 0.5, 2, 0.25]            the values, as one list
+
+The places of the pieces follow from those of the quotation marks. A piece is compared byte by byte
+with that of the first line and then overwritten with a comma and spaces, so that a parser has
+nothing to read but numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from homeostat.types import IntArray
+
+# What is between two values, and between a name and its value.
+_SEPARATORS = ((b", ", b": "), (b",", b":"))
+
+
+def values_of_alike(block: bytes) -> tuple[list[str], bytearray] | None:
+    """Return the names that all lines have, and the JSON text of a list of all lines' values.
+
+    None if a line differs from the first one in more than its values. The values are not looked at:
+    if the list has as many items as all lines have names, and all are numbers, each is a value.
+    """
+    names = _names_in(block.partition(b"\n")[0])
+    # Line ends and quotation marks are all in the pieces, so that values have none.
+    num_lines = block.count(b"\n") + 1
+    marks = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord('"'))
+    if len(marks) != 2 * len(names) * num_lines or not block.endswith(b"}"):
+        return None
+    for pieces in _pieces(names):
+        if block.startswith(pieces[0]):
+            text = _without(block, pieces, marks[::2].reshape(num_lines, len(names)))
+            return (names, text) if text is not None else None
+    return None
+
+
+def _names_in(line: bytes) -> list[str]:
+    """Return the names in a line that is a JSON object; none if it is anything else."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return []
+    return list(found) if isinstance(found, dict) else []
+
+
+def _pieces(names: Sequence[str]) -> list[list[bytes]]:
+    """Return what is before each value of a line, for each way to write separators."""
+    quoted = [b'"%s"' % name.encode("utf-8", errors="replace") for name in names]
+    return [
+        [(between if place else b"{") + name + after for place, name in enumerate(quoted)]
+        for between, after in _SEPARATORS
+        if names
+    ]
+
+
+def _without(block: bytes, pieces: Sequence[bytes], marks: IntArray) -> bytearray | None:
+    """Return the list of what is between the pieces; None if one of them is not at its place.
+
+    `marks` has the places of the first quotation marks of the names, a row for each line.
+    """
+    text = bytearray(block)
+    for place, piece in enumerate(pieces):
+        before = piece.index(b'"')
+        if not _overwrite(text, marks[:, place] - before, piece, with_=b"," if place else b" "):
+            return None
+    # Each further line begins with the end of the line before it.
+    if not _overwrite(text, marks[1:, 0] - 3, b"}\n ", with_=b","):
+        return None
+    text[:1], text[-1:] = b"[", b"]"
+    return text
+
+
+def _overwrite(text: bytearray, places: IntArray, piece: bytes, *, with_: bytes) -> bool:
+    """Overwrite what is at the places if it is the piece everywhere; else return False."""
+    if len(places) and (places.min() < 0 or places.max() + len(piece) > len(text)):
+        return False
+    # One item for each place in the text: the bytes that follow it, which overlap.
+    count, kind = len(text) - len(piece) + 1, f"V{len(piece)}"
+    items = np.ndarray((count,), dtype=kind, buffer=text, strides=(1,))
+    if items[places].tobytes() != piece * len(places):
+        return False
+    items[places] = np.void(with_.ljust(len(piece)))
+    return True
