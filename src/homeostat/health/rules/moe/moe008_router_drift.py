@@ -3,7 +3,7 @@
 ## What it sees
 The share of tokens and layers that the trainer would route otherwise than recorded
 (moe/router_drift) is above `max_drift` in the newest records. Or it is above `min_drift` and has
-risen: to `rise` times the first three records, or suddenly: each of three in a row is above every
+risen: to `rise` times the first three records, or suddenly: three of four in a row are above every
 earlier one, they are `jump` times the usual, and the newest still are. The first three are left out
 of the usual, because the optimizer's first updates are larger than all that follow.
 
@@ -83,18 +83,19 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _usual_before_jump(whole: Series, options: Options) -> float | None:
-    """Return the median before the first three records in a row that are far above all others.
+    """Return the median before the first records that are far above all earlier ones.
 
-    None if there are none. The optimizer's first updates do not count as earlier ones.
+    Three of four in a row must be. None if there are none. The optimizer's first updates do not
+    count as earlier ones.
     """
     values = whole.values[3:]
     if len(values) < MIN_EARLIER + 3:
         return None
-    highest_before = np.maximum.accumulate(values)[:-3]
-    lowest_of_three = np.minimum(np.minimum(values[1:-2], values[2:-1]), values[3:])
-    for last in np.flatnonzero(lowest_of_three > highest_before):
-        usual = median(values[: last + 1])
-        if last + 1 >= MIN_EARLIER and median(values[last + 1 : last + 4]) > options.jump * usual:
+    highest_before = np.maximum.accumulate(values)[:-1]
+    for start in np.flatnonzero(values[1:] > highest_before) + 1:
+        usual, four = median(values[:start]), values[start : start + 4]
+        high = four[four > highest_before[start - 1]]
+        if start >= MIN_EARLIER and len(high) >= 3 and median(high) > options.jump * usual:
             return usual
     return None
 
