@@ -47,6 +47,13 @@ def denormals_as_they_were() -> Iterator[None]:
         sys.modules["torch"].set_flush_denormal(False)
 
 
+@pytest.fixture(autouse=True)
+def numbers_are_drawn_anew() -> None:
+    """What a test draws without a seed does not depend on the tests before it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def workers_are_forked() -> Iterator[None]:
     """Fork workers from a process that has imported torch, which takes seconds in each of them.

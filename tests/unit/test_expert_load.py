@@ -398,8 +398,9 @@ def test_a_loss_of_routers_needs_no_router_that_is_trained():
     loss = RouterLoss("sequence_aux", 1.0, 0.0, None, 3, 1)
     shape = MoeShape(num_experts=3, top_k=1, expert_size=4, layers=(0,))
     watch = LoadWatch.of(shape, [4], loss=loss, device=CPU)
-    x = torch.randn(4, 2, requires_grad=True)
-    logits = x @ torch.randn(2, 3)
+    # Two of the three tokens that count have the same expert: an even load has no gradient.
+    x = torch.tensor([[1.0, 0.2], [0.8, -0.1], [-1.0, 0.5], [0.3, 0.3]], requires_grad=True)
+    logits = x @ torch.tensor([[1.0, -1.0, 0.1], [0.2, 0.4, -0.3]])
     scores = scores_of(logits, shape)
     ids = best_experts(scores, None, shape)
     weights = expert_weights(scores, ids, shape)
