@@ -26,7 +26,7 @@ from homeostat.precision.int4 import fake_quantise
 from homeostat.precision.int4_packed import hold_packed
 from homeostat.precision.int4_rewrite import Int4Rewrite
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
-from homeostat.rollout.native.cuda import int4_products
+from homeostat.rollout.native.cuda import int4_few, int4_products
 from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 from homeostat.rollout.native.cuda.int4_products import Scratch
 from homeostat.rollout.native.cuda.int4_weights import Int4Weights
@@ -118,6 +118,19 @@ def test_products_of_rows(num_rows: int, group: int) -> None:
     assert found.squares_BT is not None
     near(found.squares_BT.sum(1), wanted.square().sum(1))
     assert not scratch.arrived.any()
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (2, 2), (4, 1)])
+def test_weights_may_be_read_ahead_by_any_number_of_warps(sizes: tuple[int, int]) -> None:
+    """Five units: the last warps have one less, and some are read while others are multiplied."""
+    matrix, rounded = packed(32, 288)
+    x_BD, out_BO = drawn(3, 288), torch.zeros(3, 32, device=DEVICE, dtype=DTYPE)
+    int4_few.launch(Scaled(x_BD), matrix, out_BO, sizes=sizes)
+    wanted = x_BD.float() @ rounded.float().T
+    near(out_BO, wanted)
+    gated_BI = torch.zeros(3, 16, device=DEVICE, dtype=DTYPE)
+    int4_few.launch(Scaled(x_BD), matrix, gated_BI, is_gated=True, sizes=sizes)
+    near(gated_BI, functional.silu(wanted[:, :16]) * wanted[:, 16:])
 
 
 # ---- an engine ---------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.reward.rwd001_zero_std_groups import alike_by_right
+from homeostat.health.rules.reward.rwd001_zero_std_groups import score_alike_because_right
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
@@ -92,7 +92,11 @@ def _most_lacking(view: RunView, options: Options) -> float:
 
 def _is_learnt(view: RunView, reason: str, first: int, share: float | None) -> bool:
     """Return whether groups are dropped because all of their answers are right."""
-    return reason == "all_same_reward" and bool(share) and alike_by_right(view, first, share)
+    return (
+        reason == "all_same_reward"
+        and bool(share)
+        and score_alike_because_right(view, first, share)
+    )
 
 
 def _dropped(view: RunView) -> Series | None:

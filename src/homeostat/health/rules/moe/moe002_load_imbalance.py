@@ -38,7 +38,7 @@ from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, newest
 from homeostat.health.rules.readings import ends, is_moe, mean_since, rank_correlation, raw_number
-from homeostat.health.rules.reward.rwd001_zero_std_groups import alike_by_right
+from homeostat.health.rules.reward.rwd001_zero_std_groups import score_alike_because_right
 from homeostat.health.view import Kind, RunView, Series
 
 
@@ -98,7 +98,7 @@ def _few_rows(view: RunView, since: int, options: Options) -> str:
     )
     if rows is None or not len(rows.since(since)) or not alike:
         return ""
-    if not alike_by_right(view, since, alike):
+    if not score_alike_because_right(view, since, alike):
         return ""
     before, now = median(rows.head(3).values), median(rows.since(since).values)
     if now >= options.few_rows * before:

@@ -81,7 +81,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=last,
         value=mean,
         limit=options.max_share,
-        level=Level.INFO if alike_by_right(view, first, mean) else None,
+        level=Level.INFO if score_alike_because_right(view, first, mean) else None,
     )
 
 
@@ -106,10 +106,11 @@ def _share(view: RunView) -> Series | None:
     return Series(high.steps, none.astype(float))
 
 
-def alike_by_right(view: RunView, first: int, share: float) -> bool:
-    """Return whether most of the groups that score alike since a step do so because they are right.
+def score_alike_because_right(view: RunView, first: int, share: float) -> bool:
+    """Return whether most groups without spread since a step exist because all answers are right.
 
-    `share` is theirs of all groups; the reward must be that of all groups, too.
+    `share` is the share of such groups. The reward must be the mean over all groups, not only over
+    those that are trained on.
     """
     return _is_solved(view, first, share) or _are_mostly_right(view, first, share)
 

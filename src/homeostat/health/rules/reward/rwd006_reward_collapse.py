@@ -194,7 +194,7 @@ def _copies_first(view: RunView) -> str:
 def _always_copies(view: RunView, distinct: Series, samples: float) -> bool:
     """Return whether the samples of a prompt were copies from the first records on.
 
-    Groups that earn differently are none: their task has only few answers.
+    Samples of a group that earn different rewards are no copies: the task has only few answers.
     """
     alike = view.series("frac_reward_zero_std")
     if alike is None or not len(distinct.finite()) or not len(alike.finite()):

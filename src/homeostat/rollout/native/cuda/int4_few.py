@@ -4,7 +4,8 @@ A program owns a tile of 16 outputs, of a gated product one of the gate and one 
 share the inputs; each reads whole tiles of the weights into registers, turns their integers into
 bf16 and multiplies them with the rows on tensor cores, group by group. Nothing passes through
 shared memory until the warps' sums are added up. The first weights are read before the program
-waits for its inputs, and the next ones while it multiplies.
+waits for its inputs, and the next ones while it multiplies. A unit is the fewest inputs that are
+whole tiles and whole groups (int4_layout.py); all loops over units are unrolled.
 
 Suffixes: `_B` rows, `_O` outputs, `_T` tiles of outputs.
 """
@@ -26,11 +27,11 @@ from homeostat.rollout.native.cuda.products import Scaled
 
 # The tensor cores take as many rows at once.
 MAX_ROWS = 8
-# Units that a warp reads at once, before it waits for its inputs. All as measured on an H200.
-_MOST = 9
-# Warps of a program: as many as read all units at once, and of a sum with what is there at least so
-# many. Where eight are too few, more of them read two units ahead.
-_MOST_WARPS, _MIN_ADDING, _MANY_WARPS, _AHEAD = 8, 4, 16, 2
+# As measured on an H200. A warp reads up to _MOST units before it waits for its inputs, and a
+# program has as many warps as that takes, at most _MOST_WARPS. A product that is added to the
+# residual stream has at least _MIN_ADDING. Weights with more inputs have _MANY_WARPS, each of which
+# reads _AHEAD units ahead.
+_MOST, _MOST_WARPS, _MIN_ADDING, _MANY_WARPS, _AHEAD = 9, 8, 4, 16, 2
 
 
 @triton.jit
