@@ -694,6 +694,25 @@ def test_the_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     assert not log_limit.trim(tmp_path / "missing")
 
 
+def test_a_line_written_while_the_log_is_cut_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rewards.log"
+    file.write_bytes(b"old line\n" * 1000)
+    read, written = os.pread, iter(range(3))
+
+    def read_beside_a_writer(log: int, size: int, place: int) -> bytes:
+        part = read(log, size, place)
+        if (number := next(written, None)) is not None:
+            with file.open("ab") as writer:
+                writer.write(b"new line %d\n" % number)
+        return part
+
+    monkeypatch.setattr(os, "pread", read_beside_a_writer)
+    assert log_limit.trim(file, limit=4000, head=900, tail=1000)
+    assert file.read_text().endswith("old line\nnew line 0\nnew line 1\nnew line 2\n")
+
+
 @pytest.mark.usefixtures("started")
 def test_functions_cannot_fill_the_disk(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -16,6 +16,7 @@ from pathlib import Path
 MAX_BYTES = 64 * 2**20
 HEAD_BYTES = 8 * 2**20
 TAIL_BYTES = 8 * 2**20
+CHUNK_BYTES = 2**20
 NOTE = b"\n[... left out here: rewards.log keeps its beginning and its newest lines ...]\n"
 
 
@@ -31,14 +32,24 @@ def trim(
         size = os.fstat(log.fileno()).st_size
         if size <= limit:
             return False
-        newest = os.pread(log.fileno(), tail, size - tail)
-        # Start at the beginning of a line, unless one line fills everything.
-        newest = newest[newest.find(b"\n", 0, tail // 2) + 1 :]
-        log.truncate(head)
-        log.seek(head)
-        log.write(NOTE + newest)
+        newest = os.pread(log.fileno(), tail // 2, size - tail)
+        # Start at the beginning of a line, unless a long line fills half of the tail.
+        _close_up(log.fileno(), head, size - tail + newest.find(b"\n") + 1, limit)
         return True
     return False
+
+
+def _close_up(log: int, head: int, source: int, limit: int) -> None:
+    """Move what follows `source` to behind the head and a note, and cut the file there.
+
+    It is cut only when nothing is left to move: a line that a worker writes meanwhile is kept.
+    Workers that write faster than this moves cannot keep it busy past `limit`.
+    """
+    place = head + os.pwrite(log, NOTE, head)
+    while place < limit and (part := os.pread(log, CHUNK_BYTES, source)):
+        written = os.pwrite(log, part, place)
+        source, place = source + written, place + written
+    os.ftruncate(log, place)
 
 
 def was_trimmed(file: Path, *, head: int = HEAD_BYTES) -> bool:
