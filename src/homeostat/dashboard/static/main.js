@@ -143,6 +143,9 @@ async function showRun(id, tab) {
   await judged();
 }
 
+// More of them than this are folded, so that the curves are in sight.
+const FEW_SETTINGS = 12;
+
 async function showComparison(ids) {
   crumbs.textContent = `${ids.length} runs`;
   document.title = "comparison - homeostat";
@@ -161,7 +164,7 @@ async function showComparison(ids) {
   view.replaceChildren(
     el("div", { class: "bar" }, el("h1", {}, "Comparison"), ...runs.map((run) =>
       el("a", { class: "chip", href: `#/run/${run.id}` }, run.name, " ", badges.get(run.id)))),
-    el("details", { class: "section", open: true },
+    el("details", { class: "section", open: differences.length <= FEW_SETTINGS },
       el("summary", {}, "Settings that differ ", el("small", {}, `${differences.length}`)), table(differences, runs)),
     el("details", { class: "section" }, el("summary", {}, "Findings"),
       el("div", { class: "columns" }, runs.map((run) => el("div", {}, el("h3", {}, run.name), columns.get(run.id))))),
@@ -181,15 +184,18 @@ function table(differences, runs) {
   if (!differences.length) return el("p", { class: "soft" }, "None.");
   return el("div", { class: "scroll" }, el("table", { class: "settings" },
     el("thead", {}, el("tr", {}, el("th", {}, "setting"), runs.map((run) => el("th", {}, run.name)))),
-    el("tbody", {}, differences.map((row) => el("tr", {}, el("td", {}, row.key), row.values.map((value) => el("td", {}, shown(value))))))));
+    el("tbody", {}, differences.map((row) => el("tr", {}, keyCell(row.key), row.values.map((value) => el("td", {}, shown(value))))))));
 }
 
 function settings(values) {
   const rows = Object.entries(values);
   if (!rows.length) return el("p", { class: "soft" }, "The run's files do not say.");
   return el("div", { class: "scroll" }, el("table", { class: "settings" },
-    el("tbody", {}, rows.map(([key, value]) => el("tr", {}, el("td", {}, key), el("td", {}, shown(value)))))));
+    el("tbody", {}, rows.map(([key, value]) => el("tr", {}, keyCell(key), el("td", {}, shown(value)))))));
 }
+
+// A long key is broken between its parts, not within a word.
+const keyCell = (key) => el("td", { class: "key" }, key.split(/(?<=[._])/).flatMap((part) => [part, el("wbr")]));
 
 const shown = (value) => (value === null || value === undefined ? "-" : typeof value === "object" ? JSON.stringify(value) : String(value));
 
