@@ -8,6 +8,7 @@
     health/registry.py         -> rules.md, and rules/ with a page for each family
     coverage/                  -> coverage.md: what five troubleshooting guides name
     health/signatures/*.toml   -> compiled.json beside them
+    bench/threads/open.jsonl   -> health/known_cases.json
 
 `make docs` runs it; tests/style/test_docs.py fails while a page is stale.
 """
@@ -32,6 +33,7 @@ from typer.models import ArgumentInfo, OptionInfo
 from homeostat.cli.app import EXIT_CODES
 from homeostat.cli.explain import page
 from homeostat.cli.rules import headline
+from homeostat.cli.threads import write_known
 from homeostat.cli.verbs import app
 from homeostat.config.base import ByteSize, Settings
 from homeostat.config.presets import ON_A_GPU, PRESETS
@@ -558,6 +560,7 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     write_compiled()
+    write_known(REFERENCE.parents[1])
     (REFERENCE / "rules").mkdir(parents=True, exist_ok=True)
     for name, content in pages().items():
         (REFERENCE / name).write_text(content, encoding="utf-8")

@@ -8,7 +8,6 @@ from homeostat.health.diagnose import diagnose
 from homeostat.health.exception_details import details_of
 from homeostat.health.exception_reading import ExceptionReading
 from homeostat.health.last_exception import last_exception
-from homeostat.health.nearest_illness import nearest
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
 from homeostat.health.render import as_json
@@ -50,19 +49,6 @@ def test_what_was_read_is_a_warning_that_says_so_and_the_end_stays_unknown() -> 
     assert first["causes"][0]["name"] == "shape-mismatch"
     assert "read, not recognised" in first["causes"][0]["why"]
     assert found["vital_signs"]["exception"]["library"] == "torch"
-
-
-def test_usual_causes_are_guesses_by_class_unless_the_users_code_raised() -> None:
-    unknown = "FlurbError: out of flurb"
-    within = reading("\n".join([HEAD, *FRAMES, unknown])).usual
-    assert [one.cause for one in within] == ["library-version-mismatch"]
-    assert "a guess" in within[0].why
-    typed = reading("TypeError: no flurb").usual
-    assert [one.cause for one in typed] == ["library-version-mismatch", "unknown-setting"]
-    asserted = reading("AssertionError: no flurb").usual
-    assert asserted[0].cause == "parallel-sizes-inconsistent"
-    assert reading("\n".join([HEAD, *FRAMES[:2], unknown])).usual == ()
-    assert reading("\n".join([HEAD, *FRAMES])).usual == ()
 
 
 def test_a_recognised_error_goes_before_what_was_read() -> None:
@@ -248,10 +234,3 @@ def test_the_words_of_an_exception_are_taken_apart(error: str, kind: str, words:
     found = details_of(name, message)
     assert found[0].kind == kind
     assert words in found[0].words
-
-
-def test_the_nearest_known_illness_shares_most_of_its_words() -> None:
-    near = nearest("ValueError", "No available memory for any of the cache blocks on this device")
-    assert near is not None
-    assert near.name == "kv-cache-no-room"
-    assert nearest("ValueError", "the gizmo is out of flurb") is None

@@ -45,7 +45,9 @@ def add_case(
     from homeostat.cli.scaffolding import find_checkout
 
     cases = _parsed(_lines(path))
-    added = threads.add(find_checkout(), cases)
+    root = find_checkout()
+    added = threads.add(root, cases)
+    threads.write_known(root)
     for half, number in added.items():
         typer.echo(f"{number} to {threads.FOLDER / half.value}.jsonl")
 

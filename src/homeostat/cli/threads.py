@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.errors import HomeostatError
+from homeostat.health.known_cases import FILE, telling_lines
 from homeostat.health.vocabulary import FAMILY_OF
 from homeostat.observe.redact import has_known_token
 
 FOLDER = Path("bench") / "threads"
+KNOWN = Path("src") / "homeostat" / "health" / FILE.name
 MAX_LINES = 60
 MAX_CHARACTERS = 6000
 MAX_SENTENCE = 400
@@ -202,6 +204,28 @@ def add(root: Path, cases: Iterable[Case]) -> dict[Half, int]:
         with file.open("a", encoding="utf-8") as sink:
             sink.writelines(json.dumps(_row(case), ensure_ascii=False) + "\n" for case in own)
     return {half: len(own) for half, own in fresh.items()}
+
+
+def known_text(root: Path) -> str:
+    """Return what the doctor's file of known cases holds: the open half, a line a case."""
+    rows = (
+        {
+            "url": case.url,
+            "names": case.names,
+            "words": telling_lines(case.log.splitlines()),
+            "fix": case.fix,
+        }
+        for case in load(root, Half.OPEN)
+    )
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    return f"[\n{lines}\n]\n"
+
+
+def write_known(root: Path) -> None:
+    """Let the doctor know the open half."""
+    file = root / KNOWN
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(known_text(root), encoding="utf-8")
 
 
 def _row(case: Case) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Take an exception apart that no rule recognises.
 
 It names the library and the call that failed, the frame below which it is no longer the user's
-code, what the exception's words say was wrong, which process failed first and what the others said,
-and the known illness whose words are nearest. What is found this way is *read*, not *recognised*:
-it says where to look, and not what to change. Pure.
+code, what the exception's words say was wrong, which process failed first and what the others said.
+What is found this way is *read*, not *recognised*: it says where to look, and not what to change.
+Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from homeostat.health.frames import BOX, Frame
 from homeostat.health.log import Log
 from homeostat.health.speakers import rank_of, speaker_in
 from homeostat.health.tracebacks import Traceback
-from homeostat.health.usual_causes import Usual, usual_causes
 
 # Lines below an exception's own that still belong to its message.
 _MAX_MORE = 12
@@ -106,22 +105,17 @@ class ExceptionReading:
         return None
 
     @property
-    def usual(self) -> tuple[Usual, ...]:
-        """Return what such exceptions usually come from, where the user's code did not raise it."""
-        if not self.failure.has_tail or self.failure.is_native or self.failure.is_report:
-            return ()
-        if self.raised is not None and _is_users(self.raised.file):
-            return ()
-        return usual_causes(self.failure.name)
+    def is_users_own(self) -> bool:
+        """Return whether the user's own code raised it."""
+        return self.raised is not None and _is_users(self.raised.file)
 
     def _by_owner(self, detail: Detail) -> str:
         """Name what depends on whose code asked for something that is not there."""
-        is_users = self.raised is not None and _is_users(self.raised.file)
         if detail.kind == "argument" and any("reward" in name for name in detail.names[:1]):
             return "reward-fn-signature"
         if detail.kind in ("argument", "attribute") and "None" not in detail.words:
             # One library asks another for what it does not have: they are of different times.
-            return "" if is_users else "library-version-mismatch"
+            return "" if self.is_users_own else "library-version-mismatch"
         if detail.kind == "divide":
             return _undivided(detail.words)
         if detail.kind == "key" and self.role == "data code":

@@ -28,6 +28,17 @@ from homeostat.health.tracebacks import (
 )
 
 _VERY_LAST = 3
+# A text of so few lines without any metric is what somebody pasted to ask about it.
+_MAX_PASTED = 30
+_SAYS_WRONG = re.compile(
+    r"\b(?:error|exception|fatal|fail(?:s|ed|ure)?|unable|invalid|unsupported|unexpected|mismatch"
+    r"|undefined|denied|refused|timed out|crash(?:ed)?|abort(?:ed)?|missing|cannot|can't|could not"
+    r"|couldn't|does not|doesn't|has no|no such|must(?: be| have| match)?|only supports?|requires?"
+    r"|required|exceeds?|too (?:long|large|small|many|old|new)|different from|no longer"
+    r"|not (?:supported|found|compatible|implemented|available|installed|defined|enough))\b",
+    re.IGNORECASE,
+)
+_AT_EASE = re.compile(r"\b(?:INFO|DEBUG)\b")
 _MAX_CHARS = 2_000
 # A class by its name, then its message, or the message as it is shown in brackets, or nothing.
 _NAMED = re.compile(
@@ -41,6 +52,16 @@ _SURVIVED = ("retry", "ignor", "skip", "fall back", "falling back", "fallback", 
 def lone_error(lines: Sequence[LogLine]) -> Traceback | None:
     """Return the error without frames in which a log ends; None if it does not."""
     return _whole_line(lines) or _within_line(lines) or _by_words(lines)
+
+
+def pasted_error(lines: Sequence[LogLine]) -> LogLine | None:
+    """Return the last line of a short text that says that something is wrong; None if none does."""
+    if len(lines) > _MAX_PASTED:
+        return None
+    for line in reversed(lines):
+        if _SAYS_WRONG.search(line.text[:_MAX_CHARS]) and not _AT_EASE.search(line.text):
+            return line
+    return None
 
 
 def _whole_line(lines: Sequence[LogLine]) -> Traceback | None:

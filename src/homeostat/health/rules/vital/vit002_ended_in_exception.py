@@ -4,10 +4,11 @@
 The first cause among the tracebacks and crashes at the end of the log, with no step after it: of
 several ranks, workers and chained exceptions, the one that the others follow from. It is taken
 apart: the library and the call that failed, the deepest frame of the user's own code, what the
-exception's words say was wrong (a shape, a type, a device, an argument, a key), what the other
-processes said, and the known illness whose words are nearest. A warning where the words tell what
-was wrong, else information. Where a rule knows the words, or the user's own code raised (VIT001,
-VIT006), that is said in place of this.
+exception's words say was wrong (a shape, a type, a device, an argument, a key), and what the other
+processes said. A warning where the words tell what was wrong, or where a guess is as often right as
+not; else information. Where a rule knows the words, or the user's own code raised (VIT001, VIT006),
+that is said in place of this. In a text of a few lines without any metric, which somebody pasted
+to ask about it, a line that reads like an error is enough.
 
 ## Why it matters
 The run is dead, whatever its metrics look like. The verdict is then "not known", never "no
@@ -19,8 +20,8 @@ illness", and the exit code is 1.
 - reward-fn-signature, column-missing, unknown-setting, path-missing, checkpoint-keys-mismatch: the
   words name an argument, a column, a setting, a file or weights.
 - ended-in-exception: the exception's own words say what is known.
-After what the words say come guesses, marked as such: what exceptions of this class were in
-threads with a confirmed cause. There are none where the user's own code raised.
+After what the words say come guesses, marked as such: what the nearest known errors were, and how
+often such guesses are right. There are none where the user's own code raised.
 
 ## What to do
 Read the exception and the frame that raised it. Resume from the newest checkpoint.
@@ -31,25 +32,37 @@ A traceback that was caught in the last steps of a log that was cut there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from homeostat.health.end_lines import LAUNCHER, End
 from homeostat.health.ending import Ending, ending_of
 from homeostat.health.exception_reading import ExceptionReading
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.known_cases import MAX_LINES, Guess, guesses
 from homeostat.health.last_exception import last_exception
-from homeostat.health.nearest_illness import Near, nearest
+from homeostat.health.log import LogLine
+from homeostat.health.lone_errors import pasted_error
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
 from homeostat.health.words import shortened
 
+# Lines below an exception that may still belong to it.
+_MAX_MORE = 8
+# Share of right ones from which on a guess is worth a warning.
+_LIKELY = 0.5
+
 
 def check(view: RunView, _: object) -> Iterator[Sighting]:
     ending = ending_of(view)
+    if ending.how is End.UNKNOWN and not view.metrics:
+        line = pasted_error(view.log.lines)
+        if line is not None:
+            yield _pasted(view, line)
     if ending.how is not End.EXCEPTION or _is_launchers(ending):
         return
     reading = last_exception(view)
-    yield _unread(view, ending) if reading is None else _read(reading)
+    yield _unread(view, ending) if reading is None else _read(view, reading)
 
 
 def _is_launchers(ending: Ending) -> bool:
@@ -62,19 +75,49 @@ def _is_launchers(ending: Ending) -> bool:
 def _unread(view: RunView, ending: Ending) -> Sighting:
     """Report a death of which there is no traceback."""
     line = ending.line
+    known = _guessed(view, line) if line is not None else ()
+    own = "the run's own event says so" if line is None else "there is no traceback in this log"
     return Sighting(
         message=f"The run is dead: {shortened(ending.words, 300)}.",
         evidence=(f"line {line.number}: {shortened(line.text.strip(), 300)}",) if line else (),
-        causes=(Cause("ended-in-exception", "the run's own event says so" if line is None else
-                      "there is no traceback in this log"),),
+        causes=(*(Cause(one.cause, one.why) for one in known), Cause("ended-in-exception", own)),
+        fixes=tuple(_helped(known)),
         first_step=line.step if line is not None else view.last_step,
-    )  # fmt: skip
+        **_worth_a_warning(known),
+    )
 
 
-def _read(reading: ExceptionReading) -> Sighting:
+def _pasted(view: RunView, line: LogLine) -> Sighting:
+    """Report what reads like an error in a few lines that somebody pasted."""
+    known, words = _guessed(view, line), shortened(line.text.strip(), 300)
+    return Sighting(
+        message=f"Line {line.number} reads like an error that no rule knows: {words}",
+        evidence=(f"line {line.number}: {words}",),
+        causes=(
+            *(Cause(one.cause, one.why) for one in known),
+            Cause("ended-in-exception", "whether a run ended in it is not in these lines"),
+        ),
+        fixes=tuple(_helped(known)),
+        **_worth_a_warning(known),
+    )
+
+
+def _guessed(view: RunView, line: LogLine) -> tuple[Guess, ...]:
+    """Guess by the lines of the log around the one in which an error ends."""
+    end = line.number + _MAX_MORE
+    near = (one.text for one in view.log.lines if end - MAX_LINES <= one.number <= end)
+    return guesses(list(near))
+
+
+def _worth_a_warning(known: Sequence[Guess]) -> dict[str, Any]:
+    if not known or known[0].right < _LIKELY:
+        return {}
+    return {"level": Level.WARN, "confidence": Confidence.HEURISTIC}
+
+
+def _read(view: RunView, reading: ExceptionReading) -> Sighting:
     found = reading.failure
-    near = nearest(found.kind, found.message) if found.has_tail else None
-    likely = reading.likely
+    known = () if reading.is_users_own else _guessed(view, found.end)
     said = [
         f"The run is dead: it ended in {shortened(found.error, 300)}. No rule knows these words."
     ]
@@ -82,6 +125,7 @@ def _read(reading: ExceptionReading) -> Sighting:
         said.append(f"Read from its frames: {reading.where}.")
     if reading.wrong:
         said.append(f"Read from its words: {shortened(reading.wrong, 300)}.")
+    is_told = reading.likely is not None
     return Sighting(
         message=" ".join(said),
         evidence=(
@@ -89,29 +133,36 @@ def _read(reading: ExceptionReading) -> Sighting:
             f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
             *(f"{one[0].upper()}{one[1:]}." for one in reading.others),
         ),
-        causes=tuple(_causes(reading, near)),
-        fixes=tuple(_fixes(reading)),
+        causes=tuple(_causes(reading, known)),
+        fixes=(*_fixes(reading), *_helped(known)),
         first_step=found.end.step,
         last_step=found.end.step,
-        level=Level.WARN if likely is not None else None,
-        confidence=Confidence.INFERRED if likely is not None else None,
+        **(
+            {"level": Level.WARN, "confidence": Confidence.INFERRED}
+            if is_told
+            else _worth_a_warning(known)
+        ),
     )
 
 
-def _causes(reading: ExceptionReading, near: Near | None) -> Iterator[Cause]:
-    """Yield what its words say, what is usual, what is near: each name once, the surest first."""
+def _causes(reading: ExceptionReading, known: Sequence[Guess]) -> Iterator[Cause]:
+    """Yield what its words say, then guesses: each name once, the surest first."""
     found: dict[str, str] = {}
     if reading.likely is not None:
         name, why = reading.likely
         found[name] = f"read, not recognised: {why}"
-    for one in reading.usual:
+    for one in known:
         found.setdefault(one.cause, one.why)
-    if near is not None:
-        why = f"the nearest known illness ({near.code}), by {near.share:.0%} of its words"
-        found.setdefault(near.name, why)
     found.setdefault("ended-in-exception", shortened(reading.failure.error, 200))
     for name, why in found.items():
         yield Cause(name, why)
+
+
+def _helped(known: Sequence[Guess]) -> Iterator[Fix]:
+    """Yield what helped in a thread with nearly the same words."""
+    case = next((one.case for one in known if one.case is not None), None)
+    if case is not None:
+        yield Fix("", "", f"what helped in {case.url}: {case.fix}")
 
 
 def _fixes(reading: ExceptionReading) -> Iterator[Fix]:

@@ -1,0 +1,223 @@
+"""Guess the cause of an error that no rule knows: what the known errors nearest to it were.
+
+Known are the threads with a confirmed cause that rules may be written from (known_cases.json, made
+from bench/threads/open.jsonl by `homeostat dev add-case`), and the texts of all signatures. Words
+are weighed by how few known errors have them (tf-idf); the nearest errors vote for their causes by
+the square of the cosine, and each cause has some votes in advance, by how often it was confirmed.
+All kinds of versions that do not fit count as one cause.
+
+A guess is marked as one, with the share of such guesses that were right when each thread was read
+without those of its own repository (bench/guesses.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+from homeostat.health.signatures.load import load
+
+FILE = Path(__file__).with_name("known_cases.json")
+VERSIONS = "library-version-mismatch"
+# Causes that are the same to a user: some library has the wrong version.
+_VERSIONS = frozenset(
+    {
+        VERSIONS, "known-bad-version", "dependency-conflict", "vllm-version-incompatible",
+        "sglang-version-incompatible",
+    }
+)  # fmt: skip
+_TELLING = re.compile(
+    r"error|exception|fail|fatal|not |n't|unable|invalid|must|require|unsupported|missing"
+    r"|mismatch|exceed|no such",
+    re.IGNORECASE,
+)
+# Of a path, its last two parts tell whose code it is; the others are a machine's.
+_FOLDERS = re.compile(
+    r"(?:[A-Za-z]:)?[\\/~](?:[\w.+~-]{1,100}[\\/]){1,30}(?=[\w.+-]{1,100}[\\/][\w.+-])"
+    r"|(?<![\w.:/])/(?=\w)"
+)
+_WORD = re.compile(r"[A-Za-z_]{2,60}")
+_PART = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}")
+# Lines of a log in which an error's words are looked for, and how many telling ones are taken.
+MAX_LINES = 60
+_MAX_TELLING = 4
+_MAX_CHARS = 2_000
+# Errors that vote, votes of a signature's text (a thread has one), votes in advance, and of a
+# thread's second cause.
+_NEIGHBOURS = 25
+_SIGNATURE_VOTE = 0.5
+_ADVANCE = 1.0
+_SECOND_VOTE = 0.5
+MAX_GUESSES = 3
+# Share of all votes -> share of such guesses that were right, rounded (bench/guesses.py).
+_RIGHT = ((0.5, 0.9), (0.25, 0.7), (0.15, 0.35), (0.1, 0.25), (0.05, 0.1), (0.0, 0.02))
+_WORTH_SAYING = 0.1
+# An error so near to a known one is worth a look at that thread.
+_NEAR = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCase:
+    """A thread with a confirmed cause: its address, causes, telling lines, and what helped."""
+
+    url: str
+    names: tuple[str, ...]
+    words: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A cause with its share of the votes, and a near thread in which it was the cause."""
+
+    cause: str
+    votes: float
+    case: KnownCase | None
+
+    @property
+    def right(self) -> float:
+        """Return the share of such guesses that were right."""
+        return next(right for least, right in _RIGHT if self.votes >= least)
+
+    @property
+    def why(self) -> str:
+        like = f", as in {self.case.url}" if self.case is not None else ""
+        return f"a guess, right in about {self.right:.0%} of such cases{like}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A known error: its causes, the votes that it has, and its thread if it is one."""
+
+    names: tuple[str, ...]
+    votes: float
+    case: KnownCase | None
+
+
+def telling_lines(lines: Sequence[str]) -> str:
+    """Return the last lines that say what was wrong; the last ones if none does."""
+    short = (_FOLDERS.sub("", line.strip()[:_MAX_CHARS]) for line in lines[-MAX_LINES:])
+    last = [line for line in short if line]
+    telling = [line for line in last if _TELLING.search(line)]
+    return "\n".join(telling[-_MAX_TELLING:] or last[-_MAX_TELLING:])
+
+
+_left_out: ContextVar[str] = ContextVar("left_out", default="")
+
+
+@contextmanager
+def leaving_out(url: str) -> Iterator[None]:
+    """Guess without the threads of an address's repository, to judge guesses about one of them."""
+    token = _left_out.set(_repository(url))
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
+
+
+def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
+    """Return the likeliest causes of the error in which these lines end, the likeliest first."""
+    near = _nearest(telling_lines(lines))
+    votes = defaultdict[str, float](float, _in_advance())
+    example: dict[str, KnownCase] = {}
+    for known, closeness in near:
+        for place, name in enumerate(known.names):
+            votes[name] += closeness**2 * known.votes * (_SECOND_VOTE if place else 1.0)
+            if known.case is not None and closeness >= _NEAR:
+                example.setdefault(name, known.case)
+    total = sum(votes.values()) or 1.0
+    likeliest = sorted(votes, key=lambda name: -votes[name])[:MAX_GUESSES]
+    found = (Guess(name, votes[name] / total, example.get(name)) for name in likeliest)
+    return tuple(guess for guess in found if guess.right >= _WORTH_SAYING)
+
+
+def _nearest(words: str) -> list[tuple[_Known, float]]:
+    """Return the nearest known errors with their closeness, the nearest first."""
+    errors, places, weights = _index()
+    closeness = defaultdict[int, float](float)
+    for word, weight in _unit(_counted(words), weights).items():
+        for number, other in places.get(word, ()):
+            closeness[number] += weight * other
+    without = _left_out.get()
+    nearest_first = sorted(closeness, key=lambda number: -closeness[number])
+    found = ((errors[number], closeness[number]) for number in nearest_first)
+    asked = (
+        (one, close)
+        for one, close in found
+        if not without or one.case is None or _repository(one.case.url) != without
+    )
+    return list(islice(asked, _NEIGHBOURS))
+
+
+def _repository(url: str) -> str:
+    return "/".join(url.split("/")[:5]).lower()
+
+
+@cache
+def known_cases() -> tuple[KnownCase, ...]:
+    """Read the threads."""
+    rows = json.loads(FILE.read_text(encoding="utf-8"))
+    return tuple(KnownCase(**{**row, "names": tuple(row["names"])}) for row in rows)
+
+
+@cache
+def _in_advance() -> Mapping[str, float]:
+    first = Counter(_merged(case.names)[0] for case in known_cases())
+    return {name: _ADVANCE * count / first.total() for name, count in first.items()}
+
+
+_Places = dict[str, list[tuple[int, float]]]
+
+
+@cache
+def _index() -> tuple[tuple[_Known, ...], _Places, dict[str, float]]:
+    """Return the known errors, for each word those that have it, and each word's weight."""
+    errors, texts = [], []
+    for case in known_cases():
+        errors.append(_Known(_merged(case.names), 1.0, case))
+        texts.append(_counted(case.words))
+    for signature in load():
+        if signature.name.startswith("benign-") or signature.notes:
+            continue
+        for text in signature.texts:
+            errors.append(_Known(_merged((signature.name,)), _SIGNATURE_VOTE, None))
+            texts.append(_counted(text))
+    having = Counter(word for text in texts for word in text)
+    weights = {word: math.log((1 + len(texts)) / count) for word, count in having.items()}
+    places: _Places = defaultdict(list)
+    for number, text in enumerate(texts):
+        for word, weight in _unit(text, weights).items():
+            places[word].append((number, weight))
+    return tuple(errors), dict(places), weights
+
+
+def _merged(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names with all kinds of versions that do not fit as one."""
+    return tuple(dict.fromkeys(VERSIONS if name in _VERSIONS else name for name in names))
+
+
+def _counted(text: str) -> Counter[str]:
+    """Count the words of a text, and the parts of compound ones."""
+    words: Counter[str] = Counter()
+    for word in _WORD.findall(text):
+        words[word.lower()] += 1
+        parts = _PART.findall(word)
+        if len(parts) > 1:
+            words.update(part.lower() for part in parts)
+    return words
+
+
+def _unit(words: Counter[str], weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the weights of known words, scaled to length 1."""
+    own = {w: (1 + math.log(n)) * weights[w] for w, n in words.items() if w in weights}
+    length = math.sqrt(sum(value * value for value in own.values())) or 1.0
+    return {word: value / length for word, value in own.items()}

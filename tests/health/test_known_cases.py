@@ -1,0 +1,109 @@
+"""Errors that no rule knows are guessed from the known ones nearest to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.health.test_exceptions_read import FRAMES, HEAD
+
+from homeostat.cli.threads import KNOWN, known_text
+from homeostat.health import known_cases
+from homeostat.health.diagnose import diagnose
+from homeostat.health.known_cases import KnownCase, guesses, leaving_out, telling_lines
+from homeostat.health.readers import read_text
+from homeostat.health.registry import RULES
+from homeostat.health.render import as_json
+
+ROOT = Path(__file__).resolve().parents[2]
+FLURB = "https://github.com/owner/flurb/issues/1"
+GIZMO = "https://github.com/owner/gizmo/issues/2"
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Replace the known threads by two."""
+    cases = (
+        KnownCase(FLURB, ("dtype-mismatch",), "FlurbError: the flurb is out of glorp", "Cast it."),
+        KnownCase(GIZMO, ("known-bad-version",), "GizmoError: gizmo has no whirl", "Upgrade."),
+    )
+    monkeypatch.setattr(known_cases, "known_cases", lambda: cases)
+    caches = known_cases._index, known_cases._in_advance
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    monkeypatch.undo()
+    for cached in caches:
+        cached.cache_clear()
+
+
+def first_finding(text: str) -> dict[str, Any]:
+    view = read_text(text)
+    return as_json(diagnose(view, RULES), view)["findings"][0]
+
+
+def test_the_file_holds_the_open_half() -> None:
+    assert (ROOT / KNOWN).read_text(encoding="utf-8") == known_text(ROOT), "run `make docs`"
+
+
+def test_a_near_error_names_its_cause_its_thread_and_what_helped() -> None:
+    (guess, *_) = guesses(["starting", "FlurbError: this flurb is out of glorp"])
+    assert guess.cause == "dtype-mismatch"
+    assert guess.case is not None
+    assert guess.case.url == FLURB
+    found = first_finding("\n".join([HEAD, *FRAMES, "FlurbError: this flurb is out of glorp"]))
+    assert (found["code"], found["level"]) == ("VIT002", "warn")
+    assert found["causes"][0]["name"] == "dtype-mismatch"
+    assert "a guess, right in about" in found["causes"][0]["why"]
+    assert any("Cast it." in fix["why"] and FLURB in fix["why"] for fix in found["fixes"])
+
+
+def test_all_kinds_of_versions_are_one_cause() -> None:
+    assert guesses(["GizmoError: the gizmo has no whirl"])[0].cause == known_cases.VERSIONS
+
+
+def test_threads_of_the_repository_that_is_judged_are_left_out() -> None:
+    with leaving_out(f"{FLURB}#a-comment"):
+        guess = guesses(["FlurbError: this flurb is out of glorp"])[0]
+    assert guess.case is None or guess.case.url != FLURB
+    assert guesses(["FlurbError: this flurb is out of glorp"])[0].case is not None
+
+
+def test_words_that_are_near_to_nothing_get_no_warning() -> None:
+    found = first_finding("\n".join([HEAD, *FRAMES, "ZorkError: qwx zzyq"]))
+    assert (found["code"], found["level"]) == ("VIT002", "info")
+    assert all(one.case is None for one in guesses(["ZorkError: qwx zzyq"]))
+
+
+def test_no_guess_where_the_users_own_code_raised() -> None:
+    found = first_finding("\n".join([HEAD, *FRAMES[:2], "FlurbError: this flurb is out of glorp"]))
+    assert not any("a guess" in cause["why"] for cause in found["causes"])
+
+
+def test_the_last_telling_lines_are_read() -> None:
+    lines = ["cannot a", "fine", "cannot b", "invalid c", "fails d", "it must e", "", "bye"]
+    assert telling_lines(lines) == "cannot b\ninvalid c\nfails d\nit must e"
+    assert telling_lines(["one", "two"]) == "one\ntwo"
+    assert telling_lines(["no such file: /data/a/b/c.py, /c.py"]) == "no such file: b/c.py, c.py"
+    assert telling_lines([]) == ""
+    assert guesses([]) is not None
+
+
+def test_a_few_lines_that_somebody_pasted_are_enough() -> None:
+    found = first_finding("this flurb only supports glorp 9, and the flurb is out of glorp")
+    assert (found["code"], found["level"]) == ("VIT002", "warn")
+    assert "reads like an error" in found["message"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loading the model\nall weights were loaded",
+        "2025-01-01 INFO cache not found, building it",
+        "\n".join([f"row {i} is written" for i in range(40)] + ["the flurb is not supported"]),
+    ],
+)
+def test_other_texts_are_not_taken_for_errors(text: str) -> None:
+    view = read_text(text)
+    assert not [one for one in diagnose(view, RULES).findings if one.code == "VIT002"]
