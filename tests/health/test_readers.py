@@ -424,3 +424,18 @@ def test_a_setting_with_hundreds_of_digits_is_no_trap() -> None:
     view = read_text("", config={"learning_rate": int("9" * 400), "beta": -int("9" * 400)})
     assert view.raw_settings["learning_rate"] == float("inf")
     diagnose(view, RULES)
+
+
+def test_stable_baselines_reward_and_entropy_are_read() -> None:
+    lines = ["rollout/ep_rew_mean,train/entropy_loss,train/backbone_lr,train/head_lr"]
+    lines += [f"{i},-0.{9 - i},1e-5,{i}e-4" for i in range(1, 9)]
+    view = read_text("\n".join(lines))
+    reward, entropy, rate = (view.series(n) for n in ("reward", "entropy", "learning_rate"))
+    assert reward is not None
+    assert reward.latest == 8
+    # Logged as a loss, which is the negative entropy.
+    assert entropy is not None
+    assert entropy.first == 0.8
+    # Of several groups' rates the highest.
+    assert rate is not None
+    assert rate.latest == 8e-4

@@ -29,6 +29,7 @@ from homeostat.observe.names import describe
 # HF's trainer rounds the loss to this many decimals, and prints a non-finite loss as 0.
 _LOSS_DECIMALS = 4
 # Name of the training loss if another metric already has ours.
+_RATE_OF_GROUP = re.compile(r"(?:^|[/_])(?:lr|learning_rate)(?:[/_-]\w{1,40})?$", re.IGNORECASE)
 _LOSSES = {"loss", "train_loss", "training_loss", "loss train", "raw/loss", "lm loss"}
 _HF_FORMS = {"dict", "swift", "llamafactory"}
 
@@ -87,6 +88,8 @@ def view_of(
     metrics = _renamed(found.series, renamed, table, given=given)
     _join_losses(metrics)
     _only_reward(metrics)
+    _fastest_rate(metrics)
+    _as_entropy(metrics)
     if table is HOMEOSTAT:
         # The timestamp of a record is no metric.
         metrics.pop("time", None)
@@ -272,6 +275,25 @@ def _only_reward(metrics: dict[str, Series]) -> None:
     parts = [name for name in metrics if name.startswith("rewards/") and name.endswith("/mean")]
     if len(parts) == 1 and "format" not in parts[0].lower():
         metrics["reward"] = metrics[parts[0]]
+
+
+def _fastest_rate(metrics: dict[str, Series]) -> None:
+    """Use the highest of several groups' learning rates if no single one is logged."""
+    if "learning_rate" in metrics:
+        return
+    rates = [one for name, one in metrics.items() if _RATE_OF_GROUP.search(name) and len(one)]
+    if rates:
+        metrics["learning_rate"] = max(rates, key=lambda one: float(np.nanmax(one.values)))
+
+
+def _as_entropy(metrics: dict[str, Series]) -> None:
+    """Turn the sign of an entropy that is logged as a loss, as Stable-Baselines does."""
+    entropy = metrics.get("entropy")
+    if entropy is None:
+        return
+    values = entropy.finite().values
+    if len(values) and values.max() <= 0.0 and values.min() < 0.0:
+        metrics["entropy"] = Series(entropy.steps, -entropy.values)
 
 
 def _join_losses(metrics: dict[str, Series]) -> None:

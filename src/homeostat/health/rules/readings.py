@@ -6,6 +6,7 @@ All are pure functions. They return None for what is not known, never a guess: "
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -148,6 +149,10 @@ def noise_beside_trend(series: Series) -> float:
     return median(np.abs(bends)) / 0.6745 / 6.0**0.5
 
 
+# Values from which rounding is told.
+_MIN_ROUNDED = 10
+
+
 def is_flat(series: Series, *, sigmas: float = 2.0) -> bool:
     """Return whether end and beginning differ by no more than the noise of their means."""
     finite = series.finite()
@@ -168,7 +173,26 @@ def prints_zero(view: RunView, name: str) -> bool:
 def is_rounded(view: RunView, name: str, scale: float) -> bool:
     """Return whether a metric was printed with too few decimals for values of this size."""
     decimals = view.decimals.get(name)
+    if decimals is None:
+        decimals = _seen_decimals(view.series(name))
     return decimals is not None and 0.5 * 10.0**-decimals > 1e-3 * scale
+
+
+def _seen_decimals(series: Series | None) -> int | None:
+    """Return the decimals to which values were rounded before they were logged, if it shows.
+
+    It shows where all are multiples of one power of ten, and neighbours are equal now and then
+    while the others change.
+    """
+    values = series.finite().values if series is not None else np.zeros(0)
+    sizes = np.abs(values[values != 0])
+    if len(sizes) < _MIN_ROUNDED:
+        return None
+    decimals = round(-math.log10(sizes.min()))
+    counts = sizes * 10.0**decimals
+    changes = np.diff(values) != 0
+    is_even = bool(np.all(np.abs(counts - np.round(counts)) < 1e-6 * counts))
+    return decimals if is_even and 0.2 < float(changes.mean()) < 0.9 else None
 
 
 def broken(view: RunView) -> Series | None:
@@ -302,7 +326,9 @@ def is_tiny(view: RunView) -> bool:
 def is_climbing(view: RunView) -> bool:
     """Return whether the learning rate still rises at the end of the log, as in a warm-up."""
     rates = view.series("learning_rate")
-    return rates is not None and len(rates) > 1 and rates.latest > rates.values[-2]
+    if rates is None or len(rates) < 2 or rates.latest <= rates.values[-2]:
+        return False
+    return rates.latest >= float(np.nanmax(rates.values))
 
 
 def precision(view: RunView) -> str:

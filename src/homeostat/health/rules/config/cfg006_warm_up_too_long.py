@@ -1,8 +1,9 @@
 """The warm-up takes most of the run.
 
 ## What it sees
-Warm-up steps, or their share, of more than `max_share` of the run's steps; above
-`warn_share` it is a warning.
+Warm-up steps, or their share, of more than `max_share` of the run's steps; above `warn_share` it is
+a warning. Where the settings are not known, a logged rate that still climbs at such a share of a
+run whose length is known: this is information, since such a run may have learned all the same.
 
 ## Why it matters
 The configured rate is hardly ever reached, or never, so the run learns less than intended.
@@ -21,9 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView
+
+# Records that must show a climb.
+_MIN_RECORDS = 8
 
 
 class Options(RuleOptions):
@@ -31,12 +37,18 @@ class Options(RuleOptions):
     warn_share: float = option(0.8, "Share from which on it is a warning.")
 
 
-def check(view: RunView, options: Options) -> Iterator[Sighting]:
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     total = view.number("trainer.max_steps") or view.total_steps
     steps = view.number("trainer.schedule.warmup_steps")
     share = view.number("trainer.schedule.warmup_share")
     if steps is not None and total:
         share = steps / total
+    is_set = share is not None
+    if share is None:
+        share = _climbed(view)
+    if share is None and view.series("learning_rate") is None:
+        yield Unknown("neither the length of the warm-up nor the learning rate is known")
+        return
     if share is None or share <= options.max_share or (total is not None and total < 20):
         return
     yield Sighting(
@@ -46,8 +58,19 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         fixes=(Fix("trainer.schedule.warmup_share", "0.05", "the usual share", Grade.UNSAFE),),
         value=share,
         limit=options.max_share,
-        level=Level.WARN if share >= options.warn_share else None,
+        level=Level.WARN if is_set and share >= options.warn_share else None,
     )
+
+
+def _climbed(view: RunView) -> float | None:
+    """Return the share of the run over which the logged rate climbed; None if it has ended that."""
+    rates, total = view.series("learning_rate"), view.total_steps
+    if rates is None or not total or len(rates) < _MIN_RECORDS:
+        return None
+    values = rates.finite().values
+    if len(values) < _MIN_RECORDS or values[0] > 0.5 * values[-1] or np.diff(values).min() <= 0:
+        return None
+    return float(rates.steps[-1]) / total
 
 
 RULE = Rule(
@@ -57,6 +80,5 @@ RULE = Rule(
     level=Level.INFO,
     confidence=Confidence.MEASURED,
     check=check,
-    needs=("setting:trainer.schedule.warmup_steps|trainer.schedule.warmup_share",),
     options=Options,
 )

@@ -3,7 +3,8 @@
 ## What it sees
 Over the last half of at least `min_records` records the loss changed by less than its noise, it is
 above `min_loss`, and it fell by less than `min_fall` in all. It is a warning if loss and accuracy
-are those of guessing: ln(k) and 1/k for some number k of classes.
+are those of guessing (ln(k) and 1/k for some number k of classes), or if the loss is above
+`high_loss` and moved by less than `no_fall` from the run's beginning on.
 
 ## Why it matters
 A run that does not learn costs as much as one that does.
@@ -20,7 +21,7 @@ use the usual weight decay of 0.01.
 
 ## Known false alarms
 A model that is good at the data already: its loss is at its floor from the first step on. That is
-why this is information only, unless the model guesses.
+why this is information only, unless the model guesses or is far from good.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from homeostat.health.rules.readings import (
     peak_rate,
     usual_rates,
 )
-from homeostat.health.view import Kind, RunView
+from homeostat.health.view import Kind, RunView, Series
 
 # How near to guessing, as a share, accuracy and loss are.
 _CLOSE_ACCURACY, _CLOSE_LOSS = 0.1, 0.03
@@ -48,6 +49,8 @@ class Options(RuleOptions):
     min_records: int = option(20, "Number of records that are needed.")
     min_loss: float = option(1.0, "Loss below which a plateau is a good end.")
     min_fall: float = option(0.05, "Fall in all, as a share, below which nothing was learned.")
+    high_loss: float = option(3.0, "Loss that no trained model has.")
+    no_fall: float = option(0.02, "Change in all, as a share, that is none.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -62,6 +65,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     if classes is None and (last < options.min_loss or not is_flat(late)):
         return
+    is_far = last > options.high_loss and abs(first - last) < options.no_fall * first
+    is_ill = classes is not None or (is_far and _is_whole(view, loss))
     causes = tuple(_causes(view))
     start = int(late.steps[0])
     advice = "Check that the trained tokens are the right ones, then raise the rate."
@@ -72,7 +77,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     yield Sighting(
         message=f"Training loss is {last:.4g} and has not moved since step {start} (it began at "
         f"{first:.4g}). {advice}",
-        level=Level.INFO if classes is None else Level.WARN,
+        level=Level.WARN if is_ill else Level.INFO,
         evidence=tuple(evidence),
         causes=causes,
         fixes=(
@@ -84,6 +89,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=last,
         limit=first * (1 - options.min_fall),
     )
+
+
+def _is_whole(view: RunView, loss: Series) -> bool:
+    """Return whether the records are of a run from its beginning to well after its warm-up.
+
+    The loss of a pretraining that was resumed is high and hardly moves, too.
+    """
+    epoch, total = view.series("epoch"), view.total_steps
+    if total is not None:
+        return int(loss.steps[0]) <= 0.1 * total and int(loss.steps[-1]) >= 0.5 * total
+    return epoch is not None and epoch.first <= 0.1 and epoch.latest >= 0.5
 
 
 def _guessed_classes(view: RunView, loss: float) -> int | None:

@@ -3,7 +3,8 @@
 ## What it sees
 A rate below the usual band by `factor` (for adapters the band is 10 to 100 times that of all
 weights), no longer in warm-up, and a run that stands still over at least `min_records` records: in
-RL the KL stays below `max_kl` and the reward does not leave its noise, in SFT the loss does not.
+RL the KL stays below `max_kl` and the reward does not leave its noise, in SFT the loss does not; at
+a rate below the band by `far` it is enough that a high loss hardly falls.
 Our own runs measure it: updates of less than a millionth of the weights' size; where loss or reward
 stand still, of less than ten millionths.
 
@@ -45,10 +46,13 @@ from homeostat.health.view import Kind, RunView
 _NOTHING = 1e-6
 # And below which it is too little, if nothing comes of it.
 _LITTLE = 1e-5
+# Loss of a model that has much to learn, and the share of it that is hardly a fall.
+_HIGH_LOSS, _HARDLY = 2.0, 0.05
 
 
 class Options(RuleOptions):
     factor: float = option(2.0, "Factor below the usual range that is too low.")
+    far: float = option(10.0, "Factor below the usual range that is far too low.")
     max_kl: float = option(1e-3, "KL below which a policy has not moved.")
     min_records: int = option(10, "Number of records that must show it.")
 
@@ -65,6 +69,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if rate == 0 or rate * options.factor > usual.low or is_climbing(view):
         return
     signs = _stands_still(view, options)
+    if not signs and rate * options.far < usual.low:
+        signs = _hardly_falls(view, options)
     if not signs:
         return
     adapter = has_adapter(view)
@@ -136,6 +142,16 @@ def _stands_still(view: RunView, options: Options, *, is_measured: bool = False)
     first, last = ends(loss.finite())
     still = is_flat(loss) and abs(last - first) < 0.02 * abs(first)
     return [f"the loss stays at {last:.4g}"] if still and last > 0.3 else []
+
+
+def _hardly_falls(view: RunView, options: Options) -> list[str]:
+    """Return the evidence that a high loss falls by next to nothing; [] if it does more."""
+    loss = view.series("train/loss")
+    if view.kind is Kind.RL or loss is None or len(loss) < 2 * options.min_records:
+        return []
+    first, last = ends(loss.finite())
+    is_little = last > _HIGH_LOSS and abs(first - last) < _HARDLY * first
+    return [f"the loss went from {first:.4g} to {last:.4g}"] if is_little else []
 
 
 RULE = Rule(
