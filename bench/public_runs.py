@@ -102,7 +102,18 @@ def show(half: Half, judged: Iterable[dict[str, Any]]) -> dict[str, Any]:
         total = totals[kind.split(":")[0]]
         low, high = wilson(number, total)
         print(f"{kind:24} {number:>4} of {total:>3}  {low:.0%} to {high:.0%}")
-    return {"logs": len(judged), "counts": dict(counts), "not_right": wrong}
+    by_illness: dict[str, Counter[str]] = {}
+    for one in judged:
+        if one["label"] == "ill":
+            by_illness.setdefault(one["names"][0], Counter())[one["verdict"]] += 1
+    for name, verdicts in sorted(by_illness.items()):
+        print(f"    {name:32} " + ", ".join(f"{verdicts[v]} {v}" for v in sorted(verdicts)))
+    return {
+        "logs": len(judged),
+        "counts": dict(counts),
+        "by_illness": {name: dict(verdicts) for name, verdicts in by_illness.items()},
+        "not_right": wrong,
+    }
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import numpy as np
 
 from homeostat.health.readers.alike_lines import values_of_alike
 from homeostat.health.readers.common_names import sounds_like_metric
-from homeostat.health.readers.dict_rows import NOT_METRICS, STEP_KEYS
+from homeostat.health.readers.dict_rows import NOT_METRICS, STEP_KEYS, is_trained
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.readers.rows import MAX_STEP
 from homeostat.types import FloatArray64, IntArray
@@ -56,7 +56,10 @@ def take_json_block(recorder: Recorder, block: bytes, *, num_lines: int) -> bool
     if len(names) > 64 + 4 * len(records[0]):
         return False
     step_key = _step_key(names)
-    if step_key is None:
+    if step_key is None or any(
+        record.get(n, 0) is None for n in filter(is_trained, names) for record in records
+    ):
+        # A null in place of a loss may be a NaN, which depends on the rest of its row.
         return False
     columns = {name: [record.get(name) for record in records] for name in names}
     return take_columns(recorder, columns, step_key=step_key, form=_form_of(columns))

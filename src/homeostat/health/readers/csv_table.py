@@ -9,16 +9,22 @@ import csv
 from collections.abc import Iterator
 from itertools import islice
 
+import numpy as np
+
 from homeostat.health.readers.build import Found
 from homeostat.health.readers.column_batches import BATCH, take_columns
-from homeostat.health.readers.common_names import sounds_like_metric
+from homeostat.health.readers.common_names import METRICS, folded, sounds_like_metric
 from homeostat.health.readers.dict_rows import STEP_KEYS, row_of
 from homeostat.health.readers.numbers import number
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.reading import Reading
+from homeostat.health.view import Series
 
 _MAX_COLUMNS = 5_000
 _EDGES = ("__MIN", "__MAX")
+_TRAINED = frozenset({"train/loss", "reward", "grad_norm"})
+# Rows at the end, and their share of all, in which a column must be empty to count as NaN.
+_MIN_LOST, _LOST_SHARE = 5, 0.1
 
 
 def is_table(head: str) -> bool:
@@ -55,11 +61,32 @@ def found_in(lines: Iterator[str], *, name: str) -> Found:
         if rows:
             _take(recorder, names, rows)
     return Found(
-        series=recorder.series(),
+        series=_with_lost(recorder.series()),
         forms=recorder.forms,
         sources=[name],
         reading=Reading(num_lines=num_lines),
     )
+
+
+def _with_lost(series: dict[str, Series]) -> dict[str, Series]:
+    """Return the columns with NaN where one that was always filled is empty to the end.
+
+    Writers of tables leave the cell of a NaN empty.
+    """
+    longest = max(series.values(), key=len, default=None)
+    if longest is None:
+        return series
+    found = dict(series)
+    for name, column in series.items():
+        if METRICS.get(folded(name)) not in _TRAINED or not len(column):
+            continue
+        is_later = longest.steps > column.steps[-1]
+        lost, before = int(is_later.sum()), int((~is_later).sum())
+        is_dense = len(column) >= 0.9 * before
+        if is_dense and lost >= max(_MIN_LOST, _LOST_SHARE * len(longest)):
+            steps = np.concatenate([column.steps, longest.steps[is_later]])
+            found[name] = Series(steps, np.concatenate([column.values, np.full(lost, np.nan)]))
+    return found
 
 
 def _take(recorder: Recorder, names: list[str], rows: list[list[str]]) -> None:

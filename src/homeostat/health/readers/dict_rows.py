@@ -100,6 +100,7 @@ def row_of(
     if mapping.keys() == _ENVELOPE and isinstance(mapping["data"], Mapping):
         mapping = {**mapping["data"], "step": mapping["step"]}
     values = {name: value for name, value in numbers_in(mapping) if name not in NOT_METRICS}
+    values.update(_lost(mapping, values))
     # The prefix ends where the mapping begins; earlier text is not part of it.
     before = before[-_MAX_PREFIX:]
     named = _PREFIX.search(before) if before else None
@@ -121,6 +122,22 @@ def row_of(
     if row.kind is RowKind.EVAL:
         values.pop("epoch", None)
     return row
+
+
+def _lost(mapping: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, float]:
+    """Return the results that are null: JSON has no NaN, and many writers put null in its place.
+
+    Where anything else is null, too, or another result is there, it means that a row has none.
+    """
+    nulls = [str(name) for name, value in mapping.items() if value is None]
+    if not nulls or not all(map(is_trained, nulls)) or any(map(is_trained, values)):
+        return {}
+    return dict.fromkeys(nulls, float("nan"))
+
+
+def is_trained(name: str) -> bool:
+    """Return whether a metric is a result of training, which every step has."""
+    return METRICS.get(folded(name)) in {"train/loss", "reward", "grad_norm"}
 
 
 def _is_place(before: str, named: re.Match[str]) -> bool:

@@ -14,10 +14,15 @@ class EpochSteps:
         self._first = 1
         # The last row's epoch and step.
         self._last = (-1, 0)
+        # Steps of the epochs before, where no line says how many an epoch has.
+        self._before = 0
 
     def count_on(self, row: Row) -> None:
         """Replace step and total of a row by those of the whole run."""
-        if row.epoch is None or row.step is None or not row.total_steps:
+        if row.epoch is None or row.step is None:
+            return
+        if not row.total_steps:
+            self._count_without_total(row, row.epoch[0], row.step)
             return
         (epoch, epochs), step, total = row.epoch, row.step, row.total_steps
         self._first = min(self._first, epoch)
@@ -28,6 +33,13 @@ class EpochSteps:
         if self._begins_again:
             row.step = (epoch - self._first) * total + step
             row.total_steps = epochs * total if epochs else None
+
+    def _count_without_total(self, row: Row, epoch: int, step: int) -> None:
+        last_epoch, last_step = self._last
+        if 0 <= last_epoch < epoch and step <= last_step:
+            self._before += last_step + (step == 0)
+        self._last = epoch, step
+        row.step = self._before + step
 
     def _must_begin_again(self, epoch: int, epochs: int | None, step: int, total: int) -> bool:
         """Return whether the step cannot be one of the whole run."""

@@ -1,7 +1,7 @@
 """Read one file by its name and its first bytes.
 
     *.jsonl, JSON lines     metrics, many lines at a time; odd lines as log
-    trainer_state.json      the log history of the HF trainer
+    trainer_state.json      the log history of the HF trainer; other JSON: documents.py
     *.csv                   metrics in columns
     events.out.tfevents.*   TensorBoard
     *.wandb                 W&B, offline
@@ -16,12 +16,13 @@ import io
 import json
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from homeostat.errors import DataError
-from homeostat.health.readers import csv_table, tensorboard, wandb_log
+from homeostat.health.readers import csv_table, documents, script_rows, tensorboard, wandb_log
 from homeostat.health.readers.build import Found
 from homeostat.health.readers.column_batches import (
     BATCH,
@@ -166,8 +167,10 @@ def _by_head(source: Source) -> Found:
 
 
 def _is_document(head: bytes, name: str) -> bool:
-    """Return whether a text is one JSON object over several lines, not one per line."""
+    """Return whether a text is one JSON document over several lines, not one object per line."""
     start = head.lstrip(b"\xef\xbb\xbf \r\n\t")
+    if start.startswith(b"["):
+        return name.endswith(".json") and start[1:].lstrip()[:1] in {b"{", b"["}
     if not start.startswith(b"{"):
         return False
     first = start.partition(b"\n")[0]
@@ -175,25 +178,24 @@ def _is_document(head: bytes, name: str) -> bool:
 
 
 def found_in_document(data: bytes, *, name: str) -> Found | None:
-    """Read a JSON document: the trainer's state with its history, or a config. None: neither."""
+    """Read a JSON document: a trainer's state, or metrics of any layout. None: neither."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(document, dict):
-        return None
-    history = document.get("log_history")
-    if not isinstance(history, list):
-        return None
     recorder = Recorder()
-    for record in history:
-        row = row_of(record) if isinstance(record, dict) else None
-        if row is not None:
-            recorder.add(row)
+    history = document.get("log_history") if isinstance(document, dict) else None
+    if isinstance(history, list):
+        for record in history:
+            row = row_of(record) if isinstance(record, dict) else None
+            if row is not None:
+                recorder.add(row)
+    elif not documents.record(document, recorder):
+        return None
     reader = TextReader(recorder)
-    total = document.get("max_steps")
     reader.finish()
     found = found_by(reader, name=name)
+    total = document.get("max_steps") if isinstance(document, dict) else None
     found.total_steps = total if type(total) is int and total > 0 else found.total_steps
     return found
 
@@ -273,19 +275,27 @@ _is_object_end = operator.methodcaller("endswith", b"}")
 def found_by(reader: TextReader, *, name: str) -> Found:
     """Return what a reader of text has found so far."""
     recorder = reader.recorder
+    series, forms, total = recorder.series(), recorder.forms, recorder.total_steps
+    reading, decimals = reader.reading(), recorder.decimals()
+    if reader.scripts.is_better_than(series):
+        series = reader.scripts.series()
+        forms = {script_rows.FORM: max(map(len, series.values()))}
+        total = total or reader.scripts.total_steps()
+        decimals = reader.scripts.decimals()
+        reading = replace(reading, num_unread_rows=0, unread_rows=())
     return Found(
-        series=recorder.series(),
-        forms=recorder.forms,
+        series=series,
+        forms=forms,
         settings=reader.settings,
         log=reader.kept.log(by_engine=reader.recorder.newest is None),
         events=reader.events,
         samples=reader.samples.found,
-        decimals=recorder.decimals(),
-        total_steps=recorder.total_steps,
+        decimals=decimals,
+        total_steps=total,
         runs=[(run.label, run.series, run.settings) for run in recorder.past],
         summary=recorder.summary,
         sources=[name],
-        reading=reader.reading(),
-        unknown={} if recorder.num_rows else reader.unknown.series(),
+        reading=reading,
+        unknown={} if series else reader.unknown.series(),
         open_bar=reader.open_bar(),
     )

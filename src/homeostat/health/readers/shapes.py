@@ -27,6 +27,8 @@ _SENTENCE = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,;!?"
 # Not at the start of a line, whose first character matters. Digits are 0 in a key, so a number
 # without letters needs no pattern.
 _HEXADECIMAL = re.compile(rb"(?<=[^0-9A-Za-z_])(?=[a-f]*+0)(?=0*+[a-f])[0a-f]{4,}+(?![0-9A-Za-z_])")
+# Words of a script's rows, which may do without colons.
+_RESULTS = (b"loss", b"reward", b"score", b"return", b"perplexity", b"ppl")
 # Words after which a number may follow: those of headers and of mentions of a step.
 _STEPS = (b"tep", b"ollout", b"teration", b"pisode")
 
@@ -89,7 +91,7 @@ def may_matter(line: bytes, *, has_digits: bool, speaks: tuple[bytes, ...]) -> b
     if any(map(has, _STEPS)) and (has_digits or (low.startswith(b"step") and b"loss" in low)):
         return True
     if b":" not in low and b"=" not in low:
-        return False
+        return has_digits and any(map(has, _RESULTS))
     return low.count(b".") >= 2 or any(map(has, speaks))
 
 

@@ -29,6 +29,7 @@ from homeostat.health.readers.literals import is_json_object
 from homeostat.health.readers.own_lines import own_row
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.readers.rows import Row, RowKind
+from homeostat.health.readers.script_rows import ScriptRows
 from homeostat.health.readers.settings import flat, settings_in, total_steps_in
 from homeostat.health.readers.traces import MAX_EVENTS, Samples, event_in
 from homeostat.health.readers.unknown_rows import UnknownRows
@@ -39,6 +40,7 @@ from homeostat.health.view import Event
 MAX_TEXT = 40_000
 _TEXT_TAIL = 8_000
 MAX_SETTINGS = 20_000
+_MANY_ROWS = 200
 _SPOKEN = re.compile(r"\b(?:step|rollout|iteration)[ _]?(\d{1,12})\b(?!/)", re.IGNORECASE)
 
 
@@ -52,6 +54,7 @@ class TextReader:
         self.events: list[Event] = []
         self.samples = Samples()
         self.unknown = UnknownRows()
+        self.scripts = ScriptRows()
         self._number = 0
         self._num_kept = 0
         self._bars = BarRows()
@@ -86,6 +89,11 @@ class TextReader:
         for line in lines:
             self._number += 1
             self._feed_line(pieces_of(line))
+
+    @property
+    def _has_many_rows(self) -> bool:
+        """Return whether rows of a known format are plenty: then no other lines are looked for."""
+        return self.recorder.num_rows > _MANY_ROWS
 
     @property
     def _is_open(self) -> bool:
@@ -135,6 +143,8 @@ class TextReader:
             self._ahead.update(line_rows.ahead_of_row(body))
             self._num_uses += 1
         row, is_consumed = self._row(body, source)
+        if rank == 0 and not self._has_many_rows:
+            self._num_uses += self.scripts.take(body)
         if row is None:
             self._num_uses += is_consumed
             return is_consumed

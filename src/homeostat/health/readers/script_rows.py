@@ -1,0 +1,249 @@
+"""Rows of scripts of one's own: lines of one form that come again and again.
+
+    epoch 3 loss 1.85                                  [ 120/5000] loss 2.31 lr 1e-4
+    | epoch 1 | 200/ 2983 batches | loss 7.1 |         Loss at step 40: 2.1
+    INFO:root:Epoch 3 Training Loss 0.52               Episode 12   Average Score: 31.5
+
+A single such line may be a sentence. A form, which is a line with its numbers left open, that comes
+at least `MIN_ROWS` times with the name of a loss or reward in it is a row of metrics. The text
+before a number names it. Steps are those of a counter that only grows, else rows are counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from homeostat.health.readers.common_names import METRICS, folded
+from homeostat.health.readers.numbers import NUMBER, decimals_of
+from homeostat.health.view import Series
+
+FORM = "script"
+MIN_ROWS = 4
+# Rows that are needed where no counter is printed.
+_MIN_UNCOUNTED = 6
+_MAX_CHARS = 400
+_MAX_FORMS = 200
+_MAX_NUMBERS = 40
+_SPEAKS = re.compile(r"loss|reward|score|return|perplexity|\bppl\b", re.IGNORECASE)
+_NUMBER = re.compile(rf"(?<![A-Za-z_.\d])(?:{NUMBER})")
+_OPEN = "\0"
+_SPACES = re.compile(r" +")
+# What separates the name of a number from what was said before.
+_APART = re.compile(r"[|,;\t()\[\]{}<>]|\s-\s|\d")
+_WORD = re.compile(r"[A-Za-z][A-Za-z_./]*")
+# Counters, the finest first: a script that prints epochs and steps counts steps.
+_COUNTERS = (
+    frozenset({"step", "steps", "global_step", "iter", "iters", "iteration", "it", "update"}),
+    frozenset({"episode", "episodes", "round", "batch"}),
+    frozenset({"epoch", "epochs", "ep"}),
+)
+_OF_EPISODES = {"score", "average_score", "return", "episode_return", "average_return", "reward"}
+_AT = frozenset({"at", "after", "in", "for", "of"})
+_TRAINED = frozenset({"train/loss", "reward"})
+_RESULTS = _TRAINED | {"eval/loss"}
+
+
+@dataclass(slots=True)
+class _Form:
+    """The numbers of a line's form: their names ("" if they have none), counters, and all rows."""
+
+    names: list[str]
+    # Rank of the counter that a number is; None if it is none.
+    counters: list[int | None]
+    totals: dict[int, int]
+    rows: list[list[float]] = field(default_factory=list)
+    # The decimals that each number is always printed with; None if that varies.
+    decimals: list[int | None] = field(default_factory=list)
+
+
+class ScriptRows:
+    """Collect lines that may be rows, by their form."""
+
+    def __init__(self) -> None:
+        self._forms: dict[str, _Form] = {}
+
+    def take(self, body: str) -> bool:
+        """Collect a line. Return whether it may be a row."""
+        if len(body) > _MAX_CHARS or _SPEAKS.search(body) is None:
+            return False
+        # Counts are padded to the width of the largest one.
+        key = _SPACES.sub(" ", _NUMBER.sub(_OPEN, body))
+        form = self._forms.get(key)
+        if form is None:
+            if len(self._forms) >= _MAX_FORMS:
+                self._drop_rare()
+            form = self._forms[key] = _form_of(key)
+        if not any(form.names):
+            return False
+        texts = _NUMBER.findall(body)
+        form.rows.append([_value(text) for text in texts])
+        form.decimals = _same(form.decimals, [decimals_of(text) for text in texts])
+        return True
+
+    def _drop_rare(self) -> None:
+        """Forget the forms that did not come again; sentences are such."""
+        self._forms = {key: form for key, form in self._forms.items() if len(form.rows) > 1}
+        if len(self._forms) >= _MAX_FORMS:
+            fewest = min(self._forms, key=lambda key: len(self._forms[key].rows))
+            del self._forms[fewest]
+
+    def series(self) -> dict[str, Series]:
+        """Return the metrics of all forms that are rows; of two with the same name the longer."""
+        found: dict[str, Series] = {}
+        for form in sorted(self._forms.values(), key=lambda one: -len(one.rows)):
+            if not _is_row(form):
+                continue
+            values, steps = np.array(form.rows, dtype=np.float64), _steps(form)
+            for place, name in enumerate(form.names):
+                if name and name not in found:
+                    found[name] = Series(steps, np.ascontiguousarray(values[:, place]))
+        return found
+
+    def decimals(self) -> dict[str, int]:
+        """Return names whose values are always printed with the same number of decimals."""
+        forms = sorted(filter(_is_row, self._forms.values()), key=lambda one: len(one.rows))
+        return {
+            name: count
+            for form in forms
+            for name, count in zip(form.names, form.decimals, strict=False)
+            if name and count is not None
+        }
+
+    def is_better_than(self, series: Mapping[str, Series]) -> bool:
+        """Return whether these are the rows of a log in which known formats found other series.
+
+        A run prints other numbers by the same names, one of each sample, say: so where there are
+        rows of a known format, they count, unless they are next to none.
+        """
+        own = self.series()
+        known, found = _num_results(series), _num_results(own)
+        if not series:
+            return bool(own)
+        return known < MIN_ROWS <= found and any(map(_counter_is_there, self._forms.values()))
+
+    def total_steps(self) -> int | None:
+        """Return the total that is printed with the counter of the longest form."""
+        forms = [form for form in self._forms.values() if _is_row(form)]
+        longest = max(forms, key=lambda form: len(form.rows), default=None)
+        place = _counter_of(longest) if longest is not None else None
+        if longest is None or place is None or place not in longest.totals:
+            return None
+        totals = {row[longest.totals[place]] for row in longest.rows}
+        total = totals.pop()
+        return int(total) if not totals and 0 < total < 1e15 and total.is_integer() else None
+
+
+def _num_results(series: Mapping[str, Series]) -> int:
+    """Return the number of records of the training loss or reward that was logged most often."""
+    names = (name for name in series if METRICS.get(folded(name)) in _TRAINED)
+    return max((len(series[name]) for name in names), default=0)
+
+
+def _same(known: list[int | None], new: list[int | None]) -> list[int | None]:
+    if not known:
+        return new
+    return [a if a == b else None for a, b in zip(known, new, strict=True)]
+
+
+def _value(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _is_row(form: _Form) -> bool:
+    """Return whether lines of a form came often enough, and count something if they name it."""
+    counts = [place for place, rank in enumerate(form.counters) if rank is not None]
+    if not counts:
+        return len(form.rows) >= _MIN_UNCOUNTED
+    is_counting = any(len({row[place] for row in form.rows}) > 1 for place in counts)
+    return is_counting and len(form.rows) >= MIN_ROWS
+
+
+def _counter_is_there(form: _Form) -> bool:
+    return _is_row(form) and _counter_of(form) is not None
+
+
+def _counter_of(form: _Form) -> int | None:
+    """Return the place of the finest counter that only grows; None if there is none."""
+    ranked = [(rank, place) for place, rank in enumerate(form.counters) if rank is not None]
+    for _, place in sorted(ranked):
+        counts = [row[place] for row in form.rows]
+        if all(a < b for a, b in pairwise(counts)) and _are_whole(counts):
+            return place
+    return None
+
+
+def _are_whole(counts: Sequence[float]) -> bool:
+    return all(0 <= count < 1e15 and count.is_integer() for count in counts)
+
+
+def _steps(form: _Form) -> np.ndarray:
+    place = _counter_of(form)
+    if place is None:
+        return np.arange(1, len(form.rows) + 1, dtype=np.int64)
+    return np.array([int(row[place]) for row in form.rows], dtype=np.int64)
+
+
+def _form_of(key: str) -> _Form:
+    """Name the numbers of a form by the text before each."""
+    texts = key.split(_OPEN)[:-1][:_MAX_NUMBERS]
+    is_episodic = "episode" in key.lower()
+    form = _Form([], [], {})
+    waiting = ""
+    for place, text in enumerate(texts):
+        name, rank = _named(text)
+        if text.strip() == "/" and place and form.counters[place - 1] is not None:
+            form.totals[place - 1] = place
+        elif rank is None and text.rstrip().endswith("[") and _follows_total(texts, place):
+            # [120/5000] is a counter without a name.
+            rank = 0
+        if rank is not None:
+            # Loss at step 40: 2.1
+            words = _WORD.findall(_last_part(text))
+            is_at = len(words) > 2 and words[-2].lower() in _AT
+            waiting, name = _metric(words[:-2]) if is_at else "", ""
+        elif not name and waiting and text.strip() in (":", "=", "is", ""):
+            name, waiting = waiting, ""
+        if folded(name) in _OF_EPISODES:
+            name = "reward" if is_episodic or folded(name) == "reward" else ""
+        form.names.append(name if name not in form.names else "")
+        form.counters.append(rank)
+    is_result = any(METRICS.get(folded(name)) in _RESULTS for name in form.names if name)
+    return form if is_result else _Form([], [], {})
+
+
+def _follows_total(texts: Sequence[str], place: int) -> bool:
+    return place + 1 < len(texts) and texts[place + 1].strip() == "/"
+
+
+def _last_part(text: str) -> str:
+    return _APART.split(text)[-1].strip(" :=#.-")
+
+
+def _named(text: str) -> tuple[str, int | None]:
+    """Return the metric that a text names, and the rank of the counter if it names one."""
+    words = _WORD.findall(_last_part(text))
+    if not words:
+        return "", None
+    for rank, counters in enumerate(_COUNTERS):
+        if words[-1].strip("./").lower() in counters:
+            return "", rank
+    return _metric(words), None
+
+
+def _metric(words: Sequence[str]) -> str:
+    """Return the longest end of some words that is a metric's name; "" if none is."""
+    for tail in _tails(words):
+        if folded(tail) in METRICS or folded(tail) in _OF_EPISODES:
+            return tail
+    return ""
+
+
+def _tails(words: Sequence[str]) -> Iterator[str]:
+    clean = [word.strip("./") for word in words]
+    for start in range(max(0, len(clean) - 4), len(clean)):
+        yield " ".join(clean[start:])

@@ -1,0 +1,172 @@
+"""Metrics of scripts of one's own: lines of one form, JSON documents, tables with holes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from homeostat.health.diagnose import diagnose
+from homeostat.health.readers import RunPlace, open_run, read_text
+from homeostat.health.readers.long_logs import LongLogReader
+from homeostat.health.readers.text import TextReader
+from homeostat.health.registry import RULES
+from homeostat.health.view import RunView
+
+LOSSES = [round(2.0 - 0.1 * i, 3) for i in range(10)]
+NAN = float("nan")
+
+
+def in_file(folder: Path, name: str, text: str) -> RunView:
+    (folder / name).write_text(text)
+    return open_run(RunPlace(folder / name), config=None)
+
+
+def values(view: RunView, name: str = "train/loss") -> list[float]:
+    found = view.series(name)
+    return [] if found is None else found.values.tolist()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "epoch {i} loss {x}",
+        "[{i}/500] loss {x}",
+        "[{i:>5}] train loss {x}, val loss {x}, lr 1e-4",
+        "Epoch {i} | loss {x} | acc 0.5",
+        "step {i}/100 loss {x} lr 1e-4",
+        "Step {i}: loss = {x}",
+        "Iteration {i} - loss {x}",
+        "Epoch {i}: train loss {x} val loss {x}",
+        "| epoch {i} | 100/ 200 batches | lr 5.00 | ms/batch 12.3 | loss {x} | ppl 7.2",
+        "Train Epoch: {i} [0/60000 (0%)]\tLoss: {x}",
+        "2024-01-01 10:00:{i:02},123 INFO trainer: step {i} loss {x} lr 1e-5 grad_norm 0.5",
+        "[2024-01-01 10:00:00] [Epoch {i}] loss: {x}",
+        "INFO:root:Epoch {i} Training Loss {x}",
+        "Epoch {i} finished. Average loss: {x}",
+        "step {i} | loss {x} | lr 1e-4 | norm 0.3 | dt 300ms",
+        "Loss at step {i}: {x}",
+        "Training loss at epoch {i}: {x}",
+        "Epoch {i:03d}: loss={x}, val_loss={x}",
+        "epoch={i} step=100 loss={x:.3e}",
+        "Epoch: {i:02} | Time: 0m 3s\n\tTrain Loss: {x} | Train PPL:   5.1",
+    ],
+)
+def test_lines_of_one_form_are_rows(form: str) -> None:
+    text = "\n".join(form.format(i=i, x=x) for i, x in enumerate(LOSSES, 1))
+    assert values(read_text(text)) == pytest.approx(LOSSES)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "Episode {i}\tAverage Score: {x}",
+        "Episode: {i}, Total Reward: {x}, Epsilon: 0.9",
+        "update {i} mean_reward {x} kl 0.01",
+    ],
+)
+def test_rewards_of_episodes_are_rows(form: str) -> None:
+    text = "\n".join(form.format(i=i, x=x) for i, x in enumerate(LOSSES, 1))
+    assert values(read_text(text), "reward") == LOSSES
+
+
+def test_steps_and_total_are_those_of_the_counter() -> None:
+    view = read_text("\n".join(f"[{20 * i}/500] loss {x}" for i, x in enumerate(LOSSES, 1)))
+    loss = view.series("train/loss")
+    assert loss is not None
+    assert loss.steps.tolist() == [20 * i for i in range(1, 11)]
+    assert view.total_steps == 500
+    assert view.decimals["train/loss"] == 1
+
+
+def test_a_counter_that_starts_again_is_not_the_step() -> None:
+    lines = [f"epoch {e} batch {b} loss 1.{e}{b}" for e in range(3) for b in range(4)]
+    loss = read_text("\n".join(lines)).series("train/loss")
+    assert loss is not None
+    assert len(loss) == 12
+
+
+def test_a_nan_in_such_a_row_is_found() -> None:
+    lines = [f"epoch {i} loss {'nan' if i > 5 else 2.0}" for i in range(1, 12)]
+    view = read_text("\n".join(lines))
+    assert "nan-loss" in [one.name for one in diagnose(view, RULES).findings]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["the loss of step 5 was 3.1"] * 9,
+        ["a score of 3", "a loss of 2", "return 5"],
+        [f"saved best model with score {i}" for i in range(9)],
+    ],
+)
+def test_sentences_are_no_rows(lines: list[str]) -> None:
+    assert not read_text("\n".join(lines)).metrics
+
+
+def test_numbers_of_samples_do_not_replace_the_rows() -> None:
+    rows = [f"{{'loss': {x}, 'reward': 0.5, 'step': {i}}}" for i, x in enumerate(LOSSES, 1)]
+    samples = [f"sample {i} reward 0.{i % 10}" for i in range(100)]
+    lines = [line for row in rows for line in (row, *samples[:10])]
+    assert values(read_text("\n".join(lines)), "reward") == [0.5] * 10
+
+
+def test_long_logs_give_the_same() -> None:
+    lines = [f"worker {i} is busy\nepoch {i} loss {1 + i / 7:.3f}" for i in range(30_000)]
+    text = "\n".join(lines)
+    plain, long = TextReader(), LongLogReader()
+    plain.feed(text.splitlines())
+    long.feed_bytes(text.encode().split(b"\n"))
+    first, second = plain.scripts.series()["loss"], long.scripts.series()["loss"]
+    assert np.array_equal(first.values, second.values)
+    assert len(first) == 30_000
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [{"epoch": i, "train_loss": x, "val_loss": x} for i, x in enumerate(LOSSES)],
+        {"train_loss": LOSSES, "val_loss": LOSSES},
+        {"loss": LOSSES, "val_loss": LOSSES, "lr": [1e-4] * 10},
+        {"history": {"train_loss": LOSSES, "val_loss": LOSSES}, "config": {"lr": 1e-4}},
+        {"history": [{"step": i, "loss": x} for i, x in enumerate(LOSSES)], "best": 1},
+        {"train": {"loss": LOSSES}, "val": {"loss": LOSSES}},
+        {str(i): {"train_loss": x} for i, x in enumerate(LOSSES)},
+        {"train_losses": LOSSES, "val_losses": LOSSES[:5]},
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_documents_of_any_layout(tmp_path: Path, document: Any, indent: int | None) -> None:
+    view = in_file(tmp_path, "metrics.json", json.dumps(document, indent=indent))
+    assert values(view) == LOSSES
+
+
+def test_a_config_is_no_metrics(tmp_path: Path) -> None:
+    config = {"betas": [0.9, 0.95, 0.99], "layers": [{"size": 1}, {"size": 2}, {"size": 3}]}
+    assert not in_file(tmp_path, "config.json", json.dumps(config)).metrics
+
+
+def test_an_empty_cell_is_a_nan_where_the_column_was_always_filled(tmp_path: Path) -> None:
+    rows = [f"{i},{2.0 if i < 12 else ''},1e-4" for i in range(30)]
+    view = in_file(tmp_path, "log.csv", "\n".join(["step,loss,lr", *rows]))
+    assert np.isnan(values(view)[12:]).all()
+    assert len(values(view)) == 30
+    # A column that is filled now and then has no value there, and neither have last rows of others.
+    rows = [f"{i},{2.0 if i % 3 else ''},1e-4" for i in range(28)]
+    view = in_file(tmp_path, "log.csv", "\n".join(["step,loss,lr", *rows, "28,,1e-4", "29,,1e-4"]))
+    assert np.isfinite(values(view)).all()
+
+
+def test_null_is_a_nan_if_nothing_else_is_null(tmp_path: Path) -> None:
+    lost = [{"step": i, "loss": 2.0 if i < 12 else None, "lr": 1e-4} for i in range(30)]
+    view = in_file(tmp_path, "a.jsonl", "\n".join(map(json.dumps, lost)))
+    assert np.isnan(values(view)[12:]).all()
+    assert len(values(view)) == 30
+    other = [{"step": i, "loss": 2.0, "reward": None, "eval_loss": None} for i in range(30)]
+    other += [{"step": 30, "loss": None, "eval_loss": 1.0, "lr": None}]
+    view = in_file(tmp_path, "b.jsonl", "\n".join(map(json.dumps, other)))
+    assert view.series("reward") is None
+    assert np.isfinite(values(view)).all()
