@@ -66,11 +66,20 @@ def test_lines_of_one_form_are_rows(form: str) -> None:
         "Episode {i}\tAverage Score: {x}",
         "Episode: {i}, Total Reward: {x}, Epsilon: 0.9",
         "update {i} mean_reward {x} kl 0.01",
+        "global_step={i}, episodic_return=[{x}]",
+        "|    ep_rew_mean     | {x}      |",
     ],
 )
 def test_rewards_of_episodes_are_rows(form: str) -> None:
     text = "\n".join(form.format(i=i, x=x) for i, x in enumerate(LOSSES, 1))
     assert values(read_text(text), "reward") == LOSSES
+
+
+def test_a_table_of_epochs_is_read() -> None:
+    rows = [f"{i}      {x:.6f}    {x:.6f}    0.5    00:10" for i, x in enumerate(LOSSES)]
+    view = read_text("\n".join(["epoch  train_loss  valid_loss  accuracy  time", *rows]))
+    assert values(view) == LOSSES
+    assert values(view, "eval/loss") == LOSSES
 
 
 def test_steps_and_total_are_those_of_the_counter() -> None:

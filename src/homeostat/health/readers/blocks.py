@@ -82,6 +82,11 @@ class Blocks:
         return row
 
 
+# How a header begins: notebooks count steps, fastai epochs.
+_FIRST_NAMES = ("step", "epoch")
+_NO_HEADER = re.compile(r"[:=\d]")
+
+
 class Tables:
     """A table whose first column is the step, as notebooks show it."""
 
@@ -96,7 +101,7 @@ class Tables:
         if body.lstrip()[:1] in {"\u2502", "\u2503"}:
             return _drawn(body)
         line = body.strip().strip("|").strip()
-        if line[:4].lower() == "step" and ":" not in line and "=" not in line:
+        if line[:5].lower().startswith(_FIRST_NAMES) and not _NO_HEADER.search(line):
             names = _names(line)
             if len(names) >= 2 and any("loss" in name.lower() for name in names):
                 self._names = names

@@ -20,6 +20,7 @@ METRICS: dict[str, str] = {
     "average_loss": "train/loss",
     "mean_loss": "train/loss",
     "running_loss": "train/loss",
+    "reduced_train_loss": "train/loss",
     "epoch_loss": "train/loss",
     "losses": "train/loss",
     "train_losses": "train/loss",

@@ -38,6 +38,8 @@ _IN_EPOCH = re.compile(
     re.IGNORECASE,
 )
 _PAIR = re.compile(rf"(?P<name>[^:=|]++)[:=]\s*+(?P<value>{VALUE}\s?+[^,|:=]*+)(?::\d++%)?")
+# The last pair of a piece that says more: epoch 001:  100 / 5000 loss=2.1
+_LAST = re.compile(rf"(?<=[\s:])(?P<name>[A-Za-z_][\w./-]{{0,80}}+)=(?P<value>{VALUE})$")
 _MMENGINE = re.compile(
     r"\b(?P<unit>Epoch|Iter)\((?P<part>train|val|test)\)\s*(?:\[(?P<epoch>\d{1,9})\])?"
     r"\[\s*(?P<count>\d{1,12})/\s*(?P<total>\d{1,12})\]"
@@ -270,14 +272,16 @@ def _form(body: str) -> str:
 
 
 def _named(text: str) -> list[tuple[str, str]]:
-    pairs = []
+    pairs, others = [], []
     for piece in _PIECES.split(_COLON_SPACES.sub(r"\1", text)):
         if len(piece) > 300:
             continue
         found = _PAIR.fullmatch(piece.strip())
         if found and not found["name"].isspace():
             pairs.append((found["name"].strip(), found["value"].strip()))
-    return pairs
+        elif last := _LAST.search(piece):
+            others.append((last["name"], last["value"]))
+    return [*others, *pairs] if pairs else []
 
 
 def _loose(text: str, after_step: int | None) -> Iterator[tuple[str, str]]:

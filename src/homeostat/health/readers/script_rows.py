@@ -29,7 +29,7 @@ _MIN_UNCOUNTED = 6
 _MAX_CHARS = 400
 _MAX_FORMS = 200
 _MAX_NUMBERS = 40
-_SPEAKS = re.compile(r"loss|reward|score|return|perplexity|\bppl\b", re.IGNORECASE)
+_SPEAKS = re.compile(r"loss|rew(?:ard|_|\b)|score|return|perplexity|\bppl\b", re.IGNORECASE)
 _NUMBER = re.compile(rf"(?<![A-Za-z_.\d])(?:{NUMBER})")
 _OPEN = "\0"
 _SPACES = re.compile(r" +")
@@ -43,6 +43,7 @@ _COUNTERS = (
     frozenset({"epoch", "epochs", "ep"}),
 )
 _OF_EPISODES = {"score", "average_score", "return", "episode_return", "average_return", "reward"}
+_COPULAS = frozenset({"is", "was", "of"})
 _AT = frozenset({"at", "after", "in", "for", "of"})
 _TRAINED = frozenset({"train/loss", "reward"})
 _RESULTS = _TRAINED | {"eval/loss"}
@@ -198,7 +199,12 @@ def _form_of(key: str) -> _Form:
         name, rank = _named(text)
         if text.strip() == "/" and place and form.counters[place - 1] is not None:
             form.totals[place - 1] = place
-        elif rank is None and text.rstrip().endswith("[") and _follows_total(texts, place):
+        elif (
+            rank is None
+            and not name
+            and text.rstrip().endswith("[")
+            and _follows_total(texts, place)
+        ):
             # [120/5000] is a counter without a name.
             rank = 0
         if rank is not None:
@@ -221,12 +227,17 @@ def _follows_total(texts: Sequence[str], place: int) -> bool:
 
 
 def _last_part(text: str) -> str:
-    return _APART.split(text)[-1].strip(" :=#.-")
+    """Return the words right before a number, also where it is in brackets or a table's cell."""
+    parts = [part.strip(" :=#.-") for part in _APART.split(text)]
+    is_cell = len(parts) > 1 and not parts[-1] and text.rstrip()[-1:] in {"|", "[", "("}
+    return parts[-2] if is_cell else parts[-1]
 
 
 def _named(text: str) -> tuple[str, int | None]:
     """Return the metric that a text names, and the rank of the counter if it names one."""
     words = _WORD.findall(_last_part(text))
+    if len(words) > 1 and words[-1].lower() in _COPULAS:
+        words.pop()
     if not words:
         return "", None
     for rank, counters in enumerate(_COUNTERS):
