@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from homeostat.health import install_forms
 from homeostat.health.ending import fatal_traceback
 from homeostat.health.exception_details import details_of
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
@@ -78,7 +79,10 @@ def is_its_fault(found: Traceback) -> bool:
     if found.is_native or not (found.has_head and found.has_tail):
         return False
     low = found.message.lower()
-    return not found.kind.endswith(_NOT_ITS_FAULT) and not any(word in low for word in _OF_DEVICES)
+    if found.kind.endswith(_NOT_ITS_FAULT) or any(word in low for word in _OF_DEVICES):
+        return False
+    details = details_of(found.kind, found.message)
+    return not any(one.kind in install_forms.CAUSES for one in details)
 
 
 def sighting_of(found: Traceback, frame: Frame, *, ended: bool, times: int) -> Sighting:
