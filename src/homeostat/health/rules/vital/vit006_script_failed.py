@@ -30,7 +30,11 @@ from homeostat.health.ending import fatal_traceback
 from homeostat.health.exception_details import Detail, details_of
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule
-from homeostat.health.rules.vital.vit001_user_code_failed import family_of, is_its_fault
+from homeostat.health.rules.vital.vit001_user_code_failed import (
+    family_of,
+    is_about_installation,
+    is_its_fault,
+)
 from homeostat.health.signatures.lists import AFTERMATH
 from homeostat.health.view import RunView
 from homeostat.health.words import shortened
@@ -40,6 +44,8 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
     found = fatal_traceback(view)
     frame = found.user_frame if found is not None else None
     if found is None or frame is None or found.is_called_by_library or not is_its_fault(found):
+        return
+    if is_about_installation(found):
         return
     where = f"{frame.file}:{frame.line}"
     causes = [Cause("script-failed", f"{frame} raised {found.kind.rpartition('.')[2]}")]
