@@ -28,6 +28,10 @@ READ = {
         "NameError: name 'LoraConfig' is not defined. Did you mean: 'ModelConfig'?",
         "bash: deepspeed: command not found",
         "No module named 'flash_attn_3'",
+        "ImportError: You must have `peft` installed to use LoRA",
+        "RuntimeError: The package `zstandard` is required to read .zst files",
+        "ImportError: Install `ray[default]` to use the Ray launcher",
+        "Error: ffmpeg not found in PATH",
     ),
     "library-version-mismatch": (
         "ImportError: peft>=0.6.0 is required, but found peft 0.4.0",
@@ -43,6 +47,10 @@ READ = {
         "module 'mlx.core.metal' has no attribute 'get_peak_memory'",
         "f.get_batch_logps() got an unexpected keyword argument 'average_log_prob'",
         "_flash_attn_forward() takes 10 positional arguments but 14 were given",
+        "RuntimeError: Cannot use FSDP2 with torch<2.6.0",
+        "NotImplementedError: fsdp_version 2 requires PyTorch 2.6",
+        "AttributeError: property 'eos_token_id' of 'X' object has no setter",
+        "ValueError: use_liger_kernel=True requires liger-kernel>=0.5.5",
     ),
     "gpu-architecture-unsupported": (
         "RuntimeError: FlashMLA requires SM90 or above",
@@ -51,10 +59,14 @@ READ = {
         "RuntimeError: cutlass_moe_mm requires CUDA compute capability >= 9.0",
         "ValueError: NVFP4 requires Blackwell (sm100) GPUs",
         "RuntimeError: TMA is only available on Hopper or newer GPUs",
+        "RuntimeError: Only Hopper and Blackwell GPUs are supported",
+        "ImportError: MoRI requires gfx942 or gfx950",
+        "RuntimeError: Arch mismatch: kernel compiled for sm_90 but running on sm_86",
     ),
     "cuda-toolkit-mismatch": (
         "RuntimeError: DeepGEMM requires CUDA 12.3 or higher",
         "RuntimeError: NVCC version 11.8 is lower than 12.0",
+        "RuntimeError: CUDA 12.4 or later is required to build this extension",
     ),
     "cuda-toolkit-missing": ("RuntimeError: Unable to locate the CUDA compiler",),
     "cuda-library-mismatch": ("OSError: Failed to load libcublas.so.13",),
@@ -79,6 +91,8 @@ READ = {
     "architecture-unsupported": (
         "NotImplementedError: Model type qwen3_vl is not supported yet",
         "NotImplementedError: Architecture 'LlavaForConditionalGeneration' not supported!",
+        "NotImplementedError: PhimoeForCausalLM is not supported",
+        "AssertionError: Model Qwen3OmniMoe is not in the supported model list",
     ),
 }  # fmt: skip
 # Sentences with words like those above that are about something else.

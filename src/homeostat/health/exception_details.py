@@ -156,7 +156,7 @@ _FORMS = (
     _Form("setting", r"(?:[Uu]nsupported|[Uu]nknown|[Ii]nvalid|[Uu]nrecogni[sz]ed) ([\w -]{2,40}?):? [`'\"]?([\w./-]{1,60})[`'\"]?[.,;(]? .{0,20}?(?:[Mm]ust be one of|[Cc]hoose from|[Ss]upported|[Vv]alid|[Aa]vailable|[Ee]xpected one of|[Oo]ptions)", "{1} is not a {0} that is known"),
     _Form("setting", r"(?:[Uu]nsupported|[Uu]nknown|[Ii]nvalid) (optimizer|scheduler|lr scheduler|loss type|advantage estimator|strategy|backend|reward type|dataset type|precision|algorithm|sampler|attention implementation)(?: name| type)?:? [`'\"]?([\w./-]{2,60})", "{1} is not a {0} that is known"),
     _Form("unset", r"[Yy]ou (?:must|need to|have to|should) (?:specify|provide|set|pass|give|define) (?:a |an |the |either )?[`'\"]?(--?[\w.-]{2,60}|\w{2,60}_\w{1,60}|\w{1,60}(?=[`'\"]))", "{0} is not given"),
-    _Form("unset", r"[`'\"]?(--[\w-]{2,60}|\w{2,60}_\w{1,60}|\w{1,60}(?=[`'\"]))[`'\"]? (?:must|should|has to|needs to) be (?:set|specified|provided|given|passed|defined)\b", "{0} is not given"),
+    _Form("unset", r"[`'\"]?(--[\w-]{2,60}|\w{2,60}_\w{1,60}|\w{1,60}(?=[`'\"]))[`'\"]? (?:must|should|has to|needs to) be (?:set|specified|provided|given|passed|defined)\b(?! to\b)", "{0} is not given"),
     _Form("unset", r"[Ee]nvironment variable [`'\"]?([A-Z][A-Z_0-9]{2,60})[`'\"]?.{0,30}?(?:not set|not defined|missing|must be set|is required)", "the variable {0} is not set"),
     _Form("unset", r"\b([A-Z][A-Z0-9]{1,30}_[A-Z_0-9]{2,40}) (?:environment variable )?(?:is|was) not (?:set|defined|found)", "the variable {0} is not set"),
     _Form("exclusive", r"(?:[Cc]annot|[Cc]an't|[Cc]an not) (?:use|set|specify|enable|pass|have) both ([\w ().`'-]{1,60}?) and ([\w ().`'-]{1,60})", "{0} does not go together with {1}"),

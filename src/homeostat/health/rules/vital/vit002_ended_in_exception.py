@@ -16,6 +16,8 @@ illness", and the exit code is 1.
 
 ## Likely causes
 - library-version-mismatch: a library asks another one for an argument or a name that it lacks.
+- package-missing, gpu-architecture-unsupported, cuda-toolkit-mismatch, extension-abi-mismatch and
+  other names of installations: the words name a package, a version, a compiler or a GPU.
 - shape-mismatch, dtype-mismatch, device-mismatch: the words name what does not fit.
 - reward-fn-signature, column-missing, unknown-setting, path-missing, checkpoint-keys-mismatch: the
   words name an argument, a column, a setting, a file or weights.
