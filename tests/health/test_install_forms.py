@@ -146,12 +146,12 @@ def test_a_key_that_is_missed_where_models_are_chosen_is_a_model() -> None:
 
 
 def test_a_missing_package_is_not_the_scripts_fault() -> None:
-    text = 'Traceback (most recent call last):\n  File "/home/a/train.py", line 9, in <module>\n    main()\nRuntimeError: The logger requires tensorboard to be installed'
+    text = 'Traceback (most recent call last):\n  File "/data/a/train.py", line 9, in <module>\n    main()\nRuntimeError: The logger requires tensorboard to be installed'
     assert first_cause(text) == "package-missing"
 
 
 def test_a_script_that_gives_a_class_an_unknown_argument_was_written_for_another_version() -> None:
-    text = "Traceback (most recent call last):\n  File \"/home/a/train.py\", line 9, in <module>\n    main()\nTypeError: {} got an unexpected keyword argument 'device'"
+    text = "Traceback (most recent call last):\n  File \"/data/a/train.py\", line 9, in <module>\n    main()\nTypeError: {} got an unexpected keyword argument 'device'"
     assert first_cause(text.format("GeminiPlugin.__init__()")) == "library-version-mismatch"
     assert first_cause(text.format("my_helper()")) == "script-failed"
 
