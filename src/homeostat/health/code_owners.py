@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _INSTALLED = ("site-packages/", "dist-packages/")
+_SHORTENED = (".../", "…/")
 _GENERATED_PLACES = ("<frozen ", "<string>", "/bin/")
 _STDLIB = re.compile(r"/lib(?:64)?/python3[.\d]{0,6}/(?!site-packages|dist-packages)")
 # On Windows, and where conda puts a module of Python itself.
@@ -26,14 +27,19 @@ _OF_USERS = ("examples", "example", "recipe", "recipes", "scripts", "projects", 
              "plugin", "plugins", "custom_nodes", "user_scripts")  # fmt: skip
 PACKAGES = frozenset(
     (
-        "accelerate", "areal", "axolotl", "chatlearn", "datasets", "deepspeed", "easyr1",
-        "flash_attn", "flashinfer", "homeostat", "lightning", "lightrft", "litgpt", "lmdeploy",
-        "llamafactory", "megatron", "miles", "miles_plugins", "mindspeed", "mmengine", "nemo",
-        "nemo_rl", "open_instruct", "openrlhf", "peft", "prime_rl", "pytorch_lightning", "ray",
-        "roll", "rllm", "sgl", "sglang", "skyrl_train", "slime", "slime_plugins", "swift",
-        "tensorrt_llm", "torch", "torchforge", "torchtitan", "torchtune", "transformer_engine",
-        "transformers", "trinity", "triton", "trl", "unsloth", "unsloth_zoo", "verl", "vllm",
-        "xtuner",
+        "accelerate", "areal", "auto_gptq", "awq", "axolotl", "bitsandbytes", "chatlearn", "coati",
+        "colossalai", "cosmos_rl", "datasets", "deep_ep", "deep_gemm", "deepspeed", "diffusers",
+        "easyr1", "fla", "flash_attn", "flashinfer", "gptqmodel", "homeostat", "ktransformers",
+        "liger_kernel", "lighteval", "lightning", "lightrft", "litgpt", "llamafactory",
+        "llmcompressor", "lm_eval", "lmdeploy", "mbridge", "megatron", "mergekit", "miles",
+        "miles_plugins", "mindspeed", "mindspeed_llm", "mindspeed_rl", "mlx", "mlx_lm", "mlx_vlm",
+        "mmengine", "nemo", "nemo_aligner", "nemo_automodel", "nemo_rl", "open_instruct",
+        "openrlhf", "optimum", "oumi", "peft", "prime_rl", "pytorch_lightning", "ray", "rllm",
+        "roll", "sentence_transformers", "sgl", "sgl_kernel", "sglang", "skyrl", "skyrl_train",
+        "slime", "slime_plugins", "swift", "tensorrt_llm", "torch", "torch_npu", "torchao",
+        "torchforge", "torchrl", "torchtitan", "torchtune", "torchvision", "transformer_engine",
+        "transformers", "trinity", "triton", "trl", "trlx", "unsloth", "unsloth_zoo",
+        "verl", "vllm", "vllm_ascend", "xformers", "xtuner",
     )
 )  # fmt: skip
 # Packages with modules at their top.
@@ -87,6 +93,9 @@ def _plain(file: str) -> str:
 
 def _inside(path: str) -> str | None:
     """Return the first part of the path inside of the installed packages; None outside of them."""
+    if path.startswith(_SHORTENED):
+        # People shorten the path to the installed packages.
+        path = "site-packages/" + path.partition("/")[2]
     for mark in _INSTALLED:
         if mark in path:
             first, *rest = path.rpartition(mark)[2].split("/")

@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from homeostat.health import install_forms
+from homeostat.health.log import QUOTES
+
 _MAX_CHARS = 4_000
 # Number of facts about one exception that are reported.
 _MAX_DETAILS = 4
@@ -75,6 +78,19 @@ _FORMS = (
     _Form("shape", r"same number of dimensions: got (\d{1,3}) and (\d{1,3})",
           "one has {0} dimensions and the other {1}"),
     _Form("shape", rf"same reduction dim, but got ({_SIZE}) X ({_SIZE})", "{0} and {1} do not fit"),
+    _Form("shape", rf"[Ss]hapes? ({_SIZE}) (?:and|vs\.?) ({_SIZE}) (?:cannot|can not|do not|are not|is not|don't)", "{0} and {1} do not fit"),
+    _Form("shape", r"shape (\([\d, ]{1,60}\)) must match .{1,80}? shape (\([\d, ]{1,60}\))", "{0} and {1} do not fit"),
+    _Form("shape", r"[Ii]ncompatible shapes(?: for \w{1,30})?:? (?:shapes=)?(.{3,120})", "{0} do not fit"),
+    _Form("shape", r"same shape, (?:but )?got (\([\d, ]{1,60}\)) and (\([\d, ]{1,60}\))", "{0} and {1} do not fit"),
+    _Form("shape", r"has size (\d{1,12}) for operand \d which does not broadcast with previously seen size (\d{1,12})", "sizes {0} and {1} do not fit"),
+    _Form("shape", r"to have (\d{1,9}) channels, but got (\d{1,9}) channels", "{0} channels were expected, and there are {1}"),
+    _Form("shape", rf"shape ({_SIZE}) doesn't match the broadcast shape ({_SIZE})", "{0} and {1} do not fit"),
+    _Form("shape", rf"(?:be|is|[Ee]xpected) of (?:size|shape) ({_SIZE}),? but (?:is|got|found|was) (?:of (?:size|shape) )?({_SIZE})", "{0} was expected, and it is {1}"),
+    _Form("shape", rf"[Ee]xpected \w{{1,40}} (?:of )?(?:shape|size) (?:to be )?({_SIZE}),? (?:but )?(?:got|is|found) ({_SIZE})", "{0} was expected, and it is {1}"),
+    _Form("shape", rf"[Ss]hapes? (?:of )?(?:\w{{1,30}} ){{0,3}}({_SIZE})(?: at index \d{{1,2}})? (?:does not|doesn't|do not|cannot|don't) .{{1,60}}?({_SIZE})", "{0} and {1} do not fit"),
+    _Form("shape", rf"has a shape of ({_SIZE}) and .{{1,40}}? has a shape of (torch\.Size\(\[.{{0,60}}?\]\))", "{0} and {1} do not fit"),
+    _Form("shape", r"[Dd]imension out of range \(expected to be in range of (\[-?\d{1,3}, -?\d{1,3}\]), but got (-?\d{1,3})\)", "there is no dimension {1}"),
+    _Form("shape", r"along dimension (\d{1,3}), the array at index \d{1,6} has size (\d{1,12}) and the array at index \d{1,6} has size (\d{1,12})", "sizes {1} and {2} differ at dimension {0}"),
     # Types of numbers
     _Form("dtype", r"expected scalar type (\w{1,30}) but found (\w{1,30})", "{0} was expected, and it is {1}"),
     _Form("dtype", r"same dtype, but got:? ([\w.:]{1,30}) (?:and|!=) ([\w.:]{1,30})", "one is {0} and the other {1}"),
@@ -88,7 +104,16 @@ _FORMS = (
     _Form("dtype", r"[Aa]ttempting to cast .{0,40}? from ([\w.]{1,30}) to ([\w.]{1,30})", "{0} cannot become {1}"),
     _Form("dtype", r"dtype[^a-z]{0,4}(?:src |expected |got )?(torch\.\w{1,30})\W{1,4}(?:and |but |dst |got |vs\.? |!= ?){0,2}(torch\.\w{1,30})",
           "one is {0} and the other {1}"),
+    _Form("dtype", r"[Ee]xpected (\w{1,20}\.dtype) to be equal to (\w{1,20}\.dtype)", "{0} is not {1}"),
+    _Form("dtype", r"result type (\w{1,20}) can't be cast to the desired output type (\w{1,20})", "{0} cannot become {1}"),
+    _Form("dtype", r"[Gg]ot (fp\d{1,2}|bf16|int\d{1,2}|f\d{1,2}) and (fp\d{1,2}|bf16|int\d{1,2}|f\d{1,2})\b", "one is {0} and the other {1}"),
+    _Form("dtype", r"(?:to be|must be|expected) (?:a )?(?:torch\.)?(bf16|fp16|fp32|float16|bfloat16|float32|half|int32|int64|long)(?: tensor)?,? (?:but )?(?:got|found|is|not) ((?:torch\.)?\w{2,20})", "{0} was expected, and it is {1}"),
     # Devices
+    _Form("device", r"indices should be either on (cpu) or on the same device", "the indices are not on {0}"),
+    _Form("device", r"is on (cpu|CPU|cuda:\d{1,3}|mps|meta|xpu\S{0,4}|npu\S{0,4}),? but (?:is )?expected (?:it |them )?(?:to be )?on (\w{1,8})", "it is on {0} and should be on {1}"),
+    _Form("device", r"[Ee]xpected a '(\w{1,8})' device type for generator but found '(\w{1,8})'", "the generator is on {1} and should be on {0}"),
+    _Form("device", r"storage has not been allocated on (\w{1,8}) device", "a tensor is not on {0}"),
+    _Form("device", r"(?:must be|should be|expected to be) (?:on|a) (CUDA|cuda|GPU)\b(?: tensor| device)?", "a tensor is not on the GPU ({0})"),
     _Form("device", r"at least two devices, ([\w:]{1,20}) and ([\w:]{1,20})", "one is on {0} and the other on {1}"),
     _Form("argument", r"when checking argument for argument (\w{1,60}) in method (\w{1,80})",
           "it is the argument {0} of {1}"),
@@ -124,6 +149,20 @@ _FORMS = (
           "{0} does not go together with {1}"),
     _Form("exclusive", r"([\w ().`'-]{1,80}?) (?:is|are) only (?:supported|available|allowed) (?:for|with|in|when) ([\w ().`'-]{1,80})",
           "{0} needs {1}"),
+    _Form("mistyped", r"must be (?:either )?an? ([\w. ]{2,30}?) or an instance of [`'\"]?([\w.]{2,120})", "a {0} or a {1} was expected"),
+    _Form("setting", r"[Uu]n(?:known|recogni[sz]ed) (?:argument|option|setting|config key|configuration key|key|flag|parameter|field)s?:? [`'\"\[]{0,2}(-{0,2}[\w./-]{1,80})", "{0} is not known"),
+    _Form("setting", r"ambiguous option: (--[\w-]{1,60})", "{0} is not a whole name"),
+    _Form("setting", r"[`'\"]?([\w./-]{1,60})[`'\"]? is not a valid (\w{1,60}), (?:please select|must be|choose|select) one of", "{0} is not a {1}"),
+    _Form("setting", r"(?:[Uu]nsupported|[Uu]nknown|[Ii]nvalid|[Uu]nrecogni[sz]ed) ([\w -]{2,40}?):? [`'\"]?([\w./-]{1,60})[`'\"]?[.,;(]? .{0,20}?(?:[Mm]ust be one of|[Cc]hoose from|[Ss]upported|[Vv]alid|[Aa]vailable|[Ee]xpected one of|[Oo]ptions)", "{1} is not a {0} that is known"),
+    _Form("setting", r"(?:[Uu]nsupported|[Uu]nknown|[Ii]nvalid) (optimizer|scheduler|lr scheduler|loss type|advantage estimator|strategy|backend|reward type|dataset type|precision|algorithm|sampler|attention implementation)(?: name| type)?:? [`'\"]?([\w./-]{2,60})", "{1} is not a {0} that is known"),
+    _Form("unset", r"[Yy]ou (?:must|need to|have to|should) (?:specify|provide|set|pass|give|define) (?:a |an |the |either )?[`'\"]?(--?[\w.-]{2,60}|\w{2,60}_\w{1,60}|\w{1,60}(?=[`'\"]))", "{0} is not given"),
+    _Form("unset", r"[`'\"]?(--[\w-]{2,60}|\w{2,60}_\w{1,60}|\w{1,60}(?=[`'\"]))[`'\"]? (?:must|should|has to|needs to) be (?:set|specified|provided|given|passed|defined)\b(?! to\b)", "{0} is not given"),
+    _Form("unset", r"[Ee]nvironment variable [`'\"]?([A-Z][A-Z_0-9]{2,60})[`'\"]?.{0,30}?(?:not set|not defined|missing|must be set|is required)", "the variable {0} is not set"),
+    _Form("unset", r"\b([A-Z][A-Z0-9]{1,30}_[A-Z_0-9]{2,40}) (?:environment variable )?(?:is|was) not (?:set|defined|found)", "the variable {0} is not set"),
+    _Form("exclusive", r"(?:[Cc]annot|[Cc]an't|[Cc]an not) (?:use|set|specify|enable|pass|have) both ([\w ().`'-]{1,60}?) and ([\w ().`'-]{1,60})", "{0} does not go together with {1}"),
+    _Form("exclusive", r"([\w().`'-]{2,60}) and ([\w().`'-]{2,60}) (?:are mutually exclusive|cannot (?:both )?be (?:used|set|enabled|specified|passed)|can't (?:both )?be|at the same time)", "{0} does not go together with {1}"),
+    _Form("exclusive", r"([\w ().`'-]{2,60}?) can only be (?:used|enabled|set|specified) (?:with|when|if|together with|for|in) ([\w ().`'>=-]{2,60})", "{0} needs {1}"),
+    _Form("exclusive", r"([\w ().`'-]{2,60}?) (?:must|should) (?:not be|be) (?:used|enabled|set|disabled|False|True) (?:with|when|if|together) ([\w ().`'>=-]{2,60})", "{0} depends on {1}"),
     # Names
     _Form("attribute", r"module '([\w.]{1,120})' has no attribute '(\w{1,120})'", "{0} has no {1}"),
     _Form("attribute", r"'NoneType' object has no attribute '(\w{1,120})'",
@@ -134,9 +173,7 @@ _FORMS = (
     _Form("attribute", r"(?:^|\s)([A-Z]\w{1,120}) has no attribute '?(\w{1,120})", "{0} has no {1}"),
     _Form("import", r"cannot import name '(\w{1,120})'(?: from (?:partially initialized module )?'([\w.]{1,160})')?",
           "{1} has no {0}"),
-    _Form("import", r"No module named '?([\w.]{1,160})'?", "the module {0} is not installed or not on the path"),
-    _Form("import", r"(lib[\w.+-]{1,80}\.so[\w.]{0,20}): cannot open shared object file", "{0} cannot be found"),
-    _Form("import", r"undefined symbol: (\w{1,300})", "a compiled package does not fit: it lacks {0}"),
+    _Form("import", r"No module named '?(\w{1,80}\.[\w.]{1,160})'?", "the module {0} is not installed or not on the path"),
     _Form("name", r"name '(\w{1,120})' is not defined", "{0} is not defined"),
     _Form("name", r"local variable '(\w{1,120})'", "{0} has no value yet"),
     # Values
@@ -162,8 +199,11 @@ _FORMS = (
     _Form("value", r"division by zero", "a number is divided by 0"),
     _Form("value", r"list index out of range", "a list is shorter than the index"),
     _Form("value", r"All arrays must be of the same length", "columns have different lengths"),
+    _Form("keys", r"(?:Received|Missing) (\d{1,9}) parameters(?: not in model)?:", "{0} weights do not fit the model"),
     _Form("keys", r"Missing key\(s\) in state_dict: (.{1,200})", "the weights lack {0}"),
     _Form("keys", r"Unexpected key\(s\) in state_dict: (.{1,200})", "the weights have {0}, which the model has not"),
+    _Form("keys", r"[Tt]here is no (?:module or )?parameter named '([\w.]{2,160})'", "the model has no {0}"),
+    _Form("keys", r"(?:[Uu]nrecogni[sz]ed|[Uu]nexpected|[Uu]nknown) (?:weight|parameter|tensor)s?(?: names?| keys?)?:? [`'\"\[]{0,2}([\w.]{2,160})", "the model has no {0}"),
     _Form("file", r"\[Errno \d{1,4}\] ([A-Z][\w ]{1,60}): '?([^'\n]{1,300}?)'?$", "{1}: {0}"),
     _Form("file", r"(\S{0,200}[/\\.]\S{1,100}) (?:does not exist|is not a local folder|could not be found)", "{0} is not there"),
     _Form("object", r"[Cc]an(?:'t|not) pickle ([^:]{1,120})", "{0} cannot be sent to another process"),
@@ -171,20 +211,29 @@ _FORMS = (
 )  # fmt: skip
 
 
+# The name of a weight: dots, and what a weight's name ends with.
+_WEIGHT = re.compile(
+    r"(?=.{0,80}\.)[\w.]{1,160}\.(?:weight|bias|qweight|scales|biases|lora_[AB](?:\.\w{1,20})?\.weight)"
+)
+# An AttributeError that is nothing but a name, as compiled modules and torch's own look-ups say it.
+_GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
+
+
 @cache
 def _compiled() -> tuple[tuple[_Form, re.Pattern[str]], ...]:
-    return tuple((form, re.compile(form.pattern)) for form in _FORMS)
+    forms = (*(_Form(*one) for one in install_forms.FORMS), *_FORMS)
+    return tuple((form, re.compile(form.pattern)) for form in forms)
 
 
 def details_of(kind: str, message: str) -> tuple[Detail, ...]:
     """Return what the exception's words state, most telling first; () if no form fits."""
-    text = message[:_MAX_CHARS]
+    text = message[:_MAX_CHARS].translate(QUOTES)
     found = [*_by_kind(kind, text.partition("\n")[0])]
     for form, pattern in _compiled():
         match = pattern.search(text)
         if match is None or any(match[0] in one.words for one in found):
             continue
-        names = tuple(group.strip("'\" ") for group in match.groups() if group is not None)
+        names = tuple(group.strip("'\"` ") for group in match.groups() if group is not None)
         values = [group if group is not None else "it" for group in match.groups()]
         found.append(Detail(form.kind, form.words.format(*values), names))
         if len(found) >= _MAX_DETAILS:
@@ -197,6 +246,11 @@ def _by_kind(kind: str, text: str) -> Iterator[Detail]:
     name = kind.rpartition(".")[2]
     if name == "KeyError" and 0 < len(text) <= 300:
         key = text.strip("'\" ")
+        if _WEIGHT.fullmatch(key):
+            yield Detail("keys", f"there is no weight {key}", (key,))
+            return
         yield Detail("key", f"there is no key {key}", (key,))
+    elif name == "AttributeError" and (gone := _GONE.fullmatch(text)) is not None:
+        yield Detail("attribute", f"{gone[1]} is not there", (gone[1],))
     elif name == "AssertionError" and not text:
         yield Detail("value", "a condition that has to hold does not")

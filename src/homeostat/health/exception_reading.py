@@ -13,11 +13,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from homeostat.health import install_forms
 from homeostat.health.code_owners import owner_of, package_of
 from homeostat.health.exception_details import Detail, details_of
 from homeostat.health.first_failure import is_aftermath
 from homeostat.health.frames import BOX, Frame
 from homeostat.health.log import Log
+from homeostat.health.lone_errors import MAX_PASTED
 from homeostat.health.speakers import rank_of, speaker_in
 from homeostat.health.tracebacks import Traceback
 
@@ -33,13 +35,14 @@ _ROLES = (
 
 
 # What the words are about -> the illness that such words usually are.
-_CAUSES = {
+_CAUSES = install_forms.CAUSES | {
     "device": "device-mismatch",
     "dtype": "dtype-mismatch",
     "shape": "shape-mismatch",
     "import": "library-version-mismatch",
     "setting": "unknown-setting",
     "unset": "setting-missing",
+    "mistyped": "setting-wrong-type",
     "file": "path-missing",
     "keys": "checkpoint-keys-mismatch",
     "resume": "checkpoint-world-size-change",
@@ -49,6 +52,8 @@ _CAUSES = {
 _STDLIB = frozenset(sys.stdlib_module_names)
 # A model's own code is downloaded with its weights and written for one version of transformers.
 _OF_MODELS = ("modeling_", "tokenization_", "configuration_", "processing_")
+# Where the code of a model is chosen by its name.
+_CHOOSES_MODEL = ("auto/configuration_auto.py", "auto/auto_factory.py", "models/registry.py")
 _LOADS_WEIGHTS = ("state_dict", "from checkpoint", "checkpoint")
 
 
@@ -109,6 +114,9 @@ class ExceptionReading:
         """Return whether the user's own code raised it."""
         return self.raised is not None and _is_users(self.raised.file)
 
+    def _raised_in(self, files: tuple[str, ...]) -> bool:
+        return self.raised is not None and self.raised.file.replace("\\", "/").endswith(files)
+
     def _by_owner(self, detail: Detail) -> str:
         """Name what depends on whose code asked for something that is not there."""
         if detail.kind == "argument" and any("reward" in name for name in detail.names[:1]):
@@ -118,8 +126,14 @@ class ExceptionReading:
             return "" if self.is_users_own else "library-version-mismatch"
         if detail.kind == "divide":
             return _undivided(detail.words)
+        if detail.kind == "key" and self._raised_in(_CHOOSES_MODEL):
+            return "architecture-unsupported"
         if detail.kind == "key" and self.role == "data code":
             return "column-missing"
+        if detail.kind == "name" and not self.is_users_own:
+            if install_forms.optional_package(detail.names[0]):
+                return "package-missing"
+            return "library-version-mismatch" if self.library else ""
         return ""
 
 
@@ -161,7 +175,7 @@ def whole_message(failure: Traceback, log: Log) -> str:
     """Return the message with the lines below it that belong to it."""
     if failure.is_native or not failure.has_tail:
         return failure.message
-    parts = [failure.message]
+    parts, is_pasted = [failure.message], len(log.lines) <= MAX_PASTED
     start = bisect_right(log.lines, failure.end.number, key=lambda line: line.number)
     for line in log.lines[start : start + _MAX_MORE]:
         speaker, text = speaker_in(line.text)
@@ -169,8 +183,14 @@ def whole_message(failure: Traceback, log: Log) -> str:
             continue
         # A message continues in lines that are indented, as loaders of weights print them, or that
         # begin in the middle of a sentence, as rich breaks them.
-        is_more = text[:1].isspace() or text[:1].islower()
-        if not is_more or 'File "' in text or text.strip()[:1] in BOX:
+        # In a few lines that somebody pasted, the rest is about the error, too.
+        is_more = is_pasted or text[:1].isspace() or text[:1].islower()
+        if (
+            not is_more
+            or 'File "' in text
+            or text.startswith("Traceback")
+            or text.strip()[:1] in BOX
+        ):
             break
         parts.append(text.strip())
     return "\n".join(parts)

@@ -13,6 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+# Compilers and web pages write curly quotes, patterns straight ones.
+QUOTES = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
+
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
@@ -35,7 +38,8 @@ class Log:
     @cached_property
     def _folded(self) -> str:
         # casefold may change the length of a text, so line borders are taken from its result.
-        return "\n".join(line.text.lower().replace("\n", " ") for line in self.lines) + "\n"
+        text = "\n".join(line.text.lower().replace("\n", " ") for line in self.lines) + "\n"
+        return text if text.isascii() else text.translate(QUOTES)
 
     @cached_property
     def _starts(self) -> list[int]:

@@ -11,7 +11,7 @@ ones, because a run that continues also reports errors that it has survived.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from homeostat.health.end_lines import error_at_end
 from homeostat.health.exception_details import details_of
@@ -29,16 +29,19 @@ from homeostat.health.tracebacks import (
 
 _VERY_LAST = 3
 # A text of so few lines without any metric is what somebody pasted to ask about it.
-_MAX_PASTED = 30
+MAX_PASTED = 30
 _SAYS_WRONG = re.compile(
     r"\b(?:error|exception|fatal|fail(?:s|ed|ure)?|unable|invalid|unsupported|unexpected|mismatch"
     r"|undefined|denied|refused|timed out|crash(?:ed)?|abort(?:ed)?|missing|cannot|can't|could not"
-    r"|couldn't|does not|doesn't|has no|no such|must(?: be| have| match)?|only supports?|requires?"
-    r"|required|exceeds?|too (?:long|large|small|many|old|new)|different from|no longer"
+    r"|couldn't|does not|doesn't|has no|no such|no module named|takes \d{1,3} positional"
+    r"|must(?: be| have| match)?|only supports?|requires?|required|exceeds?"
+    r"|too (?:long|large|small|many|old|new)|different from|no longer"
+    r"|please install|\w{1,40}Error\w{1,40}"
     r"|not (?:supported|found|compatible|implemented|available|installed|defined|enough))\b",
     re.IGNORECASE,
 )
 _AT_EASE = re.compile(r"\b(?:INFO|DEBUG)\b")
+_WARNS = re.compile(r"\b(?:WARN(?:ING)?|[Ww]arning|[A-Z][A-Za-z]{0,30}Warning)\b")
 _MAX_CHARS = 2_000
 # A class by its name, then its message, or the message as it is shown in brackets, or nothing.
 _NAMED = re.compile(
@@ -54,14 +57,24 @@ def lone_error(lines: Sequence[LogLine]) -> Traceback | None:
     return _whole_line(lines) or _within_line(lines) or _by_words(lines)
 
 
-def pasted_error(lines: Sequence[LogLine]) -> LogLine | None:
-    """Return the last line of a short text that says that something is wrong; None if none does."""
-    if len(lines) > _MAX_PASTED:
-        return None
+def pasted_errors(lines: Sequence[LogLine]) -> Iterator[LogLine]:
+    """Yield the lines of a short text that say that something is wrong, the last one first."""
+    if len(lines) > MAX_PASTED:
+        return
     for line in reversed(lines):
         if _SAYS_WRONG.search(line.text[:_MAX_CHARS]) and not _AT_EASE.search(line.text):
-            return line
-    return None
+            yield line
+
+
+def is_warning(line: LogLine) -> bool:
+    """Return whether the line's author calls it a warning: a run outlives those."""
+    return _WARNS.search(line.text[:120]) is not None
+
+
+def as_error(line: LogLine) -> Traceback:
+    """Return a line as an error without frames, so that its words can be read."""
+    speaker, text = speaker_in(line.text)
+    return _error(line, speaker, "Error", LOGGER.sub("", text.strip()[:_MAX_CHARS], count=1))
 
 
 def _whole_line(lines: Sequence[LogLine]) -> Traceback | None:
@@ -101,9 +114,8 @@ def _by_words(lines: Sequence[LogLine]) -> Traceback | None:
     line = error_at_end(lines)
     if line is None:
         return None
-    speaker, text = speaker_in(line.text)
-    text = LOGGER.sub("", text.strip()[:_MAX_CHARS], count=1)
-    return _error(line, speaker, "Error", text) if details_of("", text) else None
+    error = as_error(line)
+    return error if details_of("", error.message) else None
 
 
 def _error(line: LogLine, speaker: str, kind: str, words: str) -> Traceback:

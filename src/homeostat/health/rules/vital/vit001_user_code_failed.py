@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from homeostat.health import install_forms
 from homeostat.health.ending import fatal_traceback
 from homeostat.health.exception_details import details_of
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
@@ -55,7 +56,7 @@ class Options(RuleOptions):
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     fatal = fatal_traceback(view)
     frame = blamed(fatal) if fatal is not None else None
-    if fatal is not None and frame is not None:
+    if fatal is not None and frame is not None and not is_about_installation(fatal):
         yield sighting_of(fatal, frame, ended=True, times=1)
         return
     mine = [(one, at) for one in view.tracebacks if (at := blamed(one)) is not None]
@@ -79,6 +80,12 @@ def is_its_fault(found: Traceback) -> bool:
         return False
     low = found.message.lower()
     return not found.kind.endswith(_NOT_ITS_FAULT) and not any(word in low for word in _OF_DEVICES)
+
+
+def is_about_installation(found: Traceback) -> bool:
+    """Return whether the words name a package, a version or a GPU, whoever raised."""
+    details = details_of(found.kind, found.message)
+    return any(one.kind in install_forms.CAUSES for one in details)
 
 
 def sighting_of(found: Traceback, frame: Frame, *, ended: bool, times: int) -> Sighting:

@@ -16,6 +16,8 @@ illness", and the exit code is 1.
 
 ## Likely causes
 - library-version-mismatch: a library asks another one for an argument or a name that it lacks.
+- package-missing, gpu-architecture-unsupported, cuda-toolkit-mismatch, extension-abi-mismatch and
+  other names of installations: the words name a package, a version, a compiler or a GPU.
 - shape-mismatch, dtype-mismatch, device-mismatch: the words name what does not fit.
 - reward-fn-signature, column-missing, unknown-setting, path-missing, checkpoint-keys-mismatch: the
   words name an argument, a column, a setting, a file or weights.
@@ -37,12 +39,12 @@ from typing import Any
 
 from homeostat.health.end_lines import LAUNCHER, End
 from homeostat.health.ending import Ending, ending_of
-from homeostat.health.exception_reading import ExceptionReading
+from homeostat.health.exception_reading import ExceptionReading, read_exception
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.known_cases import MAX_LINES, Guess, guesses
 from homeostat.health.last_exception import last_exception
 from homeostat.health.log import LogLine
-from homeostat.health.lone_errors import pasted_error
+from homeostat.health.lone_errors import as_error, is_warning, pasted_errors
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
 from homeostat.health.words import shortened
@@ -56,9 +58,11 @@ _LIKELY = 0.5
 def check(view: RunView, _: object) -> Iterator[Sighting]:
     ending = ending_of(view)
     if ending.how is End.UNKNOWN and not view.metrics:
-        line = pasted_error(view.log.lines)
-        if line is not None:
-            yield _pasted(view, line)
+        found = [_words_of(view, line) for line in pasted_errors(view.log.lines)]
+        if found:
+            # Of several lines, one whose words tell what was wrong says most.
+            told = (one for one in found if one.likely and not is_warning(one.failure.end))
+            yield _pasted(view, next(told, found[0]))
     if ending.how is not End.EXCEPTION or _is_launchers(ending):
         return
     reading = last_exception(view)
@@ -76,29 +80,34 @@ def _unread(view: RunView, ending: Ending) -> Sighting:
     """Report a death of which there is no traceback."""
     line = ending.line
     known = _guessed(view, line) if line is not None else ()
+    reading = _words_of(view, line) if line is not None else None
     own = "the run's own event says so" if line is None else "there is no traceback in this log"
     return Sighting(
         message=f"The run is dead: {shortened(ending.words, 300)}.",
         evidence=(f"line {line.number}: {shortened(line.text.strip(), 300)}",) if line else (),
-        causes=(*(Cause(one.cause, one.why) for one in known), Cause("ended-in-exception", own)),
+        causes=tuple(_causes(reading, known, own)),
         fixes=tuple(_helped(known)),
         first_step=line.step if line is not None else view.last_step,
-        **_worth_a_warning(known),
+        **_worth_a_warning(reading, known),
     )
 
 
-def _pasted(view: RunView, line: LogLine) -> Sighting:
+def _words_of(view: RunView, line: LogLine) -> ExceptionReading:
+    """Read a line that no exception's class begins."""
+    return read_exception(as_error(line), (), view.log)
+
+
+def _pasted(view: RunView, reading: ExceptionReading) -> Sighting:
     """Report what reads like an error in a few lines that somebody pasted."""
+    line = reading.failure.end
+    said = None if is_warning(line) else reading
     known, words = _guessed(view, line), shortened(line.text.strip(), 300)
     return Sighting(
         message=f"Line {line.number} reads like an error that no rule knows: {words}",
         evidence=(f"line {line.number}: {words}",),
-        causes=(
-            *(Cause(one.cause, one.why) for one in known),
-            Cause("ended-in-exception", "whether a run ended in it is not in these lines"),
-        ),
+        causes=tuple(_causes(said, known, "whether a run ended in it is not in these lines")),
         fixes=tuple(_helped(known)),
-        **_worth_a_warning(known),
+        **_worth_a_warning(said, known),
     )
 
 
@@ -109,7 +118,9 @@ def _guessed(view: RunView, line: LogLine) -> tuple[Guess, ...]:
     return guesses(list(near))
 
 
-def _worth_a_warning(known: Sequence[Guess]) -> dict[str, Any]:
+def _worth_a_warning(reading: ExceptionReading | None, known: Sequence[Guess]) -> dict[str, Any]:
+    if reading is not None and reading.likely is not None:
+        return {"level": Level.WARN, "confidence": Confidence.INFERRED}
     if not known or known[0].right < _LIKELY:
         return {}
     return {"level": Level.WARN, "confidence": Confidence.HEURISTIC}
@@ -125,7 +136,6 @@ def _read(view: RunView, reading: ExceptionReading) -> Sighting:
         said.append(f"Read from its frames: {reading.where}.")
     if reading.wrong:
         said.append(f"Read from its words: {shortened(reading.wrong, 300)}.")
-    is_told = reading.likely is not None
     return Sighting(
         message=" ".join(said),
         evidence=(
@@ -133,27 +143,23 @@ def _read(view: RunView, reading: ExceptionReading) -> Sighting:
             f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
             *(f"{one[0].upper()}{one[1:]}." for one in reading.others),
         ),
-        causes=tuple(_causes(reading, known)),
+        causes=tuple(_causes(reading, known, shortened(found.error, 200))),
         fixes=(*_fixes(reading), *_helped(known)),
         first_step=found.end.step,
         last_step=found.end.step,
-        **(
-            {"level": Level.WARN, "confidence": Confidence.INFERRED}
-            if is_told
-            else _worth_a_warning(known)
-        ),
+        **_worth_a_warning(reading, known),
     )
 
 
-def _causes(reading: ExceptionReading, known: Sequence[Guess]) -> Iterator[Cause]:
+def _causes(reading: ExceptionReading | None, known: Sequence[Guess], own: str) -> Iterator[Cause]:
     """Yield what its words say, then guesses: each name once, the surest first."""
     found: dict[str, str] = {}
-    if reading.likely is not None:
+    if reading is not None and reading.likely is not None:
         name, why = reading.likely
         found[name] = f"read, not recognised: {why}"
     for one in known:
         found.setdefault(one.cause, one.why)
-    found.setdefault("ended-in-exception", shortened(reading.failure.error, 200))
+    found.setdefault("ended-in-exception", own)
     for name, why in found.items():
         yield Cause(name, why)
 

@@ -11,6 +11,8 @@ changed.
 ## Likely causes
 - script-failed: the line raised on an input that it was not written for.
 - dataset-column-missing: it reads a column or key that the rows do not have.
+- library-version-mismatch: it gives a library's class an argument that the installed version does
+  not take, or asks a module for a name that it lacks.
 
 ## What to do
 Open the file at the line.
@@ -23,10 +25,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homeostat.health.code_owners import PACKAGES
 from homeostat.health.ending import fatal_traceback
+from homeostat.health.exception_details import Detail, details_of
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule
-from homeostat.health.rules.vital.vit001_user_code_failed import family_of, is_its_fault
+from homeostat.health.rules.vital.vit001_user_code_failed import (
+    family_of,
+    is_about_installation,
+    is_its_fault,
+)
 from homeostat.health.signatures.lists import AFTERMATH
 from homeostat.health.view import RunView
 from homeostat.health.words import shortened
@@ -37,9 +45,16 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
     frame = found.user_frame if found is not None else None
     if found is None or frame is None or found.is_called_by_library or not is_its_fault(found):
         return
+    if is_about_installation(found):
+        return
     where = f"{frame.file}:{frame.line}"
-    column = Cause("dataset-column-missing", "a key that is not there often is a column")
-    raised = Cause("script-failed", f"{frame} raised {found.kind.rpartition('.')[2]}")
+    causes = [Cause("script-failed", f"{frame} raised {found.kind.rpartition('.')[2]}")]
+    if found.kind.endswith("KeyError"):
+        causes.append(Cause("dataset-column-missing", "a key that is not there often is a column"))
+    for one in details_of(found.kind, found.message):
+        if _asks_library(one):
+            causes.insert(0, Cause("library-version-mismatch", f"read from its words: {one.words}"))
+            break
     yield Sighting(
         message=f"The script raised {shortened(found.error, 200)}, in "
         f"{frame.function or 'its body'} at {where}, and ended the run. Mend that line.",
@@ -47,12 +62,24 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
             f"line {found.start.number}: {shortened(found.start.text.strip(), 300)}",
             f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
         ),
-        causes=(raised, column) if found.kind.endswith("KeyError") else (raised,),
+        causes=tuple(causes),
         fixes=(Fix("", "", f"open {frame.file} at line {frame.line}"),),
         first_step=found.end.step,
         last_step=found.end.step,
         family=family_of(frame),
     )
+
+
+def _asks_library(detail: Detail) -> bool:
+    """Return whether code asks a class or module for what it lacks: scripts rarely write theirs."""
+    if detail.kind == "attribute":
+        return detail.names[0].partition(".")[0] in PACKAGES
+    return detail.kind == "argument" and "does not take" in detail.words and _is_class(detail)
+
+
+def _is_class(detail: Detail) -> bool:
+    called = detail.names[0] if len(detail.names) > 1 else ""
+    return "__init__" in called or called.endswith("from_pretrained()") or called[:1].isupper()
 
 
 RULE = Rule(

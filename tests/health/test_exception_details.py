@@ -1,0 +1,76 @@
+"""What an exception's words are about is read in the words of several libraries and versions."""
+# ruff: noqa: E501 (a table)
+
+from __future__ import annotations
+
+import pytest
+
+from homeostat.health.exception_reading import ExceptionReading
+from homeostat.health.last_exception import last_exception
+from homeostat.health.readers import read_text
+
+READ = {
+    "shape-mismatch": (
+        "ValueError: [matmul] Last dimension of first input with shape (1,8,64) must match second to last dimension of second input with shape (32,128).",
+        "ValueError: [broadcast_shapes] Shapes (1,8,311,64) and (1,8,128,64) cannot be broadcast",
+        "ValueError: Incompatible shapes for broadcasting: shapes=[(2, 3), (4, 5)]",
+        "RuntimeError: einsum(): subscript k has size 64 for operand 1 which does not broadcast with previously seen size 128",
+        "RuntimeError: output with shape [1, 1, 5, 5] doesn't match the broadcast shape [1, 3, 5, 5]",
+        "ValueError: Attention mask should be of size (1, 1, 5, 9), but is torch.Size([1, 1, 5, 5])",
+        "RuntimeError: Expected attn_mask shape [8, 1, 5, 5] but got [8, 1, 5, 9]",
+        "IndexError: The shape of the mask [2, 5] at index 1 does not match the shape of the indexed tensor [2, 4, 9] at index 1",
+        "IndexError: Dimension out of range (expected to be in range of [-1, 0], but got 1)",
+    ),
+    "dtype-mismatch": (
+        "RuntimeError: scatter(): Expected self.dtype to be equal to src.dtype",
+        "RuntimeError: result type Float can't be cast to the desired output type Long",
+        "ValueError: Both operands must be same dtype. Got fp32 and bf16",
+        "AssertionError: Expected hidden_states to be bf16, got torch.float32",
+    ),
+    "device-mismatch": (
+        "RuntimeError: indices should be either on cpu or on the same device as the indexed tensor (cpu)",
+        "RuntimeError: Tensor for argument weight is on cpu but expected on mps",
+        "RuntimeError: Placeholder storage has not been allocated on MPS device!",
+        "RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'",
+        "AssertionError: query must be on CUDA",
+    ),
+    "checkpoint-keys-mismatch": (
+        "KeyError: 'model.layers.0.mlp.gate_up_proj.weight'",
+        "ValueError: Received 140 parameters not in model: ",
+        "ValueError: There is no module or parameter named 'model.visual' in Qwen2ForCausalLM",
+        "ValueError: Unrecognized weight name: model.layers.0.foo",
+    ),
+    "unknown-setting": (
+        "ValueError: Unknown setting 'foo' for section trainer",
+        "ValueError: 'foo' is not a valid IntervalStrategy, please select one of ['no', 'steps']",
+        "ValueError: Unsupported optimizer: foo",
+        "ValueError: Unknown attention implementation: foo. Must be one of eager, sdpa",
+        "AssertionError: Invalid loss type: foo",
+    ),
+    "setting-missing": (
+        "ValueError: You must specify `reward_model_path`",
+        "ValueError: `eval_dataset` must be provided when eval_strategy is not 'no'",
+        "AssertionError: --save-interval must be specified",
+        "RuntimeError: OPENAI_API_KEY is not set",
+    ),
+    "settings-exclusive": (
+        "ValueError: Cannot use both `packing` and `completion_only_loss`",
+        "ValueError: `fsdp` and `deepspeed` are mutually exclusive",
+        "AssertionError: sequence parallelism can only be enabled when tensor parallel size > 1",
+    ),
+    "setting-wrong-type": (
+        "ValueError: invalid strategy name. It must be either a string or an instance of `lightning.pytorch.strategies.Strategy`.",
+    ),
+}  # fmt: skip
+
+
+def reading(text: str) -> ExceptionReading:
+    found = last_exception(read_text(text))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_words_of_several_libraries_are_read_alike(name: str) -> None:
+    names = {text: (reading(text).likely or ("",))[0] for text in READ[name]}
+    assert names == dict.fromkeys(READ[name], name)
