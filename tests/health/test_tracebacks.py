@@ -10,7 +10,7 @@ from homeostat.health.log import Log, LogLine
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
 from homeostat.health.render import Verdict, as_json, verdict
-from homeostat.health.tracebacks import tracebacks
+from homeostat.health.tracebacks import tracebacks, untangled
 from homeostat.health.words import shortened
 
 PLAIN = """Traceback (most recent call last):
@@ -210,3 +210,24 @@ def test_a_traceback_printed_behind_a_progress_bar_is_read() -> None:
     assert "in accuracy at /data/ana/proj/rewards.py:41" in first.message
     assert first.causes[0].name == "reward-fn-failing"
     assert verdict(found, view) is Verdict.ILL
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("KeyErrorKeyError: : 'input_ids_j'", "KeyError: 'input_ids_j'"),
+        ("ValueErrorValueErrorValueError: : : no rowno rowno row", "ValueError: no row"),
+        ("torch.OutOfMemoryErrortorch.OutOfMemoryError: : a", "torch.OutOfMemoryError: a"),
+        ("KeyError: 'x'", "KeyError: 'x'"),
+        ("RuntimeError: KeyErrorKeyError", "RuntimeError: KeyErrorKeyError"),
+    ],
+)
+def test_an_error_that_several_processes_wrote_into_one_line_is_read_once(
+    written: str, meant: str
+) -> None:
+    assert untangled(written) == meant
+
+
+def test_a_traceback_of_two_ranks_in_one_line_has_one_class() -> None:
+    (found,) = tracebacks(log_of(BOXED.replace("KeyError: ", "KeyErrorKeyError: : ")))
+    assert (found.kind, found.message) == ("KeyError", "'answer'")

@@ -25,6 +25,7 @@ from homeostat.health.tracebacks import (
     MAX_BETWEEN,
     NO_CLASSES,
     Traceback,
+    untangled,
 )
 
 _VERY_LAST = 3
@@ -80,7 +81,7 @@ def as_error(line: LogLine) -> Traceback:
 def _whole_line(lines: Sequence[LogLine]) -> Traceback | None:
     for place, line in reversed(list(enumerate(lines))):
         speaker, text = speaker_in(line.text)
-        found = ERROR.fullmatch(LOGGER.sub("", text.strip()[:_MAX_CHARS], count=1))
+        found = ERROR.fullmatch(untangled(LOGGER.sub("", text.strip()[:_MAX_CHARS], count=1)))
         if found is None:
             continue
         name = found["kind"].rpartition(".")[2]

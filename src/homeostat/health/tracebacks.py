@@ -53,6 +53,11 @@ LOGGER = re.compile(
     r"|(?:ERROR|CRITICAL|FATAL|error|E)\b[\s:|-]{0,6}+"
     r"|[\w/]{1,80}+\.(?:py|cc|cpp):\d{1,6}+\]?:?\s{0,4}+){1,6}+"
 )
+# The name of a class more than once, then as many colons, as processes that share a terminal write.
+_TANGLED = re.compile(
+    r"(?P<all>(?P<kind>(?:[a-z_]\w{0,40}\.){0,4}[A-Z]\w{0,60}?(?:Error|Exception))(?P=kind){1,15})"
+    r"(?:: ?){2,32}"
+)
 _BRACKETS = {"(": ")", "[": "]"}
 _GROUP = re.compile(r"\s{0,40}[|+](?:-\+-{1,20}.{0,20})?\s?")
 # Number of lines without a frame after which a traceback counts as interrupted.
@@ -298,7 +303,7 @@ def _closed(opened: _Open, line: LogLine, text: str) -> Traceback | None:
     if opened.reader.take(text):
         opened.between = 0
         return None
-    text = _bare(text, opened)
+    text = untangled(_bare(text, opened))
     if not text or text[0].isspace() or text[0] in BOX:
         return None
     error = ERROR.fullmatch(text[:2_000].rstrip())
@@ -310,6 +315,22 @@ def _closed(opened: _Open, line: LogLine, text: str) -> Traceback | None:
         opened.start, line, tuple(opened.frames), error["kind"], words, opened.speaker,
         opened.link, opened.has_head,
     )  # fmt: skip
+
+
+def untangled(text: str) -> str:
+    """Return a line into which several processes wrote the same error as one of them wrote it.
+
+    KeyErrorKeyError: : 'x'  and  ValueErrorValueErrorValueError: : : no rowno rowno row
+    """
+    found = _TANGLED.match(text[:2_000])
+    if found is None:
+        return text
+    times = len(found["all"]) // len(found["kind"])
+    words = text[found.end() :]
+    part, rest = divmod(len(words), times)
+    if part and not rest and words == words[:part] * times:
+        words = words[:part]
+    return f"{found['kind']}: {words}"
 
 
 def _is_exception(kind: str, opened: _Open) -> bool:

@@ -2,10 +2,11 @@
 
 ## What it sees
 Over the last `fire` records the loss is at least `factor` times the best level that it had reached
-(a median of neighbouring records), and no record came back to that level. Once a run is over it is
-a warning, too, if the loss did come back but was at `lost_factor` times that level for a tenth of
-the records (at least `lost`), and ended no lower than before. A rise by `both_factor` is enough if
-the evaluation loss has risen as far and not come back.
+(a median of neighbouring records), and no record came back to that level. In a log of at most `few`
+records three that rise are enough, from `few_factor` times the lowest one on. Once a run is over it
+is a warning, too, if the loss did come back but was at `lost_factor` times that level for a tenth
+of the records (at least `lost`), and ended no lower than before. A rise by `both_factor` is enough
+if the evaluation loss has risen as far and not come back.
 
 ## Why it matters
 A model that has diverged does not recover by itself: the steps from there on are wasted, and the
@@ -44,6 +45,8 @@ class Options(RuleOptions):
     fire: int = option(4, "Number of newest records that must all lie there.")
     both_factor: float = option(1.2, "Factor that is enough if evaluations rise as well.")
     lost_factor: float = option(3.0, "The same factor for a rise that the run came back from.")
+    few: int = option(12, "Number of records up to which three that rise are enough ...")
+    few_factor: float = option(3.0, "... if each is this many times the lowest one.")
     lost: int = option(8, "Smallest number of records in a row of such a rise.")
 
 
@@ -54,6 +57,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     level = rolling_mean(loss, 3)
     yield from _recovered(view, loss, level, options)
+    if len(loss) <= options.few and _rises(loss, options):
+        best_at = int(np.argmin(loss.values))
+        limit = options.few_factor * float(loss.values[best_at])
+        yield _diverged(view, loss, (best_at, float(loss.values[best_at])), len(loss) - 3, limit)
+        return
     best_at = int(np.argmin(level))
     best = float(level[best_at])
     newest = loss.values[-options.fire :]
@@ -68,9 +76,25 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if not len(below):
         return
     began = best_at + int(below[-1]) + 1
+    yield _diverged(view, loss, (best_at, best), began, limit)
+
+
+def _rises(loss: Series, options: Options) -> bool:
+    """Return whether the newest three records rise, and lie far above the lowest one before."""
+    newest, low = loss.values[-3:], float(loss.values[:-3].min())
+    is_far = float(newest[0]) >= max(options.few_factor * low, low + 1.0)
+    return is_far and bool(np.all(np.diff(newest) > 0)) and low == float(loss.values.min())
+
+
+def _diverged(
+    view: RunView, loss: Series, lowest: tuple[int, float], began: int, limit: float
+) -> Sighting:
+    """Report a loss that rose from its lowest level (its place and value) and did not come back."""
+    best_at, best = lowest
+    newest = loss.values[began:]
     first = int(loss.steps[began])
     jump = float(loss.values[began]) > best + 0.7 * (median(newest) - best)
-    yield Sighting(
+    return Sighting(
         message=f"Training loss is {median(newest):.4g} since step {first}, after "
         f"{best:.4g} at step {int(loss.steps[best_at])} (limit {limit:.4g}): it has diverged. Go "
         "back to a checkpoint before that step and lower the learning rate.",

@@ -11,7 +11,8 @@ confidence, and wrongly: the wrong tokenizer or template, shifted labels, weight
 to the wrong places, or a loss that is summed and not averaged.
 
 ## Likely causes
-- loss-not-normalised-by-grad-accum: the loss is a sum; see LRN012, which knows it for sure.
+- loss-not-normalised-by-grad-accum: above `summed` the loss is rather a sum than a mean;
+  see LRN012, which knows it for sure.
 - weights-not-loaded: weights that were mixed up.
 - chat-template-mismatch: tokens that this model was never trained on.
 
@@ -42,6 +43,7 @@ class Options(RuleOptions):
     margin: float = option(0.7, "Nats above guessing that are let pass.")
     min_records: int = option(3, "Number of records that are needed.")
     usual: float = option(4.0, "Loss of a pretrained model, in nats, at most.")
+    summed: float = option(40.0, "Nats above which the loss can hardly be a mean over tokens.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -61,7 +63,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         "at most: the model is sure, and wrong. Score a plain text with it; then see template, "
         "labels and checkpoint.",
         evidence=(f"train/loss {', '.join(f'{v:.4g}' for v in head.values[:3])} at the start",),
-        causes=(Cause("initial-loss-implausible", "worse than guessing"),),
+        causes=tuple(_causes(start, options)),
         fixes=(
             Fix("model.chat_template", "the model's own", "tokens that the model was trained on"),
             Fix("model.tokenizer", "the model's own", "ids that mean what the weights learned"),
@@ -71,6 +73,15 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=start,
         limit=limit,
     )
+
+
+def _causes(start: float, options: Options) -> Iterator[Cause]:
+    if start > options.summed:
+        yield Cause(
+            "loss-not-normalised-by-grad-accum",
+            "no mean over tokens is that high: a sum over accumulated batches or rows",
+        )
+    yield Cause("initial-loss-implausible", "worse than guessing")
 
 
 RULE = Rule(

@@ -3,7 +3,8 @@
 ## What it sees
 The share of groups whose rewards are all alike stays above `max_share`, or the deviation within the
 groups or every advantage is 0: over `fire` of the last `window` records, or over `fire_all` in a
-row where it is all groups.
+row where it is all groups. Of an excerpt of fewer records, from after the first tenth of an epoch,
+all are enough if the gradient norm is 0 as well.
 
 ## Why it matters
 An advantage compares an answer's reward with those of its group. If all are equal it is 0, and so
@@ -34,6 +35,8 @@ groups whose answers are all right are only information.
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
@@ -66,6 +69,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     spell = newest_spell(share.values >= 0.999, fire=options.fire_all, clear=4) or newest_spell(
         held, fire=options.fire, window=options.window, clear=4
     )
+    if spell is None and _is_dead_excerpt(view, share, options):
+        spell = newest_spell(held, fire=len(share), clear=4)
     if spell is None or not spell.is_open:
         return
     first, last = int(share.steps[spell.start]), int(share.steps[spell.end])
@@ -83,6 +88,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         limit=options.max_share,
         level=Level.INFO if score_alike_because_right(view, first, mean) else None,
     )
+
+
+def _is_dead_excerpt(view: RunView, share: Series, options: Options) -> bool:
+    """Return whether the few records of a later part of a run all show neither spread nor gradient.
+
+    People paste single rows. The first steps of a run that goes on may look so by chance.
+    """
+    norm, epoch = view.series("grad_norm"), view.series("epoch")
+    if norm is None or epoch is None or not 0 < len(share) < options.fire_all:
+        return False
+    is_later = float(epoch.values[0]) >= 0.1
+    return is_later and bool(np.all(share.values >= 0.999) and np.all(norm.values == 0))
 
 
 def _share(view: RunView) -> Series | None:
