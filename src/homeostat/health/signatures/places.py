@@ -24,6 +24,15 @@ OOM = (
     "torch.outofmemoryerror",
     "torch.cuda.outofmemoryerror",
     "cudaerrormemoryallocation",
+    "cuda_error_out_of_memory",
+    "cuda && : out of memory",
+    "hiperroroutofmemory",
+    "hip error && out of memory",
+    "musa out of memory",
+    "mlu out of memory",
+    "mps backend out of memory",
+    "ur_result_error_out_of_",
+    "pi_error_out_of_",
 )
 # Place -> what a frame's line (its file, its function or its source) holds there. A line is of the
 # first place that it fits.
@@ -53,6 +62,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "logits.clone()",
         "log_probs_and_entropy",
     ),
+    "pinned": (".pin_memory(", "pinned_memory", "cudahostregister", "cudahostalloc"),
     "moe": ("fused_moe", "experts", "grouped_gemm", "token_dispatch", "moe_layer", "sparsemoe"),
     "attention": (
         "eager_attention",
@@ -130,6 +140,11 @@ MAX_ERRORS = 12
 def oom_at(view: RunView, names: Sequence[str]) -> bool:
     """Return whether an out-of-memory error of the log was raised at one of these places."""
     return not places(view.log).isdisjoint(names)
+
+
+def oom_nowhere(view: RunView) -> bool:
+    """Return whether no frame tells where memory ran out."""
+    return not places(view.log)
 
 
 def places(log: Log) -> set[str]:
