@@ -162,16 +162,26 @@ def oom_lines(log: Log) -> list[LogLine]:
 
 
 def place_of(log: Log, error: LogLine) -> str:
-    """Return the place of the frame nearest to an error; "" if none is known."""
+    """Return the place of the frame nearest to an error; "" if none is known.
+
+    Where no frame tells, what the line says before the error may: what failed, or whose code warns.
+    """
     for line in frames_before(log, error):
-        text = line.text.lower()
-        buffer = _VOCABULARY.search(text)
-        if buffer and int(buffer["last"]) > _LEAST_VOCABULARY:
-            return "logits"
-        names = [name for name, marks in PLACES.items() if any(mark in text for mark in marks)]
-        # Except for a few functions, a frame of torch does not say what was being done.
-        if names and (names[0] in ("logits", "optimizer", "backward") or not _is_torch(text)):
-            return names[0]
+        found = _place_in(line.text.lower())
+        if found:
+            return found
+    text = error.text.lower()
+    return _place_in(text.partition("out of memory")[0])
+
+
+def _place_in(text: str) -> str:
+    buffer = _VOCABULARY.search(text)
+    if buffer and int(buffer["last"]) > _LEAST_VOCABULARY:
+        return "logits"
+    names = [name for name, marks in PLACES.items() if any(mark in text for mark in marks)]
+    # Except for a few functions, a frame of torch does not say what was being done.
+    if names and (names[0] in ("logits", "optimizer", "backward") or not _is_torch(text)):
+        return names[0]
     return ""
 
 
