@@ -24,6 +24,15 @@ OOM = (
     "torch.outofmemoryerror",
     "torch.cuda.outofmemoryerror",
     "cudaerrormemoryallocation",
+    "cuda_error_out_of_memory",
+    "cuda && : out of memory",
+    "hiperroroutofmemory",
+    "hip error && out of memory",
+    "musa out of memory",
+    "mlu out of memory",
+    "mps backend out of memory",
+    "ur_result_error_out_of_",
+    "pi_error_out_of_",
 )
 # Place -> what a frame's line (its file, its function or its source) holds there. A line is of the
 # first place that it fits.
@@ -53,6 +62,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "logits.clone()",
         "log_probs_and_entropy",
     ),
+    "pinned": (".pin_memory(", "pinned_memory", "cudahostregister", "cudahostalloc"),
     "moe": ("fused_moe", "experts", "grouped_gemm", "token_dispatch", "moe_layer", "sparsemoe"),
     "attention": (
         "eager_attention",
@@ -132,6 +142,11 @@ def oom_at(view: RunView, names: Sequence[str]) -> bool:
     return not places(view.log).isdisjoint(names)
 
 
+def oom_nowhere(view: RunView) -> bool:
+    """Return whether no frame tells where memory ran out."""
+    return not places(view.log)
+
+
 def places(log: Log) -> set[str]:
     """Return the places of the log's out-of-memory errors, as far as their frames say."""
     return {place for line in oom_lines(log) if (place := place_of(log, line))}
@@ -147,16 +162,26 @@ def oom_lines(log: Log) -> list[LogLine]:
 
 
 def place_of(log: Log, error: LogLine) -> str:
-    """Return the place of the frame nearest to an error; "" if none is known."""
+    """Return the place of the frame nearest to an error; "" if none is known.
+
+    Where no frame tells, what the line says before the error may: what failed, or whose code warns.
+    """
     for line in frames_before(log, error):
-        text = line.text.lower()
-        buffer = _VOCABULARY.search(text)
-        if buffer and int(buffer["last"]) > _LEAST_VOCABULARY:
-            return "logits"
-        names = [name for name, marks in PLACES.items() if any(mark in text for mark in marks)]
-        # Except for a few functions, a frame of torch does not say what was being done.
-        if names and (names[0] in ("logits", "optimizer", "backward") or not _is_torch(text)):
-            return names[0]
+        found = _place_in(line.text.lower())
+        if found:
+            return found
+    text = error.text.lower()
+    return _place_in(text.partition("out of memory")[0])
+
+
+def _place_in(text: str) -> str:
+    buffer = _VOCABULARY.search(text)
+    if buffer and int(buffer["last"]) > _LEAST_VOCABULARY:
+        return "logits"
+    names = [name for name, marks in PLACES.items() if any(mark in text for mark in marks)]
+    # Except for a few functions, a frame of torch does not say what was being done.
+    if names and (names[0] in ("logits", "optimizer", "backward") or not _is_torch(text)):
+        return names[0]
     return ""
 
 

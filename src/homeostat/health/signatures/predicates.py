@@ -126,6 +126,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
         places.is_fragmented,
         places.is_shared,
         places.oom_at,
+        places.oom_nowhere,
         places.tried_at_least_gib,
     )
 }
