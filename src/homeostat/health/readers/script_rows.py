@@ -1,4 +1,4 @@
-"""Rows of scripts of one's own: lines of one form that come again and again.
+"""Rows that a user's own script prints: lines of one form, again and again.
 
     epoch 3 loss 1.85                                  [ 120/5000] loss 2.31 lr 1e-4
     | epoch 1 | 200/ 2983 batches | loss 7.1 |         Loss at step 40: 2.1

@@ -149,7 +149,7 @@ def noise_beside_trend(series: Series) -> float:
     return median(np.abs(bends)) / 0.6745 / 6.0**0.5
 
 
-# Values from which rounding is told.
+# Values that must be there to tell rounding.
 _MIN_ROUNDED = 10
 
 

@@ -93,7 +93,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 def _is_dead_excerpt(view: RunView, share: Series, options: Options) -> bool:
     """Return whether the few records of a later part of a run all show neither spread nor gradient.
 
-    People paste single rows. The first steps of a run that goes on may look so by chance.
+    People paste single rows. The first steps of a run may look so by chance.
     """
     norm, epoch = view.series("grad_norm"), view.series("epoch")
     if norm is None or epoch is None or not 0 < len(share) < options.fire_all:
