@@ -2,10 +2,10 @@
 
 ## What it sees
 The critic's explained variance, 1 - Var(earned - value) / Var(earned), at or below `limit` in
-`fire` of the newest `window` records, while it does not rise over the newest `trend` ones. Records
-of the critic's warm-up (`critic.warmup_steps`) and the `grace` records after it are left out: every
-new head begins at 0. So are records in which all completions earned the same, because then there is
-nothing to explain.
+`fire` of the newest `window` records and on average at half of that over twice as many, while it
+does not rise over the newest `trend` ones. Records of the critic's warm-up (`critic.warmup_steps`)
+and the `grace` records after it are left out: every new head begins at 0. So are records in which
+all completions earned the same, because then there is nothing to explain.
 
 ## Why it matters
 PPO compares every token with the critic's value of it. A critic that explains nothing adds noise to
@@ -78,6 +78,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         judged.values <= options.limit, fire=options.fire, window=options.window, clear=3
     )
     if spell is None or not spell.is_open:
+        return
+    if float(np.mean(judged.tail(2 * options.window).values)) > 0.5 * options.limit:
         return
     # A critic that learns slowly says little for long, and more all the time.
     if rank_correlation(known.tail(options.trend)) >= _RISES:

@@ -36,9 +36,8 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.moe.routing import first_over, newest
-from homeostat.health.rules.readings import ends, is_moe, mean_since, rank_correlation, raw_number
-from homeostat.health.rules.reward.rwd001_zero_std_groups import score_alike_because_right
+from homeostat.health.rules.moe.routing import few_rows, first_over, newest
+from homeostat.health.rules.readings import ends, is_moe, rank_correlation, raw_number
 from homeostat.health.view import Kind, RunView, Series
 
 
@@ -79,31 +78,11 @@ def _uneven(view: RunView, load: Series, options: Options) -> Iterator[Sighting]
     has_risen = size > options.rise * before
     why = f"the busiest expert has {size:.2g} times the mean load"
     why += f", {before:.2g} times at the start" if has_risen else ""
-    few = _few_rows(view, int(late.steps[0]), options) if view.kind is Kind.RL else ""
+    few = few_rows(view, int(late.steps[0]), share=options.few_rows)
     is_changed = has_risen and not few
     why += few
     level = Level.WARN if is_changed or view.kind is not Kind.RL else Level.INFO
     yield _sighting(view, why, first_over(load, options.max_violation - 1), size, level)
-
-
-def _few_rows(view: RunView, since: int, options: Options) -> str:
-    """Return how many rows the newest updates have, if too few to compare their loads; else "".
-
-    Only groups that are left out because they are right excuse it: a broken router makes answers
-    wrong, and groups alike in that.
-    """
-    rows, alike = (
-        view.series("data/trained_rows"),
-        mean_since(view, "frac_reward_zero_std", step=since),
-    )
-    if rows is None or not len(rows.since(since)) or not alike:
-        return ""
-    if not score_alike_because_right(view, since, alike):
-        return ""
-    before, now = median(rows.head(3).values), median(rows.since(since).values)
-    if now >= options.few_rows * before:
-        return ""
-    return f", in updates of {now:.0f} rows that had {before:.0f} at the start"
 
 
 def _explained(view: RunView, ratio: float) -> bool:

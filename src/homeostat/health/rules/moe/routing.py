@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from homeostat.health.rules.readings import is_true, raw
-from homeostat.health.view import RunView, Series
+from homeostat.health.medians import median
+from homeostat.health.rules.readings import is_true, mean_since, raw
+from homeostat.health.rules.reward.rwd001_zero_std_groups import score_alike_because_right
+from homeostat.health.view import Kind, RunView, Series
 
 # Names by which frameworks switch replay on, where their table does not map them to our key.
 _SWITCHES = (
@@ -34,6 +36,26 @@ def newest(view: RunView, name: str, *, count: int = 5) -> Series | None:
     series = view.series(name)
     late = series.finite().tail(count) if series is not None else None
     return late if late is not None and len(late) >= 3 else None
+
+
+def few_rows(view: RunView, since: int, *, share: float) -> str:
+    """Return how many rows the newest updates of RL have, if too few to compare loads; else "".
+
+    Only groups that are left out because they are right excuse it: a broken router makes answers
+    wrong, and groups alike in that.
+    """
+    rows, alike = (
+        view.series("data/trained_rows"),
+        mean_since(view, "frac_reward_zero_std", step=since),
+    )
+    if view.kind is not Kind.RL or rows is None or not len(rows.since(since)) or not alike:
+        return ""
+    if not score_alike_because_right(view, since, alike):
+        return ""
+    before, now = median(rows.head(3).values), median(rows.since(since).values)
+    if now >= share * before:
+        return ""
+    return f", in updates of {now:.0f} rows that had {before:.0f} at the start"
 
 
 def first_over(series: Series, limit: float) -> int:
