@@ -43,6 +43,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "unknown-setting": "A setting that this version of the framework does not know.",
         "setting-missing": "A setting without default was not given.",
         "settings-exclusive": "Two settings that exclude each other.",
+        "config-file-unreadable": "A settings file is no valid YAML, JSON or TOML.",
         "setting-wrong-type": "A setting of the wrong type, text in place of a number, say.",
         "path-missing": "A file or folder that the settings name is not there.",
         "max-steps-missing": "Streamed data without a number of steps.",
