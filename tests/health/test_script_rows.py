@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from homeostat.health.diagnose import diagnose
-from homeostat.health.readers import RunPlace, open_run, read_text
+from homeostat.health.readers import RunPlace, open_run, read_text, script_rows
 from homeostat.health.readers.long_logs import LongLogReader
+from homeostat.health.readers.script_rows import ScriptRows
 from homeostat.health.readers.text import TextReader
 from homeostat.health.registry import RULES
 from homeostat.health.view import RunView
@@ -132,6 +133,21 @@ def test_long_logs_give_the_same() -> None:
     first, second = plain.scripts.series()["loss"], long.scripts.series()["loss"]
     assert np.array_equal(first.values, second.values)
     assert len(first) == 30_000
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_rows, "_MAX_ROWS", 100)
+    view = read_text("\n".join(f"epoch {i} loss {1 + i / 7:.3f}" for i in range(1_000)))
+    loss = view.series("train/loss")
+    assert loss is not None
+    assert 50 <= len(loss) <= 101
+    assert loss.steps[-1] >= 997
+
+
+def test_a_line_with_zero_bytes_is_no_row() -> None:
+    rows = ScriptRows()
+    assert not any(rows.take(f"epoch {i}\0 loss 1.0") for i in range(9))
+    assert rows.series() == {}
 
 
 @pytest.mark.parametrize(

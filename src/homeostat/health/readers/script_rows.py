@@ -29,6 +29,7 @@ _MIN_UNCOUNTED = 6
 _MAX_CHARS = 400
 _MAX_FORMS = 200
 _MAX_NUMBERS = 40
+_MAX_ROWS = 200_000
 _SPEAKS = re.compile(r"loss|rew(?:ard|_|\b)|score|return|perplexity|\bppl\b", re.IGNORECASE)
 _NUMBER = re.compile(rf"(?<![A-Za-z_.\d])(?:{NUMBER})")
 _OPEN = "\0"
@@ -70,7 +71,7 @@ class ScriptRows:
 
     def take(self, body: str) -> bool:
         """Collect a line. Return whether it may be a row."""
-        if len(body) > _MAX_CHARS or _SPEAKS.search(body) is None:
+        if len(body) > _MAX_CHARS or _SPEAKS.search(body) is None or _OPEN in body:
             return False
         # Counts are padded to the width of the largest one.
         key = _SPACES.sub(" ", _NUMBER.sub(_OPEN, body))
@@ -83,6 +84,9 @@ class ScriptRows:
             return False
         texts = _NUMBER.findall(body)
         form.rows.append([_value(text) for text in texts])
+        if len(form.rows) > _MAX_ROWS:
+            # Every second one of so many rows tells as much.
+            form.rows = form.rows[::2]
         form.decimals = _same(form.decimals, [decimals_of(text) for text in texts])
         return True
 
@@ -121,11 +125,13 @@ class ScriptRows:
         A run prints other numbers by the same names, one of each sample, say: so where there are
         rows of a known format, they count, unless they are next to none.
         """
+        if _num_results(series) >= MIN_ROWS:
+            return False
         own = self.series()
-        known, found = _num_results(series), _num_results(own)
         if not series:
             return bool(own)
-        return known < MIN_ROWS <= found and any(map(_counter_is_there, self._forms.values()))
+        has_counter = any(map(_counter_is_there, self._forms.values()))
+        return has_counter and _num_results(own) >= MIN_ROWS
 
     def total_steps(self) -> int | None:
         """Return the total that is printed with the counter of the longest form."""
