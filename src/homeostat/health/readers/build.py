@@ -281,9 +281,10 @@ def _fastest_rate(metrics: dict[str, Series]) -> None:
     """Use the highest of several groups' learning rates if no single one is logged."""
     if "learning_rate" in metrics:
         return
-    rates = [one for name, one in metrics.items() if _RATE_OF_GROUP.search(name) and len(one)]
+    groups = [one for name, one in metrics.items() if _RATE_OF_GROUP.search(name)]
+    rates = [one for one in groups if len(one.finite())]
     if rates:
-        metrics["learning_rate"] = max(rates, key=lambda one: float(np.nanmax(one.values)))
+        metrics["learning_rate"] = max(rates, key=lambda one: float(one.finite().values.max()))
 
 
 def _as_entropy(metrics: dict[str, Series]) -> None:

@@ -151,6 +151,7 @@ def noise_beside_trend(series: Series) -> float:
 
 # Values that must be there to tell rounding.
 _MIN_ROUNDED = 10
+_MOST_DECIMALS = 20
 
 
 def is_flat(series: Series, *, sigmas: float = 2.0) -> bool:
@@ -189,6 +190,8 @@ def _seen_decimals(series: Series | None) -> int | None:
     if len(sizes) < _MIN_ROUNDED:
         return None
     decimals = round(-math.log10(sizes.min()))
+    if not 0 <= decimals <= _MOST_DECIMALS or sizes.max() > 1e12 * sizes.min():
+        return None
     counts = sizes * 10.0**decimals
     changes = np.diff(values) != 0
     is_even = bool(np.all(np.abs(counts - np.round(counts)) < 1e-6 * counts))
@@ -326,9 +329,10 @@ def is_tiny(view: RunView) -> bool:
 def is_climbing(view: RunView) -> bool:
     """Return whether the learning rate still rises at the end of the log, as in a warm-up."""
     rates = view.series("learning_rate")
+    rates = rates.finite() if rates is not None else None
     if rates is None or len(rates) < 2 or rates.latest <= rates.values[-2]:
         return False
-    return rates.latest >= float(np.nanmax(rates.values))
+    return rates.latest >= float(rates.values.max())
 
 
 def precision(view: RunView) -> str:
