@@ -183,8 +183,9 @@ def _is_played_down(finding: Finding, rules: Mapping[str, Rule]) -> bool:
 
 
 def _says_less(finding: Finding, rules: Mapping[str, Rule]) -> bool:
-    """Return whether a note is made redundant by another finding and is no evidence for it."""
-    return finding.level is Level.INFO and bool(rules[finding.code].yields_to)
+    """Return whether a note or a guess is made redundant by another finding: it is no evidence."""
+    rule = rules[finding.code]
+    return bool(rule.yields_to) and Level.INFO in (finding.level, rule.level)
 
 
 def _says_more(
