@@ -19,7 +19,7 @@ import numpy as np
 from homeostat.health.frameworks import ALL, HOMEOSTAT, Framework
 from homeostat.health.log import Log
 from homeostat.health.names import FOREIGN, unprefixed
-from homeostat.health.readers.common_names import METRICS, folded
+from homeostat.health.readers.common_names import METRICS, RATES, folded
 from homeostat.health.readers.detect import framework_of, kind_of
 from homeostat.health.readers.settings import flat, ours
 from homeostat.health.reading import Reading
@@ -30,6 +30,7 @@ from homeostat.observe.names import describe
 _LOSS_DECIMALS = 4
 # Name of the training loss if another metric already has ours.
 _RATE_OF_GROUP = re.compile(r"(?:^|[/_])(?:lr|learning_rate)(?:[/_-]\w{1,40})?$", re.IGNORECASE)
+_IN_RL = {"kl", "entropy", "clip_ratio/region_mean", "completions/mean_length", "policy/update_kl"}
 _LOSSES = {"loss", "train_loss", "training_loss", "loss train", "raw/loss", "lm loss"}
 _HF_FORMS = {"dict", "swift", "llamafactory"}
 
@@ -269,9 +270,15 @@ def _renamed(
 
 
 def _only_reward(metrics: dict[str, Series]) -> None:
-    """Use a single reward function as the total if no total is printed."""
+    """Use a single reward function, or in RL the rate of success, if no total is printed."""
     if "reward" in metrics:
         return
+    if _IN_RL & metrics.keys():
+        names = {folded(unprefixed(name)): name for name in metrics}
+        rate = next((names[name] for name in RATES if name in names), None)
+        if rate is not None:
+            metrics["reward"] = metrics[rate]
+            return
     parts = [name for name in metrics if name.startswith("rewards/") and name.endswith("/mean")]
     if len(parts) == 1 and "format" not in parts[0].lower():
         metrics["reward"] = metrics[parts[0]]

@@ -110,6 +110,7 @@ METRICS: dict[str, str] = {
     "mean_kl": "kl",
     "kl_mean": "kl",
     "kl_divergence": "kl",
+    "kl_div": "kl",
     "objective/kl": "kl",
     "approx_kl": "policy/update_kl",
     "ppo_kl": "policy/update_kl",
@@ -143,6 +144,10 @@ METRICS: dict[str, str] = {
     "tokens_per_sec": "throughput/tokens_per_s",
     "throughput": "throughput/tokens_per_s",
 }
+
+# What a run of RL may log in place of a reward.
+RATES = ("mean_score", "avg_score", "score/mean", "scores/mean", "success_rate", "solve_rate",
+         "pass_rate", "win_rate")  # fmt: skip
 
 # Their setting, in lower case with "_" for "-" -> our key.
 SETTINGS: dict[str, str] = {

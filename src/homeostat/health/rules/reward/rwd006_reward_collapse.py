@@ -3,7 +3,8 @@
 ## What it sees
 Running medians of the reward: the newest is more than `min_fall` below the best one, by more than
 noise and the few prompts of a step explain, and every one of the last `fire` records lies below the
-middle between the two.
+middle between the two. Single records of a noisy reward tell less: of a long run also its sixths,
+of which the last two lie that far below the best one, by `surely` standard errors of their means.
 
 ## Why it matters
 The policy unlearns. Every further step trains on worse samples; the best weights are behind.
@@ -51,12 +52,17 @@ from homeostat.health.rules.signs import (
 )
 from homeostat.health.view import Kind, RunView, Series
 
+# Records from which a run is long, and the parts that are compared.
+_MIN_LONG = 100
+_PARTS = 6
+
 
 class Options(RuleOptions):
     min_fall: float = option(0.3, "Share of the best reward that must be lost.")
     fire: int = option(5, "Number of newest records that must all be low.")
     low: float = option(0.05, "Share of the maximum below which there is little to lose.")
     noise: float = option(4.0, "Standard deviations of a record that the fall must exceed.")
+    surely: float = option(8.0, "Standard errors of a part's mean that the fall must exceed.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | 
     highest, now = float(finite.values.max()), median(finite.values[-window:])
     newest = finite.values[-options.fire :]
     if newest.max() >= highest - 0.5 * (highest - now):
-        return None
+        return _fall_of_parts(finite, options, chance=chance)
     medians, _ = smooth(reward)
     top = int(np.argmax(medians.values))
     best = float(medians.values[top])
@@ -88,8 +94,24 @@ def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | 
     # Rewards may be negative: a fall is measured against the size of the best and of the range.
     size = max(abs(best), 0.5 * float(np.ptp(medians.values)))
     if not low or best - now < options.min_fall * size or best - now < options.noise * noise:
-        return None
+        return _fall_of_parts(finite, options, chance=chance)
     return Fall(best, now, int(medians.steps[max(0, top - (window - 1) // 2)]))
+
+
+def _fall_of_parts(reward: Series, options: Options, *, chance: float) -> Fall | None:
+    """The fall of a long and noisy reward, by the means of its sixths."""
+    if len(reward) < _MIN_LONG:
+        return None
+    parts = np.array_split(reward.values, _PARTS)
+    means = np.array([float(part.mean()) for part in parts])
+    top = int(np.argmax(means))
+    best, now = float(means[top]), float(means[-2:].max())
+    noise = 1.4826 / np.sqrt(2.0) * median(np.abs(np.diff(reward.values)))
+    error = max(noise, chance) * float(np.sqrt(2.0 / len(parts[-1])))
+    size = max(abs(best), 0.5 * float(np.ptp(means)))
+    if top >= _PARTS - 2 or best - now < max(options.min_fall * size, options.surely * error):
+        return None
+    return Fall(best, float(means[-1]), int(np.array_split(reward.steps, _PARTS)[top][-1]))
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
