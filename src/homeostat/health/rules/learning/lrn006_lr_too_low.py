@@ -145,9 +145,12 @@ def _stands_still(view: RunView, options: Options, *, is_measured: bool = False)
 
 
 def _hardly_falls(view: RunView, options: Options) -> list[str]:
-    """Return the evidence that a high loss falls by next to nothing; [] if it does more."""
-    loss = view.series("train/loss")
-    if view.kind is Kind.RL or loss is None or len(loss) < 2 * options.min_records:
+    """Return the evidence that a high loss falls by next to nothing; [] if it does more.
+
+    Where the size of updates is measured, that tells more.
+    """
+    loss, is_measured = view.series("train/loss"), bool(view.matching("update/weight_ratio/"))
+    if is_measured or view.kind is Kind.RL or loss is None or len(loss) < 2 * options.min_records:
         return []
     first, last = ends(loss.finite())
     is_little = last > _HIGH_LOSS and abs(first - last) < _HARDLY * first
