@@ -57,7 +57,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     level = rolling_mean(loss, 3)
     yield from _recovered(view, loss, level, options)
-    if len(loss) <= options.few and _rises(loss, options):
+    if 3 < len(loss) <= options.few and _rises(loss, options):
         best_at = int(np.argmin(loss.values))
         limit = options.few_factor * float(loss.values[best_at])
         yield _diverged(view, loss, (best_at, float(loss.values[best_at])), len(loss) - 3, limit)
