@@ -1,10 +1,10 @@
 """Guess the cause of an error that no rule knows: what the known errors nearest to it were.
 
-Known are the threads with a confirmed cause that rules may be written from (known_cases.json, made
-from bench/threads/open.jsonl by `homeostat dev add-case`), and the texts of all signatures. Words
-are weighed by how few known errors have them (tf-idf); the nearest errors vote for their causes by
-the square of the cosine, and each cause has some votes in advance, by how often it was confirmed.
-All kinds of versions that do not fit count as one cause.
+Known errors are those of public threads with a confirmed cause (known_cases.json, which
+`homeostat dev add-case` makes from bench/threads/open.jsonl), and the texts of all signatures.
+Words are weighed by tf-idf. The nearest errors vote for their causes by the square of the cosine
+similarity, and each cause has votes in advance, in proportion to how often it was confirmed. All
+causes that are a wrong version of some library count as one.
 
 A guess is marked as one, with the share of such guesses that were right when each thread was read
 without those of its own repository (bench/guesses.py).

@@ -41,6 +41,7 @@ _SAYS_WRONG = re.compile(
     r"|not (?:supported|found|compatible|implemented|available|installed|defined|enough))\b",
     re.IGNORECASE,
 )
+# Levels of loggers whose lines report no error.
 _AT_EASE = re.compile(r"\b(?:INFO|DEBUG)\b")
 _WARNS = re.compile(r"\b(?:WARN(?:ING)?|[Ww]arning|[A-Z][A-Za-z]{0,30}Warning)\b")
 _MAX_CHARS = 2_000

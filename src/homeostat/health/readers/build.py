@@ -30,6 +30,7 @@ from homeostat.observe.names import describe
 _LOSS_DECIMALS = 4
 # Name of the training loss if another metric already has ours.
 _RATE_OF_GROUP = re.compile(r"(?:^|[/_])(?:lr|learning_rate)(?:[/_-]\w{1,40})?$", re.IGNORECASE)
+# Metrics that only runs of RL log, other than the reward.
 _IN_RL = {"kl", "entropy", "clip_ratio/region_mean", "completions/mean_length", "policy/update_kl"}
 _LOSSES = {"loss", "train_loss", "training_loss", "loss train", "raw/loss", "lm loss"}
 _HF_FORMS = {"dict", "swift", "llamafactory"}
