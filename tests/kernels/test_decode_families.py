@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,11 @@ from homeostat.models.families import decoder_config
 from homeostat.rollout.engine import Request, Sampling, generate
 from homeostat.rollout.native.engine import NativeEngine
 
-DEVICE = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = pytest.mark.skipif(
+    DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs a CUDA device or Triton's interpreter (tests/unit/test_ops_kernels.py)",
+)
 
 
 def model(name: str) -> Decoder:
@@ -23,7 +29,7 @@ def model(name: str) -> Decoder:
     made = Decoder(decoder_config({**SIZES, **BLOCKS[name]}), kernel="sdpa")
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return made
+    return made.to(DEVICE)
 
 
 def engine(made: Decoder, how: str) -> NativeEngine:

@@ -33,6 +33,9 @@ pytestmark = pytest.mark.skipif(
     reason="needs a CUDA device or Triton's interpreter (tests/unit/test_ops_kernels.py)",
 )
 EPS = 1e-6
+# Log-probs of a tiny model. Tensor cores drop bits of a sum, and then some of the next rows are
+# cast to the neighbouring FP8 number.
+SAMPLED = 2e-3 if DEVICE.type == "cpu" else 0.1
 SCALINGS = [Scaling(True, False), Scaling(True, True), Scaling(False, False)]
 IDS = ["blocks", "powers", "rows"]
 each_scaling = pytest.mark.parametrize("scaling", SCALINGS, ids=IDS)
@@ -236,7 +239,7 @@ def test_an_fp8_engine_samples_what_its_plain_path_samples(recipe: str, num_rows
         found = generate(fused, requests(num_rows, 2), timeout_s=300)
         for one, other in zip(found, wanted, strict=True):
             assert one.tokens_T.tolist() == other.tokens_T.tolist()
-            np.testing.assert_allclose(one.engine_logp_T, other.engine_logp_T, atol=2e-3)
+            np.testing.assert_allclose(one.engine_logp_T, other.engine_logp_T, atol=SAMPLED)
         for one in (fused, plain):
             one.begin_update(Quiesce.DRAIN)
         with torch.no_grad():

@@ -18,8 +18,9 @@ from homeostat.ops.pairs import pairs_of
 from homeostat.precision.fp8 import quantise
 from homeostat.precision.recipe import BLOCK, E4M3, E5M2
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
+    DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
     reason="needs a CUDA device or Triton's interpreter (tests/unit/test_ops_kernels.py)",
 )
 
@@ -41,7 +42,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     row, column = torch.meshgrid(*(torch.arange(size) for size in shape[-2:]), indexing="ij")
     x = torch.where((row + column) % 4 == 0, LARGEST, x)
     x[..., ::5, :] = 0.0
-    return x
+    return x.to(DEVICE)
 
 
 def scales_of(scales: Tensor, scope: str, grid: torch.Size) -> Tensor:
@@ -82,7 +83,7 @@ def test_a_scale_of_what_is_not_finite_is_nan() -> None:
 
 def test_a_delayed_scale_cuts_and_the_largest_number_is_recorded() -> None:
     x = numbers(40, 36)
-    amax, record = torch.tensor([LARGEST / 4]), torch.tensor([0.5])
+    amax, record = (torch.tensor([one], device=DEVICE) for one in (LARGEST / 4, 0.5))
     how = {"scope": "tensor", "dtype": E4M3, "power_of_two": False, "multiple": 16}
     by_rows, by_columns = quantised_copies(x, **how, amax=amax, record=record, columns=False)
     assert by_columns is None
@@ -104,7 +105,7 @@ def test_copies_can_be_written_again_in_place() -> None:
 
 def test_grouped_products_multiply_rows_by_their_experts_matrices() -> None:
     x, stack = numbers(90, 256), numbers(3, 128, 256, seed=1)
-    ids = torch.randint(0, 3, (90, 1), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(0, 3, (90, 1), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     ids[ids == 1] = 0
     pairs = pairs_of(ids, 3, like=x)
     rows = x[pairs.order_S]

@@ -20,6 +20,7 @@ from homeostat.models.moe import Experts, Router
 from homeostat.models.norms import RMSNorm
 from homeostat.models.routing import Routing
 from homeostat.ops.activations import Activation, gated
+from homeostat.ops.adapters import outputs_of
 from homeostat.ops.attention import AttentionContext
 from homeostat.ops.linear import Linear, Numerics
 from homeostat.ops.moe_shape import MoeShape
@@ -75,7 +76,7 @@ class Attention(nn.Module):
         return self.q_proj, self.k_proj, self.v_proj
 
     def forward(self, x_ND: Tensor, context: LayerContext) -> Tensor:
-        made = [linear(x_ND) for linear in self.into_heads]
+        made = outputs_of(x_ND, self.into_heads)
         q_NO, k_NO, v_NO = made if len(made) == 3 else made[0].split(self.widths, dim=1)
         if self.is_wide:
             q_NO, k_NO = self._normed(q_NO, k_NO)
@@ -123,7 +124,7 @@ class MLP(nn.Module):
         return self.gate_proj, self.up_proj
 
     def forward(self, x_ND: Tensor, context: LayerContext) -> Tensor:
-        made = [linear(x_ND) for linear in self.into_gates]
+        made = outputs_of(x_ND, self.into_gates)
         gate_NF, up_NF = made if len(made) == 2 else made[0].chunk(2, dim=1)
         how = {"activation": self.activation, "numerics": self.numerics}
         again = partial(gated, gate_NF, up_NF, **how)

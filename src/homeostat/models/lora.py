@@ -34,7 +34,7 @@ from homeostat.models.hub_names import hub_tensors
 from homeostat.models.memory import require_memory
 from homeostat.models.value_head import SCORE, value_weight
 from homeostat.models.weights import Part, all_of_it, put
-from homeostat.ops.adapters import adapted_linear, added_update
+from homeostat.ops.adapters import AdaptedLinear, Factors, adapted_linear, added_update
 from homeostat.ops.dropout import DropoutKeys, dropout
 from homeostat.ops.held import HeldLinear, HeldWeight, held_linear, held_weights
 from homeostat.ops.linear import Linear, Numerics, is_plain_product, plain_product
@@ -56,7 +56,7 @@ _FUSED = {
 Whole = Callable[[Tensor], Tensor]
 
 
-class LoraLinear(Linear):
+class LoraLinear(AdaptedLinear):
     """A frozen linear map with an adapter. It takes over the parameters of `base`."""
 
     def __init__(
@@ -102,11 +102,20 @@ class LoraLinear(Linear):
 
     def _adapted(self, x: Tensor, dropped: Tensor | None, bias_O: Tensor | None) -> Tensor:
         # The adapter stays unmerged, so that trainer and native engine compute the same.
-        factors = self.lora_A.weight, self.lora_B.weight
+        a_RK, b_OR = self.lora_A.weight, self.lora_B.weight
         how = {"scale": self.scaling, "numerics": self.numerics, "dropped": dropped}
         if is_plain_product(self.product):
-            return adapted_linear(x, self.frozen, bias_O, *factors, **how)
-        return added_update(self.product(x, self.weight, bias_O), x, *factors, **how)
+            return adapted_linear(x, Factors(self.frozen, bias_O, a_RK, b_OR), **how)
+        return added_update(self.product(x, self.weight, bias_O), x, a_RK, b_OR, **how)
+
+    def factors(self) -> Factors | None:
+        has_dropout = self.rate > 0 and self.keys.keys_N is not None
+        is_watched = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks
+        if has_dropout or is_watched or self.scaling == 0 or self.numerics != "fast":
+            return None
+        if not is_plain_product(self.product):
+            return None
+        return Factors(self.frozen, self.bias, self.lora_A.weight, self.lora_B.weight)
 
     def _dropped(self, x: Tensor) -> Tensor | None:
         """Return the input of A; None if it is x itself."""
@@ -143,6 +152,9 @@ class DoraLinear(LoraLinear):
         self.lora_magnitude_vector = nn.Parameter(torch.empty(base.out_features, **place))
         # Squares of the frozen rows' norms, once they are known.
         self._squares_O: Tensor | None = None
+
+    def factors(self) -> None:
+        """A row's length is no part of a low-rank update."""
 
     @property
     def adapter(self) -> dict[str, Tensor]:

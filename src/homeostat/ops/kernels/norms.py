@@ -91,10 +91,13 @@ def _gradients(
     programs = max(1, min(num_programs(total.device), triton.cdiv(num_rows, rows)))
     # A program without rows writes nothing, so its result is set to zero beforehand.
     sums_PD = total.new_zeros((programs, size) if needs_weight else (1, 1), dtype=torch.float32)
+    # Rows of a gradient may be part of wider ones.
+    grad = grad if grad.ndim == 2 and grad.stride(1) == 1 else grad.contiguous()
+    stride = grad.stride(0) if grad.ndim == 2 else size
     if launches(total):
         _backward[(programs,)](
-            grad.contiguous(), grad if carry is None else carry.contiguous(), total, weight_D,
-            rstd_N, dsum, sums_PD, num_rows, size, triton.cdiv(num_rows, programs * rows) * rows,
+            grad, grad if carry is None else carry.contiguous(), total, weight_D, rstd_N, dsum,
+            sums_PD, num_rows, size, stride, triton.cdiv(num_rows, programs * rows) * rows,
             HAS_CARRY=carry is not None, NEEDS_WEIGHT=needs_weight, ROWS=rows, BLOCK=block,
             num_warps=warps_of(rows * block),
         )  # fmt: skip
@@ -133,7 +136,7 @@ def _forward(
 @triton.jit
 def _backward(
     grad_ptr, carry_ptr, total_ptr, weight_ptr, rstd_ptr, dsum_ptr, sums_ptr,
-    num_rows, size, rows_each,
+    num_rows, size, grad_stride, rows_each,
     HAS_CARRY: tl.constexpr, NEEDS_WEIGHT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
@@ -144,7 +147,8 @@ def _backward(
         row = program * rows_each + start + tl.arange(0, ROWS)
         at = row[:, None] * size + column[None, :]
         inside = (row[:, None] < num_rows) & (column[None, :] < size)
-        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        at_grad = row[:, None] * grad_stride + column[None, :]
+        grad = tl.load(grad_ptr + at_grad, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=row < num_rows, other=0.0)
         n = tl.load(total_ptr + at, mask=inside, other=0.0).to(tl.float32) * rstd[:, None]
         scaled = grad * weight[None, :]
