@@ -142,14 +142,14 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--tokens", nargs="+", type=int, default=[36_864, 18_432])
     parser.add_argument("--profile", action="store_true", help="the longest kernels of LoRA")
-    parser.add_argument("--commit", help="the commit measured, where there is no git")
+    common.add_commit(parser)
     parser.add_argument("--only", choices=("decode", "train"), help="one part of it")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     size = "tiny" if arguments.tiny else {"cuda": "0.5b", "cpu": "135m"}[device.type]
     if device.type == "cpu":
         torch.set_num_threads(1)
-    result = common.machine(PACKAGES) | common.device_facts(arguments.device)
+    result = common.facts_of(arguments, PACKAGES) | common.device_facts(arguments.device)
     result |= {"shape": size, "rank": ADAPTER.rank}
     if arguments.only != "train":
         result["decode"] = decoding(size, device=device, arguments=arguments)
@@ -158,8 +158,6 @@ def main() -> None:
             str(tokens): training(size, tokens, device=device, profile=arguments.profile)
             for tokens in ([512] if arguments.tiny else arguments.tokens)
         }
-    if arguments.commit:
-        result["commit"] = arguments.commit
     print(json.dumps(result), flush=True)
     if not arguments.tiny:
         common.write_result(f"lora_{device.type}", result)

@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--inline", action="store_true", help="measure in this process")
+    common.add_commit(parser)
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     if options.inline:
@@ -102,7 +103,8 @@ def main() -> None:
         return
     arguments = ["--device", options.device, *(["--tiny"] if options.tiny else [])]
     found = measure_apart(options.only, arguments)
-    facts = common.machine(("torch", "triton", "numpy")) | common.device_facts(options.device)
+    facts = common.facts_of(options, ("torch", "triton", "numpy"))
+    facts |= common.device_facts(options.device)
     result = {"facts": facts, "measurements": found}
     if set(options.only) == set(MEASUREMENTS) and not options.tiny:
         common.write_result("precision_gpu", result)
