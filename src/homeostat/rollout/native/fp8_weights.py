@@ -96,7 +96,7 @@ class Fp8Maps:
     def _scales_of(self, recipe: Fp8Recipe) -> Sequence[Tensor]:
         """The part of the scales that each map's product reads and writes."""
         if recipe.scaling == "tensorwise":
-            return self._by_map.split(1)
+            return [scales[:1] for scales in self._by_map]
         side = BLOCK if recipe.scaling == "blockwise" else 1
         return self._by_map.split([size // side for size in self.sizes])
 
@@ -110,8 +110,8 @@ class Fp8Maps:
                 product.weights.by_rows(linear.weight)
         if self.weight.scales is not self._by_map:
             parts = zip(self.weight.scales.split(self.sizes), self._by_map, strict=True)
-            for part_O, scale in parts:
-                part_O.copy_(scale.expand_as(part_O))
+            for part_O, scales in parts:
+                part_O.copy_(scales[:1].expand_as(part_O))
 
 
 def _emulate(weight_OK: Tensor, recipe: Fp8Recipe, place: Operand) -> None:
@@ -127,7 +127,8 @@ def _empty_scales(
     """Memory for the scales of all maps, as the copies of each hold them."""
     num_outputs = sum(sizes)
     if recipe.scaling == "tensorwise":
-        return torch.zeros(len(sizes), device=device)
+        # cuBLAS reads a scale only at an address that divides by 16 bytes.
+        return torch.zeros(len(sizes), 4, device=device)
     if recipe.scaling == "rowwise":
         return torch.zeros(num_outputs, 1, device=device)
     # Rows of squares are padded to 4 scales, as cuBLAS reads them.
