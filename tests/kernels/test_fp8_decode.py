@@ -86,6 +86,11 @@ def test_rows_are_cast_as_the_trainer_casts_them(scaling: Scaling) -> None:
     found = fp8_rows.cast_rows(x_BK, scaling)
     assert torch.equal(found.values_BK.view(torch.uint8), wanted.values.view(torch.uint8))
     assert torch.equal(found.scales_GB, wanted.scales.t())
+    # More blocks than a program casts.
+    long_BK = drawn(2, 9 * 128 + 16, seed=3)
+    wanted, found = rows_of(long_BK, scaling), fp8_rows.cast_rows(long_BK, scaling)
+    assert torch.equal(found.values_BK.view(torch.uint8), wanted.values.view(torch.uint8))
+    assert torch.equal(found.scales_GB, wanted.scales.t())
     sum_BK = x_BK.clone()
     added_BK = drawn(3, 300, seed=2)
     found = fp8_rows.cast_normed(sum_BK, added_BK, norm_K, scaling, eps=EPS)
@@ -98,29 +103,32 @@ def test_rows_are_cast_as_the_trainer_casts_them(scaling: Scaling) -> None:
 
 @pytest.mark.parametrize("scaling", SCALINGS[::2], ids=IDS[::2])
 def test_narrow_products_of_e4m3_numbers(scaling: Scaling, monkeypatch: pytest.MonkeyPatch) -> None:
-    x_BD, norm_D, bias_O = drawn(2, 160), drawn(160, seed=1), drawn(10, seed=2)
-    weight, weight_OD = weight_of(drawn(10, 160, seed=3), scaling)
+    x_BD, norm_D, bias_O = drawn(2, 160), drawn(160, seed=1), drawn(16, seed=2)
+    weight, weight_OD = weight_of(drawn(16, 160, seed=3), scaling)
     rows_BD = seen(normed(x_BD, norm_D), scaling)
-    near(
-        fp8_narrow.into_heads(x_BD, norm_D, weight, bias_O, eps=EPS),
-        rows_BD @ weight_OD.T + bias_O.double(),
-    )
+    wanted_BO = rows_BD @ weight_OD.T + bias_O.double()
+    near(fp8_narrow.into_heads(x_BD, norm_D, weight, bias_O, eps=EPS), wanted_BO)
     # Squares of gate and up lie side by side.
     size = 128 if scaling.is_blockwise else 8
     both, both_OD = weight_of(drawn(2 * size, 160, seed=4), scaling)
     gate_BI, up_BI = (rows_BD[:1] @ both_OD.T).split(size, dim=1)
     wanted_BI = functional.silu(gate_BI) * up_BI
     near(fp8_narrow.gated(x_BD[:1], norm_D, both, eps=EPS), wanted_BI)
-    # Wide rows are cast before.
-    monkeypatch.setattr(fp8_narrow, "_MAX_REPEATED", 0)
-    near(fp8_narrow.gated(x_BD[:1], norm_D, both, eps=EPS), wanted_BI)
-    # More inputs than are multiplied at a time.
-    inputs_BK = drawn(2, fp8_narrow.BLOCKS * 128 + 72, seed=5)
-    down, down_DK = weight_of(drawn(10, inputs_BK.shape[1], seed=6), scaling)
-    sum_BD = drawn(2, 10, seed=7)
-    wanted = sum_BD.double() + seen(inputs_BK, scaling) @ down_DK.T
+    # More inputs than a chunk has.
+    inputs_BK = drawn(2, 9 * 128 + 80, seed=5)
+    down, down_DK = weight_of(drawn(16, inputs_BK.shape[1], seed=6), scaling)
+    start_BD = drawn(2, 16, seed=7)
+    wanted_BD = start_BD.double() + seen(inputs_BK, scaling) @ down_DK.T
+    sum_BD = start_BD.clone()
     fp8_narrow.added(sum_BD, inputs_BK, down)
-    near(sum_BD, wanted)
+    near(sum_BD, wanted_BD)
+    # Long rows are cast before.
+    monkeypatch.setattr(fp8_narrow, "_MAX_REPEATED", 0)
+    near(fp8_narrow.into_heads(x_BD, norm_D, weight, bias_O, eps=EPS), wanted_BO)
+    near(fp8_narrow.gated(x_BD[:1], norm_D, both, eps=EPS), wanted_BI)
+    sum_BD = start_BD.clone()
+    fp8_narrow.added(sum_BD, inputs_BK, down)
+    near(sum_BD, wanted_BD)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS[::2], ids=IDS[::2])

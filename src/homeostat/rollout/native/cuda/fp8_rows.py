@@ -19,6 +19,9 @@ from homeostat.ops.kernels.e4m3 import BLOCK, amax_of_blocks, quantised_blocks
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.fp8_weights import Scaling
 
+# Blocks of a program that casts a part of a row.
+_PART = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
@@ -35,7 +38,7 @@ def _cast(
     POWER_OF_TWO: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
-    row, at_G = tl.program_id(0), tl.arange(0, BLOCKS)
+    row, at_G = tl.program_id(0), tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     at_D = at_G[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     is_in = at_D < width
     element = x_ptr.dtype.element_ty
@@ -90,8 +93,12 @@ def _launch(
     num_rows, width = x_BK.shape
     assert added_BK is None or added_BK.is_contiguous(), "rows are read one after the other"
     out = empty_rows(num_rows, width, scaling, x_BK.device)
-    blocks = triton.next_power_of_2(triton.cdiv(width, BLOCK.value))
-    _cast[(num_rows,)](
+    num_blocks = triton.cdiv(width, BLOCK.value)
+    blocks = triton.next_power_of_2(num_blocks)
+    if norm_K is None and scaling.is_blockwise:
+        # Nothing is shared by the whole row.
+        blocks = min(blocks, _PART)
+    _cast[(num_rows, triton.cdiv(num_blocks, blocks))](
         x_BK,
         x_BK if added_BK is None else added_BK,
         x_BK if norm_K is None else norm_K,
