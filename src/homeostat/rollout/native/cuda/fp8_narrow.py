@@ -128,7 +128,8 @@ def _cast(
     for chunk in tl.static_range(CHUNKS):
         amax = largest[chunk] if BLOCKWISE else tl.zeros_like(largest[chunk]) + of_row
         one, scale = quantised_blocks(x[chunk].to(tl.float32), amax, POWER_OF_TWO)
-        values, scales = values + (one,), scales + (scale,)
+        values += (one,)
+        scales += (scale,)
     return values, scales
 
 
@@ -174,11 +175,11 @@ def _matrix(
 def _product(matrix, x, BLOCKWISE: tl.constexpr, CHUNKS: tl.constexpr):
     """Sum the products of a matrix with a row: [outputs]."""
     weights, scales = matrix[0], matrix[1]
+    sums = tl.zeros(weights[0].shape[:2], tl.float32)
     for chunk in tl.static_range(CHUNKS):
         products = weights[chunk].to(tl.float32) * x[0][chunk].to(tl.float32)[None, :, :]
         scale = x[1][chunk] * scales[chunk] if BLOCKWISE else x[1][chunk]
-        part = tl.sum(products, 2) * scale[None, :]
-        sums = part if chunk == 0 else sums + part
+        sums += tl.sum(products, 2) * scale[None, :]
     total = tl.sum(sums, 1)
     return total if BLOCKWISE else total * scales[0]
 
