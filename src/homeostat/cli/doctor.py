@@ -174,6 +174,8 @@ def _places(path: str) -> list[RunPlace]:
     from homeostat.health.readers import runs_at
 
     found = runs_at(Path(path))
+    if len(found) == 1 and found[0].path != Path(path):
+        typer.echo(f"{path}: the run that it holds is {found[0].name}.", err=True)
     if len(found) > MAX_RUNS:
         typer.echo(
             f"{path}: holds {len(found)} runs; the {MAX_RUNS} newest are judged. Name another one "

@@ -194,6 +194,8 @@ def _is_example(row: Mapping[Any, Any]) -> bool:
     if not (is_preference or is_answered or is_whole):
         return False
     texts = [row[name] for name in row if folded(str(name)) in _TEXTS]
+    if not any(isinstance(value, str | list | Mapping) for value in texts):
+        return False
     others = {str(name): row[name] for name in row if folded(str(name)) not in _TEXTS}
     measured = [name for name, value in others.items() if not _is_words(value)]
     if any(name in STEP_KEYS or folded(name) == "epoch" for name in measured):
@@ -201,10 +203,9 @@ def _is_example(row: Mapping[Any, Any]) -> bool:
     # Examples of preferences may come with the scores by which they were chosen.
     if not is_preference and any(map(sounds_like_metric, measured)):
         return False
-    num_texts = sum(isinstance(value, str | list | Mapping) for value in texts)
     num_decimals = sum(isinstance(one, float) and one % 1.0 != 0.0 for one in others.values())
     # Where most columns are measured, a text among them is a remark.
-    return num_texts > num_decimals
+    return len(texts) + len(others) - len(measured) > num_decimals
 
 
 def _is_words(value: Any) -> bool:

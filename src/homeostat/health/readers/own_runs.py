@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,31 +46,41 @@ def is_our_run(path: Path) -> bool:
 def our_runs_below(path: Path) -> list[Path]:
     """Return the run folders of ours below a folder, each once, whatever links to it."""
     found: list[Path] = []
-    seen = {os.path.realpath(path)}
-    waiting, num_seen = [(path, 0)], 0
-    while waiting:
-        folder, depth = waiting.pop(0)
-        inner: list[tuple[bool, str]] = []
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    num_seen += 1
-                    if num_seen > _MAX_ENTRIES:
-                        break
-                    if not entry.name.startswith(_NOT_ENTERED) and entry.is_dir():
-                        inner.append((entry.is_symlink(), entry.name))
-        except OSError:
-            # It cannot be listed, or was removed meanwhile.
+    seen: set[str] = set()
+    waiting, num_left = deque([(path, 0)]), _MAX_ENTRIES
+    # Links are followed last, so that a run is found under its own name.
+    links: deque[tuple[Path, int]] = deque()
+    while waiting or links:
+        folder, depth = waiting.popleft() if waiting else links.popleft()
+        place = os.path.realpath(folder)
+        if place in seen:
             continue
-        # Links come last, so that a run is found under its own name.
-        for _, name in sorted(inner):
-            child = folder / name
-            place = os.path.realpath(child)
-            if place in seen:
-                continue
-            seen.add(place)
-            if is_our_run(child):
-                found.append(child)
-            elif depth + 1 < MAX_DEPTH:
-                waiting.append((child, depth + 1))
+        seen.add(place)
+        if depth and is_our_run(folder):
+            found.append(folder)
+        elif depth < MAX_DEPTH and num_left > 0:
+            entries = _entries(folder, most=num_left)
+            num_left -= len(entries)
+            inner = [one for one in entries if not one.name.startswith(_NOT_ENTERED)]
+            for entry in sorted(inner, key=lambda one: one.name):
+                if _is_folder(entry):
+                    to = links if entry.is_symlink() else waiting
+                    to.append((Path(entry.path), depth + 1))
     return found
+
+
+def _entries(folder: Path, *, most: int) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder; [] if it cannot be listed, or was removed meanwhile."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(islice(entries, most))
+    except OSError:
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        # The links form a loop, or lead to where nobody may look.
+        return False
