@@ -42,7 +42,7 @@ def write_foreign(folder: Path, name: str = "train.log") -> Path:
     return folder
 
 
-@pytest.fixture()
+@pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project's folder: training data, a recipe, and one run of ours further down."""
     write_examples(tmp_path / "eval.jsonl")
@@ -110,7 +110,7 @@ def test_logs_and_tables_of_a_project_are_passed_over_beside_its_run(project: Pa
     (project / "results" / "scores.csv").write_text("name,accuracy\na,0.5\nb,0.25\n")
     assert places(project) == [project / "runs" / "run"]
     (note,) = open_run(project).facts["reading"].notes
-    assert "results/, slurm-7.out: passed over" in note
+    assert "results/, slurm-7.out: skipped" in note
 
 
 def test_a_trainers_folder_beside_our_run_is_a_run_of_its_own(project: Path) -> None:

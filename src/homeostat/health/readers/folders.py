@@ -96,7 +96,7 @@ def _examples(files: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
 def _not_read(path: Path, examples: Mapping[Path, tuple[str, ...]]) -> str:
     named = [f"{os.path.relpath(file, path)} ({names_of(one)})" for file, one in examples.items()]
     more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
-    return f"{path}: passed over as training data: {', '.join(named[:_MAX_NAMED])}{more}."
+    return f"{path}: skipped as training data: {', '.join(named[:_MAX_NAMED])}{more}."
 
 
 def _files(path: Path, notes: list[str]) -> Iterator[Path]:

@@ -6,7 +6,7 @@
     any other folder                   one run, of all files in it
 
 Runs of ours are found further down (own_runs.py), and other files never join them: logs and rows
-that lie beside them are passed over, and `RunPlace.notes` says so. Training data is no file of a
+that lie beside them are skipped, and `RunPlace.notes` says so. Training data is no file of a
 run, so it makes a folder neither a run nor a part of one.
 """
 
@@ -44,7 +44,7 @@ _MAX_EXAMPLES = 500
 class RunPlace:
     """The place of a run: a file, a folder, or some `files` of a folder that holds other runs.
 
-    `notes` are sentences about what was passed over where it was found.
+    `notes` are sentences about what was skipped where it was found.
     """
 
     path: Path
@@ -131,7 +131,7 @@ def _passed_over(path: Path, names: Sequence[str], num_runs: int) -> str:
         return ""
     what = "the run" if num_runs == 1 else f"the {num_runs} runs"
     return (
-        f"{path}: {_listed(sorted(names))}: passed over beside {what} of homeostat below. Name one "
+        f"{path}: {_listed(sorted(names))}: skipped beside {what} of homeostat below. Name one "
         "to have it read."
     )
 

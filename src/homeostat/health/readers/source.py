@@ -16,7 +16,7 @@ MAX_STREAM_BYTES = 4_000_000_000
 MAX_LINE = 4_000_000
 _LINE_HEAD, _LINE_TAIL = 3_000_000, 1_000_000
 _CHUNK = 1 << 20
-# Number of bytes at the start by which the kind of a file is told.
+# Number of bytes at the start from which the kind of a file is recognised.
 HEAD_BYTES = 65_536
 
 

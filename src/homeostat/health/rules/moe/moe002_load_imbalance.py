@@ -6,7 +6,7 @@ loads are not logged, a model with experts whose update takes `growth` times as 
 while lengths, generation time and memory are the same. In RL, loads that were as uneven in the
 first records are the model's own on these prompts, and are only mentioned; so are loads of updates
 that have less than `few_rows` of the rows of the first ones because most answers are right, and
-those of a run that goes on and has fewer than `min_records` records.
+those of a run that has not ended and has fewer than `min_records` records.
 
 ## Why it matters
 With expert parallelism everyone waits for the busiest expert's device, and what it has no room for
@@ -26,7 +26,7 @@ Longer answers make updates slower; they are taken into account. Prompts that ar
 few experts. Loads are counted over the rows of an update, and RL leaves out groups whose answers
 all earn the same: when a task is nearly solved, the few prompts that are left reach few experts
 while the router is as it was. A fresh router is uneven in its first updates and evens out, so a run
-is not warned of before it has `min_records` records.
+gets no warning before it has `min_records` records.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Options(RuleOptions):
     growth: float = option(1.6, "Factor by which an update takes longer.")
     rise: float = option(1.3, "Factor over its first records from which on a load has risen.")
     few_rows: float = option(0.5, "Share of the first updates' rows that is too few to compare.")
-    min_records: int = option(8, "Number of records before which a run that goes on is not warned.")
+    min_records: int = option(
+        8, "Number of records before which a run that has not ended gets no warning."
+    )
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -1,8 +1,8 @@
 """Tokens are dropped because their expert is full.
 
 ## What it sees
-moe/dropped_share above `max_share` on average over the newest records. In a run that goes on and
-has fewer than `min_records` records it is only mentioned.
+moe/dropped_share above `max_share` on average over the newest records. In a run that has not
+ended and has fewer than `min_records` records it is only mentioned.
 
 ## Why it matters
 A dropped token skips the layer. In RL the engine drops none, so that its log-probs differ from the
@@ -18,7 +18,7 @@ with routing replay and with invariant numerics, because what is dropped depends
 
 ## Known false alarms
 Pretraining at a capacity of 1.0 drops some on purpose. A fresh router overfills some experts in its
-first updates and evens out, so a run is not warned of before it has `min_records` records.
+first updates and evens out, so a run gets no warning before it has `min_records` records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from homeostat.health.view import RunView
 
 class Options(RuleOptions):
     max_share: float = option(0.02, "Largest share of the tokens that may be dropped.")
-    min_records: int = option(8, "Number of records before which a run that goes on is not warned.")
+    min_records: int = option(
+        8, "Number of records before which a run that has not ended gets no warning."
+    )
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

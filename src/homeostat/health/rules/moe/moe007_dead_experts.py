@@ -5,7 +5,7 @@ The share of experts without a token in a step (moe/dead_experts) is above `max_
 records, and above what it was in the first ones by more than `rise`. A share that was as large from
 the start is the model's own on this data, and is only mentioned. So is a rise in updates of RL that
 have less than `few_rows` of the rows of the first ones because most answers are right, and one in a
-run that goes on and has fewer than `min_records` records: a fresh router evens out.
+run that has not ended and has fewer than `min_records` records: a fresh router evens out.
 
 ## Why it matters
 An expert without tokens gets no gradient. The router has no reason to choose it again, so it stays
@@ -41,7 +41,9 @@ class Options(RuleOptions):
     max_share: float = option(0.15, "Largest share of experts that may be without a token.")
     rise: float = option(0.08, "Rise over the first records that is more than noise.")
     few_rows: float = option(0.5, "Share of the first updates' rows that is too few to compare.")
-    min_records: int = option(8, "Number of records before which a run that goes on is not warned.")
+    min_records: int = option(
+        8, "Number of records before which a run that has not ended gets no warning."
+    )
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -61,7 +61,7 @@ def few_rows(view: RunView, since: int, *, share: float) -> str:
 
 
 def few_records(view: RunView, series: Series, *, least: int) -> str:
-    """Return how many records a run has, if it goes on and they are too few to judge; else "".
+    """Return how many records a run that has not ended has, if too few to judge; else "".
 
     A fresh router is uneven in its first updates, and evens out. A run that has ended is judged by
     what it has.
