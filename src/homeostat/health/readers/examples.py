@@ -155,7 +155,7 @@ def _table(text: str, *, is_whole: bool) -> list[Any]:
     ]
     # A table of numbers counts prompts and answers; it does not hold them.
     texts = (row[name] for row in found for name in row if folded(name) in _TEXTS)
-    return found if any(number(text) is None for text in texts) else []
+    return found if any(map(_is_words, texts)) else []
 
 
 def _cell(name: str, cell: str) -> str | float:
