@@ -146,8 +146,8 @@ def test_a_finding_that_gets_worse_or_goes_away_is_told() -> None:
 def test_a_folder_is_read_again_only_if_something_was_written(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 1, "loss": 2.0}\n')
-    name, followed = followed_path(tmp_path, config=None)
-    assert (name, type(followed)) == (str(tmp_path), RereadPlace)
+    place, followed = followed_path(tmp_path, config=None)
+    assert (place.path, type(followed)) == (tmp_path, RereadPlace)
     assert [followed.poll(), followed.poll()] == [True, False]
     with metrics.open("a") as file:
         file.write('{"step": 2, "loss": 1.5}\n')

@@ -66,6 +66,7 @@ def doctor(
     """Report what is wrong with a run, since which step, why, and which setting to change.
 
     A folder with several runs, in folders or loose logs, is reported run by run, the newest first.
+    Runs of homeostat are found further down, too: a project's folder stands for its runs.
     Standard input is read until it ends, until Ctrl-C, or up to 4 GB; then all of it is judged.
 
     Exit code 0: no finding of level error; 1: the run is ill, or ended in an error that no rule
@@ -169,21 +170,19 @@ def _show_issues(reports: list[Report]) -> None:
 
 
 def _places(path: str) -> list[RunPlace]:
-    """Return the path, or the runs in it if it is a folder of several."""
-    from homeostat.health.readers import RunPlace, runs_in
-    from homeostat.health.readers.run_dir import is_our_run
+    """Return the path, or the newest runs in it if it is a folder that holds them."""
+    from homeostat.health.readers import runs_at
 
-    folder = Path(path)
-    if not folder.is_dir() or is_our_run(folder):
-        return [RunPlace(folder)]
-    found = runs_in(folder)
+    found = runs_at(Path(path))
+    if len(found) == 1 and found[0].path != Path(path):
+        typer.echo(f"{path}: the run that it holds is {found[0].name}.", err=True)
     if len(found) > MAX_RUNS:
         typer.echo(
             f"{path}: holds {len(found)} runs; the {MAX_RUNS} newest are judged. Name another one "
             "to have it judged.",
             err=True,
         )
-    return found[:MAX_RUNS] or [RunPlace(folder)]
+    return found[:MAX_RUNS]
 
 
 def _without_secrets(finding: Finding) -> Finding:

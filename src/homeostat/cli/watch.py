@@ -123,14 +123,15 @@ def _is_command(words: list[str]) -> bool:
 def _refuse(
     words: list[str], *, is_command: bool, stop_on: Level | None, config: Path | None
 ) -> None:
-    from homeostat.health.readers.run_dir import is_our_run
+    from homeostat.health.readers import runs_at
+    from homeostat.health.readers.own_runs import is_our_run
 
     if is_command and config is not None:
         raise HomeostatError(
             "--config is for a PATH that is followed: the settings of a command are read from what "
             "it prints. Leave it out."
         )
-    if is_command or stop_on is None or is_our_run(Path(words[0])):
+    if is_command or stop_on is None or is_our_run(runs_at(Path(words[0]))[0].path):
         return
     raise HomeostatError(
         f"--stop-on: {words[0]} is no folder of a homeostat run, so it is not known which process "
@@ -184,14 +185,16 @@ def _follow(
     def stop(finding: Finding) -> None:
         printer.note(f"asking the run to stop (SIGTERM) because of {finding.code}")
         try:
-            stop_own_run(path)
+            stop_own_run(place.path)
         except HomeostatError as error:
             printer.note(str(error))
 
     watcher.stop = stop
-    name, followed = followed_path(path, config=config, names=names)
+    place, followed = followed_path(path, config=config, names=names)
     waits = "" if path.exists() else ", which does not exist yet"
-    printer.note(f"following {name}{waits}; Ctrl-C ends")
+    for note in place.notes:
+        printer.note(note)
+    printer.note(f"following {place.name}{waits}; Ctrl-C ends")
     try:
         why = follow(followed, watcher, interval_s=interval_s, idle_timeout_s=idle_timeout_s)
     except KeyboardInterrupt:

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from homeostat.errors import HomeostatError
 from homeostat.health.diagnose import Diagnosis, diagnose
-from homeostat.health.readers import RunPlace, open_run, runs_in
-from homeostat.health.readers.run_dir import is_our_run
+from homeostat.health.readers import RunPlace, open_run, runs_at
 from homeostat.health.registry import RULES
 from homeostat.health.view import RunView
 
@@ -65,7 +64,7 @@ class Shelf:
 
     def runs(self) -> list[ShelfRun]:
         """Return the runs, in the order of the given paths; the newest of a folder first."""
-        found = {_id(place): place for path in self._paths for place in _places(path)}
+        found = {_id(place): place for path in self._paths for place in runs_at(path)}
         names = distinct_names([_shown_path(place) for place in found.values()])
         return [ShelfRun(*one) for one in zip(found, names, found.values(), strict=True)]
 
@@ -141,15 +140,6 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
             for name, path in zip(names, paths, strict=True)
         ]
     return names
-
-
-def _places(path: Path) -> list[RunPlace]:
-    places = [RunPlace(path)]
-    if path.is_dir() and not is_our_run(path):
-        # A folder that holds one run is not that run.
-        ours = [RunPlace(child) for child in _children(path) if is_our_run(child)]
-        places = runs_in(path) or ours or places
-    return places
 
 
 def _id(place: RunPlace) -> str:

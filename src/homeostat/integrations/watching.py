@@ -24,8 +24,8 @@ from homeostat.health.formats.report import Report
 from homeostat.health.frameworks import HOMEOSTAT
 from homeostat.health.open_findings import OpenFindings
 from homeostat.health.readers import RunPlace, open_run, runs_in
+from homeostat.health.readers.examples import refuse_example_file
 from homeostat.health.readers.growing import GrowingFile
-from homeostat.health.readers.run_dir import is_our_run
 from homeostat.health.readers.settings import read_config
 from homeostat.health.records import State
 from homeostat.health.rule import Rule
@@ -149,11 +149,14 @@ def _is_over(view: RunView) -> bool:
 
 
 class RereadPlace:
-    """A folder, or a file that is no text: read again as a whole whenever it has changed."""
+    """A folder, or a file that is no text: read again as a whole whenever it has changed.
+
+    In a folder given as a path, each look finds the newest run, because none may be there yet.
+    """
 
     def __init__(
         self,
-        place: RunPlace,
+        place: Path | RunPlace,
         *,
         config: Path | None = None,
         names: Mapping[str, str] | None = None,
@@ -174,10 +177,11 @@ class RereadPlace:
         """Do nothing: every look reads all that is there."""
 
 
-def _state(place: RunPlace) -> tuple[int, int, int]:
+def _state(place: Path | RunPlace) -> tuple[int, int, int]:
     """Return what changes when a file is written: their number, sizes and newest time."""
     count = size = newest = 0
-    for file in place.files or _files_below(place.path):
+    run = place if isinstance(place, RunPlace) else RunPlace(place)
+    for file in run.files or _files_below(run.path):
         try:
             state = os.stat(file)
         except OSError:
@@ -208,16 +212,21 @@ def _files_below(path: Path) -> Iterator[str]:
 
 def followed_path(
     path: Path, *, config: Path | None, names: Mapping[str, str] | None = None
-) -> tuple[str, Followed]:
-    """Return the run at a path, with its name: of a folder with several runs the newest."""
+) -> tuple[RunPlace, Followed]:
+    """Return the run at a path, and what follows it: of a folder with several runs the newest.
+
+    Raises DataError if the path is a file of training data, which no run writes.
+    """
+    refuse_example_file(path)
     if path.is_dir():
-        several = [] if is_our_run(path) else runs_in(path)
-        place = several[0] if several else RunPlace(path)
-        return place.name, RereadPlace(place, config=config, names=names)
+        found = runs_in(path)
+        place = found[0] if found else RunPlace(path)
+        return place, RereadPlace(place if found else path, config=config, names=names)
+    place = RunPlace(path)
     if path.suffix in _WHOLE_SUFFIXES or "tfevents" in path.name:
-        return str(path), RereadPlace(RunPlace(path), config=config, names=names)
+        return place, RereadPlace(place, config=config, names=names)
     settings: dict[str, Any] | None = read_config(config) if config is not None else None
-    return str(path), GrowingFile(path, config=settings, names=names)
+    return place, GrowingFile(path, config=settings, names=names)
 
 
 def stop_own_run(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Read logs, metric files and run folders of any framework into a RunView.
 
     open_run(path)     a file or a folder; of a folder with several runs the newest
-    runs_in(path)      the runs of a folder that contains several
+    runs_at(path)      the runs at a path: it, or those that a folder holds
     read_text(text)    text that a user pasted
     read_stream(file)  standard input
 
@@ -11,16 +11,19 @@ Whatever the bytes are, the answer is a view or a HomeostatError: text that is n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from homeostat.errors import DataError
 from homeostat.health.readers.build import Found, view_of
 from homeostat.health.readers.files import found_in_named, found_in_source, found_in_text
-from homeostat.health.readers.folders import RunPlace, runs_in
-from homeostat.health.readers.run_dir import is_our_run, view_of_run
+from homeostat.health.readers.own_runs import is_our_run
+from homeostat.health.readers.run_dir import view_of_run
+from homeostat.health.readers.run_places import RunPlace, runs_at, runs_in
 from homeostat.health.readers.settings import read_config
 from homeostat.health.readers.source import Source
+from homeostat.health.reading import Reading
 from homeostat.health.view import RunView
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "open_run",
     "read_stream",
     "read_text",
+    "runs_at",
     "runs_in",
     "view_of_run",
 ]
@@ -51,14 +55,22 @@ def open_run(
     settings = read_config(config) if config is not None else None
     path = place.path if isinstance(place, RunPlace) else place
     if path.is_dir():
-        if not isinstance(place, RunPlace):
-            several = [] if is_our_run(path) else runs_in(path)
-            place = several[0] if several else RunPlace(path)
-        return view_of_run(place.path, config=settings, only=place.files, names=names)
+        found = place if isinstance(place, RunPlace) else runs_at(path)[0]
+        view = view_of_run(found.path, config=settings, only=found.files, names=names)
+        return _with_notes(view, found.notes)
     if path.name in _OUR_FILES and is_our_run(path.parent):
         return view_of_run(path.parent, config=settings, names=names)
     _refuse_recipe(path)
     return view_of(found_in_named(path), config=settings, names=names)
+
+
+def _with_notes(view: RunView, notes: tuple[str, ...]) -> RunView:
+    """Return a view whose reading has more notes."""
+    if not notes:
+        return view
+    reading: Reading = view.facts["reading"]
+    noted = replace(reading, notes=(*reading.notes, *notes))
+    return replace(view, facts={**view.facts, "reading": noted})
 
 
 def read_stream(

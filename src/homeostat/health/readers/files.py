@@ -32,6 +32,7 @@ from homeostat.health.readers.column_batches import (
     take_numbers,
 )
 from homeostat.health.readers.dict_rows import row_of
+from homeostat.health.readers.examples import refuse_example_document, refuse_examples
 from homeostat.health.readers.long_logs import LongLogReader
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.readers.source import MAX_STREAM_BYTES, Source
@@ -144,7 +145,10 @@ def found_in_text(text: str, *, name: str) -> Found:
 
 
 def found_in_source(source: Source) -> Found:
-    """Read a file or a stream: a document, a table, or a log."""
+    """Read a file or a stream: a document, a table, or a log.
+
+    Raises DataError if it is training data.
+    """
     found = _by_head(source)
     found.reading += Reading(notes=tuple(source.notes))
     return found
@@ -152,6 +156,7 @@ def found_in_source(source: Source) -> Found:
 
 def _by_head(source: Source) -> Found:
     head, name = source.head, source.name
+    refuse_examples(head, name=name)
     if _is_document(head, name):
         data = source.read_all(_MAX_DOCUMENT)
         document = found_in_document(data, name=name) if data is not None else None
@@ -178,7 +183,10 @@ def _is_document(head: bytes, name: str) -> bool:
 
 
 def found_in_document(data: bytes, *, name: str) -> Found | None:
-    """Read a JSON document: a trainer's state, or metrics of any layout. None: neither."""
+    """Read a JSON document: a trainer's state, or metrics of any layout. None: neither.
+
+    Raises DataError if it is training data.
+    """
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -190,8 +198,10 @@ def found_in_document(data: bytes, *, name: str) -> Found | None:
             row = row_of(record) if isinstance(record, dict) else None
             if row is not None:
                 recorder.add(row)
-    elif not documents.record(document, recorder):
-        return None
+    else:
+        refuse_example_document(document, name=name)
+        if not documents.record(document, recorder):
+            return None
     reader = TextReader(recorder)
     reader.finish()
     found = found_by(reader, name=name)

@@ -2,8 +2,8 @@
 
 All names of a folder are listed, however many; only files whose names are those of logs or metrics
 are opened. Anything but a regular file (a pipe, a socket) is never opened, because a scan must not
-wait for it. Skipped files are reported. A folder whose children are separate runs, or that holds
-loose logs of several runs, contains several runs (`runs_in`): they are never joined.
+wait for it. Skipped files are reported, training data among them. A folder may hold several runs
+(run_places.py): they are never joined, and a run of ours is no part of another.
 
 If several files have a metric, the one with the most values counts; the trainer's own state takes
 precedence over a log, whose rows may have no steps.
@@ -13,70 +13,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from homeostat.errors import DataError
 from homeostat.health.log import Log, LogLine
 from homeostat.health.readers.build import Found
+from homeostat.health.readers.examples import columns_of_file, names_of
+from homeostat.health.readers.file_names import (
+    CONFIGS,
+    LOG_NAMES,
+    is_named_data,
+    is_own,
+    is_redirected,
+    is_regular,
+    is_rows,
+    is_suffixed,
+    is_wanted,
+    modified,
+)
 from homeostat.health.readers.files import found_in_parts
-from homeostat.health.readers.loose_logs import LOG_SUFFIXES, is_rotated, runs_of, with_parts
+from homeostat.health.readers.loose_logs import with_parts
+from homeostat.health.readers.own_runs import MAX_DEPTH, is_our_run
 from homeostat.health.readers.settings import flat, read_config
 from homeostat.health.reading import Reading
 
-_MAX_DEPTH = 4
 _MAX_ENTRIES = 1_000_000
 _MAX_FILES = 40
-_MAX_RUNS = 1_000
-# Files of a run that are known by name.
-_MAX_NAMES = 8
-_LOG_NAMES = frozenset({"log.txt", "train_log.txt", "output.txt"})
-_LOG_STARTS = ("stdout", "stderr")
-_CONFIGS = frozenset(
-    {
-        "config.yaml",
-        "config.yml",
-        "config.json",
-        "args.json",
-        "training_args.yaml",
-        "config.toml",
-        "training_args.json",
-        "wandb-metadata.json",
-        "llamaboard_config.yaml",
-        "hparams.yaml",
-    }
-)
+# Files of rows that are opened to see whether they are training data, and those that are named.
+_MAX_EXAMPLES = 500
+_MAX_NAMED = 4
 # A later file replaces a metric of an earlier one only with clearly more of it.
 _MORE = 1.2
-# Parts of names of files that hold rows, texts or what the doctor itself wrote, and no metrics.
-_NOT_METRICS = (
-    "dataset", "data", "train.jsonl", "test.jsonl", "completions", "samples", "homeostat_findings",
-)  # fmt: skip
 # Number of last lines of a file without steps that are taken for the end of the run.
 _AT_END = 200
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlace:
-    """The place of a run: a file, a folder, or some `files` of a folder that holds other runs."""
-
-    path: Path
-    files: tuple[Path, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Return the name to show: the path, or the files that were taken as one run."""
-        if not self.files:
-            return str(self.path)
-        names = [str(self.files[0]), *(file.name for file in self.files[1:])]
-        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-        return ", ".join(names[:_MAX_NAMES]) + more
-
-    @property
-    def modified(self) -> tuple[float, str]:
-        return max(_modified(file) for file in self.files or (self.path,))
 
 
 def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
@@ -87,7 +57,10 @@ def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
     merged = Found()
     notes: list[str] = []
     files = sorted(only or _files(path, notes))
-    chosen = _chosen(files)
+    examples = _examples(files)
+    if examples:
+        notes.append(_not_read(path, examples))
+    chosen = [file for file in _chosen(files) if file not in examples]
     read: list[Found] = []
     for parts in with_parts(chosen[:_MAX_FILES]):
         try:
@@ -105,7 +78,7 @@ def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
         )
     merged.reading += Reading(notes=tuple(notes))
     merged.joined = [os.path.relpath(source, path) for source in merged.sources]
-    for file in sorted(file for file in files if file.name in _CONFIGS):
+    for file in sorted(file for file in files if file.name in CONFIGS):
         settings = _settings(file)
         if settings:
             merged.settings = {**merged.settings, **settings}
@@ -113,46 +86,17 @@ def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
     return merged
 
 
-def runs_in(path: Path) -> list[RunPlace]:
-    """Return the runs of a folder that contains several, newest first; [] if it is a run itself."""
-    children: list[Path] = []
-    logs: list[Path] = []
-    try:
-        with os.scandir(path) as entries:
-            for entry in islice(entries, _MAX_ENTRIES):
-                if entry.is_dir(follow_symlinks=False):
-                    children.append(Path(entry.path))
-                elif _is_of_run(entry):
-                    if not _is_console(entry.name):
-                        # The folder itself has metrics, so everything below belongs to it.
-                        return []
-                    logs.append(Path(entry.path))
-    except OSError:
-        return []
-    loose = runs_of(logs) if logs else []
-    if len(loose) == 1:
-        # So do they to its one log.
-        return []
-    runs = [RunPlace(child) for child in children[:_MAX_RUNS] if _is_run(child)]
-    runs += [RunPlace(path, files) for files in loose]
-    return sorted(runs, key=lambda run: run.modified, reverse=True) if len(runs) > 1 else []
+def _examples(files: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
+    """Return the columns of the files that hold training data."""
+    rows = [file for file in files if is_rows(file.name)]
+    found = {file: columns_of_file(file) for file in rows[:_MAX_EXAMPLES]}
+    return {file: columns for file, columns in found.items() if columns}
 
 
-def _is_run(folder: Path) -> bool:
-    """Return whether a folder directly contains a log or metrics; a checkpoint belongs to a run."""
-    if folder.name.startswith(("checkpoint", "global_step")):
-        return False
-    try:
-        with os.scandir(folder) as entries:
-            return any(_is_of_run(entry) for entry in islice(entries, _MAX_ENTRIES))
-    except OSError:
-        return False
-
-
-def _is_of_run(entry: os.DirEntry[str]) -> bool:
-    file = Path(entry.path)
-    is_one = _is_wanted(entry.name) and not _is_data(file) and not _is_own(file)
-    return is_one and _is_regular(entry)
+def _not_read(path: Path, examples: Mapping[Path, tuple[str, ...]]) -> str:
+    named = [f"{os.path.relpath(file, path)} ({names_of(one)})" for file, one in examples.items()]
+    more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+    return f"{path}: skipped as training data: {', '.join(named[:_MAX_NAMED])}{more}."
 
 
 def _files(path: Path, notes: list[str]) -> Iterator[Path]:
@@ -160,6 +104,9 @@ def _files(path: Path, notes: list[str]) -> Iterator[Path]:
     num_seen, waiting = 0, [(path, 0)]
     while waiting:
         folder, depth = waiting.pop(0)
+        if depth and is_our_run(folder):
+            notes.append(f"{folder}: is a run of homeostat, and no part of {path}.")
+            continue
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -168,10 +115,10 @@ def _files(path: Path, notes: list[str]) -> Iterator[Path]:
                         notes.append(f"{path}: only the first {_MAX_ENTRIES:,} entries were seen.")
                         return
                     if entry.is_dir(follow_symlinks=False):
-                        if depth < _MAX_DEPTH:
+                        if depth < MAX_DEPTH:
                             waiting.append((Path(entry.path), depth + 1))
-                    elif _is_wanted(entry.name) or entry.name in _CONFIGS:
-                        if _is_regular(entry):
+                    elif is_wanted(entry.name) or entry.name in CONFIGS:
+                        if is_regular(entry):
                             yield Path(entry.path)
                         else:
                             notes.append(f"{entry.path}: is no regular file and was passed over.")
@@ -179,49 +126,21 @@ def _files(path: Path, notes: list[str]) -> Iterator[Path]:
             notes.append(f"{folder}: cannot be listed: {error.strerror}.")
 
 
-def _is_regular(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_file()
-    except OSError:
-        # The links form a loop.
-        return False
-
-
-def _is_wanted(name: str) -> bool:
-    """Return whether a name is that of a log or of metrics."""
-    return (
-        name == "trainer_state.json"
-        or name.endswith((".jsonl", ".csv", ".wandb"))
-        or "tfevents" in name
-        or _is_console(name)
-    )
-
-
-def _is_console(name: str) -> bool:
-    """Return whether a name is that of a console log."""
-    return (
-        name.endswith(LOG_SUFFIXES)
-        or is_rotated(name)
-        or name in _LOG_NAMES
-        or (name.startswith(_LOG_STARTS) and not name.endswith((".jsonl", ".csv", ".wandb")))
-    )
-
-
 def _chosen(files: list[Path]) -> list[Path]:
     """Return the files to read, in the order of their reliability."""
     states = [file for file in files if file.name == "trainer_state.json"]
     groups = [
-        sorted(states, key=_modified)[-1:],
-        [file for file in files if file.suffix == ".jsonl" and not _is_data(file)],
-        [file for file in files if file.suffix == ".csv" and not _is_data(file)],
+        sorted(states, key=modified)[-1:],
+        [file for file in files if file.suffix == ".jsonl" and not is_named_data(file)],
+        [file for file in files if file.suffix == ".csv" and not is_named_data(file)],
         [file for file in files if "tfevents" in file.name],
         [file for file in files if file.suffix == ".wandb"],
-        [file for file in files if _is_suffixed(file) and not _is_own(file)],
-        [file for file in files if file.name in _LOG_NAMES or _is_redirected(file)],
+        [file for file in files if is_suffixed(file) and not is_own(file)],
+        [file for file in files if file.name in LOG_NAMES or is_redirected(file)],
     ]
     # If there are too many of a kind, read the newest.
     newest = [
-        sorted(sorted(group, key=_modified)[-_MAX_FILES // 2 :])
+        sorted(sorted(group, key=modified)[-_MAX_FILES // 2 :])
         if len(group) > _MAX_FILES
         else group
         for group in groups
@@ -229,32 +148,6 @@ def _chosen(files: list[Path]) -> list[Path]:
     rest = [file for group, kept in zip(groups, newest, strict=True) for file in group
             if file not in set(kept)]  # fmt: skip
     return [*(file for group in newest for file in group), *rest]
-
-
-def _is_suffixed(file: Path) -> bool:
-    return file.suffix in LOG_SUFFIXES or is_rotated(file.name)
-
-
-def _is_redirected(file: Path) -> bool:
-    """Return whether a name is that of redirected output: stdout.txt, stderr and similar."""
-    is_other = _is_suffixed(file) or file.suffix in (".jsonl", ".csv")
-    return file.name.startswith(_LOG_STARTS) and not is_other
-
-
-def _is_data(file: Path) -> bool:
-    return any(word in file.name.lower() for word in _NOT_METRICS)
-
-
-def _is_own(file: Path) -> bool:
-    """Return whether a log is the tracker's about itself."""
-    return file.name.startswith("debug") and "wandb" in file.parts
-
-
-def _modified(file: Path) -> tuple[float, str]:
-    try:
-        return file.stat().st_mtime, str(file)
-    except OSError:
-        return 0.0, str(file)
 
 
 def _placed(read: Sequence[Found]) -> list[Found]:

@@ -18,10 +18,10 @@ from homeostat.health.log import Log, LogLine
 from homeostat.health.readers.build import Found, view_of
 from homeostat.health.readers.files import found_in_file
 from homeostat.health.readers.folders import found_in_folder
+from homeostat.health.readers.own_runs import our_config
 from homeostat.health.readers.settings import flat
 from homeostat.health.view import Event, Kind, RunView, SampleText
 
-_MAX_CONFIG = 8_000_000
 _MAX_EVENTS = 200_000
 _MAX_LINE = 1_000_000
 _MAX_STEP_FILES = 3
@@ -38,7 +38,7 @@ def view_of_run(
     names: Mapping[str, str] | None = None,
 ) -> RunView:
     """Return the run in a folder, or in `only` these files of it. Raises HomeostatError."""
-    settings = _our_config(path)
+    settings = our_config(path)
     if settings is not None:
         return _our_view(path, {**settings, **flat(config or {})}, names=names)
     found = found_in_folder(path, only=only)
@@ -46,29 +46,9 @@ def view_of_run(
         raise DataError(
             f"{path}: holds no metrics or logs that are known. Give a run folder, a log, or a "
             "metrics file (JSON lines, CSV, TensorBoard, W&B offline)."
+            + "".join(f"\n{note}" for note in found.reading.notes)
         )
     return view_of(found, config=config, names=names)
-
-
-def is_our_run(path: Path) -> bool:
-    return _our_config(path) is not None
-
-
-def _our_config(path: Path) -> dict[str, Any] | None:
-    """Return the settings of a run of ours, with dots; None if the folder is not ours."""
-    file = path / "config.json"
-    try:
-        if not file.is_file() or file.stat().st_size > _MAX_CONFIG:
-            return None
-        document = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if (
-        not isinstance(document, dict)
-        or not {"algorithm", "runs_dir", "trainer"} <= document.keys()
-    ):
-        return None
-    return flat(document)
 
 
 def _our_view(path: Path, settings: dict[str, Any], *, names: Mapping[str, str] | None) -> RunView:

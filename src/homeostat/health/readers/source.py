@@ -16,7 +16,8 @@ MAX_STREAM_BYTES = 4_000_000_000
 MAX_LINE = 4_000_000
 _LINE_HEAD, _LINE_TAIL = 3_000_000, 1_000_000
 _CHUNK = 1 << 20
-_HEAD = 65_536
+# Number of bytes at the start from which the kind of a file is recognised.
+HEAD_BYTES = 65_536
 
 
 class Source:
@@ -32,7 +33,7 @@ class Source:
         self._is_waiting = False
         self._is_interrupted = False
         self._waiting: list[bytes] = []
-        self.head = self._first(_HEAD)
+        self.head = self._first(HEAD_BYTES)
 
     @property
     def notes(self) -> list[str]:

@@ -53,12 +53,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if len(rates) < 2 * options.fire:
         return
     peak = float(rates.values.max())
-    if is_rounded(view, "learning_rate", options.low * peak):
+    if peak <= 0 or is_rounded(view, "learning_rate", options.low * peak):
         return
     top = int(np.flatnonzero(rates.values >= (1 - 1e-9) * peak)[-1])
     after = Series(rates.steps[top:], rates.values[top:])
     changes = np.diff(after.values)
-    if peak <= 0 or not len(changes) or changes.max() > 1e-9 * peak:
+    if not len(changes) or changes.max() > 1e-9 * peak:
         return
     found = _early(view, after, options) or _late(view, after, options)
     if found is not None:

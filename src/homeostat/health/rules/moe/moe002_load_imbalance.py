@@ -5,7 +5,8 @@ The busiest expert's load above `max_violation` times the mean over the newest r
 loads are not logged, a model with experts whose update takes `growth` times as long as at the start
 while lengths, generation time and memory are the same. In RL, loads that were as uneven in the
 first records are the model's own on these prompts, and are only mentioned; so are loads of updates
-that have less than `few_rows` of the rows of the first ones because most answers are right.
+that have less than `few_rows` of the rows of the first ones because most answers are right, and
+those of a run that has not ended and has fewer than `min_records` records.
 
 ## Why it matters
 With expert parallelism everyone waits for the busiest expert's device, and what it has no room for
@@ -24,7 +25,8 @@ its learning rate, a new kind of data.
 Longer answers make updates slower; they are taken into account. Prompts that are all alike reach
 few experts. Loads are counted over the rows of an update, and RL leaves out groups whose answers
 all earn the same: when a task is nearly solved, the few prompts that are left reach few experts
-while the router is as it was.
+while the router is as it was. A fresh router is uneven in its first updates and evens out, so a run
+gets no warning before it has `min_records` records.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.moe.routing import few_rows, first_over, newest
+from homeostat.health.rules.moe.routing import few_records, few_rows, first_over, newest
 from homeostat.health.rules.readings import ends, is_moe, rank_correlation, raw_number
 from homeostat.health.view import Kind, RunView, Series
 
@@ -46,6 +48,9 @@ class Options(RuleOptions):
     growth: float = option(1.6, "Factor by which an update takes longer.")
     rise: float = option(1.3, "Factor over its first records from which on a load has risen.")
     few_rows: float = option(0.5, "Share of the first updates' rows that is too few to compare.")
+    min_records: int = option(
+        8, "Number of records before which a run that has not ended gets no warning."
+    )
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -79,9 +84,11 @@ def _uneven(view: RunView, load: Series, options: Options) -> Iterator[Sighting]
     why = f"the busiest expert has {size:.2g} times the mean load"
     why += f", {before:.2g} times at the start" if has_risen else ""
     few = few_rows(view, int(late.steps[0]), share=options.few_rows)
+    early = few_records(view, load, least=options.min_records)
     is_changed = has_risen and not few
-    why += few
-    level = Level.WARN if is_changed or view.kind is not Kind.RL else Level.INFO
+    why += few + early
+    is_ill = (is_changed or view.kind is not Kind.RL) and not early
+    level = Level.WARN if is_ill else Level.INFO
     yield _sighting(view, why, first_over(load, options.max_violation - 1), size, level)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from homeostat.health.end_lines import End
+from homeostat.health.ending import MAX_QUIET_S, ending_of
 from homeostat.health.medians import median
 from homeostat.health.rules.readings import is_true, mean_since, raw
 from homeostat.health.rules.reward.rwd001_zero_std_groups import score_alike_because_right
@@ -56,6 +58,22 @@ def few_rows(view: RunView, since: int, *, share: float) -> str:
     if now >= share * before:
         return ""
     return f", in updates of {now:.0f} rows that had {before:.0f} at the start"
+
+
+def few_records(view: RunView, series: Series, *, least: int) -> str:
+    """Return how many records a run that has not ended has, if too few to judge; else "".
+
+    A fresh router is uneven in its first updates, and evens out. A run that has ended is judged by
+    what it has.
+    """
+    if len(series) >= least:
+        return ""
+    end = ending_of(view)
+    is_open = end.how is End.OPEN and not end.is_stale
+    is_written = end.how is End.UNKNOWN and view.facts.get("quiet_s", MAX_QUIET_S) < MAX_QUIET_S
+    if not is_open and not is_written:
+        return ""
+    return f", in the first {len(series)} records of a run that may still be going on"
 
 
 def first_over(series: Series, limit: float) -> int:
