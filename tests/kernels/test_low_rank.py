@@ -20,7 +20,8 @@ from homeostat.config.native import NativeEngineConfig
 from homeostat.models.blocks import MLP
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
-from homeostat.models.lora import LoraLinear, adapter_state, apply_lora
+from homeostat.models.lora import adapter_state, apply_lora
+from homeostat.models.lora_layers import LoraLinear
 from homeostat.models.side_by_side import (
     adapted_maps,
     lay_adapters_side_by_side,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from homeostat.models.lora import DoraLinear
+from homeostat.models.lora_layers import DoraLinear
 from homeostat.ops.adapters import (
     AdaptedLinear,
     Factors,

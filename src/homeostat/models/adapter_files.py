@@ -22,7 +22,8 @@ from homeostat.config.hub_names import cached_path
 from homeostat.config.model import LoraConfig
 from homeostat.errors import ModelError
 from homeostat.models.hf import read_json, require_plain
-from homeostat.models.lora import ALL_LINEAR, Whole, adapter_state, lora_modules, saved_parameters
+from homeostat.models.lora import ALL_LINEAR, adapter_state, lora_modules, saved_parameters
+from homeostat.models.lora_layers import Whole
 from homeostat.models.value_head import SCORE, value_weight
 from homeostat.models.weights import Part, all_of_it, put
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from homeostat.models.blocks import MLP, Layer, MoeBlock
 from homeostat.models.decoder import Decoder
-from homeostat.models.lora import LoraLinear
+from homeostat.models.lora_layers import LoraLinear
 from homeostat.ops.held import HeldLinear
 from homeostat.ops.linear import Linear, is_plain_product
 

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from homeostat.models.blocks import MLP, Attention, Layer, MoeBlock
 from homeostat.models.decoder import Decoder, Trunk
-from homeostat.models.lora import LoraLinear
+from homeostat.models.lora_layers import LoraLinear
 from homeostat.models.moe import Experts, Router
 from homeostat.models.norms import Embedding, RMSNorm
 from homeostat.models.routing import Routing

@@ -26,7 +26,8 @@ from torch.nn import functional
 
 from homeostat.models.blocks import MLP, Layer, MoeBlock
 from homeostat.models.decoder import Decoder
-from homeostat.models.lora import LoraLinear, lora_modules
+from homeostat.models.lora import lora_modules
+from homeostat.models.lora_layers import LoraLinear
 from homeostat.models.norms import RMSNorm
 from homeostat.models.side_by_side import joined_adapters, neighbours
 from homeostat.ops.linear import Linear

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from homeostat.models.blocks import MLP, Layer, MoeBlock
 from homeostat.models.decoder import Decoder
-from homeostat.models.lora import LoraLinear
+from homeostat.models.lora_layers import LoraLinear
 from homeostat.models.side_by_side import adapted_maps, joined, neighbours
 from homeostat.ops.linear import Linear, is_plain
 from homeostat.precision.int4_rewrite import Int4Linear
