@@ -426,6 +426,12 @@ def test_a_setting_with_hundreds_of_digits_is_no_trap() -> None:
     diagnose(view, RULES)
 
 
+def test_a_reward_of_episodes_under_a_heading_of_the_user_is_read() -> None:
+    lines = ["custom/eval_episode_reward_mean,custom/episode_reward_mean,train/approx_kl"]
+    lines += [f"0,{i},0.0{i}" for i in range(1, 9)]
+    assert read_text("\n".join(lines)).latest("reward") == 8
+
+
 def test_baselines_reward_kl_and_clip_share_are_read() -> None:
     lines = ["approxkl,clipfrac,eprewmean,policy_entropy"]
     lines += [f"0.{i},0.5,{i},1.{i}" for i in range(1, 9)]
