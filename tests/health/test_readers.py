@@ -426,6 +426,22 @@ def test_a_setting_with_hundreds_of_digits_is_no_trap() -> None:
     diagnose(view, RULES)
 
 
+def test_a_reward_of_episodes_under_a_heading_of_the_user_is_read() -> None:
+    lines = ["custom/eval_episode_reward_mean,custom/episode_reward_mean,train/approx_kl"]
+    lines += [f"0,{i},0.0{i}" for i in range(1, 9)]
+    assert read_text("\n".join(lines)).latest("reward") == 8
+
+
+def test_baselines_reward_kl_and_clip_share_are_read() -> None:
+    lines = ["approxkl,clipfrac,eprewmean,policy_entropy"]
+    lines += [f"0.{i},0.5,{i},1.{i}" for i in range(1, 9)]
+    view = read_text("\n".join(lines))
+    assert view.latest("reward") == 8
+    assert view.latest("policy/update_kl") == 0.8
+    assert view.latest("clip_ratio/region_mean") == 0.5
+    assert view.latest("entropy") == 1.8
+
+
 def test_stable_baselines_reward_and_entropy_are_read() -> None:
     lines = ["rollout/ep_rew_mean,train/entropy_loss,train/backbone_lr,train/head_lr"]
     lines += [f"{i},-0.{9 - i},1e-5,{i}e-4" for i in range(1, 9)]

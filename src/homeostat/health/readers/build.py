@@ -32,6 +32,7 @@ _LOSS_DECIMALS = 4
 _RATE_OF_GROUP = re.compile(r"(?:^|[/_])(?:lr|learning_rate)(?:[/_-]\w{1,40})?$", re.IGNORECASE)
 # Metrics that only runs of RL log, other than the reward.
 _IN_RL = {"kl", "entropy", "clip_ratio/region_mean", "completions/mean_length", "policy/update_kl"}
+_OF_EPISODES = ("episode_reward_mean", "ep_rew_mean", "episode_return_mean")
 _LOSSES = {"loss", "train_loss", "training_loss", "loss train", "raw/loss", "lm loss"}
 _HF_FORMS = {"dict", "swift", "llamafactory"}
 
@@ -277,6 +278,9 @@ def _only_reward(metrics: dict[str, Series]) -> None:
     if _IN_RL & metrics.keys():
         names = {folded(unprefixed(name)): name for name in metrics}
         rate = next((names[name] for name in RATES if name in names), None)
+        # Of episodes, under a heading of the user's own.
+        own = (name for name in metrics if folded(name.rpartition("/")[2]) in _OF_EPISODES)
+        rate = rate or next((name for name in own if not name.startswith("eval")), None)
         if rate is not None:
             metrics["reward"] = metrics[rate]
             return

@@ -3,7 +3,8 @@
 ## What it sees
 The first records' loss (SFT, nats per token) is above ln(vocabulary) by `margin`; without a known
 vocabulary, above that of the largest that is in use. It is information only once the loss has come
-down to `usual`: whatever was wrong, training has cured it.
+down to `usual`: whatever was wrong, training has cured it. A loss beside which its parts are logged
+is a sum of them, and not judged: two or more other losses, each below the limit, that add up to it.
 
 ## Why it matters
 A pretrained model begins between 0.5 and 4. Worse than guessing means that it predicts with
@@ -54,7 +55,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     vocabulary = raw_number(view, "vocab_size") or view.facts.get("vocab_size") or _LARGEST
     limit = math.log(vocabulary) + options.margin
     start = median(head.values)
-    if start <= limit:
+    if start <= limit or _is_sum(view, start, limit):
         return
     is_over = median(loss.finite().tail(5).values) <= options.usual
     yield Sighting(
@@ -73,6 +74,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=start,
         limit=limit,
     )
+
+
+def _is_sum(view: RunView, start: float, limit: float) -> bool:
+    """Return whether parts of the loss are logged beside it. Their weights are not known."""
+    firsts = [
+        median(series.finite().head(5).values)
+        for name, series in view.metrics.items()
+        if name.startswith("train/") and "loss" in name and name != "train/loss"
+        if len(series.finite()) >= len(view.metrics["train/loss"].finite()) // 2
+    ]
+    parts = [part for part in firsts if 0.0 < part <= limit]
+    return len(parts) >= 2 and sum(parts) >= start
 
 
 def _causes(start: float, options: Options) -> Iterator[Cause]:

@@ -1,10 +1,12 @@
 """The decay of the learning rate was made for another number of steps than the run has.
 
 ## What it sees
-A rate that falls after its peak, and one of two. Early: it has stood at a floor above 0 for `fire`
-records, below `low` of the peak, and `max_share` of the run or more is made at that floor. Late: of
-a run whose length is known, half or more is over since the peak, and at the pace of a cosine (a
-straight line is slower still) the decay would take `factor` times the steps that the run has.
+A rate that falls after its peak, and one of three. Early: it has stood at a floor above 0 for
+`fire` records, below `low` of the peak, and `max_share` of the run or more is made at that floor.
+Late: of a run whose length is known, half or more is over since the peak, and at the pace of a
+cosine (a straight line is slower still) the decay would take `factor` times the steps that the run
+has. Again: it fell to `bottom` of the peak and has risen since for `fire` records just as it fell,
+the one curve the mirror image of the other to within `alike` of the peak.
 
 ## Why it matters
 A decay that ends early leaves the rest of the run with a rate that hardly moves anything. One that
@@ -22,7 +24,7 @@ update. Our own schedules take it from the run.
 
 ## Known false alarms
 A long constant floor that is meant. Decays that slow down (inverse square root, exponential) have
-no end and are not judged, and neither are rates that rise again (restarts).
+no end and are not judged, and neither are rates that rise again in another way (restarts).
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Options(RuleOptions):
     low: float = option(0.3, "Share of the peak below which a floor is low.")
     max_share: float = option(0.3, "Share of the run's steps that may be made at the floor.")
     factor: float = option(3.0, "Factor by which the decay may be longer than the run.")
+    bottom: float = option(0.01, "Share of the peak at which a decay is over.")
+    alike: float = option(0.1, "Share of the peak by which fall and rise may differ.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -58,7 +62,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     top = int(np.flatnonzero(rates.values >= (1 - 1e-9) * peak)[-1])
     after = Series(rates.steps[top:], rates.values[top:])
     changes = np.diff(after.values)
-    if not len(changes) or changes.max() > 1e-9 * peak:
+    if peak <= 0 or not len(changes):
+        return
+    if changes.max() > 1e-9 * peak:
+        again = _again(view, after, options)
+        if again is not None:
+            yield again
         return
     found = _early(view, after, options) or _late(view, after, options)
     if found is not None:
@@ -88,6 +97,35 @@ def _early(view: RunView, after: Series, options: Options) -> Sighting | None:
         last_step=last,
         value=share,
         limit=options.max_share,
+    )
+
+
+def _again(view: RunView, after: Series, options: Options) -> Sighting | None:
+    low, peak = int(np.argmin(after.values)), after.first
+    falls, rises = after.values[: low + 1], after.values[low:]
+    if falls[-1] > options.bottom * peak or len(rises) <= options.fire or low <= options.fire:
+        return None
+    steps, turn = after.steps.astype(np.float64), float(after.steps[low])
+    mirrored = np.interp(2.0 * turn - steps[low:], steps[: low + 1], falls)
+    is_monotonous = np.diff(falls).max() <= 0.0 and np.diff(rises).min() >= 0.0
+    if not is_monotonous or np.abs(rises - mirrored).max() > options.alike * peak:
+        return None
+    # The lowest rates are alike whatever follows: the rise must have left them.
+    if after.latest < options.alike * peak:
+        return None
+    last = int(after.steps[-1])
+    total = max(view.total_steps or 0, last)
+    return Sighting(
+        message=f"The learning rate fell to {falls[-1]:.2g} by step {int(turn)} of {total} and has "
+        f"risen to {after.latest / peak:.0%} of its peak since, as it fell: the schedule is over "
+        "and goes round. Give it the run's number of updates.",
+        evidence=(f"learning_rate {peak:.2g} -> {falls[-1]:.2g} -> {after.latest:.2g}",),
+        causes=(Cause("lr-schedule-horizon-wrong", f"the decay ended at step {int(turn)}"),),
+        fixes=_FIXES,
+        first_step=int(turn),
+        last_step=last,
+        value=after.latest / peak,
+        limit=options.alike,
     )
 
 

@@ -2,8 +2,8 @@
 
 ## What it sees
 Entropy per token above `growth` times where it began and above `limit` (where the reward falls
-meanwhile: above `low_limit`), in `fire` of the newest `window` records. A warning where the reward
-does not rise along with it.
+meanwhile: above `low_limit`), in `fire` of the newest `window` records, and above its first quarter
+in the last one by more than noise. A warning where the reward does not rise along with it.
 
 ## Why it matters
 The policy forgets what it knew: probability leaks to tokens that make no sense, and soon whole
@@ -54,6 +54,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     start = median(finite.values[:3])
     reward = trend(view.series("reward"))
     limit = options.low_limit if reward is not None and reward.falls else options.limit
+    moved = trend(finite)
+    if moved is not None and not moved.rises:
+        # It wavers by that much: single records say nothing.
+        return
     held = (finite.values > limit) & (finite.values > options.growth * start)
     spell = newest_spell(held, fire=options.fire, window=options.window, clear=3)
     if spell is None or not spell.is_open:

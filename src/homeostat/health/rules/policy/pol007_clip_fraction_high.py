@@ -2,7 +2,8 @@
 
 ## What it sees
 The share of clipped tokens above `limit` in `fire` of the newest `window` records, where ratios are
-of tokens. Sequence-level ratios (GSPO) are left to POL008.
+of tokens. Sequence-level ratios (GSPO) are left to POL008. While the reward rises it is
+information, up to a share of `lost` together with an update's KL of `far`.
 
 ## Why it matters
 Clipped tokens give no gradient. When a third of them is, the policy moves so far within one rollout
@@ -38,6 +39,8 @@ class Options(RuleOptions):
     limit: float = option(0.3, "Largest acceptable share of clipped tokens.")
     fire: int = option(4, "Number of records that must show it ...")
     window: int = option(6, "... within a window of this many.")
+    lost: float = option(0.8, "Share from which on hardly any token teaches, if also ...")
+    far: float = option(1.0, "... the KL of an update is this many nats.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -51,7 +54,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     first = int(clipped.steps[spell.start])
     value = float(np.mean(clipped.values[spell.start : spell.end + 1]))
     reward = trend(view.series("reward"))
-    gains = reward is not None and reward.rises
+    gains = reward is not None and reward.rises and not _is_lost(view, value, options)
     yield Sighting(
         message=f"{value:.0%} of the tokens are clipped since step {first} (limit "
         f"{options.limit:.0%}). Take fewer updates per rollout or a lower learning rate.",
@@ -67,6 +70,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         limit=options.limit,
         level=None if _per_token(view) and not gains else Level.INFO,
     )
+
+
+def _is_lost(view: RunView, value: float, options: Options) -> bool:
+    """Return whether updates meet quite another policy than the one that sampled."""
+    kl = newest(view, "policy/update_kl")
+    return value >= options.lost and kl is not None and kl >= options.far
 
 
 def _per_token(view: RunView) -> bool:

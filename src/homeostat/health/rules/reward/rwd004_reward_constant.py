@@ -2,8 +2,11 @@
 
 ## What it sees
 The mean reward is the same number, not 0, in the newest `fire` records (twice as many where the
-deviation of rewards is not logged), and their deviation is 0. A reward that
-rose to its maximum, or whose functions cannot give more, is left to RWD005.
+deviation of rewards is not logged), and their deviation is 0. A reward that rose to its maximum, or
+whose functions cannot give more, is left to RWD005. Where the maximum is not known, the highest
+value of the run is taken for it if the reward came to within `near` of it before. Where the
+deviation is not logged, the records must be twice as many as were ever equal before: some logs
+repeat a mean until the next episode ends.
 
 ## Why it matters
 Different answers of a policy that samples cannot all be worth the same: what scores them does not
@@ -38,13 +41,14 @@ from homeostat.types import FloatArray64
 
 class Options(RuleOptions):
     fire: int = option(4, "Number of consecutive records with the same reward.")
+    near: float = option(0.1, "Share of the run's range that the last step to the top may take.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     reward = view.series("reward")
     assert reward is not None, "needs says so"
     first = constant_since(view, fire=options.fire)
-    if first is None:
+    if first is None or _rose_to_top(view, first, options):
         return
     value = float(reward.finite().values[-1])
     is_from_the_start = first == int(reward.finite().steps[0]) and len(reward) >= 2 * options.fire
@@ -78,8 +82,29 @@ def constant_since(view: RunView, *, fire: int) -> int | None:
     is_all = top is not None and value >= 0.95 * top and is_top_known(view)
     if value == 0.0 or differs or coarse or is_all:
         return None
-    same = np.flatnonzero(np.abs(values - value) > 1e-9 * abs(value))
-    return int(reward.finite().steps[same[-1] + 1 if len(same) else 0])
+    other = np.flatnonzero(np.abs(values - value) > 1e-9 * abs(value))
+    start = int(other[-1]) + 1 if len(other) else 0
+    if spread is None and len(values) - start <= 2 * _longest_repeat(values[:start]):
+        return None
+    return int(reward.finite().steps[start])
+
+
+def _longest_repeat(values: FloatArray64) -> int:
+    """Return the length of the longest stretch of equal values that is more than one value."""
+    ends = np.flatnonzero(np.diff(values) != 0.0)
+    lengths = np.diff(np.concatenate(([-1], ends, [len(values) - 1])))
+    longest = int(lengths.max(initial=0))
+    return longest if longest > 1 else 0
+
+
+def _rose_to_top(view: RunView, first: int, options: Options) -> bool:
+    """Return whether the reward rose by and by to its highest value, and has stayed there."""
+    reward = view.series("reward")
+    assert reward is not None, "needs says so"
+    before, value = reward.before(first).finite().values, reward.finite().latest
+    if len(before) < 2 * options.fire or value < before.max():
+        return False
+    return value - before[-1] <= options.near * (value - before.min())
 
 
 def _differ(values: FloatArray64) -> bool:

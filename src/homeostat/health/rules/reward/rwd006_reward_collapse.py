@@ -3,8 +3,10 @@
 ## What it sees
 Running medians of the reward: the newest is more than `min_fall` below the best one, by more than
 noise and the few prompts of a step explain, and every one of the last `fire` records lies below the
-middle between the two. Single records of a noisy reward tell less: of a long run also its sixths,
-of which the last two lie that far below the best one, by `surely` standard errors of their means.
+middle between the two. A fall that is newer than a running median shows must be one by `sharp`, and
+twice as far beyond noise. Single records of a noisy reward tell less: of a long run also its
+sixths, of which the last two lie that far below the best one, by `surely` standard errors of their
+means.
 
 ## Why it matters
 The policy unlearns. Every further step trains on worse samples; the best weights are behind.
@@ -62,6 +64,7 @@ class Options(RuleOptions):
     fire: int = option(5, "Number of newest records that must all be low.")
     low: float = option(0.05, "Share of the maximum below which there is little to lose.")
     noise: float = option(4.0, "Standard deviations of a record that the fall must exceed.")
+    sharp: float = option(0.45, "Share that is lost if only the newest records show it.")
     surely: float = option(8.0, "Standard errors of a part's mean that the fall must exceed.")
 
 
@@ -94,6 +97,9 @@ def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | 
     # Rewards may be negative: a fall is measured against the size of the best and of the range.
     size = max(abs(best), 0.5 * float(np.ptp(medians.values)))
     if not low or best - now < options.min_fall * size or best - now < options.noise * noise:
+        lately = float(median(newest))
+        if low and best - lately >= max(options.sharp * size, 2.0 * options.noise * noise):
+            return Fall(best, lately, int(medians.steps[max(0, top - (window - 1) // 2)]))
         return _fall_of_parts(finite, options, chance=chance)
     return Fall(best, now, int(medians.steps[max(0, top - (window - 1) // 2)]))
 

@@ -3,7 +3,7 @@
 ## What it sees
 The training reward rises by more than noise, while the reward (or accuracy) on held-out prompts
 falls by more than `min_fall` of where it began and by more than its noise explains, in `evals`
-evaluations at least.
+evaluations at least. Where it rose first, it must fall from its best as RWD006 has it.
 
 ## Why it matters
 The policy has found what the reward pays for, and it is not what was meant. Training on makes the
@@ -29,6 +29,8 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import noise_beside_trend, rank_correlation
+from homeostat.health.rules.reward.rwd006_reward_collapse import Options as Collapse
+from homeostat.health.rules.reward.rwd006_reward_collapse import fall_of
 from homeostat.health.rules.signs import newest, trend
 from homeostat.health.view import Kind, RunView, Series
 
@@ -51,6 +53,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     # Few held-out prompts, answered greedily, move by a fifth from one evaluation to the next.
     least = max(options.min_fall * abs(start), options.sigmas * noise_beside_trend(held_out))
     falls = lost > least and rank_correlation(held_out) < -0.7
+    # Many evaluations may rise first: then the fall is one from their best.
+    falls = falls or fall_of(held_out, Collapse()) is not None
     if rise is None or not rise.rises or not falls:
         return
     at = int(held_out.steps[int(held_out.values.argmax())])

@@ -3,7 +3,9 @@
 ## What it sees
 After `steps` steps the mean reward is still below `low` of the most that can be earned, without a
 rise that is more than noise. Where the most is not known, a warning if it has not risen in `long`
-steps.
+steps, or if `records` records are enough to exclude a rise: two standard errors above the change
+that was seen are still less than `gain` of the deviation of single rewards. A rise in the first
+twentieth of the run counts as one.
 
 ## Why it matters
 Most runs that will learn show it by then. It costs little to look, and much to wait.
@@ -18,18 +20,21 @@ Read completions; check the share of groups with a difference; try easier prompt
 prompt, or a larger learning rate.
 
 ## Known false alarms
-Hard tasks on which reward rises after hundreds of steps: up to `long` steps it is information. A
-run that starts at the most that can be earned, if nothing tells how much that is.
+Hard tasks on which reward rises after hundreds of steps. A run that starts at the most that can be
+earned, if nothing tells how much that is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+
+import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import newest, solved_share, trend
-from homeostat.health.view import Kind, RunView
+from homeostat.health.rules.signs import Trend, newest, solved_share, trend
+from homeostat.health.view import Kind, RunView, Series
 
 # Records of the reward from which a long run is judged.
 _MIN_RECORDS = 100
@@ -45,6 +50,8 @@ class Options(RuleOptions):
     steps: int = option(20, "Steps after which a rise should show.")
     low: float = option(0.15, "Share of the maximum that counts as low.")
     long: int = option(1_000, "Steps without a rise that are a warning if no maximum is known.")
+    records: int = option(200, "Records that are enough for it if they exclude a rise ...")
+    gain: float = option(0.33, "... by this share of the deviation of single rewards.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -55,10 +62,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if span < options.steps or moved is None or moved.is_real:
         return
     if reached is None:
-        if span < options.long or len(reward) < _MIN_RECORDS:
+        is_long = span >= options.long and len(reward) >= _MIN_RECORDS
+        if _rose_early(reward) or not (is_long or _excludes_rise(view, moved, options)):
             return
         message = f"In {span:,} steps the reward has not risen beyond its noise."
-        level, value, limit = Level.WARN, float(span), float(options.long)
+        level, value, limit = Level.WARN, float(span), None
     elif 0.0 < reached < options.low:
         message = f"After {span} steps the reward is {reached:.1%} of the maximum and flat "
         message += f"(expected above {options.low:.0%} by now)."
@@ -76,6 +84,26 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         limit=limit,
         level=level,
     )
+
+
+def _rose_early(reward: Series) -> bool:
+    """Return whether the reward ends above its first twentieth, by more than noise."""
+    moved = trend(reward, share=0.05)
+    return moved is not None and moved.rises
+
+
+def _excludes_rise(view: RunView, moved: Trend, options: Options) -> bool:
+    """Return whether there are enough records to say that there was no rise worth the name."""
+    reward, within = view.series("reward"), view.series("reward_std")
+    values = reward.finite().values if reward is not None else np.empty(0)
+    if len(values) < options.records:
+        return False
+    # Of single answers: between the steps, and within them where that is logged.
+    spreads = within.finite().values if within is not None else np.empty(0)
+    with np.errstate(over="ignore"):
+        variance = float(values.var()) + (float(np.mean(spreads**2)) if len(spreads) else 0.0)
+    largest = moved.change + 2.0 * moved.chance
+    return math.isfinite(variance) and largest < options.gain * math.sqrt(variance)
 
 
 def _causes(view: RunView) -> Iterator[Cause]:
