@@ -62,7 +62,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     top = int(np.flatnonzero(rates.values >= (1 - 1e-9) * peak)[-1])
     after = Series(rates.steps[top:], rates.values[top:])
     changes = np.diff(after.values)
-    if peak <= 0 or not len(changes):
+    if not len(changes):
         return
     if changes.max() > 1e-9 * peak:
         again = _again(view, after, options)
