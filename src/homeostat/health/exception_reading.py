@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homeostat.health import install_forms
-from homeostat.health.code_owners import owner_of, package_of
+from homeostat.health.code_owners import PACKAGES, owner_of, package_of
 from homeostat.health.exception_details import Detail, details_of
 from homeostat.health.first_failure import is_aftermath
 from homeostat.health.frames import BOX, Frame
@@ -123,7 +123,8 @@ class ExceptionReading:
             return "reward-fn-signature"
         if detail.kind in ("argument", "attribute") and "None" not in detail.words:
             # One library asks another for what it does not have: they are of different times.
-            return "" if self.is_users_own else "library-version-mismatch"
+            is_theirs = not self.is_users_own or asks_library(detail)
+            return "library-version-mismatch" if is_theirs else ""
         if detail.kind == "divide":
             return _undivided(detail.words)
         if detail.kind == "key" and self._raised_in(_CHOOSES_MODEL):
@@ -135,6 +136,18 @@ class ExceptionReading:
                 return "package-missing"
             return "library-version-mismatch" if self.library else ""
         return ""
+
+
+def asks_library(detail: Detail) -> bool:
+    """Return whether code asks a class or module for what it lacks: scripts rarely write theirs."""
+    if detail.kind == "attribute":
+        return detail.names[0].partition(".")[0] in PACKAGES
+    return detail.kind == "argument" and "does not take" in detail.words and _is_class(detail)
+
+
+def _is_class(detail: Detail) -> bool:
+    called = detail.names[0] if len(detail.names) > 1 else ""
+    return "__init__" in called or called.endswith("from_pretrained()") or called[:1].isupper()
 
 
 def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) -> ExceptionReading:

@@ -15,6 +15,8 @@ from homeostat.health.view import RunView
 
 _PAD_AND_EOS = re.compile(r"pad_token_id\W{1,5}(\d{1,9})\D.{0,60}?eos_token_id\W{1,5}(\d{1,9})")
 _REFUSED_ROWS = re.compile(r"(?<!\d)(\d{1,15}) of (\d{1,15}) rows cannot be used")
+# A package's own name; a part of one without code may be missing in another version.
+_BARE_FOLDER = re.compile(r"cannot import name '\w{1,120}' from '\w{1,80}' \(unknown location\)")
 # Places of an out-of-memory error that belong to the engine, not to the trainer.
 _ENGINE_PLACES = {"wake", "capture", "kv", "profile", "engine", "load"}
 # Settings of engines inside the trainer; a server is given its own when it is started.
@@ -73,6 +75,11 @@ def some_rows_refused(view: RunView) -> bool:
     return not all_rows_refused(view)
 
 
+def imports_bare_folder(view: RunView) -> bool:
+    """Return whether a package was imported that is a folder without code."""
+    return any(_BARE_FOLDER.search(line.text) for line in view.log.find("(unknown location)"))
+
+
 def trains_lora(view: RunView) -> bool:
     """Return whether an adapter is trained, by the settings or the log's words."""
     rank = view.number("lora.rank") or 0.0
@@ -105,6 +112,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
     one.__name__: one
     for one in (
         all_rows_refused,
+        imports_bare_folder,
         log_has,
         mixes_vllm_modes,
         no_gradient_seen,
