@@ -54,6 +54,8 @@ _STDLIB = frozenset(sys.stdlib_module_names)
 _OF_MODELS = ("modeling_", "tokenization_", "configuration_", "processing_")
 # Where the code of a model is chosen by its name.
 _CHOOSES_MODEL = ("auto/configuration_auto.py", "auto/auto_factory.py", "models/registry.py")
+# Low-precision matrix products are the ones that ask for multiples of 8 or 16.
+_FP8 = ("FP8", "fp8", "Float8", "Transformer Engine", "mat1", "mat2")
 _LOADS_WEIGHTS = ("state_dict", "from checkpoint", "checkpoint")
 
 
@@ -126,6 +128,8 @@ class ExceptionReading:
             is_theirs = not self.is_users_own or asks_library(detail)
             return "library-version-mismatch" if is_theirs else ""
         if detail.kind == "divide":
+            if any(word in self.failure.error for word in _FP8):
+                return "fp8-shape-not-divisible"
             return _undivided(detail.words)
         if detail.kind == "key" and self._raised_in(_CHOOSES_MODEL):
             return "architecture-unsupported"
