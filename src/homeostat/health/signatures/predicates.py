@@ -15,8 +15,12 @@ from homeostat.health.view import RunView
 
 _PAD_AND_EOS = re.compile(r"pad_token_id\W{1,5}(\d{1,9})\D.{0,60}?eos_token_id\W{1,5}(\d{1,9})")
 _REFUSED_ROWS = re.compile(r"(?<!\d)(\d{1,15}) of (\d{1,15}) rows cannot be used")
-# A package's own name; a part of one without code may be missing in another version.
-_BARE_FOLDER = re.compile(r"cannot import name '\w{1,120}' from '\w{1,80}' \(unknown location\)")
+# A package's own name; a part of one without code may be missing in another version. Packages that
+# load their parts when they are asked for have no location, either.
+_BARE_FOLDER = re.compile(
+    r"cannot import name '\w{1,120}' from '(?!transformers'|diffusers'|optimum')\w{1,80}' "
+    r"\(unknown location\)"
+)
 _MODULE = re.compile(r"No module named ['\"]?(\w{1,80})\.\w")
 # Packages that several projects fill, and names that users give to their own folders: a part that
 # is not there was never installed, or lies elsewhere.
