@@ -73,7 +73,7 @@ _FORMS = (
     _Form("shape", r"split_sizes to sum exactly to (\d{1,12})", "the parts do not sum to {0}"),
     _Form("shape", rf"[Ee]xpected (?:a )?tensor of (?:shape|size) ({_SIZE}),? (?:but )?got ({_SIZE})",
           "{0} was expected, and it is {1}"),
-    _Form("divide", r"([\w.()=` -]{1,80}?) (?:must be|is not|should be|not)(?: evenly)? (?:divisible by|(?:a )?multiple of) ([\w.()=` -]{1,80})",
+    _Form("divide", r"([\w.()=` -]{1,80}?) (?:must be|is not|should be|to be|not)(?: evenly)? (?:divisible by|(?:a )?multiple of) ([\w.()=` -]{1,80})",
           "{0} is not divisible by {1}"),
     _Form("shape", r"same number of dimensions: got (\d{1,3}) and (\d{1,3})",
           "one has {0} dimensions and the other {1}"),
@@ -91,6 +91,7 @@ _FORMS = (
     _Form("shape", rf"has a shape of ({_SIZE}) and .{{1,40}}? has a shape of (torch\.Size\(\[.{{0,60}}?\]\))", "{0} and {1} do not fit"),
     _Form("shape", r"[Dd]imension out of range \(expected to be in range of (\[-?\d{1,3}, -?\d{1,3}\]), but got (-?\d{1,3})\)", "there is no dimension {1}"),
     _Form("shape", r"along dimension (\d{1,3}), the array at index \d{1,6} has size (\d{1,12}) and the array at index \d{1,6} has size (\d{1,12})", "sizes {1} and {2} differ at dimension {0}"),
+    _Form("shape", r"dim (\d{1,3}) of tensor \d{1,3} is \[?(\d{1,12})\]?, should be equal to tensor \d{1,3} \[?(\d{1,12})\]?", "sizes {1} and {2} differ at dimension {0}"),
     # Types of numbers
     _Form("dtype", r"expected scalar type (\w{1,30}) but found (\w{1,30})", "{0} was expected, and it is {1}"),
     _Form("dtype", r"same dtype, but got:? ([\w.:]{1,30}) (?:and|!=) ([\w.:]{1,30})", "one is {0} and the other {1}"),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homeostat.health import install_forms
-from homeostat.health.code_owners import owner_of, package_of
+from homeostat.health.code_owners import PACKAGES, owner_of, package_of
 from homeostat.health.exception_details import Detail, details_of
 from homeostat.health.first_failure import is_aftermath
 from homeostat.health.frames import BOX, Frame
@@ -54,6 +54,8 @@ _STDLIB = frozenset(sys.stdlib_module_names)
 _OF_MODELS = ("modeling_", "tokenization_", "configuration_", "processing_")
 # Where the code of a model is chosen by its name.
 _CHOOSES_MODEL = ("auto/configuration_auto.py", "auto/auto_factory.py", "models/registry.py")
+# Low-precision matrix products are the ones that ask for multiples of 8 or 16.
+_FP8 = ("FP8", "fp8", "Float8", "Transformer Engine", "mat1", "mat2")
 _LOADS_WEIGHTS = ("state_dict", "from checkpoint", "checkpoint")
 
 
@@ -123,8 +125,11 @@ class ExceptionReading:
             return "reward-fn-signature"
         if detail.kind in ("argument", "attribute") and "None" not in detail.words:
             # One library asks another for what it does not have: they are of different times.
-            return "" if self.is_users_own else "library-version-mismatch"
+            is_theirs = not self.is_users_own or asks_library(detail)
+            return "library-version-mismatch" if is_theirs else ""
         if detail.kind == "divide":
+            if any(word in self.failure.error for word in _FP8):
+                return "fp8-shape-not-divisible"
             return _undivided(detail.words)
         if detail.kind == "key" and self._raised_in(_CHOOSES_MODEL):
             return "architecture-unsupported"
@@ -135,6 +140,18 @@ class ExceptionReading:
                 return "package-missing"
             return "library-version-mismatch" if self.library else ""
         return ""
+
+
+def asks_library(detail: Detail) -> bool:
+    """Return whether code asks a class or module for what it lacks: scripts rarely write theirs."""
+    if detail.kind == "attribute":
+        return detail.names[0].partition(".")[0] in PACKAGES
+    return detail.kind == "argument" and "does not take" in detail.words and _is_class(detail)
+
+
+def _is_class(detail: Detail) -> bool:
+    called = detail.names[0] if len(detail.names) > 1 else ""
+    return "__init__" in called or called.endswith("from_pretrained()") or called[:1].isupper()
 
 
 def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) -> ExceptionReading:

@@ -511,6 +511,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "bitsandbytes-without-gpu": "bitsandbytes has no binary for this CUDA.",
         "triton-version-mismatch": "Triton or a kernel does not fit torch or GPU.",
         "gpu-not-answering": "GPU or driver does not answer in the process.",
+        "package-shadowed": "A file or folder of the same name is imported in place of a package.",
     },
     Family.PERFORMANCE: {
         "rollout-underutilised": "Rollout/trainer idle or badly sized, slow steps.",

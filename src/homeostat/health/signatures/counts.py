@@ -220,9 +220,12 @@ def stops_at_start(view: RunView) -> bool:
     """Return whether nothing follows the line in which processes begin to find each other."""
     said = [line for line in view.log.lines if line.text.strip()]
     joining = view.log.last(*JOINING)
-    return not view.metrics and joining is not None and joining.number == said[-1].number
+    if view.metrics or joining is None or joining.number != said[-1].number:
+        return False
+    return not any(word in joining.text.lower() for word in _COMPLAINS)
 
 
+_COMPLAINS = ("error", "please", "not ", "must", "failed", "cannot")
 JOINING = (
     "initializing process group",
     "to initialize process group",

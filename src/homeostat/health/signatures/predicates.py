@@ -15,6 +15,23 @@ from homeostat.health.view import RunView
 
 _PAD_AND_EOS = re.compile(r"pad_token_id\W{1,5}(\d{1,9})\D.{0,60}?eos_token_id\W{1,5}(\d{1,9})")
 _REFUSED_ROWS = re.compile(r"(?<!\d)(\d{1,15}) of (\d{1,15}) rows cannot be used")
+# A package's own name; a part of one without code may be missing in another version. Packages that
+# load their parts when they are asked for have no location, either.
+_BARE_FOLDER = re.compile(
+    r"cannot import name '\w{1,120}' from '(?!transformers'|diffusers'|optimum')\w{1,80}' "
+    r"\(unknown location\)"
+)
+_MODULE = re.compile(r"No module named ['\"]?(\w{1,80})\.\w")
+# Packages that several projects fill, and names that users give to their own folders: a part that
+# is not there was never installed, or lies elsewhere.
+_SHARED_ROOTS = frozenset(
+    (
+        "azure", "backports", "google", "hydra_plugins", "megatron", "nvidia", "ruamel",
+        "app", "common", "config", "configs", "core", "data", "dataset", "evaluation", "lib",
+        "model", "models", "modules", "scripts", "src", "test", "tests", "tools", "train",
+        "trainer", "training", "util", "utils",
+    )
+)  # fmt: skip
 # Places of an out-of-memory error that belong to the engine, not to the trainer.
 _ENGINE_PLACES = {"wake", "capture", "kv", "profile", "engine", "load"}
 # Settings of engines inside the trainer; a server is given its own when it is started.
@@ -73,6 +90,18 @@ def some_rows_refused(view: RunView) -> bool:
     return not all_rows_refused(view)
 
 
+def imports_bare_folder(view: RunView) -> bool:
+    """Return whether a package was imported that is a folder without code."""
+    return any(_BARE_FOLDER.search(line.text) for line in view.log.find("(unknown location)"))
+
+
+def lacks_part_of_package(view: RunView) -> bool:
+    """Return whether the last module that was not found belongs to a package that was found."""
+    line = view.log.last("No module named")
+    found = _MODULE.search(line.text) if line is not None else None
+    return found is not None and found[1] not in _SHARED_ROOTS
+
+
 def trains_lora(view: RunView) -> bool:
     """Return whether an adapter is trained, by the settings or the log's words."""
     rank = view.number("lora.rank") or 0.0
@@ -105,6 +134,8 @@ PREDICATES: dict[str, Callable[..., bool]] = {
     one.__name__: one
     for one in (
         all_rows_refused,
+        imports_bare_folder,
+        lacks_part_of_package,
         log_has,
         mixes_vllm_modes,
         no_gradient_seen,

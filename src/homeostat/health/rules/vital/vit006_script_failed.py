@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.health.code_owners import PACKAGES
 from homeostat.health.ending import fatal_traceback
-from homeostat.health.exception_details import Detail, details_of
+from homeostat.health.exception_details import details_of
+from homeostat.health.exception_reading import asks_library
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule
 from homeostat.health.rules.vital.vit001_user_code_failed import (
@@ -52,7 +52,7 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
     if found.kind.endswith("KeyError"):
         causes.append(Cause("dataset-column-missing", "a key that is not there often is a column"))
     for one in details_of(found.kind, found.message):
-        if _asks_library(one):
+        if asks_library(one):
             causes.insert(0, Cause("library-version-mismatch", f"read from its words: {one.words}"))
             break
     yield Sighting(
@@ -68,18 +68,6 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         last_step=found.end.step,
         family=family_of(frame),
     )
-
-
-def _asks_library(detail: Detail) -> bool:
-    """Return whether code asks a class or module for what it lacks: scripts rarely write theirs."""
-    if detail.kind == "attribute":
-        return detail.names[0].partition(".")[0] in PACKAGES
-    return detail.kind == "argument" and "does not take" in detail.words and _is_class(detail)
-
-
-def _is_class(detail: Detail) -> bool:
-    called = detail.names[0] if len(detail.names) > 1 else ""
-    return "__init__" in called or called.endswith("from_pretrained()") or called[:1].isupper()
 
 
 RULE = Rule(
