@@ -1,6 +1,6 @@
 """The doctor against real threads whose cause is known: counts by half, kind and framework.
 
-    python bench/threads.py [--half open|sealed|both] [--wrong] [--name NAME]
+    python bench/threads.py [--half open|sealed|both] [--wrong] [--unseen] [--name NAME]
 
 The cases are in bench/threads/ (CONTRIBUTING.md tells what a case is and how one is added). Only
 the log of a case is read, in this process, as `homeostat doctor FILE --format json` would. What
@@ -20,7 +20,8 @@ Shares come with 95 % Wilson intervals. "tellable" counts the cases whose cause 
 name from the log alone, by the judgement of whoever added them. "expert" counts what a second
 labeller could name of the cause from the log alone: the ceiling for a reader of logs.
 For the sealed half only counts are printed. `--wrong` lists the cases of the open half that are
-not right, with what was said.
+not right, with what was said. `--unseen` estimates on the open half what a fresh one would give:
+each case is judged without the texts of signatures that it alone contains.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ from homeostat.cli.threads import Case, Half, Told, kind_of, load
 from homeostat.health.diagnose import diagnose
 from homeostat.health.known_cases import leaving_out
 from homeostat.health.readers import read_text
-from homeostat.health.registry import RULES
+from homeostat.health.registry import RULES, SIGNATURES
 from homeostat.health.render import as_json
+from homeostat.health.rule import Rule
+from homeostat.health.signatures.signature import rule_of
 
 ROOT = Path(__file__).resolve().parents[1]
 VERDICTS = ("first", "three", "vague", "silent", "wrong")
@@ -88,9 +91,16 @@ def main() -> None:
     parser.add_argument("--half", choices=("open", "sealed", "both"), default="open")
     parser.add_argument("--wrong", action="store_true", help="list what is not right (open half)")
     parser.add_argument("--name", help="write bench/results/NAME.json")
+    parser.add_argument("--unseen", action="store_true", help="without the texts of its own")
     chosen = parser.parse_args()
     halves = list(Half) if chosen.half == "both" else [Half(chosen.half)]
-    found = {half: [judge(case) for case in load(ROOT, half)] for half in halves}
+    if chosen.unseen and halves != [Half.OPEN]:
+        parser.error("--unseen is for the open half: no rule was written from the sealed one")
+    found: dict[Half, list[Judged]] = {}
+    for half in halves:
+        cases = load(ROOT, half)
+        rules = unseen_rules(cases) if chosen.unseen else [RULES] * len(cases)
+        found[half] = [judge(case, own) for case, own in zip(cases, rules, strict=True)]
     for half, judged in found.items():
         show(half, judged)
     for one in found.get(Half.OPEN, ()):
@@ -102,11 +112,32 @@ def main() -> None:
         common.write_result(chosen.name, {**common.machine(("numpy",)), **halves_found})
 
 
-def judge(case: Case) -> Judged:
+def unseen_rules(cases: Sequence[Case]) -> list[Sequence[Rule]]:
+    """Return for each case the rules without the texts that only its log contains."""
+    signatures = {one.code: one for one in SIGNATURES}
+    found: list[set[tuple[str, str]]] = []
+    for case in cases:
+        log = read_text(case.log, config=None).log
+        texts = ((one.code, text) for one in SIGNATURES for text in one.texts)
+        found.append({(code, text) for code, text in texts if log.has(text)})
+    counts = Counter(hit for hits in found for hit in hits)
+    left: list[Sequence[Rule]] = []
+    for hits in found:
+        own = {hit for hit in hits if counts[hit] == 1}
+        changed: dict[str, Rule | None] = {}
+        for code in {code for code, _ in own}:
+            kept = tuple(text for text in signatures[code].texts if (code, text) not in own)
+            changed[code] = rule_of(replace(signatures[code], texts=kept)) if kept else None
+        rules = (changed.get(rule.code, rule) for rule in RULES)
+        left.append([rule for rule in rules if rule is not None])
+    return left
+
+
+def judge(case: Case, rules: Sequence[Rule] = RULES) -> Judged:
     """Let the doctor read a case's log and compare what it says with the confirmed cause."""
     view = read_text(case.log, config=None)
     with leaving_out(case.url):
-        answer = as_json(diagnose(view, RULES), view)
+        answer = as_json(diagnose(view, rules), view)
     findings = [one for one in answer["findings"] if one["level"] != "info"]
     right = _with_equals(case.names)
     hits = [bool(right & _named(one)) for one in findings]
