@@ -166,6 +166,23 @@ def smooth(series: Series) -> tuple[Series, int]:
     return Series(finite.steps[window - 1 :], running_medians(finite.values, window)), window
 
 
+def turned_down(reward: Series) -> int | None:
+    """Return the step at which a reward was best, if it has fallen since; None if it has not.
+
+    A fall is a tenth of the best running median, and more than its noise explains.
+    """
+    medians, _ = smooth(reward)
+    if len(medians) < 5:
+        return None
+    top = int(np.argmax(medians.values))
+    best, since = float(medians.values[top]), medians.values[top:]
+    noise = 1.05 * median(np.abs(np.diff(reward.finite().values)))
+    lost = best - float(since[-1])
+    if len(since) < 3 or lost < 0.1 * abs(best) or lost < 3.0 * noise:
+        return None
+    return int(medians.steps[top])
+
+
 def is_zero(view: RunView, name: str, values: FloatArray64) -> np.ndarray:
     """Return a mask of the values that are 0 in the decimals that were printed."""
     decimals = view.decimals.get(name)
