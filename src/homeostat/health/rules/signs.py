@@ -166,6 +166,29 @@ def smooth(series: Series) -> tuple[Series, int]:
     return Series(finite.steps[window - 1 :], running_medians(finite.values, window)), window
 
 
+def turned_down(reward: Series) -> int | None:
+    """Return the step at which a reward was best, if it has fallen since; None if it has not.
+
+    A fall is a tenth of the best running median, and more than the noise of a record explains; or a
+    fifth of the best third's mean, and more than the noise of such means explains.
+    """
+    finite, (medians, _) = reward.finite(), smooth(reward)
+    if len(medians) < 5:
+        return None
+    noise = 1.05 * median(np.abs(np.diff(finite.values)))
+    top = int(np.argmax(medians.values))
+    best, since = float(medians.values[top]), medians.values[top:]
+    lost = best - float(since[-1])
+    if len(since) >= 3 and lost >= max(0.1 * abs(best), 3.0 * noise):
+        return int(medians.steps[top])
+    parts = np.array_split(finite.values, 3)
+    means = [float(part.mean()) for part in parts]
+    top, error = int(np.argmax(means)), noise * math.sqrt(2.0 / len(parts[-1]))
+    if means[top] - means[-1] < max(0.2 * abs(means[top]), 4.0 * error) or error == 0.0:
+        return None
+    return int(np.array_split(finite.steps, 3)[top][-1])
+
+
 def is_zero(view: RunView, name: str, values: FloatArray64) -> np.ndarray:
     """Return a mask of the values that are 0 in the decimals that were printed."""
     decimals = view.decimals.get(name)

@@ -29,13 +29,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import rank_correlation
-from homeostat.health.rules.signs import has_lora, smooth, trend
+from homeostat.health.rules.signs import has_lora, trend, turned_down
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
@@ -86,16 +84,9 @@ def _turned(view: RunView, kl: Series, start: float, options: Options) -> int | 
     far = kl.latest > options.far_kl or kl.latest > max(options.min_kl, 10.0 * start)
     if reward is None or not far:
         return None
-    medians, _ = smooth(reward)
-    if len(medians) < 5 or rank_correlation(kl) < 0.8 or kl.latest > options.huge:
+    if rank_correlation(kl) < 0.8 or kl.latest > options.huge:
         return None
-    top = int(np.argmax(medians.values))
-    best, since = float(medians.values[top]), medians.values[top:]
-    noise = 1.05 * median(np.abs(np.diff(reward.finite().values)))
-    lost = best - float(since[-1])
-    if len(since) < 3 or lost < 0.1 * abs(best) or lost < 3.0 * noise:
-        return None
-    return int(medians.steps[top])
+    return turned_down(reward)
 
 
 def _sighting(

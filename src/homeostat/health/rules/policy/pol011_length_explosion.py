@@ -137,5 +137,5 @@ RULE = Rule(
     needs=("completions/mean_length", "reward"),
     kinds=(Kind.RL,),
     options=Options,
-    explains=("GEN001", "GEN004", "POL002", "POL004", "RWD001", "RWD006"),
+    explains=("GEN001", "GEN004", "POL002", "POL004", "POL012", "RWD001", "RWD006"),
 )

@@ -1,73 +1,134 @@
 """Completions grow steadily towards the length limit.
 
 ## What it sees
-The mean length rises almost without a step back to `growth` times where it began, and more than
-`cut` of the completions are cut at the limit by now; the reward does not fall.
+One of two, almost without a step back: the mean length rises to `growth` times where it began, and
+more than `cut` of the completions are cut at the limit by now; or, since they were cut least, the
+share that is cut rose by `rise` to more than `many` while they became `longer` times as long and
+the reward turned down. A rising reward makes the first one information.
 
 ## Why it matters
 It may be longer reasoning, or padding that the reward pays for. Either way the limit begins to cut
-answers off, and those teach nothing.
+answers off, and those teach nothing. Where the reward gains nothing, it is no longer reasoning.
 
 ## Likely causes
-- length-growth: longer answers earn more.
+- length-growth: longer answers earn more, or lose less.
 - reward-hacking: length itself is rewarded.
 
 ## What to do
-Read long completions. Worth it: raise the limit. Not worth it: a penalty near the limit.
+Read long completions. Worth it: raise the limit. Not worth it: a penalty near the limit, and the
+checkpoint from before they grew.
 
 ## Known false alarms
-Reasoning models that learn to think longer. It is information.
+Reasoning models that learn to think longer: while the reward rises or the task is solved, it is
+information.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import rank_correlation
-from homeostat.health.rules.signs import newest, trend
-from homeostat.health.view import Kind, RunView
+from homeostat.health.rules.signs import newest, smooth, solved_share, trend, turned_down
+from homeostat.health.view import Kind, RunView, Series
 
 
 class Options(RuleOptions):
     growth: float = option(1.5, "Factor over the first records that the length must grow by.")
     cut: float = option(0.15, "Share of cut completions that it must reach.")
     fire: int = option(10, "Number of records that are needed.")
+    many: float = option(0.3, "Share of cut completions that is much, where the reward falls.")
+    rise: float = option(0.25, "What that share must have risen by since it was lowest.")
+    longer: float = option(1.15, "Factor that the length must have grown by since then.")
+    since: int = option(6, "Number of records since then that are needed.")
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Mean length before and after it grew, the step since which it does, and what became of the
+    reward meanwhile."""
+
+    start: float
+    end: float
+    step: int
+    pays: bool
+    is_fine: bool
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    length, reward = view.series("completions/mean_length"), trend(view.series("reward"))
+    length, cut = view.series("completions/mean_length"), newest(view, "completions/clipped_ratio")
     assert length is not None, "needs says so"
-    grown, cut = trend(length), newest(view, "completions/clipped_ratio")
-    if len(length) < options.fire or grown is None or cut is None or cut < options.cut:
+    if len(length) < options.fire or cut is None or cut < options.cut:
         return
-    steady = grown.end > options.growth * grown.start and rank_correlation(length) > 0.9
-    if not steady or (reward is not None and reward.falls):
+    grown = _from_the_start(view, length, options) or _since_lowest(view, length, options)
+    if grown is None:
         return
     causes = [Cause("length-growth", "answers become longer step by step")]
-    if reward is not None and reward.rises:
+    if grown.pays:
         causes.append(Cause("reward-hacking", "the reward rises along: it may pay for length"))
     yield Sighting(
-        message=f"Completions grew from {grown.start:.4g} to {grown.end:.4g} tokens, and {cut:.0%} "
-        "are cut at the limit by now. Read a few long ones.",
+        message=f"Completions grew from {grown.start:.4g} to {grown.end:.4g} tokens since step "
+        f"{grown.step}, and {cut:.0%} are cut at the limit by now"
+        + ("" if grown.is_fine else ", while the reward gains nothing")
+        + ". Read a few long ones.",
         evidence=(f"mean length {grown.start:.4g} -> {grown.end:.4g}",),
         causes=tuple(causes),
         fixes=(
             Fix("rollout.max_new_tokens", "larger", "if they are worth it", Grade.UNSAFE),
             Fix("algorithm.overlong", "shape", "if they are not", Grade.UNSAFE),
         ),
-        first_step=int(length.steps[0]),
+        first_step=grown.step,
         last_step=int(length.steps[-1]),
         value=grown.end,
+        level=Level.INFO if grown.is_fine else None,
     )
+
+
+def _from_the_start(view: RunView, length: Series, options: Options) -> Growth | None:
+    """Return the growth over the whole run, if there is one."""
+    grown, reward = trend(length), trend(view.series("reward"))
+    cut, solved = trend(view.series("completions/clipped_ratio")), solved_share(view)
+    if grown is None or grown.end <= options.growth * grown.start or rank_correlation(length) < 0.9:
+        return None
+    pays = reward is not None and reward.rises
+    more_cut = cut is not None and cut.rises
+    # Without a reward nobody can say whether it is worth it.
+    is_fine = pays or reward is None or not more_cut or (solved is not None and solved > 0.8)
+    return Growth(grown.start, grown.end, int(length.steps[0]), pays, is_fine)
+
+
+def _since_lowest(view: RunView, length: Series, options: Options) -> Growth | None:
+    """Return the growth since completions were cut least, if the reward has turned down in it."""
+    cut, reward = view.series("completions/clipped_ratio"), view.series("reward")
+    assert cut is not None, "needs says so"
+    medians, window = smooth(cut)
+    if reward is None or not len(medians):
+        return None
+    # Of several lowest places the newest, and there the middle of the window.
+    lowest = len(medians) - 1 - int(np.argmin(medians.values[::-1]))
+    step, least = int(cut.finite().steps[lowest + window // 2]), float(medians.values[lowest])
+    part, shares = length.since(step), cut.since(step)
+    grown, now = trend(part), float(medians.values[-1])
+    if grown is None or len(part) < options.since or len(shares) < options.since:
+        return None
+    steady = rank_correlation(part) > 0.8 and rank_correlation(shares) > 0.8
+    if not steady or now < max(options.many, least + options.rise):
+        return None
+    best = turned_down(reward)
+    if grown.end < options.longer * grown.start or best is None or best < step:
+        return None
+    return Growth(grown.start, grown.end, step, pays=False, is_fine=False)
 
 
 RULE = Rule(
     code="POL012",
     name="length-growth",
     family=Family.POLICY,
-    level=Level.INFO,
+    level=Level.WARN,
     confidence=Confidence.HEURISTIC,
     check=check,
     needs=("completions/mean_length", "completions/clipped_ratio"),
