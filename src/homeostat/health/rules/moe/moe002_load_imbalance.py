@@ -49,7 +49,7 @@ class Options(RuleOptions):
     rise: float = option(1.3, "Factor over its first records from which on a load has risen.")
     few_rows: float = option(0.5, "Share of the first updates' rows that is too few to compare.")
     min_records: int = option(
-        8, "Number of records before which a run that has not ended gets no warning."
+        12, "Number of records before which a run that has not ended gets no warning."
     )
 
 

@@ -35,7 +35,7 @@ from homeostat.health.view import RunView
 class Options(RuleOptions):
     max_share: float = option(0.02, "Largest share of the tokens that may be dropped.")
     min_records: int = option(
-        8, "Number of records before which a run that has not ended gets no warning."
+        12, "Number of records before which a run that has not ended gets no warning."
     )
 
 
