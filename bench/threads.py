@@ -91,7 +91,9 @@ def main() -> None:
     parser.add_argument("--half", choices=("open", "sealed", "both"), default="open")
     parser.add_argument("--wrong", action="store_true", help="list what is not right (open half)")
     parser.add_argument("--name", help="write bench/results/NAME.json")
-    parser.add_argument("--unseen", action="store_true", help="without the texts of its own")
+    parser.add_argument(
+        "--unseen", action="store_true", help="without the texts that only this case has"
+    )
     chosen = parser.parse_args()
     halves = list(Half) if chosen.half == "both" else [Half(chosen.half)]
     if chosen.unseen and halves != [Half.OPEN]:
