@@ -67,25 +67,31 @@ def final_tensors(config: RunConfig) -> dict[str, bytes]:
 
 
 def start(
-    raw: dict[str, Any], folder: Path, *overrides: str, prelude: str = ""
+    raw: dict[str, Any],
+    folder: Path,
+    *overrides: str,
+    prelude: str = "",
+    env: dict[str, str] | None = None,
 ) -> Forked | subprocess.Popen[str]:
     """`homeostat train` in its own process. `prelude` is Python run before it.
 
-    It is forked from a process that has imported everything, except where vLLM is installed: that
-    must be imported by the process that uses it.
+    It is forked from a process that has imported everything, except where vLLM is installed, which
+    must be imported by the process that uses it, and where `env` adds variables that libraries read
+    when they are loaded.
     """
     file = folder / "recipe.yaml"
     file.write_text(json.dumps(raw))
     code = f"import sys\n{prelude}\nfrom homeostat.cli.main import main\nmain()"
-    arguments, env = ["train", str(file), *overrides], {**os.environ, "OMP_NUM_THREADS": "1"}
-    if not is_installed():
-        return Forked(code, arguments, env=env)
+    arguments = ["train", str(file), *overrides]
+    whole = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    if not is_installed() and env is None:
+        return Forked(code, arguments, env=whole)
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=env,
+        env=whole,
     )
 
 
