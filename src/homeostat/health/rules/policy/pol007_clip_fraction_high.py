@@ -39,8 +39,8 @@ class Options(RuleOptions):
     limit: float = option(0.3, "Largest acceptable share of clipped tokens.")
     fire: int = option(4, "Number of records that must show it ...")
     window: int = option(6, "... within a window of this many.")
-    lost: float = option(0.8, "Share from which on hardly any token teaches, if also ...")
-    far: float = option(1.0, "... the KL of an update is this many nats.")
+    lost: float = option(0.8, "Clipped share that warns even while the reward rises.")
+    far: float = option(1.0, "KL of an update, in nats, that `lost` needs beside it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

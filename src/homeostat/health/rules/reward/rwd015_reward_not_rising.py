@@ -50,8 +50,8 @@ class Options(RuleOptions):
     steps: int = option(20, "Steps after which a rise should show.")
     low: float = option(0.15, "Share of the maximum that counts as low.")
     long: int = option(1_000, "Steps without a rise that are a warning if no maximum is known.")
-    records: int = option(200, "Records that are enough for it if they exclude a rise ...")
-    gain: float = option(0.33, "... by this share of the deviation of single rewards.")
+    records: int = option(200, "Number of records that may exclude a rise.")
+    gain: float = option(0.33, "Smallest rise that counts, as a share of the rewards' deviation.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
