@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from homeostat.health.readers.alike_lines import values_of_alike
+from homeostat.health.readers.alike_lines import num_lines_of, values_of_alike
 from homeostat.health.readers.common_names import sounds_like_metric
 from homeostat.health.readers.dict_rows import NOT_METRICS, STEP_KEYS, is_trained
 from homeostat.health.readers.recorder import Recorder
@@ -71,8 +71,8 @@ def columns_of_block(block: bytes) -> dict[str, FloatArray64] | None:
     None if there are few lines, if they differ, or if they hold anything else. The columns are
     those that `_columns_of_alike` finds in the lines' objects.
     """
-    num_lines = block.count(b"\n") + 1 if block.startswith(b'{"') else 0
-    found = values_of_alike(block) if num_lines >= BATCH else None
+    num_lines = num_lines_of(block) if block.startswith(b'{"') else 0
+    found = values_of_alike(block, num_lines=num_lines) if num_lines >= BATCH else None
     if found is None or len(found[0]) < 2:
         return None
     names, text = found

@@ -232,7 +232,7 @@ class LogLines:
         if columns is not None:
             self.flush()
             if take_numbers(self.reader.recorder, columns):
-                self.reader.skip(block.count(b"\n") + 1)
+                self.reader.skip(len(next(iter(columns.values()))))
                 return
         num_objects = num_json_objects(block) if columns is None else 0
         if num_objects >= BATCH:
