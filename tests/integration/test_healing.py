@@ -125,6 +125,7 @@ def test_a_remedy_that_does_not_help_is_taken_back(tmp_path: Path) -> None:
     assert (reverted["step"], reverted["new"]) == (last + 1, 1e-2)
 
 
+@pytest.mark.slow
 def test_an_edit_goes_on_after_a_resume_and_is_dropped_when_healing_is_off(tmp_path: Path) -> None:
     config = constant_lr(tmp_path, RATIO, ONE, "health.heal=all", "trainer.max_steps=6")
     runs.train(config)
@@ -226,6 +227,7 @@ class PoisonPolicy(Hooks):
                 next(parts.trainer.roles[Role.POLICY].model.parameters()).fill_(float("nan"))
 
 
+@pytest.mark.slow
 def test_a_policy_that_cannot_be_sampled_from_goes_back(tmp_path: Path) -> None:
     sound = tiny_rl.config(tmp_path, "name=sound")
     runs.train(sound)
@@ -240,6 +242,7 @@ def test_a_policy_that_cannot_be_sampled_from_goes_back(tmp_path: Path) -> None:
         train(refused, PoisonPolicy(2))
 
 
+@pytest.mark.slow
 def test_all_doses_of_a_remedy_are_taken_back_together(tmp_path: Path) -> None:
     # Steps too small to move any ratio, and a limit below 1: nothing can help.
     still = ("trainer.lr=1e-9", "trainer.updates_per_step=4", "trainer.max_steps=18")

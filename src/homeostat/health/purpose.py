@@ -34,11 +34,13 @@ class Trend(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """The metric that the run is to improve, its values at start and end, and its trend."""
+    """The metric that the run is to improve, its means over `count` records at both ends, and its
+    trend."""
 
     metric: str = ""
     start: float = 0.0
     end: float = 0.0
+    count: int = 0
     trend: Trend = Trend.UNKNOWN
 
     @property
@@ -49,7 +51,10 @@ class Purpose:
         name = "loss" if self.metric == "train/loss" else self.metric
         if self.start == self.end:
             return f"the {name} stays at {self.start:.4g}"
-        return f"the {name} went from {self.start:.4g} to {self.end:.4g}"
+        return (
+            f"the {name} went from {self.start:.4g} to {self.end:.4g} "
+            f"(means of the first and last {self.count} records)"
+        )
 
 
 def purpose_of(view: RunView) -> Purpose:
@@ -68,7 +73,7 @@ def purpose_of(view: RunView) -> Purpose:
         if known and len(finite) >= MIN_TREND:
             spread = float(np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / count))
             trend = _trend(start, end, spread=spread, rises=name != "train/loss")
-        return Purpose(name, start, end, trend)
+        return Purpose(name, start, end, count, trend)
     return Purpose()
 
 
