@@ -22,6 +22,13 @@ FAMILIES_FOR_ALL = ("llama_tied", "qwen3")
 FIRST_FOR_ALL = {
     "temperature": 1, "cut": 1, "prefill_tokens": 1, "spread": 1, "nap": 1, "seed": 2
 }  # fmt: skip
+# Long tests of code that backends in this process share: the plain one and the one in its own
+# process run them by day.
+LONG = {
+    "test_invariant_log_probs_are_the_trainers_to_the_bit",
+    "test_a_prefix_that_was_found_changes_no_bit",
+}
+SHARES_CODE = {"native_in_blocks", "native_with_a_helper"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,8 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         backend = call.params.get("build") if call is not None else None
         if not isinstance(backend, Backend) or not backend.is_ours or backend.name == "native":
             continue
+        is_long = getattr(item, "originalname", "") in LONG and backend.name in SHARES_CODE
         is_more = any(call.indices.get(name, 0) >= n for name, n in FIRST_FOR_ALL.items())
-        if is_more or call.params.get("family", "qwen3") not in FAMILIES_FOR_ALL:
+        if is_long or is_more or call.params.get("family", "qwen3") not in FAMILIES_FOR_ALL:
             item.add_marker(pytest.mark.slow)
 
 
