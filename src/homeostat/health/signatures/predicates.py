@@ -24,8 +24,13 @@ _BARE_FOLDER = re.compile(
 _IMPORTED_FROM = re.compile(
     r"cannot import name '\w{1,120}' from '(\w{1,80})['.][^(]{0,120}\(([^()]{1,400}\.py)\)"
 )
-# Packages that are seldom installed from a checkout, and whose names people give to own folders.
-_OFTEN_SHADOWED = frozenset(("datasets", "tokenizers", "torch", "torchvision", "ray", "wandb"))
+# Packages whose names people give to their own files and folders.
+_OFTEN_SHADOWED = frozenset(
+    (
+        "accelerate", "datasets", "deepspeed", "peft", "ray", "tokenizers", "torch", "torchvision",
+        "transformers", "trl", "vllm", "wandb",
+    )
+)  # fmt: skip
 _MODULE = re.compile(r"No module named ['\"]?(\w{1,80})\.\w")
 # Packages that several projects fill, and names that users give to their own folders: a part that
 # is not there was never installed, or lies elsewhere.
@@ -110,7 +115,7 @@ def _is_own(package: str, path: str) -> bool:
     """Return whether the path is neither an installed package's nor that of its own checkout."""
     if package not in _OFTEN_SHADOWED:
         return False
-    parts = path.replace("\\", "/").split("/")
+    parts = path.lower().replace("\\", "/").split("/")
     checkout = {"site-packages", "dist-packages", "src", "python", "pytorch"}
     return not checkout & set(parts) and parts.count(package) < 2
 
