@@ -482,6 +482,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "gpu-architecture-unsupported": "Binaries hold no code for this GPU.",
         "gpu-driver-too-old": "GPU driver older than the CUDA of the binaries.",
         "torch-without-cuda": "The installed torch is a CPU build.",
+        "torch-without-nccl": "NCCL was asked for, and the installed torch has none.",
         "cuda-library-mismatch": "A CUDA library is missing or of another version.",
         "extension-abi-mismatch": "A compiled extension was built for another torch.",
         "system-library-too-old": "The system's C or C++ library is too old.",

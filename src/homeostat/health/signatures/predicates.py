@@ -21,6 +21,16 @@ _BARE_FOLDER = re.compile(
     r"cannot import name '\w{1,120}' from '(?!transformers'|diffusers'|optimum')\w{1,80}' "
     r"\(unknown location\)"
 )
+_IMPORTED_FROM = re.compile(
+    r"cannot import name '\w{1,120}' from '(\w{1,80})['.][^(]{0,120}\(([^()]{1,400}\.py)\)"
+)
+# Packages whose names people give to their own files and folders.
+_OFTEN_SHADOWED = frozenset(
+    (
+        "accelerate", "datasets", "deepspeed", "peft", "ray", "tokenizers", "torch", "torchvision",
+        "transformers", "trl", "vllm", "wandb",
+    )
+)  # fmt: skip
 _MODULE = re.compile(r"No module named ['\"]?(\w{1,80})\.\w")
 # Packages that several projects fill, and names that users give to their own folders: a part that
 # is not there was never installed, or lies elsewhere.
@@ -95,6 +105,21 @@ def imports_bare_folder(view: RunView) -> bool:
     return any(_BARE_FOLDER.search(line.text) for line in view.log.find("(unknown location)"))
 
 
+def imports_own_file(view: RunView) -> bool:
+    """Return whether a package's name led to a file of the project, by the path in the message."""
+    found = (_IMPORTED_FROM.search(line.text) for line in view.log.find("cannot import name"))
+    return any(match is not None and _is_own(match[1], match[2]) for match in found)
+
+
+def _is_own(package: str, path: str) -> bool:
+    """Return whether the path is neither an installed package's nor that of its own checkout."""
+    if package not in _OFTEN_SHADOWED:
+        return False
+    parts = path.lower().replace("\\", "/").split("/")
+    checkout = {"site-packages", "dist-packages", "src", "python", "pytorch"}
+    return not checkout & set(parts) and parts.count(package) < 2
+
+
 def lacks_part_of_package(view: RunView) -> bool:
     """Return whether the last module that was not found belongs to a package that was found."""
     line = view.log.last("No module named")
@@ -135,6 +160,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
     for one in (
         all_rows_refused,
         imports_bare_folder,
+        imports_own_file,
         lacks_part_of_package,
         log_has,
         mixes_vllm_modes,

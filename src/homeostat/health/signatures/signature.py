@@ -26,7 +26,7 @@ MAX_QUOTE = 300
 MAX_TRIED = 300
 # Steps that may be logged after a fatal line: other ranks' last rows, the rows of a second try.
 MAX_STEPS_AFTER = 2
-# Where a logger puts its level: INFO, [W301, UserWarning.
+# Where a logger puts its level: INFO, [W301, UserWarning, ": W tensorflow/".
 _HEAD = 120
 _RETRIES = ("thrown while requesting", "Retrying in ")
 _TRACEBACK = "Traceback (most recent call last)"
@@ -36,6 +36,7 @@ _DUMP_LENGTH, _DUMP_PAIRS = 300, 10
 _RAISED = re.compile(r"Error\b|Exception\b")
 _MILD = re.compile(
     r"\b(?:INFO|DEBUG|WARNING|WARN|[A-Z][A-Za-z]{0,30}Warning)\b|(?:^|\[)[WI]\d{3,4} "
+    r"|: [WI] (?:tensorflow|external)/"
 )
 
 
