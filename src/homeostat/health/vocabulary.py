@@ -92,6 +92,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "columns-unused": "Columns that the model does not take were ignored.",
         "dataset-empty": "No rows are left to train on.",
         "data-file-unreadable": "A data file is broken or not of the format that it claims.",
+        "data-batch-too-large": "A batch of rows holds more than one Arrow array can.",
         "rows-unequal-length": "Rows of different length that nothing pads.",
         "dataset-load-options": "Dataset without this configuration, split or loader.",
         "dataloader-worker-failed": "A data-loading worker failed; its own traceback says why.",
