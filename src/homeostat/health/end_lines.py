@@ -125,7 +125,8 @@ _TABLE = (
     )),
     _Words(End.EXCEPTION, f"{LAUNCHER} that a process failed", (
         "childfailederror", "failed (exitcode:", "exited with exit code", "exited with code 1",
-        "exited with code 2", "exits with return code = 1", "exited with non-zero", "returned non-zero exit status",
+        "exited with code 2", "exits with return code = 1", "exited with non-zero",
+        "returned non-zero exit status",
         "terminated with exit code 1", "exit code: 1\x00", "exit code 1\x00", "exit status 1\x00",
         "process completed with exit code", "status=1/failure", "non-zero exit code",
         "job failed", "failed with exit code", "worker died", "actor died unexpectedly",

@@ -76,8 +76,7 @@ def ending_of(view: RunView) -> Ending:
     only_reported = fatal.is_report if fatal is not None else told is not None
     if only_reported and (told is None or not _says_more(told)):
         # A launcher reports that a process failed; what that process printed says why.
-        lone = _lone_error(view)
-        fatal = lone if lone is not None and not lone.is_report else fatal
+        fatal = _reason(_lone_error(view), told) or fatal
     if fatal is not None and not (fatal.is_report and told is not None and _says_more(told)):
         return _by_exception(fatal)
     if last is not None and last.kind == "run_failed":
@@ -99,6 +98,14 @@ def _lone_error(view: RunView) -> Traceback | None:
     lone = lone_error(view.log.lines[-LAST_LINES:])
     is_last = lone is not None and num_steps_after(view, lone.end) <= MAX_STEPS_AFTER
     return lone if is_last else None
+
+
+def _reason(lone: Traceback | None, told: EndLine | None) -> Traceback | None:
+    """Return an error without frames if it says more than the launcher does."""
+    if lone is None or lone.is_report:
+        return None
+    is_launchers = told is not None and told.line == lone.end and lone.kind == "Error"
+    return None if is_launchers else lone
 
 
 def _says_more(told: EndLine) -> bool:

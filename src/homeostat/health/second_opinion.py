@@ -11,6 +11,7 @@ recognises words is seldom wrong, but words may have more than one cause.
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from homeostat.health.finding import Cause, Finding, Level
@@ -29,17 +30,17 @@ LEAVES_OPEN = frozenset(
 _MAX_MORE = 8
 _MAX_BESIDE_OPEN = 2
 # Share of the votes from which on a guess is said beside a recognised illness, and the share of
-# such guesses that were a confirmed cause (bench/guesses.py --unseen).
-_CLEARLY = 0.18
-_RIGHT_BESIDE = 0.45
+# such guesses that were a confirmed cause (bench/guesses.py).
+_CLEARLY = 0.2
+_RIGHT_BESIDE = 0.4
 # The reader of exceptions says its guesses itself.
 _GUESSES_ITSELF = "VIT002"
 
 
 def guesses_at(log: Log, number: int) -> tuple[Guess, ...]:
     """Guess by the lines of a log around the one in which an error ends."""
-    end = number + _MAX_MORE
-    return guesses([one.text for one in log.lines if end - MAX_LINES <= one.number <= end])
+    end = bisect_right(log.lines, number + _MAX_MORE, key=lambda line: line.number)
+    return guesses([line.text for line in log.lines[max(0, end - MAX_LINES) : end]])
 
 
 def as_cause(guess: Guess, *, right: float | None = None) -> Cause:
