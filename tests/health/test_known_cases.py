@@ -100,6 +100,7 @@ def test_what_only_says_that_something_failed_gets_guesses_last() -> None:
     assert "guess" not in found["causes"][0]
     assert "dtype-mismatch" in names
     assert len(names) <= 1 + 2
+    assert any("Cast it." in fix["why"] and FLURB in fix["why"] for fix in found["fixes"])
 
 
 def test_beside_a_recognised_illness_stands_a_clear_guess_that_nothing_else_names() -> None:

@@ -14,7 +14,7 @@ import dataclasses
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from homeostat.health.finding import Cause, Finding, Level
+from homeostat.health.finding import Cause, Finding, Fix, Level
 from homeostat.health.known_cases import MAX_LINES, Guess, guesses, merged
 from homeostat.health.log import Log
 
@@ -33,6 +33,9 @@ _MAX_BESIDE_OPEN = 2
 # such guesses that were a confirmed cause (bench/guesses.py).
 _CLEARLY = 0.2
 _RIGHT_BESIDE = 0.4
+# The share of right ones, whatever their votes, where a rule only says that something failed, or
+# where the user's own code raised: 7 of 47.
+RIGHT_LOOSELY = 0.15
 # The reader of exceptions says its guesses itself.
 _GUESSES_ITSELF = "VIT002"
 
@@ -50,13 +53,23 @@ def as_cause(guess: Guess, *, right: float | None = None) -> Cause:
     return Cause(guess.cause, f"a guess, right in about {share:.0%} of such cases{like}", share)
 
 
+def helped(known: Sequence[Guess]) -> Iterator[Fix]:
+    """Yield what helped in a thread with nearly the same words."""
+    case = next((one.case for one in known if one.case is not None), None)
+    if case is not None:
+        yield Fix("", "", f"what helped in {case.url}: {case.fix}")
+
+
 def with_guesses(findings: Sequence[Finding], quoted: Sequence[int], log: Log) -> list[Finding]:
     """Return the findings, the first one with guesses; `quoted` are the lines that it quotes."""
     if not findings or not quoted or findings[0].level is Level.INFO:
         return list(findings)
     first = findings[0]
-    more = tuple(_beside(findings, guesses_at(log, max(quoted))))
-    return [dataclasses.replace(first, causes=(*first.causes, *more)), *findings[1:]]
+    known = guesses_at(log, max(quoted))
+    more = tuple(_beside(findings, known))
+    names = {cause.name for cause in more}
+    fixes = (*first.fixes, *helped([one for one in known if one.cause in names]))
+    return [dataclasses.replace(first, causes=(*first.causes, *more), fixes=fixes), *findings[1:]]
 
 
 def _beside(findings: Sequence[Finding], known: Sequence[Guess]) -> Iterator[Cause]:
@@ -64,6 +77,6 @@ def _beside(findings: Sequence[Finding], known: Sequence[Guess]) -> Iterator[Cau
     said = {one.name for one in findings} | {c.name for one in findings for c in one.causes}
     others = [one for one in known if one.cause not in merged(said)]
     if first.name in LEAVES_OPEN and first.code != _GUESSES_ITSELF:
-        yield from (as_cause(one) for one in others[:_MAX_BESIDE_OPEN])
+        yield from (as_cause(one, right=RIGHT_LOOSELY) for one in others[:_MAX_BESIDE_OPEN])
     elif first.code.startswith("ERR") and others and others[0].votes >= _CLEARLY:
         yield as_cause(others[0], right=_RIGHT_BESIDE)

@@ -46,7 +46,7 @@ from homeostat.health.last_exception import last_exception
 from homeostat.health.log import LogLine
 from homeostat.health.lone_errors import as_error, is_warning, pasted_errors
 from homeostat.health.rule import Rule
-from homeostat.health.second_opinion import as_cause, guesses_at
+from homeostat.health.second_opinion import RIGHT_LOOSELY, as_cause, guesses_at, helped
 from homeostat.health.view import RunView
 from homeostat.health.words import shortened
 
@@ -85,7 +85,7 @@ def _unread(view: RunView, ending: Ending) -> Sighting:
         message=f"The run is dead: {shortened(ending.words, 300)}.",
         evidence=(f"line {line.number}: {shortened(line.text.strip(), 300)}",) if line else (),
         causes=tuple(_causes(reading, known, own)),
-        fixes=tuple(_helped(known)),
+        fixes=tuple(helped(known)),
         first_step=line.step if line is not None else view.last_step,
         **_worth_a_warning(reading, known),
     )
@@ -105,7 +105,7 @@ def _pasted(view: RunView, reading: ExceptionReading) -> Sighting:
         message=f"Line {line.number} reads like an error that no rule knows: {words}",
         evidence=(f"line {line.number}: {words}",),
         causes=tuple(_causes(said, known, "whether a run ended in it is not in these lines")),
-        fixes=tuple(_helped(known)),
+        fixes=tuple(helped(known)),
         **_worth_a_warning(said, known),
     )
 
@@ -136,7 +136,7 @@ def _read(view: RunView, reading: ExceptionReading) -> Sighting:
             *(f"{one[0].upper()}{one[1:]}." for one in reading.others),
         ),
         causes=tuple(_causes(reading, known, shortened(found.error, 200))),
-        fixes=(*_fixes(reading), *_helped(known)),
+        fixes=(*_fixes(reading), *helped(known)),
         first_step=found.end.step,
         last_step=found.end.step,
         # What the user's own code raised is rarely what a library's errors are: a mere hint.
@@ -150,17 +150,11 @@ def _causes(reading: ExceptionReading | None, known: Sequence[Guess], own: str) 
     if reading is not None and reading.likely is not None:
         name, why = reading.likely
         found[name] = Cause(name, f"read, not recognised: {why}")
+    right = RIGHT_LOOSELY if reading is not None and reading.is_users_own else None
     for one in known:
-        found.setdefault(one.cause, as_cause(one))
+        found.setdefault(one.cause, as_cause(one, right=right))
     found.setdefault("ended-in-exception", Cause("ended-in-exception", own))
     yield from found.values()
-
-
-def _helped(known: Sequence[Guess]) -> Iterator[Fix]:
-    """Yield what helped in a thread with nearly the same words."""
-    case = next((one.case for one in known if one.case is not None), None)
-    if case is not None:
-        yield Fix("", "", f"what helped in {case.url}: {case.fix}")
 
 
 def _fixes(reading: ExceptionReading) -> Iterator[Fix]:
