@@ -7,11 +7,13 @@ the log of a case is read, in this process, as `homeostat doctor FILE --format j
 the doctor says are its findings of level warn and error, in its order. A finding names a case's
 cause if its own name, or one of its first two causes, is among the names of the case or means the
 same to a user (`SAME`); of a finding that only says that something failed, the first cause counts.
-Guesses are made without the threads of the case's own repository.
+Guesses are made without the threads of the case's own repository. Beside an illness that a rule
+recognised, a guess (`guess` in the JSON) counts as right among three, never as first.
 
     first     the first finding names the cause
-    three     the second or third one does, or all that was said, as a finding of any level, is that
-              something failed (`VAGUE`), and one of the first three causes it considers is right
+    three     the second or third one does, or a guess beside the first one, or all that was said,
+              as a finding of any level, is that something failed (`VAGUE`), and one of the first
+              three causes it considers is right
     vague     none of that is right, and nothing misleads: something failed
     silent    no finding; at most the last lines are quoted as not recognised
     wrong     the first finding says something specific, and none of the first three is right
@@ -21,7 +23,8 @@ name from the log alone, by the judgement of whoever added them. "expert" counts
 labeller could name of the cause from the log alone: the ceiling for a reader of logs.
 For the sealed half only counts are printed. `--wrong` lists the cases of the open half that are
 not right, with what was said. `--unseen` estimates on the open half what a fresh one would give:
-each case is judged without the texts of signatures that it alone contains.
+each case is judged without the texts of signatures that it alone contains, and guessed without
+them, too.
 """
 
 from __future__ import annotations
@@ -38,43 +41,21 @@ import common
 
 from homeostat.cli.threads import Case, Half, Told, kind_of, load
 from homeostat.health.diagnose import diagnose
-from homeostat.health.known_cases import leaving_out
+from homeostat.health.known_cases import SAME, leaving_out
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES, SIGNATURES
 from homeostat.health.render import as_json
 from homeostat.health.rule import Rule
+from homeostat.health.second_opinion import LEAVES_OPEN
 from homeostat.health.signatures.signature import rule_of
 
 ROOT = Path(__file__).resolve().parents[1]
 VERDICTS = ("first", "three", "vague", "silent", "wrong")
 TOLD = 3
-# Names that mean the same to a user: the same thing is to be done.
-SAME: tuple[frozenset[str], ...] = (
-    frozenset({"nan-loss", "grad-nan", "vital-sign-not-finite"}),
-    frozenset({"column-missing", "dataset-column-missing"}),
-    frozenset({"cuda-illegal-access", "vllm-illegal-memory-access"}),
-    frozenset({"parallel-degrees-mismatch", "parallel-sizes-inconsistent"}),
-    frozenset({"memory-fragmentation", "memory-fragmented"}),
-    frozenset({"cuda-oom-training", "activation-oom"}),
-    frozenset({"path-missing", "model-path-wrong"}),
-    frozenset(
-        {
-            "library-version-mismatch",
-            "vllm-version-incompatible",
-            "sglang-version-incompatible",
-            "dependency-conflict",
-            "known-bad-version",
-        }
-    ),
-)
+# A text of a signature, with the signature's code.
+Text = tuple[str, str]
 # Names that say that something failed and leave open what.
-VAGUE = frozenset(
-    {
-        "ended-in-exception", "user-code-failed", "script-failed", "rank-failed", "peer-rank-died",
-        "worker-died-unknown", "native-crash", "stopped-early", "job-ended-from-outside",
-        "engine-died", "engine-failed-to-start", "dataloader-worker-failed", "device-side-assert",
-    }
-)  # fmt: skip
+VAGUE = LEAVES_OPEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +82,8 @@ def main() -> None:
     found: dict[Half, list[Judged]] = {}
     for half in halves:
         cases = load(ROOT, half)
-        rules = unseen_rules(cases) if chosen.unseen else [RULES] * len(cases)
-        found[half] = [judge(case, own) for case, own in zip(cases, rules, strict=True)]
+        texts = own_texts(cases) if chosen.unseen else [frozenset[Text]()] * len(cases)
+        found[half] = [judge(case, own) for case, own in zip(cases, texts, strict=True)]
     for half, judged in found.items():
         show(half, judged)
     for one in found.get(Half.OPEN, ()):
@@ -114,46 +95,58 @@ def main() -> None:
         common.write_result(chosen.name, {**common.machine(("numpy",)), **halves_found})
 
 
-def unseen_rules(cases: Sequence[Case]) -> list[Sequence[Rule]]:
-    """Return for each case the rules without the texts that only its log contains."""
-    signatures = {one.code: one for one in SIGNATURES}
-    found: list[set[tuple[str, str]]] = []
+def own_texts(cases: Sequence[Case]) -> list[frozenset[Text]]:
+    """Return for each case the texts of signatures that its log alone contains."""
+    found: list[set[Text]] = []
     for case in cases:
         log = read_text(case.log, config=None).log
         texts = ((one.code, text) for one in SIGNATURES for text in one.texts)
         found.append({(code, text) for code, text in texts if log.has(text)})
     counts = Counter(hit for hits in found for hit in hits)
-    left: list[Sequence[Rule]] = []
-    for hits in found:
-        own = {hit for hit in hits if counts[hit] == 1}
-        changed: dict[str, Rule | None] = {}
-        for code in {code for code, _ in own}:
-            kept = tuple(text for text in signatures[code].texts if (code, text) not in own)
-            changed[code] = rule_of(replace(signatures[code], texts=kept)) if kept else None
-        rules = (changed.get(rule.code, rule) for rule in RULES)
-        left.append([rule for rule in rules if rule is not None])
-    return left
+    return [frozenset(hit for hit in hits if counts[hit] == 1) for hits in found]
 
 
-def judge(case: Case, rules: Sequence[Rule] = RULES) -> Judged:
-    """Let the doctor read a case's log and compare what it says with the confirmed cause."""
+def rules_without(own: frozenset[Text]) -> Sequence[Rule]:
+    """Return the rules without some texts of signatures."""
+    changed: dict[str, Rule | None] = {}
+    for one in SIGNATURES:
+        kept = tuple(text for text in one.texts if (one.code, text) not in own)
+        if kept != one.texts:
+            changed[one.code] = rule_of(replace(one, texts=kept)) if kept else None
+    rules = (changed.get(rule.code, rule) for rule in RULES)
+    return [rule for rule in rules if rule is not None]
+
+
+def answer_to(case: Case, own: frozenset[Text] = frozenset()) -> dict[str, Any]:
+    """Return what the doctor says of a case's log, without the texts `own`."""
     view = read_text(case.log, config=None)
-    with leaving_out(case.url):
-        answer = as_json(diagnose(view, rules), view)
+    with leaving_out(case.url, {text for _, text in own}):
+        return as_json(diagnose(view, rules_without(own) if own else RULES), view)
+
+
+def judge(case: Case, own: frozenset[Text] = frozenset()) -> Judged:
+    """Let the doctor read a case's log and compare what it says with the confirmed cause."""
+    answer = answer_to(case, own)
     findings = [one for one in answer["findings"] if one["level"] != "info"]
     right = _with_equals(case.names)
     hits = [bool(right & _named(one)) for one in findings]
     said = tuple(one["name"] for one in findings[:TOLD])
     guesses = {c["name"] for x in answer["findings"] if x["name"] in VAGUE for c in x["causes"][:3]}
-    return Judged(case, _verdict(hits[:TOLD], said, answer, is_guessed=bool(right & guesses)), said)
+    beside = {c["name"] for c in findings[0]["causes"] if "guess" in c} if findings else set[str]()
+    hits = [*hits[:TOLD], bool(right & beside)]
+    return Judged(case, _verdict(hits, said, answer, is_guessed=bool(right & guesses)), said)
 
 
 def _named(finding: dict[str, Any]) -> set[str]:
     """Return the names that count as a finding's answer: its own, and its first causes'.
 
-    The second cause of a finding that only says that something failed is a guess.
+    The second cause of a finding that only says that something failed is a guess, and so is what
+    is marked as one beside an illness that was recognised.
     """
-    causes = finding["causes"][: 1 if finding["name"] in VAGUE else 2]
+    if finding["name"] in VAGUE:
+        causes = finding["causes"][:1]
+    else:
+        causes = [cause for cause in finding["causes"][:2] if "guess" not in cause]
     return {finding["name"], *(cause["name"] for cause in causes)}
 
 
@@ -174,7 +167,7 @@ def _verdict(
 
 def _with_equals(names: Iterable[str]) -> set[str]:
     own = set(names)
-    return own.union(*(group for group in SAME if group & own))
+    return own.union(*(group for group in SAME if not own.isdisjoint(group)))
 
 
 def wilson(hits: int, cases: int, *, z: float = 1.96) -> tuple[float, float]:

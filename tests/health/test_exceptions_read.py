@@ -236,3 +236,39 @@ def test_the_words_of_an_exception_are_taken_apart(error: str, kind: str, words:
     found = details_of(name, message)
     assert found[0].kind == kind
     assert words in found[0].words
+
+
+ELASTIC = (
+    "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 "
+    "(pid: 9) of binary: /usr/bin/python"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (f"AssertionError: flurbs must be even\n{ELASTIC}", "AssertionError"),
+        (
+            f"ValueError: flurbs must be even\n{ELASTIC}\n{HEAD}\n"
+            f'  File "{SITE}/torch/distributed/launcher/api.py", line 9, in launch_agent\n'
+            "    raise ChildFailedError(\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
+            "ValueError",
+        ),
+        (
+            "torch._inductor.exc.InductorError: CalledProcessError: Command '['gcc']' returned "
+            "non-zero exit status 1.",
+            "torch._inductor.exc.InductorError",
+        ),
+        ("KeyError: 'flurb'\n[ERROR] [launch.py:325] exits with return code = 1", "KeyError"),
+    ],
+)  # fmt: skip
+def test_an_error_without_frames_is_read_in_place_of_the_launchers_report(
+    text: str, kind: str
+) -> None:
+    assert reading(text).failure.kind == kind
+
+
+def test_a_launchers_own_error_is_not_taken_for_the_reason() -> None:
+    text = "INFO start\nERROR Error: Trainer failed with exit code 1"
+    assert last_exception(read_text(text)) is None

@@ -13,12 +13,13 @@ from homeostat.health import known_cases
 from homeostat.health.diagnose import diagnose
 from homeostat.health.known_cases import KnownCase, guesses, leaving_out, telling_lines
 from homeostat.health.readers import read_text
-from homeostat.health.registry import RULES
+from homeostat.health.registry import RULES, SIGNATURES
 from homeostat.health.render import as_json
 
 ROOT = Path(__file__).resolve().parents[2]
 FLURB = "https://github.com/owner/flurb/issues/1"
 GIZMO = "https://github.com/owner/gizmo/issues/2"
+FLURBED = "FlurbError: this flurb is out of glorp"
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +49,11 @@ def test_the_file_holds_the_open_half() -> None:
 
 
 def test_a_near_error_names_its_cause_its_thread_and_what_helped() -> None:
-    (guess, *_) = guesses(["starting", "FlurbError: this flurb is out of glorp"])
+    (guess, *_) = guesses(["starting", FLURBED])
     assert guess.cause == "dtype-mismatch"
     assert guess.case is not None
     assert guess.case.url == FLURB
-    found = first_finding("\n".join([HEAD, *FRAMES, "FlurbError: this flurb is out of glorp"]))
+    found = first_finding("\n".join([HEAD, *FRAMES, FLURBED]))
     assert (found["code"], found["level"]) == ("VIT002", "warn")
     assert found["causes"][0]["name"] == "dtype-mismatch"
     assert "a guess, right in about" in found["causes"][0]["why"]
@@ -65,9 +66,9 @@ def test_all_kinds_of_versions_are_one_cause() -> None:
 
 def test_threads_of_the_repository_that_is_judged_are_left_out() -> None:
     with leaving_out(f"{FLURB}#a-comment"):
-        guess = guesses(["FlurbError: this flurb is out of glorp"])[0]
+        guess = guesses([FLURBED])[0]
     assert guess.case is None or guess.case.url != FLURB
-    assert guesses(["FlurbError: this flurb is out of glorp"])[0].case is not None
+    assert guesses([FLURBED])[0].case is not None
 
 
 def test_words_that_are_near_to_nothing_get_no_warning() -> None:
@@ -76,9 +77,56 @@ def test_words_that_are_near_to_nothing_get_no_warning() -> None:
     assert all(one.case is None for one in guesses(["ZorkError: qwx zzyq"]))
 
 
-def test_no_guess_where_the_users_own_code_raised() -> None:
-    found = first_finding("\n".join([HEAD, *FRAMES[:2], "FlurbError: this flurb is out of glorp"]))
-    assert not any("a guess" in cause["why"] for cause in found["causes"])
+def test_a_guess_about_the_users_own_code_is_no_warning() -> None:
+    cut = ['  File "/data/a/attend.py", line 84, in forward', "    raise FlurbError(", FLURBED]
+    found = first_finding("\n".join(cut))
+    assert (found["code"], found["level"]) == ("VIT002", "info")
+    assert found["causes"][0]["name"] == "dtype-mismatch"
+
+
+def test_a_guess_is_marked_in_the_json() -> None:
+    found = first_finding("\n".join([HEAD, *FRAMES, FLURBED]))
+    guess, *_, own = found["causes"]
+    assert 0 < guess["guess"] < 1
+    assert own.keys() == {"name", "why"}
+
+
+def test_what_only_says_that_something_failed_gets_guesses_last() -> None:
+    body = f'{HEAD}\n  File "train.py", line 5, in <module>\n    step()\n'
+    found = first_finding(body + FLURBED)
+    assert (found["code"], found["level"]) == ("VIT006", "error")
+    names = [cause["name"] for cause in found["causes"]]
+    assert names[0] == "script-failed"
+    assert "guess" not in found["causes"][0]
+    assert "dtype-mismatch" in names
+    assert len(names) <= 1 + 2
+    assert any("Cast it." in fix["why"] and FLURB in fix["why"] for fix in found["fixes"])
+
+
+def test_beside_a_recognised_illness_stands_a_clear_guess_that_nothing_else_names() -> None:
+    words = "RuntimeError: NCCL error in: the flurb is out of glorp, unhandled system error"
+    found = first_finding(words)
+    assert found["code"].startswith("ERR")
+    (guess,) = [cause for cause in found["causes"] if "guess" in cause]
+    assert guess == found["causes"][-1]
+    assert guess["name"] == "dtype-mismatch"
+    assert "a guess, right in about" in guess["why"]
+    other = first_finding("RuntimeError: NCCL error in: unhandled system error")
+    assert not any("guess" in cause for cause in other["causes"])
+
+
+def test_a_cause_that_means_the_same_as_what_is_said_is_no_second_guess() -> None:
+    known = next(one for one in SIGNATURES if one.name == "vllm-version-incompatible")
+    text = next(one for one in known.texts if "*" not in one and "&&" not in one)
+    said = first_finding(f"{text}\nGizmoError: the gizmo has no whirl")
+    assert said["name"] == known.name
+    assert not any(cause["name"] == known_cases.VERSIONS for cause in said["causes"])
+
+
+def test_words_of_a_signatures_description_count() -> None:
+    known = next(one for one in SIGNATURES if one.name == "right-padded-generation")
+    with leaving_out("", known.texts):
+        assert known.name in [guess.cause for guess in guesses([known.what])]
 
 
 def test_the_last_telling_lines_are_read() -> None:
@@ -97,9 +145,25 @@ def test_a_few_lines_that_somebody_pasted_are_enough() -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "NCCL WARN Duplicate flurb found",
+        "the flurb is out of glorp, need to convert all flurbs before",
+        "flurb backend not set, please initialize it",
+        "exits with return code = -7",
+    ],
+)
+def test_a_pasted_line_that_says_that_something_is_wrong_is_read(line: str) -> None:
+    found = first_finding(line)
+    assert found["code"] == "VIT002" or found["code"].startswith("ERR")
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "loading the model\nall weights were loaded",
+        "2025-01-01 INFO please wait, the cache is not set\n 40%|####      | 4/10 [00:01<00:02]",
+        "{'loss': 2.1, 'epoch': 0.1}\n{'loss': 2.0, 'epoch': 0.2}\n{'loss': 1.9, 'epoch': 0.3}",
         "2025-01-01 INFO cache not found, building it",
         "\n".join([f"row {i} is written" for i in range(40)] + ["the flurb is not supported"]),
     ],

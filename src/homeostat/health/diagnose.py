@@ -21,6 +21,7 @@ from homeostat.health.differential.illnesses import fitted_table
 from homeostat.health.finding import Finding, Level, NotEvaluated, Sighting, Unknown
 from homeostat.health.frameworks import HOMEOSTAT
 from homeostat.health.rule import Rule
+from homeostat.health.second_opinion import with_guesses
 from homeostat.health.view import Kind, RunView
 from homeostat.health.words import shortened
 
@@ -78,8 +79,9 @@ def _diagnose(
     weighed = differential(
         kept, clear=clear, is_calibrated=_is_run_of_ours(view), table=fitted_table()
     )
-    reasoned = tuple(with_reason(one, view) for one in kept)
-    return Diagnosis(reasoned, tuple(unknown), tuple(clear), weighed)
+    reasoned = [with_reason(one, view) for one in kept]
+    said = with_guesses(reasoned, quoted_lines(kept[0]) if kept else (), view.log)
+    return Diagnosis(tuple(said), tuple(unknown), tuple(clear), weighed)
 
 
 def _is_run_of_ours(view: RunView) -> bool:

@@ -78,7 +78,7 @@ _TABLE = (
         "exit code 137", "exit code: 137", "exited with code 137", "exit status 137",
         "exit code is 137", "exited (137)", "received signal: 9", "signal: killed", ": killed: 9",
         "exitcode=-9", "exit code -9", "died with signal 9", "task 0: killed", "got signal: 9",
-        "terminated by signal 9", "returned exit code 137", "returned -9",
+        "terminated by signal 9", "returned exit code 137", "returned -9", "return code = -9",
     )),
     _Words(End.EXCEPTION, "it crashed in compiled code", (
         "segmentation fault", "core dumped", "fatal python error", "sigsegv", "sigabrt", "sigbus",
@@ -89,6 +89,7 @@ _TABLE = (
         "process received signal", "caught signal 11", "bus error", "illegal instruction",
         "floating point exception", "segfault encountered", "exited (139)", "exited (134)",
         "received signal 11", "received signal 6", "died with signal 11", "died with signal 6",
+        "return code = -11", "return code = -7", "return code = -6", "return code = -4",
     )),
     _Words(End.HUNG, "it hung: a collective operation timed out", (
         "watchdog caught collective operation timeout", "caught collective operation timeout",
@@ -124,7 +125,8 @@ _TABLE = (
     )),
     _Words(End.EXCEPTION, f"{LAUNCHER} that a process failed", (
         "childfailederror", "failed (exitcode:", "exited with exit code", "exited with code 1",
-        "exited with code 2", "exited with non-zero", "returned non-zero exit status",
+        "exited with code 2", "exits with return code = 1", "exited with non-zero",
+        "returned non-zero exit status",
         "terminated with exit code 1", "exit code: 1\x00", "exit code 1\x00", "exit status 1\x00",
         "process completed with exit code", "status=1/failure", "non-zero exit code",
         "job failed", "failed with exit code", "worker died", "actor died unexpectedly",

@@ -73,6 +73,10 @@ def ending_of(view: RunView) -> Ending:
         who = "the code that called it" if by == "the caller" else f"a signal ({by})"
         return Ending(End.STOPPED, f"{who} stopped it")
     fatal, told = fatal_traceback(view), _end_line(view)
+    only_reported = fatal.is_report if fatal is not None else told is not None
+    if only_reported and (told is None or not _says_more(told)):
+        # A launcher reports that a process failed; what that process printed says why.
+        fatal = _reason(_lone_error(view), told) or fatal
     if fatal is not None and not (fatal.is_report and told is not None and _says_more(told)):
         return _by_exception(fatal)
     if last is not None and last.kind == "run_failed":
@@ -87,6 +91,21 @@ def ending_of(view: RunView) -> Ending:
         reach = _reach(view)
         return _without_end(view, reach.words if reach is not None else "its start")
     return _by_steps(view)
+
+
+def _lone_error(view: RunView) -> Traceback | None:
+    """Return the error without frames in which the log ends; None if it does not."""
+    lone = lone_error(view.log.lines[-LAST_LINES:])
+    is_last = lone is not None and num_steps_after(view, lone.end) <= MAX_STEPS_AFTER
+    return lone if is_last else None
+
+
+def _reason(lone: Traceback | None, told: EndLine | None) -> Traceback | None:
+    """Return an error without frames if it says more than the launcher does."""
+    if lone is None or lone.is_report:
+        return None
+    is_launchers = told is not None and told.line == lone.end and lone.kind == "Error"
+    return None if is_launchers else lone
 
 
 def _says_more(told: EndLine) -> bool:
@@ -127,8 +146,8 @@ def _by_steps(view: RunView) -> Ending:
         at = f" after {reach.words}" if reach is not None else ""
         words = f"it hangs: the log continues for {rough_time(stalled)}{at} without a further step"
         return Ending(End.HUNG, words, view.log.lines[-1])
-    lone = lone_error(view.log.lines[-LAST_LINES:])
-    if lone is not None and num_steps_after(view, lone.end) <= MAX_STEPS_AFTER:
+    lone = _lone_error(view)
+    if lone is not None:
         return _by_exception(lone)
     error = error_at_end(view.log.lines)
     if error is not None and num_steps_after(view, error) <= MAX_STEPS_AFTER:

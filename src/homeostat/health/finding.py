@@ -72,10 +72,14 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A likely cause, by its name in the vocabulary, and the evidence for it in this run."""
+    """A likely cause, by its name in the vocabulary, and the evidence for it in this run.
+
+    `guess` is the share of such guesses that were right; None if it is no guess.
+    """
 
     name: str
     why: str
+    guess: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,10 @@ _SAYS_WRONG = re.compile(
     r"|must(?: be| have| match)?|should(?: be| have| match)|only support(?:s|ed)?|requires?"
     r"|required|exceeds?|at (?:most|least)|(?:larger|greater|longer|less|smaller|older) than"
     r"|too (?:long|large|small|many|old|new)|different from|no longer"
-    r"|please install|\w{1,40}Error\w{1,40}"
-    r"|not (?:supported|found|compatible|implemented|available|installed|defined|enough))\b",
+    r"|please|needs? to|unknown|duplicate|illegal|wrong|exhausted|degraded|corrupt(?:ed)?|died"
+    r"|was detected|isn't|wasn't|aren't|NCCL WARN|\w{1,40}Error\w{1,40}"
+    r"|not (?:supported|found|compatible|implemented|available|installed|defined|enough|set"
+    r"|possible|allowed|valid|initiali[sz]ed|recogni[sz]ed|loaded))\b",
     re.IGNORECASE,
 )
 # Levels of loggers whose lines report no error.
@@ -56,8 +58,13 @@ _SURVIVED = ("retry", "ignor", "skip", "fall back", "falling back", "fallback", 
 
 
 def lone_error(lines: Sequence[LogLine]) -> Traceback | None:
-    """Return the error without frames in which a log ends; None if it does not."""
-    return _whole_line(lines) or _within_line(lines) or _by_words(lines)
+    """Return the error without frames in which a log ends; None if it does not.
+
+    One that gives a reason is preferred to the report that some process failed.
+    """
+    whole = list(_whole_lines(lines))
+    reason = next((one for one in whole if not one.is_report), None)
+    return reason or next(iter(whole), None) or _within_line(lines) or _by_words(lines)
 
 
 def pasted_errors(lines: Sequence[LogLine]) -> Iterator[LogLine]:
@@ -80,7 +87,8 @@ def as_error(line: LogLine) -> Traceback:
     return _error(line, speaker, "Error", LOGGER.sub("", text.strip()[:_MAX_CHARS], count=1))
 
 
-def _whole_line(lines: Sequence[LogLine]) -> Traceback | None:
+def _whole_lines(lines: Sequence[LogLine]) -> Iterator[Traceback]:
+    """Yield the lines that are an exception's class and its message, the last one first."""
     for place, line in reversed(list(enumerate(lines))):
         speaker, text = speaker_in(line.text)
         found = ERROR.fullmatch(untangled(LOGGER.sub("", text.strip()[:_MAX_CHARS], count=1)))
@@ -89,8 +97,7 @@ def _whole_line(lines: Sequence[LogLine]) -> Traceback | None:
         name = found["kind"].rpartition(".")[2]
         is_class = EXCEPTION_NAME.fullmatch(name) and name not in NO_CLASSES
         if is_class and not _is_ignored(lines, place):
-            return _error(line, speaker, found["kind"], (found["words"] or "").strip())
-    return None
+            yield _error(line, speaker, found["kind"], (found["words"] or "").strip())
 
 
 def _within_line(lines: Sequence[LogLine]) -> Traceback | None:

@@ -15,7 +15,7 @@ from homeostat.health.diagnose import Diagnosis, quoted_lines
 from homeostat.health.end_lines import End
 from homeostat.health.ending import ending_of
 from homeostat.health.exception_reading import ExceptionReading
-from homeostat.health.finding import Finding, Level, NotEvaluated
+from homeostat.health.finding import Cause, Finding, Level, NotEvaluated
 from homeostat.health.frameworks import Framework
 from homeostat.health.frameworks.telling import ToldFix, in_their_words, told_all
 from homeostat.health.last_exception import last_exception
@@ -156,12 +156,14 @@ def finding_json(finding: Finding, framework: Framework) -> dict[str, Any]:
         "limit": _number(finding.limit),
         "message": in_their_words(finding.message, framework),
         "evidence": list(finding.evidence),
-        "causes": [
-            {"name": cause.name, "why": in_their_words(cause.why, framework)}
-            for cause in finding.causes
-        ],
+        "causes": [_cause_json(cause, framework) for cause in finding.causes],
         "fixes": [_fix_json(fix) for fix in told_all(finding.fixes, framework)],
     }
+
+
+def _cause_json(cause: Cause, framework: Framework) -> dict[str, Any]:
+    told = {"name": cause.name, "why": in_their_words(cause.why, framework)}
+    return told if cause.guess is None else {**told, "guess": cause.guess}
 
 
 def _differential_json(diagnosis: Diagnosis, framework: Framework) -> dict[str, Any]:

@@ -23,7 +23,7 @@ illness", and the exit code is 1.
   words name an argument, a column, a setting, a file or weights.
 - ended-in-exception: the exception's own words say what is known.
 After what the words say come guesses, marked as such: what the nearest known errors were, and how
-often such guesses are right. There are none where the user's own code raised.
+often such guesses are right. Where the user's own code raised, they are no reason for a warning.
 
 ## What to do
 Read the exception and the frame that raised it. Resume from the newest checkpoint.
@@ -41,16 +41,15 @@ from homeostat.health.end_lines import LAUNCHER, End
 from homeostat.health.ending import Ending, ending_of
 from homeostat.health.exception_reading import ExceptionReading, read_exception
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.known_cases import MAX_LINES, Guess, guesses
+from homeostat.health.known_cases import Guess
 from homeostat.health.last_exception import last_exception
 from homeostat.health.log import LogLine
 from homeostat.health.lone_errors import as_error, is_warning, pasted_errors
 from homeostat.health.rule import Rule
+from homeostat.health.second_opinion import RIGHT_LOOSELY, as_cause, guesses_at, helped
 from homeostat.health.view import RunView
 from homeostat.health.words import shortened
 
-# Lines below an exception that may still belong to it.
-_MAX_MORE = 8
 # Share of right ones from which on a guess is worth a warning.
 _LIKELY = 0.5
 
@@ -79,14 +78,14 @@ def _is_launchers(ending: Ending) -> bool:
 def _unread(view: RunView, ending: Ending) -> Sighting:
     """Report a death of which there is no traceback."""
     line = ending.line
-    known = _guessed(view, line) if line is not None else ()
+    known = guesses_at(view.log, line.number) if line is not None else ()
     reading = _words_of(view, line) if line is not None else None
     own = "the run's own event says so" if line is None else "there is no traceback in this log"
     return Sighting(
         message=f"The run is dead: {shortened(ending.words, 300)}.",
         evidence=(f"line {line.number}: {shortened(line.text.strip(), 300)}",) if line else (),
         causes=tuple(_causes(reading, known, own)),
-        fixes=tuple(_helped(known)),
+        fixes=tuple(helped(known)),
         first_step=line.step if line is not None else view.last_step,
         **_worth_a_warning(reading, known),
     )
@@ -101,21 +100,14 @@ def _pasted(view: RunView, reading: ExceptionReading) -> Sighting:
     """Report what reads like an error in a few lines that somebody pasted."""
     line = reading.failure.end
     said = None if is_warning(line) else reading
-    known, words = _guessed(view, line), shortened(line.text.strip(), 300)
+    known, words = guesses_at(view.log, line.number), shortened(line.text.strip(), 300)
     return Sighting(
         message=f"Line {line.number} reads like an error that no rule knows: {words}",
         evidence=(f"line {line.number}: {words}",),
         causes=tuple(_causes(said, known, "whether a run ended in it is not in these lines")),
-        fixes=tuple(_helped(known)),
+        fixes=tuple(helped(known)),
         **_worth_a_warning(said, known),
     )
-
-
-def _guessed(view: RunView, line: LogLine) -> tuple[Guess, ...]:
-    """Guess by the lines of the log around the one in which an error ends."""
-    end = line.number + _MAX_MORE
-    near = (one.text for one in view.log.lines if end - MAX_LINES <= one.number <= end)
-    return guesses(list(near))
 
 
 def _worth_a_warning(reading: ExceptionReading | None, known: Sequence[Guess]) -> dict[str, Any]:
@@ -128,7 +120,7 @@ def _worth_a_warning(reading: ExceptionReading | None, known: Sequence[Guess]) -
 
 def _read(view: RunView, reading: ExceptionReading) -> Sighting:
     found = reading.failure
-    known = () if reading.is_users_own else _guessed(view, found.end)
+    known = guesses_at(view.log, found.end.number)
     said = [
         f"The run is dead: it ended in {shortened(found.error, 300)}. No rule knows these words."
     ]
@@ -144,31 +136,25 @@ def _read(view: RunView, reading: ExceptionReading) -> Sighting:
             *(f"{one[0].upper()}{one[1:]}." for one in reading.others),
         ),
         causes=tuple(_causes(reading, known, shortened(found.error, 200))),
-        fixes=(*_fixes(reading), *_helped(known)),
+        fixes=(*_fixes(reading), *helped(known)),
         first_step=found.end.step,
         last_step=found.end.step,
-        **_worth_a_warning(reading, known),
+        # What the user's own code raised is rarely what a library's errors are: a mere hint.
+        **_worth_a_warning(reading, () if reading.is_users_own else known),
     )
 
 
 def _causes(reading: ExceptionReading | None, known: Sequence[Guess], own: str) -> Iterator[Cause]:
     """Yield what its words say, then guesses: each name once, the surest first."""
-    found: dict[str, str] = {}
+    found: dict[str, Cause] = {}
     if reading is not None and reading.likely is not None:
         name, why = reading.likely
-        found[name] = f"read, not recognised: {why}"
+        found[name] = Cause(name, f"read, not recognised: {why}")
+    right = RIGHT_LOOSELY if reading is not None and reading.is_users_own else None
     for one in known:
-        found.setdefault(one.cause, one.why)
-    found.setdefault("ended-in-exception", own)
-    for name, why in found.items():
-        yield Cause(name, why)
-
-
-def _helped(known: Sequence[Guess]) -> Iterator[Fix]:
-    """Yield what helped in a thread with nearly the same words."""
-    case = next((one.case for one in known if one.case is not None), None)
-    if case is not None:
-        yield Fix("", "", f"what helped in {case.url}: {case.fix}")
+        found.setdefault(one.cause, as_cause(one, right=right))
+    found.setdefault("ended-in-exception", Cause("ended-in-exception", own))
+    yield from found.values()
 
 
 def _fixes(reading: ExceptionReading) -> Iterator[Fix]:

@@ -1,0 +1,82 @@
+"""Add to the first finding about an error what the known errors nearest to its words were.
+
+    it only says that something failed (`LEAVES_OPEN`)   up to two guesses
+    its rule recognised the words                        one guess, if the nearest errors clearly
+                                                         had a cause that no finding names
+
+Guesses come last in the list of causes and are marked as such (`Cause.guess`). A rule that
+recognises words is seldom wrong, but words may have more than one cause.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+from homeostat.health.finding import Cause, Finding, Fix, Level
+from homeostat.health.known_cases import MAX_LINES, Guess, guesses, merged
+from homeostat.health.log import Log
+
+# Names that say that something failed and leave open what.
+LEAVES_OPEN = frozenset(
+    {
+        "ended-in-exception", "user-code-failed", "script-failed", "rank-failed", "peer-rank-died",
+        "worker-died-unknown", "native-crash", "stopped-early", "job-ended-from-outside",
+        "engine-died", "engine-failed-to-start", "dataloader-worker-failed", "device-side-assert",
+    }
+)  # fmt: skip
+# Lines below the one in which an error ends that may still belong to it.
+_MAX_MORE = 8
+_MAX_BESIDE_OPEN = 2
+# Share of the votes from which on a guess is said beside a recognised illness, and the share of
+# such guesses that were a confirmed cause (bench/guesses.py).
+_CLEARLY = 0.2
+_RIGHT_BESIDE = 0.4
+# The share of right ones, whatever their votes, where a rule only says that something failed, or
+# where the user's own code raised: 7 of 47.
+RIGHT_LOOSELY = 0.15
+# The reader of exceptions says its guesses itself.
+_GUESSES_ITSELF = "VIT002"
+
+
+def guesses_at(log: Log, number: int) -> tuple[Guess, ...]:
+    """Guess by the lines of a log around the one in which an error ends."""
+    end = bisect_right(log.lines, number + _MAX_MORE, key=lambda line: line.number)
+    return guesses([line.text for line in log.lines[max(0, end - MAX_LINES) : end]])
+
+
+def as_cause(guess: Guess, *, right: float | None = None) -> Cause:
+    """Return a guess as a cause; `right` is the share of right ones if it is another than usual."""
+    share = guess.right if right is None else right
+    like = f", as in {guess.case.url}" if guess.case is not None else ""
+    return Cause(guess.cause, f"a guess, right in about {share:.0%} of such cases{like}", share)
+
+
+def helped(known: Sequence[Guess]) -> Iterator[Fix]:
+    """Yield what helped in a thread with nearly the same words."""
+    case = next((one.case for one in known if one.case is not None), None)
+    if case is not None:
+        yield Fix("", "", f"what helped in {case.url}: {case.fix}")
+
+
+def with_guesses(findings: Sequence[Finding], quoted: Sequence[int], log: Log) -> list[Finding]:
+    """Return the findings, the first one with guesses; `quoted` are the lines that it quotes."""
+    if not findings or not quoted or findings[0].level is Level.INFO:
+        return list(findings)
+    first = findings[0]
+    known = guesses_at(log, max(quoted))
+    more = tuple(_beside(findings, known))
+    names = {cause.name for cause in more}
+    fixes = (*first.fixes, *helped([one for one in known if one.cause in names]))
+    return [dataclasses.replace(first, causes=(*first.causes, *more), fixes=fixes), *findings[1:]]
+
+
+def _beside(findings: Sequence[Finding], known: Sequence[Guess]) -> Iterator[Cause]:
+    first = findings[0]
+    said = {one.name for one in findings} | {c.name for one in findings for c in one.causes}
+    others = [one for one in known if one.cause not in merged(said)]
+    if first.name in LEAVES_OPEN and first.code != _GUESSES_ITSELF:
+        yield from (as_cause(one, right=RIGHT_LOOSELY) for one in others[:_MAX_BESIDE_OPEN])
+    elif first.code.startswith("ERR") and others and others[0].votes >= _CLEARLY:
+        yield as_cause(others[0], right=_RIGHT_BESIDE)
