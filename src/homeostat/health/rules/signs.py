@@ -97,7 +97,11 @@ def _trend(series: Series, share: float) -> Trend | None:
         return None
     num = max(2, int(len(values) * share))
     # Neighbours differ by noise alone where the metric moves slowly.
-    noise = median(np.abs(np.diff(values))) * 1.4826 / math.sqrt(2.0)
+    differences = np.abs(np.diff(values))
+    noise = median(differences) * 1.4826 / math.sqrt(2.0)
+    if noise == 0.0:
+        # Most neighbours are the same number: a mean over episodes that few records change.
+        noise = float(differences.mean()) * math.sqrt(math.pi) / 2.0
     start, end = float(values[:num].mean()), float(values[-num:].mean())
     return Trend(start, end, noise * math.sqrt(2.0 / num))
 

@@ -4,7 +4,8 @@
 The first records' loss (SFT, nats per token) is above ln(vocabulary) by `margin`; without a known
 vocabulary, above that of the largest that is in use. It is information only once the loss has come
 down to `usual`: whatever was wrong, training has cured it. A loss beside which its parts are logged
-is a sum of them, and not judged: two or more other losses, each below the limit, that add up to it.
+is a sum of them, and not judged: two or more other losses that add up to it or more, of which one
+is below the limit.
 
 ## Why it matters
 A pretrained model begins between 0.5 and 4. Worse than guessing means that it predicts with
@@ -81,11 +82,11 @@ def _is_sum(view: RunView, start: float, limit: float) -> bool:
     firsts = [
         median(series.finite().head(5).values)
         for name, series in view.metrics.items()
-        if name.startswith("train/") and "loss" in name and name != "train/loss"
+        if name != "train/loss" and not name.startswith("eval") and "loss" in name.lower()
         if len(series.finite()) >= len(view.metrics["train/loss"].finite()) // 2
     ]
-    parts = [part for part in firsts if 0.0 < part <= limit]
-    return len(parts) >= 2 and sum(parts) >= start
+    parts = [part for part in firsts if part > 0.0]
+    return len(parts) >= 2 and min(parts) <= limit and sum(parts) >= start
 
 
 def _causes(start: float, options: Options) -> Iterator[Cause]:
