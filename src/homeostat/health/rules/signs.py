@@ -99,9 +99,9 @@ def _trend(series: Series, share: float) -> Trend | None:
     # Neighbours differ by noise alone where the metric moves slowly.
     differences = np.abs(np.diff(values))
     noise = median(differences) * 1.4826 / math.sqrt(2.0)
-    if noise == 0.0:
-        # Most neighbours are the same number: a mean over episodes that few records change.
-        noise = float(differences.mean()) * math.sqrt(math.pi) / 2.0
+    # The median is less where most neighbours are alike and some differ by much: rewards of all or
+    # nothing, means over the last episodes.
+    noise = max(noise, float(differences.mean()) * math.sqrt(math.pi) / 2.0)
     start, end = float(values[:num].mean()), float(values[-num:].mean())
     return Trend(start, end, noise * math.sqrt(2.0 / num))
 
