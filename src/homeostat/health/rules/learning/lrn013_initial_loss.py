@@ -3,7 +3,8 @@
 ## What it sees
 The first records' loss (SFT, nats per token) is above ln(vocabulary) by `margin`; without a known
 vocabulary, above that of the largest that is in use. It is information only once the loss has come
-down to `usual`: whatever was wrong, training has cured it. A loss beside which its parts are logged
+down to `usual`: whatever was wrong, training has cured it; and where neither the framework nor a
+metric tells that it is a language model's. A loss beside which its parts are logged
 is a sum of them, and not judged: two or more other losses that add up to it or more, of which one
 is below the limit.
 
@@ -60,7 +61,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     is_over = median(loss.finite().tail(5).values) <= options.usual
     yield Sighting(
-        level=Level.INFO if is_over else Level.WARN,
+        level=Level.INFO if is_over or not _is_of_tokens(view) else Level.WARN,
         message=f"The loss begins at {start:.4g}; guessing gives {limit - options.margin:.3g} "
         "at most: the model is sure, and wrong. Score a plain text with it; then see template, "
         "labels and checkpoint.",
@@ -75,6 +76,14 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=start,
         limit=limit,
     )
+
+
+def _is_of_tokens(view: RunView) -> bool:
+    """Return whether the log is known to be a language model's: whose framework trains such ones,
+    or with a metric of tokens. Other losses may have any size."""
+    words = ("token", "perplexity", "ppl", "vocab", "bpb")
+    names = " ".join((*view.metrics, *view.raw_settings)).lower()
+    return view.framework.name != "unknown" or any(word in names for word in words)
 
 
 def _is_sum(view: RunView, start: float, limit: float) -> bool:

@@ -1,13 +1,13 @@
 """The reward falls far below what it had reached, and stays there.
 
 ## What it sees
-Running medians of the reward: the newest is more than `min_fall` below the best one, by more than
-noise and the few prompts of a step explain, and every one of the last `fire` records lies below the
-middle between the two. A fall that is newer than a running median shows must be one by `sharp`, and
-twice as far beyond noise. A fall of a size that the reward has recovered from before must have
-lasted for a sixth of the run, unless `most` of the reward is lost. Single records of a noisy reward tell less: of a long run also its
-sixths, of which the last two lie that far below the best one, by `surely` standard errors of their
-means.
+Running medians of the reward (in a log of many records, of means of neighbours): the newest is more
+than `min_fall` below the best one, by more than noise and the few prompts of a step explain, and
+every one of the last `fire` records lies below the middle between the two. A fall that is newer
+than a running median shows must be one by `sharp`, and twice as far beyond noise. A fall of a size
+that the reward has recovered from before must have lasted for a sixth of the run, unless `most` of
+the reward is lost. Single records of a noisy reward tell less: of a long run also its sixths, of
+which the last two lie that far below the best one, by `surely` standard errors of their means.
 
 ## Why it matters
 The policy unlearns. Every further step trains on worse samples; the best weights are behind.
@@ -59,6 +59,8 @@ from homeostat.types import FloatArray64
 # Records from which a run is long, and the parts that are compared.
 _MIN_LONG = 100
 _PARTS = 6
+# Records above which neighbours are averaged.
+_MOST_RECORDS = 600
 # Falls that were made up for are usual ones if they had this share of the newest one's size.
 _USUAL = 0.6
 
@@ -84,7 +86,7 @@ class Fall:
 
 def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | None:
     """The fall, if it is one. `chance`: what a record is known to deviate by."""
-    finite = reward.finite()
+    finite = reward = _thinned(reward.finite())
     window = smoothing_window(len(finite))
     if len(finite) < 2 * options.fire or len(finite) - window + 1 < options.fire:
         return None
@@ -108,6 +110,17 @@ def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | 
     if best - now < options.most * size and _is_usual(medians.values, top, best - now):
         return _fall_of_parts(finite, options, chance=chance)
     return Fall(best, now, int(medians.steps[max(0, top - (window - 1) // 2)]))
+
+
+def _thinned(reward: Series) -> Series:
+    """Return means of neighbours if there are many records: a few of them say little of a run."""
+    size = len(reward) // _MOST_RECORDS
+    if size < 2:
+        return reward
+    # The newest records count, so the oldest ones are left out where the division has a rest.
+    rest = len(reward) % size
+    values = reward.values[rest:].reshape(-1, size).mean(axis=1)
+    return Series(reward.steps[rest + size - 1 :: size], values)
 
 
 def _is_usual(medians: FloatArray64, top: int, lost: float) -> bool:

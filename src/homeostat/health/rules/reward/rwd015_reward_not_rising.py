@@ -3,9 +3,9 @@
 ## What it sees
 After `steps` steps the mean reward is still below `low` of the most that can be earned, without a
 rise that is more than noise. Where the most is not known, or the reward lies between `low` and
-`much` of it, a warning if it has not risen in `long` steps, or if `records` records are enough to exclude a rise: two standard errors above the change
-that was seen are still less than `gain` of the deviation of single rewards. A rise in the first
-twentieth of the run counts as one.
+`much` of it, a warning if it has not risen in `long` steps, or if `records` records are enough to
+exclude a rise: two standard errors above the change that was seen are still less than `gain` of the
+deviation of single rewards. A rise in the first twentieth of the run counts as one.
 
 ## Why it matters
 Most runs that will learn show it by then. It costs little to look, and much to wait.
