@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,17 @@ def test_a_log_that_ends_in_mid_run_is_never_called_healthy(
     assert words in found["vital_signs"]["words"]
     assert "did not reach its end" in as_text(diagnosis, view, width=200)
     assert [one["code"] for one in found["findings"]] == ["VIT003"]
+
+
+def test_metrics_without_any_text_do_not_tell_why_they_end(tmp_path: Path) -> None:
+    file = tmp_path / "train.log"
+    file.write_text(rows(30, **SFT) + BAR)
+    view = open_run(file)
+    reading = replace(view.facts["reading"], num_lines=0)
+    binary = replace(view, facts={**view.facts, "reading": reading, "quiet_s": 9_000.0})
+    ending = vital_signs(binary).ending
+    assert (ending.how, ending.is_stale) == (End.OPEN, False)
+    assert "it holds metrics only" in ending.words
 
 
 def test_a_pasted_log_that_ends_in_mid_run_may_still_go_on() -> None:

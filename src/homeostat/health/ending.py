@@ -18,6 +18,7 @@ import numpy as np
 
 from homeostat.health.end_lines import LAUNCHER, MAX_CLUSTER, End, EndLine, error_at_end
 from homeostat.health.first_failure import first_failure
+from homeostat.health.frameworks import HOMEOSTAT
 from homeostat.health.log import LogLine
 from homeostat.health.lone_errors import lone_error
 from homeostat.health.medians import median
@@ -178,6 +179,10 @@ def _without_end(view: RunView, where: str) -> Ending:
     if quiet_s < MAX_QUIET_S:
         words += f"; the newest line came {ago} ago, so the run may still be going on"
         return Ending(End.OPEN, words)
+    reading = view.facts.get("reading")
+    if reading is not None and reading.num_lines == 0 and view.framework is not HOMEOSTAT:
+        # A file without text: an interrupt or an error would stand in the console's.
+        return Ending(End.OPEN, f"{words}; it holds metrics only, so the reason may be elsewhere")
     words += f", and nothing was written for {ago}: it was killed without a word, or hangs"
     return Ending(End.OPEN, words, is_stale=True)
 

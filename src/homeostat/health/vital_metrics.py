@@ -154,7 +154,9 @@ def gone(view: RunView) -> Iterable[tuple[str, int]]:
     for name, one in steady.items():
         if len(one) < MIN_GONE or one.steps[-1] == newest:
             continue
-        interval = median(np.diff(one.steps))
+        gaps = np.diff(one.steps)
+        # What is logged now and then may be due later than two neighbours are apart.
+        interval = max(median(gaps), 2.0 * float(gaps.max()) / MIN_GONE)
         others = [len(other.since(int(one.steps[-1]) + 1)) for other in steady.values()]
         if max(others) >= MIN_GONE and newest - one.steps[-1] >= MIN_GONE * interval:
             yield name, int(one.steps[-1])

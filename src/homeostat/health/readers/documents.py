@@ -76,15 +76,26 @@ def _numbered(part: Mapping[str, Any]) -> list[Row]:
 
 
 def _columns(part: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of columns of numbers; shorter columns belong to the first rows."""
+    """Return the rows of columns of numbers.
+
+    A column that is a little shorter lacks the first rows: a loss before the first update. A much
+    shorter one is logged less often, and which rows it belongs to is not known: the first ones.
+    """
     columns = {name: values for name, values in _named_columns(part) if len(values) >= MIN_RECORDS}
     if not any(map(_is_result, columns)):
         return []
     counts = next((name for name in _COUNTS if name in columns), None)
     longest = max(map(len, columns.values()))
+    missing = {
+        name: longest - len(own) if 2 * len(own) >= longest else 0 for name, own in columns.items()
+    }
     rows = []
     for place in range(longest):
-        values = {name: own[place] for name, own in columns.items() if place < len(own)}
+        values = {
+            name: own[place - missing[name]]
+            for name, own in columns.items()
+            if 0 <= place - missing[name] < len(own)
+        }
         step = values.get(counts) if counts and not counts.startswith("epoch") else None
         is_count = step is not None and step.is_integer() and 0 <= step < 1e15
         present = {name: value for name, value in values.items() if name != counts}

@@ -97,7 +97,12 @@ def _trend(series: Series, share: float) -> Trend | None:
         return None
     num = max(2, int(len(values) * share))
     # Neighbours differ by noise alone where the metric moves slowly.
-    noise = median(np.abs(np.diff(values))) * 1.4826 / math.sqrt(2.0)
+    differences = np.abs(np.diff(values))
+    noise = median(differences) * 1.4826 / math.sqrt(2.0)
+    # The median is less where most neighbours are alike and some differ by much: rewards of all or
+    # nothing, means over the last episodes.
+    with np.errstate(over="ignore"):
+        noise = max(noise, float(differences.mean()) * math.sqrt(math.pi) / 2.0)
     start, end = float(values[:num].mean()), float(values[-num:].mean())
     return Trend(start, end, noise * math.sqrt(2.0 / num))
 

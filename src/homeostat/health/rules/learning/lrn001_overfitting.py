@@ -4,7 +4,9 @@
 Evaluation loss has passed its minimum, is at least `min_rise` above it, has been above it for
 `evals` evaluations in a row and rose over them, while training loss kept falling. Two evaluations
 are enough if each is higher than the one before and the last by `steep` above the minimum. Noisy
-evaluations are judged by their median after the minimum, against the level before it.
+evaluations are judged by their median after the minimum, against the level before it; where the
+first one was the lowest, against their own spread. Where no training loss is logged, a rise over at
+least `alone` evaluations by `steep` is enough.
 
 ## Why it matters
 The model memorises its rows. Every further step makes it worse at everything else.
@@ -31,7 +33,7 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import needed, noise
+from homeostat.health.rules.readings import needed, noise, rank_correlation
 from homeostat.health.view import RunView, Series
 from homeostat.types import FloatArray64
 
@@ -43,12 +45,16 @@ class Options(RuleOptions):
     min_rise: float = option(0.03, "Rise above the minimum, as a share of it, that is too much.")
     evals: int = option(3, "Evaluations in a row that must lie above the minimum.")
     steep: float = option(0.1, "Rise above the minimum for which two evaluations are enough.")
+    alone: int = option(8, "Evaluations that are needed without a training loss.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    held, train = needed(view, "eval/loss"), needed(view, "train/loss")
-    held, train = held.finite(), train.finite()
-    if len(held) < 3 or len(train) < 2:
+    held, train = needed(view, "eval/loss").finite(), view.series("train/loss")
+    if train is None or len(train.finite()) < 2:
+        yield from _alone(held, options)
+        return
+    train = train.finite()
+    if len(held) < 3:
         return
     low = int(np.argmin(held.values))
     lowest, latest = float(held.values[low]), held.latest
@@ -84,6 +90,35 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
 
 
+def _alone(held: Series, options: Options) -> Iterator[Sighting]:
+    """Report evaluations that rise from the first ones on, where nothing else is logged."""
+    if len(held) < options.alone:
+        return
+    low = int(np.argmin(held.values))
+    lowest, after = float(held.values[low]), held.values[low + 1 :]
+    rise = held.latest - lowest
+    if low > len(held) // 4 or rise < max(options.steep * abs(lowest), 0.02):
+        return
+    if rank_correlation(held) < 0.8 or rise < 5 * _noise(held.values, low):
+        return
+    best_step = int(held.steps[low])
+    yield Sighting(
+        message=f"Evaluation loss was lowest at step {best_step} ({lowest:.4g}) and has risen to "
+        f"{held.latest:.4g} since: training makes the model worse on rows that it does not see. "
+        "Log the training loss, too: it tells overfitting from a rate that is too high.",
+        evidence=(f"eval/loss {lowest:.4g} -> {held.latest:.4g} over {len(after)} evaluations",),
+        causes=(
+            Cause("overfitting", "held-out loss rises from the first evaluations on"),
+            Cause("lr-too-high", "if the training loss rises as well"),
+        ),
+        fixes=(Fix("trainer.lr", "a third of it", "smaller steps", Grade.UNSAFE),),
+        first_step=int(held.steps[low + 1]),
+        last_step=int(held.steps[-1]),
+        value=held.latest,
+        limit=lowest * (1 + options.steep),
+    )
+
+
 def _is_steep(after: FloatArray64, lowest: float, options: Options) -> bool:
     """Return whether two evaluations are enough: the usual number after a run of three epochs."""
     if len(after) != 2:
@@ -97,7 +132,19 @@ def _has_risen(held: FloatArray64, low: int, options: Options) -> bool:
     after, rise = held[low + 1 :], float(held[-1] - held[low])
     if len(after) < options.evals or after[-1] < np.max(after) - 0.5 * rise:
         return False
-    return rise >= 3 * _noise(held, low) or _is_higher(held[max(0, low - 2) : low + 1], after)
+    if rise >= 3 * _noise(held, low) or _is_higher(held[max(0, low - 2) : low + 1], after):
+        return True
+    return low == 0 and _stays_above(float(held[0]), after, options)
+
+
+def _stays_above(lowest: float, after: FloatArray64, options: Options) -> bool:
+    """Return whether the evaluations after the first one lie above it by far more than they vary.
+
+    One evaluation tells nothing of its own noise; those after it do.
+    """
+    level, spread = median(after), float(np.ptp(after))
+    is_far = level - lowest >= max(2 * options.steep * abs(lowest), 2 * spread)
+    return len(after) > options.evals and is_far
 
 
 def _is_higher(before: FloatArray64, after: FloatArray64) -> bool:
@@ -143,6 +190,6 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.INFERRED,
     check=check,
-    needs=("eval/loss", "train/loss"),
+    needs=("eval/loss",),
     options=Options,
 )

@@ -65,11 +65,16 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     best_at = int(np.argmin(level))
     best = float(level[best_at])
     newest = loss.values[-options.fire :]
-    factor = options.both_factor if _evaluations_rose(view, options) else options.factor
-    limit = max(factor * best, best + 0.3)
+    both = _evaluations_rose(view, options)
+    factor, least = (options.both_factor, 0.03) if both else (options.factor, 0.3)
+    limit = max(factor * best, best + least)
     if best_at >= len(loss) - options.fire or float(newest.min()) < limit:
         return
-    if median(newest) - best < 4 * noise(loss.values[: best_at + 1]):
+    usual = noise(loss.values[: best_at + 1])
+    if both:
+        # Where evaluations tell the same, a steep start need not count as noise.
+        usual = min(usual, noise(loss.values[best_at:]))
+    if median(newest) - best < 4 * usual:
         return
     below = np.flatnonzero(loss.values[best_at:] < limit)
     # The mean of three of very different size may be below each of them.

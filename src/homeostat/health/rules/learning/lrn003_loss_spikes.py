@@ -2,7 +2,9 @@
 
 ## What it sees
 A record's loss is at least `factor` times the median of the records around it, and later ones are
-back at the old level. One such step is information; `repeated` of them are a warning.
+back at the old level. One such step is information; `repeated` of them are a warning. So many and
+so evenly spread ones that each of `parts` parts of the run has a like number are how its batches
+differ: information.
 
 ## Why it matters
 A spike that recovers costs little. Repeated spikes mean that some rows are broken, or that the run
@@ -32,13 +34,14 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import robust_scale
-from homeostat.types import FloatArray64
+from homeostat.types import FloatArray64, IntArray
 
 
 class Options(RuleOptions):
     factor: float = option(2.5, "Factor over its neighbours' median that a spike has.")
     window: int = option(7, "Number of records around it that it is compared with.")
     repeated: int = option(3, "Number of spikes from which on it is a warning.")
+    parts: int = option(5, "Parts of the run of which none may lack spikes if they are its noise.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -72,8 +75,16 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=int(loss.steps[at[-1]]),
         value=float(loss.values[worst]),
         limit=options.factor * float(around[worst]),
-        level=Level.WARN if len(at) >= options.repeated else Level.INFO,
+        level=Level.WARN
+        if len(at) >= options.repeated and not _are_even(at, len(loss), options)
+        else Level.INFO,
     )
+
+
+def _are_even(at: IntArray, count: int, options: Options) -> bool:
+    """Return whether spikes come at one rate from the beginning to the end."""
+    numbers = np.bincount(at * options.parts // count, minlength=options.parts)
+    return len(at) >= 4 * options.parts and int(numbers.min()) >= 0.4 * len(at) / options.parts
 
 
 def _neighbours(values: FloatArray64, window: int) -> FloatArray64:

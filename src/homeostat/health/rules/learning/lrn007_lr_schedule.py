@@ -35,6 +35,7 @@ from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import is_rounded, needed
 from homeostat.health.view import RunView, Series
+from homeostat.types import FloatArray64
 
 # They print the rate that the step was made with.
 _PRINTS_THIS = ("torchtitan",)
@@ -60,6 +61,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     zeros = np.flatnonzero(rates.values == 0)
     zeros = zeros[zeros > int(np.argmax(rates.values != 0))]
+    # A single 0 before a jump of the rate is where a run was resumed with another schedule.
+    zeros = zeros[[not _restarts_after(rates.values, int(at)) for at in zeros]]
     if len(zeros) and zeros[-1] == len(rates) - 1 and _is_last_step(view, rates):
         zeros = zeros[:-1]
     if not len(zeros):
@@ -68,6 +71,13 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     total = max(view.total_steps or 0, last)
     wasted = (total - first + 1) / max(total, 1)
     yield _early(first, last, wasted, total, options)
+
+
+def _restarts_after(rates: FloatArray64, at: int) -> bool:
+    """Return whether the rate jumps up after a 0 that stands alone."""
+    if at + 1 >= len(rates) or rates[at - 1] == 0.0:
+        return False
+    return bool(rates[at + 1] > 2.0 * rates[at - 1])
 
 
 def _is_last_step(view: RunView, rates: Series) -> bool:

@@ -3,8 +3,10 @@
 ## What it sees
 The first records' loss (SFT, nats per token) is above ln(vocabulary) by `margin`; without a known
 vocabulary, above that of the largest that is in use. It is information only once the loss has come
-down to `usual`: whatever was wrong, training has cured it. A loss beside which its parts are logged
-is a sum of them, and not judged: two or more other losses, each below the limit, that add up to it.
+down to `usual`: whatever was wrong, training has cured it; and where neither the framework nor a
+metric tells that it is a language model's. A loss beside which its parts are logged
+is a sum of them, and not judged: two or more other losses that add up to it or more, of which one
+is below the limit.
 
 ## Why it matters
 A pretrained model begins between 0.5 and 4. Worse than guessing means that it predicts with
@@ -59,7 +61,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     is_over = median(loss.finite().tail(5).values) <= options.usual
     yield Sighting(
-        level=Level.INFO if is_over else Level.WARN,
+        level=Level.INFO if is_over or not _is_of_tokens(view) else Level.WARN,
         message=f"The loss begins at {start:.4g}; guessing gives {limit - options.margin:.3g} "
         "at most: the model is sure, and wrong. Score a plain text with it; then see template, "
         "labels and checkpoint.",
@@ -76,16 +78,24 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
 
 
+def _is_of_tokens(view: RunView) -> bool:
+    """Return whether the log is known to be a language model's: whose framework trains such ones,
+    or with a metric of tokens. Other losses may have any size."""
+    words = ("token", "perplexity", "ppl", "vocab", "bpb")
+    names = " ".join((*view.metrics, *view.raw_settings)).lower()
+    return view.framework.name != "unknown" or any(word in names for word in words)
+
+
 def _is_sum(view: RunView, start: float, limit: float) -> bool:
     """Return whether parts of the loss are logged beside it. Their weights are not known."""
     firsts = [
         median(series.finite().head(5).values)
         for name, series in view.metrics.items()
-        if name.startswith("train/") and "loss" in name and name != "train/loss"
+        if name != "train/loss" and not name.startswith("eval") and "loss" in name.lower()
         if len(series.finite()) >= len(view.metrics["train/loss"].finite()) // 2
     ]
-    parts = [part for part in firsts if 0.0 < part <= limit]
-    return len(parts) >= 2 and sum(parts) >= start
+    parts = [part for part in firsts if part > 0.0]
+    return len(parts) >= 2 and min(parts) <= limit and sum(parts) >= start
 
 
 def _causes(start: float, options: Options) -> Iterator[Cause]:

@@ -2,8 +2,9 @@
 
 ## What it sees
 Entropy per token above `growth` times where it began and above `limit` (where the reward falls
-meanwhile: above `low_limit`), in `fire` of the newest `window` records, and above its first quarter
-in the last one by more than noise. A warning where the reward does not rise along with it.
+meanwhile, or does not rise while entropy grew `far` times: above `low_limit`), in `fire` of the
+newest `window` records, and above its first quarter in the last one by more than noise. A warning
+where the reward does not rise along with it.
 
 ## Why it matters
 The policy forgets what it knew: probability leaks to tokens that make no sense, and soon whole
@@ -40,6 +41,7 @@ class Options(RuleOptions):
     limit: float = option(1.0, "Entropy per token, in nats, that is much for a trained model.")
     low_limit: float = option(0.25, "The same where the reward falls meanwhile.")
     growth: float = option(2.0, "Factor over the first records that it must have grown by.")
+    far: float = option(10.0, "Factor from which on a reward that does not rise is enough, too.")
     most: float = option(13.0, "Above this it cannot be an entropy per token.")
     fire: int = option(4, "Number of records that must show it ...")
     window: int = option(5, "... within a window of this many.")
@@ -53,8 +55,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     start = median(finite.values[:3])
     reward = trend(view.series("reward"))
-    limit = options.low_limit if reward is not None and reward.falls else options.limit
     moved = trend(finite)
+    far = moved is not None and moved.end > options.far * start
+    worse = reward is not None and (reward.falls or (far and not reward.rises))
+    limit = options.low_limit if worse else options.limit
     if moved is not None and not moved.rises:
         # It wavers by that much: single records say nothing.
         return

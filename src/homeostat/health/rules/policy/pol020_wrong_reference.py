@@ -21,7 +21,8 @@ reference, too. If another checkpoint is what you want, expect the reward to fal
 
 ## Known false alarms
 A reference that was chosen on purpose (`reference.path`, or the model without its adapter): that is
-reported as information only. Records that average many steps: KL may have grown within the first.
+reported as information only, and so is a KL that falls by itself while the reward rises. Records
+that average many steps: KL may have grown within the first.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import gap_of
 from homeostat.health.rules.readings import needed
+from homeostat.health.rules.signs import trend
 from homeostat.health.view import Kind, RunView
 
 
@@ -93,8 +95,16 @@ def _sighting(view: RunView, first: float, step: int, options: Options) -> Sight
         last_step=step,
         value=first,
         limit=options.limit,
-        level=Level.INFO if chosen else None,
+        level=Level.INFO if chosen or _does_no_harm(view) else None,
     )
+
+
+def _does_no_harm(view: RunView) -> bool:
+    """Return whether the policy came nearer to the reference and earns more than before."""
+    kl, reward = trend(view.series("kl")), trend(view.series("reward"))
+    if kl is None or reward is None or not kl.falls:
+        return False
+    return kl.end < 0.7 * kl.start and reward.is_real and reward.change > 0.0
 
 
 def _chosen(view: RunView) -> str:

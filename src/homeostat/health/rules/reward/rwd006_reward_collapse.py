@@ -1,12 +1,13 @@
 """The reward falls far below what it had reached, and stays there.
 
 ## What it sees
-Running medians of the reward: the newest is more than `min_fall` below the best one, by more than
-noise and the few prompts of a step explain, and every one of the last `fire` records lies below the
-middle between the two. A fall that is newer than a running median shows must be one by `sharp`, and
-twice as far beyond noise. Single records of a noisy reward tell less: of a long run also its
-sixths, of which the last two lie that far below the best one, by `surely` standard errors of their
-means.
+Running medians of the reward (in a log of many records, of means of neighbours): the newest is more
+than `min_fall` below the best one, by more than noise and the few prompts of a step explain, and
+every one of the last `fire` records lies below the middle between the two. A fall that is newer
+than a running median shows must be one by `sharp`, and twice as far beyond noise. A fall of a size
+that the reward has recovered from before must have lasted for a sixth of the run, unless `most` of
+the reward is lost. Single records of a noisy reward tell less: of a long run also its sixths, of
+which the last two lie that far below the best one, by `surely` standard errors of their means.
 
 ## Why it matters
 The policy unlearns. Every further step trains on worse samples; the best weights are behind.
@@ -53,10 +54,15 @@ from homeostat.health.rules.signs import (
     trend,
 )
 from homeostat.health.view import Kind, RunView, Series
+from homeostat.types import FloatArray64
 
 # Records from which a run is long, and the parts that are compared.
 _MIN_LONG = 100
 _PARTS = 6
+# Records above which neighbours are averaged.
+_MOST_RECORDS = 600
+# Falls that were made up for are usual ones if they had this share of the newest one's size.
+_USUAL = 0.6
 
 
 class Options(RuleOptions):
@@ -65,6 +71,7 @@ class Options(RuleOptions):
     low: float = option(0.05, "Share of the maximum below which there is little to lose.")
     noise: float = option(4.0, "Standard deviations of a record that the fall must exceed.")
     sharp: float = option(0.45, "Share that is lost if only the newest records show it.")
+    most: float = option(0.6, "Share whose loss is never a usual swing.")
     surely: float = option(8.0, "Standard errors of a part's mean that the fall must exceed.")
 
 
@@ -79,7 +86,7 @@ class Fall:
 
 def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | None:
     """The fall, if it is one. `chance`: what a record is known to deviate by."""
-    finite = reward.finite()
+    finite = reward = _thinned(reward.finite())
     window = smoothing_window(len(finite))
     if len(finite) < 2 * options.fire or len(finite) - window + 1 < options.fire:
         return None
@@ -97,11 +104,35 @@ def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | 
     # Rewards may be negative: a fall is measured against the size of the best and of the range.
     size = max(abs(best), 0.5 * float(np.ptp(medians.values)))
     if not low or best - now < options.min_fall * size or best - now < options.noise * noise:
-        lately = float(median(newest))
-        if low and best - lately >= max(options.sharp * size, 2.0 * options.noise * noise):
-            return Fall(best, lately, int(medians.steps[max(0, top - (window - 1) // 2)]))
+        now = float(median(newest))
+        if not low or best - now < max(options.sharp * size, 2.0 * options.noise * noise):
+            return _fall_of_parts(finite, options, chance=chance)
+    if best - now < options.most * size and _is_usual(medians.values, top, best - now):
         return _fall_of_parts(finite, options, chance=chance)
     return Fall(best, now, int(medians.steps[max(0, top - (window - 1) // 2)]))
+
+
+def _thinned(reward: Series) -> Series:
+    """Return means of neighbours if there are many records: a few of them say little of a run."""
+    size = len(reward) // _MOST_RECORDS
+    if size < 2:
+        return reward
+    # The newest records count, so the oldest ones are left out where the division has a rest.
+    rest = len(reward) % size
+    values = reward.values[rest:].reshape(-1, size).mean(axis=1)
+    return Series(reward.steps[rest + size - 1 :: size], values)
+
+
+def _is_usual(medians: FloatArray64, top: int, lost: float) -> bool:
+    """Return whether the reward came back from falls of about this size, and fell only lately.
+
+    A mean over the last episodes wanders for many records, far beyond the noise between them.
+    """
+    before = medians[: top + 1]
+    deepest = float((np.maximum.accumulate(before) - before).max())
+    high = np.flatnonzero(medians > medians[top] - 0.5 * lost)
+    lasted = len(medians) - 1 - int(high[-1])
+    return deepest >= _USUAL * lost and lasted < len(medians) / _PARTS
 
 
 def _fall_of_parts(reward: Series, options: Options, *, chance: float) -> Fall | None:

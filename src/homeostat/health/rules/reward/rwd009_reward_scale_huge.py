@@ -2,7 +2,8 @@
 
 ## What it sees
 The size of the mean reward exceeds `max_size` in `fire` of the newest records, or it has grown
-`max_growth`-fold and past 100.
+`max_growth`-fold and past 100. It is a warning if the reward jumped: to `jump` times the highest
+before, within `fire` records.
 
 ## Why it matters
 Without scaling by the group's deviation, the gradient grows with the reward: learning rate, KL
@@ -19,6 +20,8 @@ completions with the largest reward.
 
 ## Known false alarms
 Large rewards in a run whose advantages are scaled by the group's deviation learn as well as others.
+The return of a game or a simulator rises a hundredfold as the policy learns: a reward that came
+there step by step is information.
 """
 
 from __future__ import annotations
@@ -32,11 +35,13 @@ from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
+from homeostat.types import FloatArray64
 
 
 class Options(RuleOptions):
     max_size: float = option(10_000.0, "Largest acceptable size of the mean reward.")
     max_growth: float = option(100.0, "Growth over the first records that is too much.")
+    jump: float = option(10.0, "Growth within a few records that no learning explains.")
     fire: int = option(3, "Number of consecutive records that must show it.")
 
 
@@ -70,8 +75,16 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=int(finite.steps[spell.end]),
         value=now,
         limit=options.max_size,
-        level=None if grew else Level.INFO,
+        level=None if grew and _jumped(sizes, options) else Level.INFO,
     )
+
+
+def _jumped(sizes: FloatArray64, options: Options) -> bool:
+    """Return whether the reward grew past 100 at once, and not as a policy learns."""
+    highest = np.maximum.accumulate(sizes)
+    before = np.maximum(highest[: -options.fire], 1.0)
+    after = highest[options.fire :]
+    return bool(np.any((after > options.jump * before) & (after > 100.0)))
 
 
 RULE = Rule(

@@ -2,10 +2,10 @@
 
 ## What it sees
 After `steps` steps the mean reward is still below `low` of the most that can be earned, without a
-rise that is more than noise. Where the most is not known, a warning if it has not risen in `long`
-steps, or if `records` records are enough to exclude a rise: two standard errors above the change
-that was seen are still less than `gain` of the deviation of single rewards. A rise in the first
-twentieth of the run counts as one.
+rise that is more than noise. Where the most is not known, or the reward lies between `low` and
+`much` of it, a warning if it has not risen in `long` steps, or if `records` records are enough to
+exclude a rise: two standard errors above the change that was seen are still less than `gain` of the
+deviation of single rewards. A rise in the first twentieth of the run counts as one.
 
 ## Why it matters
 Most runs that will learn show it by then. It costs little to look, and much to wait.
@@ -49,6 +49,7 @@ _FIXES = (
 class Options(RuleOptions):
     steps: int = option(20, "Steps after which a rise should show.")
     low: float = option(0.15, "Share of the maximum that counts as low.")
+    much: float = option(0.85, "Share of the maximum above which little is left to gain.")
     long: int = option(1_000, "Steps without a rise that are a warning if no maximum is known.")
     records: int = option(200, "Number of records that may exclude a rise.")
     gain: float = option(0.33, "Smallest rise that counts, as a share of the rewards' deviation.")
@@ -59,9 +60,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     assert reward is not None, "needs says so"
     moved = trend(reward)
     span = int(reward.steps[-1] - reward.steps[0]) + 1
-    if span < options.steps or moved is None or moved.is_real:
+    if span < options.steps or moved is None or moved.rises:
         return
-    if reached is None:
+    if moved.is_real and moved.change > 0.0 and not _excludes_rise(view, moved, options):
+        return
+    if reached is None or options.low <= reached < options.much:
         is_long = span >= options.long and len(reward) >= _MIN_RECORDS
         if _rose_early(reward) or not (is_long or _excludes_rise(view, moved, options)):
             return

@@ -6,7 +6,8 @@ watchdog says so, or the log continues for half an hour without a further step, 
 any step before; and where the log ends before the last step, no line says why, and its file was not
 written to for an hour: kill -9 and a power cut leave nothing else. Information where a person or a
 signal stopped it, where it ended by itself before the planned number of steps (early stopping), and
-where the log just ends and may still be written: such a run is called unfinished, never healthy.
+where the log just ends and may still be written, or is a file of metrics without any text, in which
+no reason would stand: such a run is called unfinished, never healthy.
 The planned number of steps comes from a progress bar, the log's own counter or the settings.
 
 ## Why it matters
