@@ -71,7 +71,9 @@ def purpose_of(view: RunView) -> Purpose:
         known = name != "grad_norm" and not (view.kind is Kind.RL and name == "train/loss")
         trend = Trend.UNKNOWN
         if known and len(finite) >= MIN_TREND:
-            spread = float(np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / count))
+            # Absurd numbers have no finite variance: then nothing is more than noise.
+            with np.errstate(over="ignore"):
+                spread = float(np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / count))
             trend = _trend(start, end, spread=spread, rises=name != "train/loss")
         return Purpose(name, start, end, count, trend)
     return Purpose()
