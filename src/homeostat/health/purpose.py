@@ -66,14 +66,14 @@ def purpose_of(view: RunView) -> Purpose:
             continue
         count = max(2, len(finite) // 4)
         first, last = finite.values[:count], finite.values[-count:]
-        start, end = float(first.mean()), float(last.mean())
+        # Absurd numbers have no finite mean or variance: then nothing is more than noise.
+        with np.errstate(over="ignore", invalid="ignore"):
+            start, end = float(first.mean()), float(last.mean())
+            spread = float(np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / count))
         # The loss of RL and a gradient norm have no better direction.
         known = name != "grad_norm" and not (view.kind is Kind.RL and name == "train/loss")
         trend = Trend.UNKNOWN
         if known and len(finite) >= MIN_TREND:
-            # Absurd numbers have no finite variance: then nothing is more than noise.
-            with np.errstate(over="ignore"):
-                spread = float(np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / count))
             trend = _trend(start, end, spread=spread, rises=name != "train/loss")
         return Purpose(name, start, end, count, trend)
     return Purpose()
