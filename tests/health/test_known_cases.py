@@ -103,6 +103,19 @@ def test_what_only_says_that_something_failed_gets_guesses_last() -> None:
     assert any("Cast it." in fix["why"] and FLURB in fix["why"] for fix in found["fixes"])
 
 
+def test_words_that_a_rule_knows_are_no_guess_about_the_users_own_code() -> None:
+    frames = [
+        '  File "/opt/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 7, in next',
+        '  File "/home/me/collate.py", line 9, in __call__',
+    ]
+    words = "RuntimeError: stack expects each tensor to be equal size, but got [5] at entry 0"
+    found = first_finding("\n".join([HEAD, *frames, words]))
+    assert found["name"] == "user-code-failed"
+    (known,) = [cause for cause in found["causes"] if cause["name"] == "rows-unequal-length"]
+    assert known["why"] == "ERR465 knows these words"
+    assert "guess" not in known
+
+
 def test_beside_a_recognised_illness_stands_a_clear_guess_that_nothing_else_names() -> None:
     words = "RuntimeError: NCCL error in: the flurb is out of glorp, unhandled system error"
     found = first_finding(words)

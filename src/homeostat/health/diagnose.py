@@ -80,7 +80,8 @@ def _diagnose(
         kept, clear=clear, is_calibrated=_is_run_of_ours(view), table=fitted_table()
     )
     reasoned = [with_reason(one, view) for one in kept]
-    said = with_guesses(reasoned, quoted_lines(kept[0]) if kept else (), view.log)
+    quoted = quoted_lines(kept[0]) if kept else ()
+    said = with_guesses(reasoned, quoted, view.log, seen=findings)
     return Diagnosis(tuple(said), tuple(unknown), tuple(clear), weighed)
 
 

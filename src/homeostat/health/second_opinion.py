@@ -1,6 +1,7 @@
 """Add to the first finding about an error what the known errors nearest to its words were.
 
-    it only says that something failed (`LEAVES_OPEN`)   up to two guesses
+    it only says that something failed (`LEAVES_OPEN`)   what rules know of its words, and up to
+                                                         two guesses
     its rule recognised the words                        one guess, if the nearest errors clearly
                                                          had a cause that no finding names
 
@@ -60,16 +61,35 @@ def helped(known: Sequence[Guess]) -> Iterator[Fix]:
         yield Fix("", "", f"what helped in {case.url}: {case.fix}")
 
 
-def with_guesses(findings: Sequence[Finding], quoted: Sequence[int], log: Log) -> list[Finding]:
-    """Return the findings, the first one with guesses; `quoted` are the lines that it quotes."""
+def with_guesses(
+    findings: Sequence[Finding], quoted: Sequence[int], log: Log, *, seen: Sequence[Finding]
+) -> list[Finding]:
+    """Return the findings, the first one with guesses; `quoted` are the lines that it quotes.
+
+    `seen` are all findings, also those that became evidence of another one.
+    """
     if not findings or not quoted or findings[0].level is Level.INFO:
         return list(findings)
     first = findings[0]
     known = guesses_at(log, max(quoted))
-    more = tuple(_beside(findings, known))
+    recognised = tuple(_recognised(first, seen))
+    first = dataclasses.replace(first, causes=(*first.causes, *recognised))
+    more = tuple(_beside([first, *findings[1:]], known))
     names = {cause.name for cause in more}
     fixes = (*first.fixes, *helped([one for one in known if one.cause in names]))
     return [dataclasses.replace(first, causes=(*first.causes, *more), fixes=fixes), *findings[1:]]
+
+
+def _recognised(first: Finding, seen: Sequence[Finding]) -> Iterator[Cause]:
+    """Yield what rules that know the words say, where the first finding leaves open what failed."""
+    if first.name not in LEAVES_OPEN:
+        return
+    said = {first.name, *(cause.name for cause in first.causes)}
+    for one in seen:
+        is_error = one.code.startswith("ERR") and one.level is not Level.INFO
+        if is_error and one.name not in said | LEAVES_OPEN:
+            said.add(one.name)
+            yield Cause(one.name, f"{one.code} knows these words")
 
 
 def _beside(findings: Sequence[Finding], known: Sequence[Guess]) -> Iterator[Cause]:
