@@ -106,7 +106,7 @@ def test_what_only_says_that_something_failed_gets_guesses_last() -> None:
 def test_words_that_a_rule_knows_are_no_guess_about_the_users_own_code() -> None:
     frames = [
         '  File "/opt/site-packages/torch/utils/data/dataloader.py", line 7, in next',
-        '  File "/home/me/collate.py", line 9, in __call__',
+        '  File "/data/me/collate.py", line 9, in __call__',
     ]
     words = "RuntimeError: stack expects each tensor to be equal size, but got [5] at entry 0"
     found = first_finding("\n".join([HEAD, *frames, words]))
