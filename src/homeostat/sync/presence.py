@@ -6,6 +6,7 @@ waited for yet holds none.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -16,18 +17,29 @@ _TRIES = 200
 
 def hold(path: Path) -> int:
     """Make the file and hold it. The descriptor must stay open; closing it lets go."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     for last in (*[False] * _TRIES, True):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
         except OSError:
             # Whoever asks whether it is held has a lock on it for a moment.
+            os.close(descriptor)
             if last:
-                os.close(descriptor)
                 raise
+        else:
+            if _is_at(path, descriptor):
+                return descriptor
+            # It was removed as unheld before the lock was taken.
+            os.close(descriptor)
         time.sleep(0.001)
-    raise AssertionError("the last try returns or raises")
+    raise FileNotFoundError(errno.ENOENT, "it is removed as soon as it is made", str(path))
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def is_held(path: Path) -> bool:
@@ -43,3 +55,22 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def remove_unheld(path: Path) -> None:
+    """Remove the file unless somebody holds it.
+
+    It is removed under a lock: a maker who comes in between waits for it, and makes it again.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(path, descriptor):
+            path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(descriptor)

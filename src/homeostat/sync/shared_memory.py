@@ -29,7 +29,7 @@ from homeostat.errors import SyncError
 from homeostat.observe.durable import OUT_OF_SPACE
 from homeostat.sync.bucket import Bucket
 from homeostat.sync.layout import entries_of, fill, flat_bytes, grouped, verified, views
-from homeostat.sync.presence import hold, is_held
+from homeostat.sync.presence import hold, remove_unheld
 
 ROOT = Path("/dev/shm") if sys.platform == "linux" else Path(tempfile.gettempdir())
 _ZEROS = bytes(2**20)
@@ -169,8 +169,7 @@ def _attached(bucket: SharedMemoryBucket) -> Tensor:
 
 def _remove_stale(prefix: str) -> None:
     for path in ROOT.glob(f"{prefix}-*"):
-        if not is_held(path):
-            path.unlink(missing_ok=True)
+        remove_unheld(path)
 
 
 def _why_no_room(error: OSError, num_bytes: int) -> str:
