@@ -33,7 +33,7 @@ _MAX_BESIDE_OPEN = 2
 # Share of the votes from which on a guess is said beside a recognised illness, and the share of
 # such guesses that were a confirmed cause (bench/guesses.py).
 _CLEARLY = 0.2
-_RIGHT_BESIDE = 0.4
+_RIGHT_BESIDE = 0.35
 # The share of right ones, whatever their votes, where a rule only says that something failed, or
 # where the user's own code raised: 7 of 47.
 RIGHT_LOOSELY = 0.15
