@@ -116,7 +116,10 @@ class DecodeForward:
     def _layers_for(self, num_rows: int) -> Layers:
         if self.can_be_narrow and num_rows <= narrow.MAX_ROWS:
             return self._narrow_layers
-        if self.can_be_tiled and products.are_better(num_rows, self._num_gates):
+        has_adapters = self._adapters.are_present
+        if self.can_be_tiled and products.are_better(
+            num_rows, self._num_gates, has_adapters=has_adapters
+        ):
             return self._tiled_layers
         return self._wide_layers
 
@@ -247,7 +250,7 @@ class Adapters:
         present = [maps for layer in found for maps in layer if maps is not None]
         self._layers: list[list[LowRank | None]] = [[None] * 4 for _ in found]
         # A product empties the room of the next one, so that it takes two (low_rank.py).
-        self.are_fused = len(present) != 1
+        self.are_present, self.are_fused = len(present) > 0, len(present) != 1
         if len(present) < 2:
             return
         width, device = max(maps.ahead for maps in present), model.output_weight().device

@@ -99,11 +99,11 @@ def can_multiply(weight_OK: Tensor | None) -> bool:
     return not weight_OK.is_cuda or (weight_OK.itemsize == 2 and can_start_early(weight_OK.device))
 
 
-def are_better(num_rows: int, num_gates: int) -> bool:
+def are_better(num_rows: int, num_gates: int, *, has_adapters: bool) -> bool:
     """Than a library's products: for rows that are not many, while all tiles of the widest product
-    can be computed at once."""
+    can be computed at once. With adapters always, for which a library takes further launches."""
     grid = Tiles(_gated_rows(num_rows), 1, 1).grid(num_rows, num_gates)
-    return num_rows <= MAX_ROWS and math.prod(grid) <= _FULL
+    return num_rows <= MAX_ROWS and (has_adapters or math.prod(grid) <= _FULL)
 
 
 class Scratch:
