@@ -2,11 +2,11 @@
 
 Qwen2's 0.5 B shape with random weights (on a CPU one thread, and SmolLM2's 135 M); adapters of rank
 16 on all seven kinds of linear maps, with B away from zero. Decoding: tokens per second of the
-native engine's steady phase at batches of 1, 32 and 256. Training: seconds of an update of 32 x 8
-rows of 64 + 512 tokens, as a GRPO step has them, by micro-batches of 36,864 tokens, and of half as
-many, where launching takes longer than computing. Both sides are measured in one process, decoding
-in turns, and medians compared. The log-probs that the engine gives what it samples are compared
-with the trainer's function, for both.
+native engine's steady phase at batches of 1, 32 and 256, on a GPU also of Qwen2's 1.5 B. Training:
+seconds of an update of 32 x 8 rows of 64 + 512 tokens, as a GRPO step has them, by micro-batches of
+36,864 tokens, and of half as many, where launching takes longer than computing. Both sides are
+measured in one process, decoding in turns, and medians compared. The log-probs that the engine
+gives what it samples are compared with the trainer's function, for both.
 
     python bench/lora_gpu.py
     python bench/lora_gpu.py --profile              # the longest kernels of the adapted side
@@ -153,6 +153,8 @@ def main() -> None:
     result |= {"shape": size, "rank": ADAPTER.rank}
     if arguments.only != "train":
         result["decode"] = decoding(size, device=device, arguments=arguments)
+        if device.type == "cuda" and not arguments.tiny:
+            result["decode_1_5b"] = decoding("1.5b", device=device, arguments=arguments)
     if arguments.only != "decode":
         result["train"] = {
             str(tokens): training(size, tokens, device=device, profile=arguments.profile)

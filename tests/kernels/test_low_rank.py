@@ -167,6 +167,16 @@ def test_tiled_products_with_adapters(rank: int) -> None:
     near(after.rows_BD, sum_BD.double() * norm_D.double())
 
 
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_adapters_keep_to_fused_products_where_a_library_is_better_without_them(
+    has_adapters: bool,
+) -> None:
+    """The widths are those of 0.5 B and 1.5 B models."""
+    assert products.are_better(256, 4864, has_adapters=has_adapters)
+    assert products.are_better(256, 8960, has_adapters=has_adapters) == has_adapters
+    assert not products.are_better(257, 4864, has_adapters=has_adapters)
+
+
 @pytest.mark.parametrize("shape", [(5, 21), (70, 64)])
 def test_nf4_codes_become_the_values_of_the_reference(shape: tuple[int, int]) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
