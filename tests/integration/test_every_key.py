@@ -126,11 +126,14 @@ def test_what_lies_beyond_the_last_epoch_is_refused(workshop: Workshop, change: 
 RAY_BY_DAY = {f"cluster.{key} (ray)" for key in ("type", "placement")}
 
 
-# Slow cases of keys that other tests set by day: tests/unit/test_observe_sinks.py and
-# test_rewards_classifier.py, tests/integration/test_rl_async.py and test_healing.py,
-# tests/health/test_monitor.py.
+# Slow cases of keys that other tests set by day: in tests/unit test_observe_sinks.py,
+# test_data_store.py, test_grouped_experts.py and test_rewards_classifier.py, in tests/integration
+# test_rl_async.py and test_healing.py, tests/health/test_monitor.py.
 SET_ELSEWHERE = {
+    "data.num_processes",
+    "model.moe.grouped_kernel",
     "observe.sinks[].type (wandb)",
+    "observe.sinks[].project (wandb)",
     "rewards.functions[].type (reward_model)",
     "rollout.partial",
     "health.heal",

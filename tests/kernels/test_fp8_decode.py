@@ -239,14 +239,10 @@ def test_scales_of_maps_that_share_a_weight_lie_where_cublas_reads_them(recipe: 
     assert all(scales is not None and scales.data_ptr() % 16 == 0 for scales in places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "num_rows"),
-    [
-        pytest.param("blockwise", 5, marks=pytest.mark.slow),
-        ("blockwise", 1),
-        pytest.param("rowwise", 5, marks=pytest.mark.slow),
-        pytest.param("tensorwise", 1, marks=pytest.mark.slow),
-    ],
+    [("blockwise", 5), ("blockwise", 1), ("rowwise", 5), ("tensorwise", 1)],
 )
 def test_an_fp8_engine_samples_what_its_plain_path_samples(recipe: str, num_rows: int) -> None:
     """Before and after the weights change."""

@@ -105,9 +105,11 @@ def commands() -> list[Any]:
     for block in blocks("bash"):
         for line in block.values[0].splitlines():
             if line.strip() and not line.startswith("#"):
-                # These take seconds: one of each kind is run by day, the others at night.
+                # These take seconds: one of each kind is run by day, the others at night. Those of
+                # many GPUs take longest; tests/integration/test_estimate_gpus.py plans by day.
                 is_repeated = any(kind_of(line) == kind_of(other) for other in found)
-                marks = [pytest.mark.slow] if kind_of(line) and is_repeated else []
+                is_slow = kind_of(line) and (is_repeated or "--gpus" in line)
+                marks = [pytest.mark.slow] if is_slow else []
                 found.setdefault(line, pytest.param(line, id=line, marks=marks))
     return list(found.values())
 
