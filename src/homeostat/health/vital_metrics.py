@@ -114,10 +114,24 @@ def frozen(view: RunView) -> Iterable[str]:
         newest = newest if _digits(newest) >= 4 else series.values[-2 * least :]
         if len(newest) < least or newest[-1] == 0.0 or not np.isfinite(newest).all():
             continue
+        if _is_coarse(series.values, view.decimals.get(name)):
+            continue
         if _digits(newest) < 4 and len(newest) < 2 * least:
             continue
         if float(np.ptp(newest)) == 0.0 and not _is_rate_zero(view, int(series.steps[-least])):
             yield name
+
+
+def _is_coarse(values: FloatArray64, decimals: int | None) -> bool:
+    """Return whether one unit of the last decimal is more than a hundredth of the newest value.
+
+    A loss that converges prints as the same number then. If the decimals are not known, they are
+    the most that any of the values has.
+    """
+    if decimals is None:
+        texts = (np.format_float_positional(v, trim="-") for v in values[-200:] if np.isfinite(v))
+        decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
+    return 10.0**-decimals > 0.01 * abs(float(values[-1]))
 
 
 def _digits(values: FloatArray64) -> int:

@@ -32,6 +32,8 @@ _MAX_NUMBERS = 40
 _MAX_ROWS = 200_000
 _SPEAKS = re.compile(r"loss|rew(?:ard|_|\b)|score|return|perplexity|\bppl\b", re.IGNORECASE)
 _NUMBER = re.compile(rf"(?<![A-Za-z_.\d])(?:{NUMBER})")
+# A line that begins so is about rows that are not trained on.
+_HELD_OUT = re.compile(r"\b(?:eval(?:uation|uating)?|val(?:id(?:ation)?)?|dev)\b", re.IGNORECASE)
 _OPEN = "\0"
 _SPACES = re.compile(r" +")
 # What separates the name of a number from what was said before.
@@ -103,6 +105,7 @@ class ScriptRows:
         for form in sorted(self._forms.values(), key=lambda one: -len(one.rows)):
             if not _is_row(form):
                 continue
+            form.rows = _of_last_run(form)
             values, steps = np.array(form.rows, dtype=np.float64), _steps(form)
             for place, name in enumerate(form.names):
                 if name and name not in found:
@@ -184,6 +187,21 @@ def _counter_of(form: _Form) -> int | None:
     return None
 
 
+def _of_last_run(form: _Form) -> list[list[float]]:
+    """Return the rows since the coarsest counter went back to its start: another run began there.
+
+    All rows, if too few came since.
+    """
+    ranked = [(rank, place) for place, rank in enumerate(form.counters) if rank is not None]
+    if not ranked:
+        return form.rows
+    _, place = max(ranked)
+    counts = [row[place] for row in form.rows]
+    starts = [at for at in range(1, len(counts)) if counts[at - 1] > counts[at] <= counts[0]]
+    kept = form.rows[starts[-1] :] if starts else form.rows
+    return kept if len(kept) >= MIN_ROWS else form.rows
+
+
 def _are_whole(counts: Sequence[float]) -> bool:
     return all(0 <= count < 1e15 and count.is_integer() for count in counts)
 
@@ -199,6 +217,7 @@ def _form_of(key: str) -> _Form:
     """Name the numbers of a form by the text before each."""
     texts = key.split(_OPEN)[:-1][:_MAX_NUMBERS]
     is_episodic = "episode" in key.lower()
+    is_held_out = _HELD_OUT.search(texts[0]) is not None if texts else False
     form = _Form([], [], {})
     waiting = ""
     for place, text in enumerate(texts):
@@ -222,6 +241,8 @@ def _form_of(key: str) -> _Form:
             name, waiting = waiting, ""
         if folded(name) in _OF_EPISODES:
             name = "reward" if is_episodic or folded(name) == "reward" else ""
+        if is_held_out and METRICS.get(folded(name)) == "train/loss":
+            name = "eval_loss"
         form.names.append(name if name not in form.names else "")
         form.counters.append(rank)
     is_result = any(METRICS.get(folded(name)) in _RESULTS for name in form.names if name)

@@ -1,10 +1,10 @@
 """Single steps have a loss far above their neighbours'.
 
 ## What it sees
-A record's loss is at least `factor` times the median of the records around it, and later ones are
-back at the old level. One such step is information; `repeated` of them are a warning. So many and
-so evenly spread ones that each of `parts` parts of the run has a like number are how its batches
-differ: information.
+A record's loss is at least `factor` times the median of the records around it, which is far more
+than records of this run usually differ by (`unusual`), and later ones are back at the old level.
+One such step is information; `repeated` of them are a warning. So many and so evenly spread ones
+that each of `parts` parts of the run has a like number are how its batches differ: information.
 
 ## Why it matters
 A spike that recovers costs little. Repeated spikes mean that some rows are broken, or that the run
@@ -34,13 +34,14 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import robust_scale
-from homeostat.types import FloatArray64, IntArray
+from homeostat.types import BoolArray, FloatArray64, IntArray
 
 
 class Options(RuleOptions):
     factor: float = option(2.5, "Factor over its neighbours' median that a spike has.")
     window: int = option(7, "Number of records around it that it is compared with.")
     repeated: int = option(3, "Number of spikes from which on it is a warning.")
+    unusual: float = option(4.0, "Factor over the usual deviation of the loss's logarithm.")
     parts: int = option(5, "Parts of the run of which none may lack spikes if they are its noise.")
 
 
@@ -52,6 +53,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     around = _neighbours(loss.values, options.window)
     _, scale = robust_scale(loss.values - around)
     spikes = (loss.values > options.factor * around) & (loss.values - around > 8 * scale)
+    spikes &= _are_unusual(loss.values, around, options.unusual)
     # The first records fall steeply by nature, and what stands at the end may not be a spike.
     spikes[: options.window // 2] = False
     spikes[-1] = False
@@ -91,6 +93,18 @@ def _neighbours(values: FloatArray64, window: int) -> FloatArray64:
     """Median of the records around each one."""
     padded = np.pad(values, window // 2, mode="edge")
     return running_medians(padded, window)
+
+
+def _are_unusual(values: FloatArray64, around: FloatArray64, unusual: float) -> BoolArray:
+    """Return which records differ from their neighbours by a larger factor than all others do.
+
+    The loss of a single row is often a few times that of the next one.
+    """
+    factors = np.zeros(len(values))
+    is_known = (values > 0.0) & (around > 0.0)
+    factors[is_known] = np.log(values[is_known] / around[is_known])
+    _, usual = robust_scale(factors)
+    return factors > unusual * usual
 
 
 def _causes(view: RunView, steps: list[int]) -> Iterator[Cause]:
