@@ -4,7 +4,8 @@
 A record's loss is at least `factor` times the median of the records around it, which is far more
 than records of this run usually differ by (`unusual`), and later ones are back at the old level.
 One such step is information; `repeated` of them are a warning. So many and so evenly spread ones
-that each of `parts` parts of the run has a like number are how its batches differ: information.
+that each of `parts` parts of the run has a like number are how its batches differ, and four or more
+at equal distances come at one place of every epoch: information.
 
 ## Why it matters
 A spike that recovers costs little. Repeated spikes mean that some rows are broken, or that the run
@@ -29,12 +30,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import running_medians
+from homeostat.health.medians import median, running_medians
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import robust_scale
 from homeostat.types import BoolArray, FloatArray64, IntArray
+
+# Distances between spikes that must agree before they have a period, and how likely that may be.
+_MIN_GAPS, _BY_CHANCE = 3, 0.005
 
 
 class Options(RuleOptions):
@@ -78,7 +82,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=float(loss.values[worst]),
         limit=options.factor * float(around[worst]),
         level=Level.WARN
-        if len(at) >= options.repeated and not _are_even(at, len(loss), options)
+        if len(at) >= options.repeated
+        and not _are_even(at, len(loss), options)
+        and not _are_periodic(at, loss.steps)
         else Level.INFO,
     )
 
@@ -87,6 +93,21 @@ def _are_even(at: IntArray, count: int, options: Options) -> bool:
     """Return whether spikes come at one rate from the beginning to the end."""
     numbers = np.bincount(at * options.parts // count, minlength=options.parts)
     return len(at) >= 4 * options.parts and int(numbers.min()) >= 0.4 * len(at) / options.parts
+
+
+def _are_periodic(at: IntArray, steps: IntArray) -> bool:
+    """Return whether all spikes are the same number of steps apart, or multiples of it.
+
+    Such ones come at one place of every epoch: with rows in a fixed order, or a smaller last batch.
+    So few records that chance may give such distances tell nothing.
+    """
+    gaps = np.diff(steps[at])
+    if len(gaps) < _MIN_GAPS:
+        return False
+    counts = gaps / gaps.min()
+    chance = float(gaps.min() / median(np.diff(steps))) ** (1 - len(gaps))
+    is_even = bool(np.all(np.abs(counts - np.round(counts)) < 0.01 * counts))
+    return is_even and chance < _BY_CHANCE
 
 
 def _neighbours(values: FloatArray64, window: int) -> FloatArray64:
