@@ -266,3 +266,31 @@ def test_a_divergence_alone_makes_no_reinforcement_learning(
 ) -> None:
     rows = [json.dumps({"step": i, **dict.fromkeys(names, 0.5 + 0.01 * i)}) for i in range(8)]
     assert in_file(tmp_path, "log.jsonl", "\n".join(rows)).kind is kind
+
+
+def test_a_mark_behind_the_numbers_makes_no_other_form() -> None:
+    rows = [
+        f"  epoch {i}/6  loss={2.0 - 0.1 * i:.4f} (2s)  val={1.9 - 0.1 * i:.4f}" + mark
+        for i, mark in enumerate([" [best]", "", " [best]", " [best]", " [best]", ""], 1)
+    ]
+    view = read_text("\n".join(rows))
+    assert (len(values(view)), view.total_steps) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '[STEP] step={i} action={{"power": 0.7}} reward=0.{i} done=false error=null',
+        '{{"step": {i}, "action": 3, "reward": 0.{i}, "done": false}}',
+        '{{"episode_id": "a", "observation_delta": "x", "reward": 0.{i}, "terminal": false}}',
+    ],
+)
+def test_steps_within_an_episode_are_no_rows_of_a_run(tmp_path: Path, row: str) -> None:
+    text = "\n".join(row.format(i=i) for i in range(1, 40))
+    name = "log.jsonl" if row.startswith("{{") else "run.log"
+    assert not values(in_file(tmp_path, name, text), "reward")
+
+
+def test_episodes_are_rows_of_a_run(tmp_path: Path) -> None:
+    rows = [json.dumps({"episode": i, "reward": i / 2, "terminated": True}) for i in range(20)]
+    assert len(values(in_file(tmp_path, "log.jsonl", "\n".join(rows)), "reward")) == 20

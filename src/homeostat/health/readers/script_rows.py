@@ -19,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from homeostat.health.readers.common_names import METRICS, folded
+from homeostat.health.readers.line_parts import is_transition
 from homeostat.health.readers.numbers import NUMBER, decimals_of
 from homeostat.health.view import Series
 
@@ -75,6 +76,8 @@ class ScriptRows:
         """Collect a line. Return whether it may be a row."""
         if len(body) > _MAX_CHARS or _SPEAKS.search(body) is None or _OPEN in body:
             return False
+        if is_transition(body):
+            return False
         # Counts are padded to the width of the largest one.
         key = _SPACES.sub(" ", _NUMBER.sub(_OPEN, body))
         form = self._forms.get(key)
@@ -102,6 +105,7 @@ class ScriptRows:
     def series(self) -> dict[str, Series]:
         """Return the metrics of all forms that are rows; of two with the same name the longer."""
         found: dict[str, Series] = {}
+        self._forms = _joined(self._forms)
         for form in sorted(self._forms.values(), key=lambda one: -len(one.rows)):
             if not _is_row(form):
                 continue
@@ -146,6 +150,28 @@ class ScriptRows:
         totals = {row[longest.totals[place]] for row in longest.rows}
         total = totals.pop()
         return int(total) if not totals and 0 < total < 1e15 and total.is_integer() else None
+
+
+def _joined(forms: Mapping[str, _Form]) -> dict[str, _Form]:
+    """Join forms that differ only in what follows their last number: a mark of the best so far.
+
+    Their rows must have one counter, and no count twice.
+    """
+    found: dict[str, _Form] = {}
+    heads: dict[str, str] = {}
+    for key, form in forms.items():
+        head = key.rpartition(_OPEN)[0]
+        first = found.get(heads.setdefault(head, key))
+        places = [place for place, rank in enumerate(form.counters) if rank is not None]
+        if first is None or first is form or len(places) != 1:
+            found[key] = form
+            continue
+        rows = sorted([*first.rows, *form.rows], key=lambda row: row[places[0]])
+        if any(a[places[0]] == b[places[0]] for a, b in pairwise(rows)):
+            found[key] = form
+            continue
+        first.rows, first.decimals = rows, _same(first.decimals, form.decimals)
+    return found
 
 
 def _num_results(series: Mapping[str, Series]) -> int:
