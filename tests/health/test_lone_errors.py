@@ -7,6 +7,7 @@ import pytest
 from homeostat.health.end_lines import End
 from homeostat.health.ending import ending_of
 from homeostat.health.last_exception import last_exception
+from homeostat.health.lone_errors import pasted_errors
 from homeostat.health.readers import read_text
 
 ROWS, LATER = (
@@ -59,3 +60,9 @@ def test_an_error_within_a_line_counts_in_the_very_last_lines_alone() -> None:
     line = next(iter(NAMED))
     text = f"{ROWS}\n{line}\n" + "saving the model\n" * 4
     assert ending_of(read_text(text)).how is not End.EXCEPTION
+
+
+def test_the_notice_of_a_newer_version_is_no_error() -> None:
+    notice = "wandb: wandb version 0.19.1 is available!  To upgrade, please run:"
+    view = read_text("\n".join(["wandb: Tracking run with wandb version 0.13.4", notice]))
+    assert list(pasted_errors(view.log.lines)) == []

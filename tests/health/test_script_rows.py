@@ -15,7 +15,7 @@ from homeostat.health.readers.long_logs import LongLogReader
 from homeostat.health.readers.script_rows import ScriptRows
 from homeostat.health.readers.text import TextReader
 from homeostat.health.registry import RULES
-from homeostat.health.view import RunView
+from homeostat.health.view import Kind, RunView
 
 LOSSES = [round(2.0 - 0.1 * i, 3) for i in range(10)]
 NAN = float("nan")
@@ -195,3 +195,102 @@ def test_null_is_a_nan_if_nothing_else_is_null(tmp_path: Path) -> None:
     view = in_file(tmp_path, "b.jsonl", "\n".join(map(json.dumps, other)))
     assert view.series("reward") is None
     assert np.isfinite(values(view)).all()
+
+
+def test_an_epoch_that_begins_again_is_another_run() -> None:
+    first = [f"Epoch {i} - Average Loss: {1.5 - 0.1 * i:.4f}" for i in range(8)]
+    again = [f"Epoch {i} - Average Loss: {3.9 - 0.1 * i:.4f}" for i in range(6)]
+    view = read_text("\n".join([*first, "current task: 1", *again]))
+    assert values(view) == pytest.approx([3.9 - 0.1 * i for i in range(6)])
+
+
+def test_steps_that_begin_again_in_each_epoch_are_one_run() -> None:
+    rows = [
+        f"| epoch {epoch} | batch {i} of 400 | loss {5 - epoch - 0.01 * i:.2f}"
+        for epoch in (1, 2, 3)
+        for i in range(0, 400, 100)
+    ]
+    assert len(values(read_text("\n".join(rows)))) == 12
+
+
+def test_lines_that_begin_with_evaluation_have_another_loss() -> None:
+    rows = [
+        f"INFO:root:{word}Epoch {i} - Average Loss: {x - 0.1 * i:.4f}"
+        for i in range(6)
+        for word, x in (("", 1.5), ("Evaluation ", 1.9))
+    ]
+    view = read_text("\n".join(rows))
+    assert values(view)[0] == 1.5
+    assert values(view, "eval/loss")[-1] == pytest.approx(1.4)
+
+
+def test_a_table_with_an_index_and_names_in_humps(tmp_path: Path) -> None:
+    rows = "\n".join(f"{i},{2 - 0.1 * i:.2f},{2.1 - 0.1 * i:.2f}" for i in range(10))
+    view = in_file(tmp_path, "history.csv", f",Loss,ValLoss\n{rows}\n")
+    assert len(values(view)) == len(values(view, "eval/loss")) == 10
+    assert view.metrics["train/loss"].steps[-1] == 9
+
+
+def test_columns_of_a_document_with_steps_of_their_own(tmp_path: Path) -> None:
+    losses = [{"step": 10 * i, "value": x} for i, x in enumerate(LOSSES)]
+    rates = [{"step": 20 * i, "value": 1e-4} for i in range(5)]
+    text = json.dumps({"metrics": {"loss": losses, "lr": rates}})
+    assert values(in_file(tmp_path, "metrics.json", text)) == LOSSES
+
+
+def test_a_loss_among_the_metrics_of_a_validation(tmp_path: Path) -> None:
+    rows = [{"epoch": i, "train_loss": x, "val_metrics": {"loss": x + 1, "f1": 0.5}}
+            for i, x in enumerate(LOSSES)]  # fmt: skip
+    view = in_file(tmp_path, "log.json", json.dumps({"epochs": rows}))
+    assert values(view, "eval/loss")[0] == 3.0
+
+
+def test_the_name_that_all_use_comes_before_that_of_one_framework(tmp_path: Path) -> None:
+    rows = [{"score": 100 + i, "reward": -900 + i, "step": i} for i in range(10)]
+    view = in_file(tmp_path, "log.jsonl", "\n".join(map(json.dumps, rows)))
+    assert values(view, "reward")[0] == -900
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (("loss", "kl"), Kind.SFT),
+        (("loss", "kl", "entropy"), Kind.RL),
+        (("loss", "kl", "reward"), Kind.RL),
+        (("kl",), Kind.RL),
+        (("avg_loss", "epsilon", "win_rate"), Kind.RL),
+    ],
+)
+def test_a_divergence_alone_makes_no_reinforcement_learning(
+    tmp_path: Path, names: tuple[str, ...], kind: Kind
+) -> None:
+    rows = [json.dumps({"step": i, **dict.fromkeys(names, 0.5 + 0.01 * i)}) for i in range(8)]
+    assert in_file(tmp_path, "log.jsonl", "\n".join(rows)).kind is kind
+
+
+def test_a_mark_behind_the_numbers_makes_no_other_form() -> None:
+    rows = [
+        f"  epoch {i}/6  loss={2.0 - 0.1 * i:.4f} (2s)  val={1.9 - 0.1 * i:.4f}" + mark
+        for i, mark in enumerate([" [best]", "", " [best]", " [best]", " [best]", ""], 1)
+    ]
+    view = read_text("\n".join(rows))
+    assert (len(values(view)), view.total_steps) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '[STEP] step={i} action={{"power": 0.7}} reward=0.{i} done=false error=null',
+        '{{"step": {i}, "action": 3, "reward": 0.{i}, "done": false}}',
+        '{{"episode_id": "a", "observation_delta": "x", "reward": 0.{i}, "terminal": false}}',
+    ],
+)
+def test_steps_within_an_episode_are_no_rows_of_a_run(tmp_path: Path, row: str) -> None:
+    text = "\n".join(row.format(i=i) for i in range(1, 40))
+    name = "log.jsonl" if row.startswith("{{") else "run.log"
+    assert not values(in_file(tmp_path, name, text), "reward")
+
+
+def test_episodes_are_rows_of_a_run(tmp_path: Path) -> None:
+    rows = [json.dumps({"episode": i, "reward": i / 2, "terminated": True}) for i in range(20)]
+    assert len(values(in_file(tmp_path, "log.jsonl", "\n".join(rows)), "reward")) == 20

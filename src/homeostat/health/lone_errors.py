@@ -44,8 +44,8 @@ _SAYS_WRONG = re.compile(
     r"|possible|allowed|valid|initiali[sz]ed|recogni[sz]ed|loaded))\b",
     re.IGNORECASE,
 )
-# Levels of loggers whose lines report no error.
-_AT_EASE = re.compile(r"\b(?:INFO|DEBUG)\b")
+# Levels of loggers whose lines report no error, and the notice of a newer version.
+_AT_EASE = re.compile(r"\b(?:INFO|DEBUG)\b|\bis available!")
 _WARNS = re.compile(r"\b(?:WARN(?:ING)?|[Ww]arning|[A-Z][A-Za-z]{0,30}Warning)\b")
 _MAX_CHARS = 2_000
 # A class by its name, then its message, or the message as it is shown in brackets, or nothing.

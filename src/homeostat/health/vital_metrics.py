@@ -19,6 +19,8 @@ from homeostat.types import FloatArray64
 # Number of records that must be exactly equal before a metric counts as frozen or zero.
 MIN_FROZEN = 10
 MIN_ZERO = 3
+# Share of a value that its last decimal must be finer than, and decimals that hide a slow fall.
+_COARSE, _FEW_DECIMALS = 0.004, 5
 # Number of records of other metrics without this one before it counts as gone.
 MIN_GONE = 8
 LOSSES = ("train/loss", "train/policy_loss")
@@ -111,13 +113,39 @@ def frozen(view: RunView) -> Iterable[str]:
             continue
         newest = series.values[-least:]
         # If few digits are printed, a value may repeat by chance, so it must stay longer.
-        newest = newest if _digits(newest) >= 4 else series.values[-2 * least :]
+        if _digits(newest) < 4:
+            newest = series.values[-2 * least :]
+        elif name == "eval/loss" and _is_settled(series.values, view.decimals.get(name)):
+            newest = series.values[-MIN_FROZEN:]
         if len(newest) < least or newest[-1] == 0.0 or not np.isfinite(newest).all():
+            continue
+        if _is_coarse(series.values, view.decimals.get(name)):
             continue
         if _digits(newest) < 4 and len(newest) < 2 * least:
             continue
         if float(np.ptp(newest)) == 0.0 and not _is_rate_zero(view, int(series.steps[-least])):
             yield name
+
+
+def _is_coarse(values: FloatArray64, decimals: int | None) -> bool:
+    """Return whether one unit of the last decimal is a large part of the newest value.
+
+    A loss that converges prints as the same number then.
+    """
+    return 10.0 ** -_decimals(values, decimals) > _COARSE * abs(float(values[-1]))
+
+
+def _is_settled(values: FloatArray64, decimals: int | None) -> bool:
+    """Return whether a loss with few decimals has moved before: at its end it may repeat itself."""
+    return float(np.ptp(values)) > 0.0 and _decimals(values, decimals) <= _FEW_DECIMALS
+
+
+def _decimals(values: FloatArray64, known: int | None) -> int:
+    """Return the decimals that were printed; where that is not known, the most of any value."""
+    if known is not None:
+        return known
+    texts = (np.format_float_positional(v, trim="-") for v in values[-200:] if np.isfinite(v))
+    return max((len(text.partition(".")[2]) for text in texts), default=0)
 
 
 def _digits(values: FloatArray64) -> int:

@@ -32,6 +32,8 @@ _LOSS_DECIMALS = 4
 _RATE_OF_GROUP = re.compile(r"(?:^|[/_])(?:lr|learning_rate)(?:[/_-]\w{1,40})?$", re.IGNORECASE)
 # Metrics that only runs of RL log, other than the reward.
 _IN_RL = {"kl", "entropy", "clip_ratio/region_mean", "completions/mean_length", "policy/update_kl"}
+# What only runs in games or simulations log: the share of random moves, a count of episodes.
+_OF_GAMES = {"epsilon", "episode"}
 _OF_EPISODES = ("episode_reward_mean", "ep_rew_mean", "episode_return_mean")
 _LOSSES = {"loss", "train_loss", "training_loss", "loss train", "raw/loss", "lm loss"}
 _HF_FORMS = {"dict", "swift", "llamafactory"}
@@ -201,7 +203,12 @@ def translation(
     result = {name: ours_ for name, ours_ in (given or {}).items() if name in names}
     taken = {ours_: name for name, ours_ in result.items()}
     known = {name: (rank.get(name, len(table.metrics)), _our_name(name, table)) for name in names}
-    for name, (_, canonical) in sorted(known.items(), key=lambda item: item[1][0]):
+
+    def place(item: tuple[str, tuple[int, str | None]]) -> tuple[int, bool]:
+        # A name that many use alike comes before one that only another framework has.
+        return item[1][0], folded(item[0]) not in METRICS
+
+    for name, (_, canonical) in sorted(known.items(), key=place):
         if name not in result and canonical is not None and canonical not in taken:
             taken[canonical] = name
             result[name] = canonical
@@ -275,7 +282,7 @@ def _only_reward(metrics: dict[str, Series]) -> None:
     """Use a single reward function, or in RL the rate of success, if no total is printed."""
     if "reward" in metrics:
         return
-    if _IN_RL & metrics.keys():
+    if (_IN_RL | _OF_GAMES) & metrics.keys():
         names = {folded(unprefixed(name)): name for name in metrics}
         rate = next((names[name] for name in RATES if name in names), None)
         # Of episodes, under a heading of the user's own.

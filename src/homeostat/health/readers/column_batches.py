@@ -18,7 +18,7 @@ import numpy as np
 
 from homeostat.health.readers.alike_lines import num_lines_of, values_of_alike
 from homeostat.health.readers.common_names import sounds_like_metric
-from homeostat.health.readers.dict_rows import NOT_METRICS, STEP_KEYS, is_trained
+from homeostat.health.readers.dict_rows import NOT_METRICS, STEP_KEYS, is_trained, is_transition
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.readers.rows import MAX_STEP
 from homeostat.types import FloatArray64, IntArray
@@ -48,6 +48,8 @@ def take_json_block(recorder: Recorder, block: bytes, *, num_lines: int) -> bool
     except (ValueError, RecursionError):
         return False
     if len(records) != num_lines or set(map(type, records)) != {dict}:
+        return False
+    if is_transition(records[0]):
         return False
     alike = _columns_of_alike(records)
     if alike is not None:

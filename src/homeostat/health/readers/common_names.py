@@ -47,6 +47,14 @@ METRICS: dict[str, str] = {
     "eval_losses": "eval/loss",
     "validation_losses": "eval/loss",
     "val_loss_history": "eval/loss",
+    "val_metrics/loss": "eval/loss",
+    "valid_metrics/loss": "eval/loss",
+    "validation_metrics/loss": "eval/loss",
+    "eval_metrics/loss": "eval/loss",
+    "validation/loss": "eval/loss",
+    "loss/val": "eval/loss",
+    "loss/valid": "eval/loss",
+    "loss/validation": "eval/loss",
     "avg_val_loss": "eval/loss",
     "average_val_loss": "eval/loss",
     "dev_loss": "eval/loss",
@@ -77,6 +85,12 @@ METRICS: dict[str, str] = {
     "reward/mean": "reward",
     "rewards/mean": "reward",
     "train/reward": "reward",
+    "reward/train": "reward",
+    "reward/episode": "reward",
+    "episode/reward": "reward",
+    "episode/return": "reward",
+    "return": "reward",
+    "return/train": "reward",
     "avg_final_rewards": "reward",
     "average_reward": "reward",
     "reward_avg": "reward",
@@ -243,8 +257,15 @@ _ONLY_SETTINGS = frozenset(
 )
 
 
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
 def folded(name: str) -> str:
-    return name.strip().lower().replace(" ", "_")
+    """Return a name in the table's spelling: "Val Loss" and "ValLoss" are val_loss."""
+    text = name.strip()
+    if not (text.islower() or text.isupper()):
+        text = _HUMP.sub("_", text)
+    return text.lower().replace(" ", "_")
 
 
 def sounds_like_metric(name: str) -> bool:

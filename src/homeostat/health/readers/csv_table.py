@@ -36,7 +36,7 @@ def is_table(head: str) -> bool:
     first, second = (_cells(line, sign) for line in lines[:2])
     if not 2 <= len(first) == len(second) <= _MAX_COLUMNS:
         return False
-    names = [_name(cell) for cell in first]
+    names = _names(first)
     numbers = [number(cell) is not None or not cell for cell in second]
     is_named = all(number(name) is None and len(name) < 200 for name in names if name)
     # A printed literal has commas, too.
@@ -51,7 +51,7 @@ def found_in(lines: Iterator[str], *, name: str) -> Found:
     recorder = Recorder()
     header = next(lines, "").lstrip("\ufeff")
     sign = _separator(header)
-    names = [_name(cell) for cell in _cells(header, sign)]
+    names = _names(_cells(header, sign))
     num_lines = 1
     while batch := list(islice(lines, BATCH)):
         num_lines += len(batch)
@@ -113,6 +113,14 @@ def _cells(line: str, sign: str) -> list[str]:
         return [cell.strip() for cell in next(csv.reader([line], delimiter=sign), [])]
     except csv.Error:
         return []
+
+
+def _names(cells: list[str]) -> list[str]:
+    """Return the names of a header; a first one that is empty is that of pandas' index."""
+    names = [_name(cell) for cell in cells]
+    if names and not names[0] and "step" not in names:
+        names[0] = "step"
+    return names
 
 
 def _name(cell: str) -> str:

@@ -191,7 +191,9 @@ def kind_of(
     """Return the kind of the run. PPO with a reward model is RL; DPO and similar are preference."""
     if any(name in names for name in _PREFERENCE):
         return Kind.PREFERENCE
-    if any(name in _RL_METRICS or name.startswith(_RL_PREFIXES) for name in names):
+    of_rl = {name for name in names if name in _RL_METRICS or name.startswith(_RL_PREFIXES)}
+    # Distillation and variational autoencoders log a KL, too.
+    if of_rl - {"kl"} or (of_rl and "entropy" in names):
         return Kind.RL
     words = {str(value).lower() for value in settings.values() if isinstance(value, str)}
     if words & {"dpo", "kto", "orpo", "simpo", "ipo"}:
@@ -204,5 +206,7 @@ def kind_of(
         "sft_trainer", "SFT dataset", "/sft"
     )
     if framework.name in _RL_FRAMEWORKS and not is_sft:
+        return Kind.RL
+    if of_rl and not {"train/loss", "eval/loss"} & set(names):
         return Kind.RL
     return Kind.SFT if is_sft or "train/loss" in names else Kind.UNKNOWN

@@ -63,6 +63,9 @@ NOT_METRICS = frozenset(
     }
 )
 _EVAL = re.compile(r"(?:eval|val|validation|test)(?:[_/-].*|$)")
+# Flags that an environment gives with every step, and what is recorded beside them.
+_ENDS = ("done", "terminal", "terminated", "truncated")
+_SEEN_OR_DONE = ("action", "observation", "obs", "state", "next_state")
 _ENVELOPE = {"step", "data"}
 _MAX_DEPTH = 6
 _MAX_VALUES = 5_000
@@ -99,6 +102,8 @@ def row_of(
     """
     if mapping.keys() == _ENVELOPE and isinstance(mapping["data"], Mapping):
         mapping = {**mapping["data"], "step": mapping["step"]}
+    if is_transition(mapping):
+        return None
     values = {name: value for name, value in numbers_in(mapping) if name not in NOT_METRICS}
     values.update(_lost(mapping, values))
     # The prefix ends where the mapping begins; earlier text is not part of it.
@@ -122,6 +127,12 @@ def row_of(
     if row.kind is RowKind.EVAL:
         values.pop("epoch", None)
     return row
+
+
+def is_transition(mapping: Mapping[str, Any]) -> bool:
+    """Return whether it is one step within an episode: what an agent saw or did, and its reward."""
+    is_flagged = any(isinstance(mapping.get(name), bool) for name in _ENDS)
+    return is_flagged and any(str(name).startswith(_SEEN_OR_DONE) for name in mapping)
 
 
 def _lost(mapping: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, float]:

@@ -4,6 +4,7 @@
     {"train_loss": [2.0, 1.9], "val_loss": [...]}      columns, as Keras' History has them
     {"train": {"loss": [...]}, "val": {...}}           columns in groups
     {"1": {"loss": 2.0}, "2": {...}}                   rows by their step
+    {"loss": [{"step": 1, "value": 2.0}, ...]}         columns with steps of their own
 
 The part with the most values of known names counts.
 """
@@ -51,6 +52,7 @@ def _parts(document: Any) -> Iterator[tuple[str, list[Row]]]:
         elif isinstance(part, Mapping):
             yield "columns", _columns(part)
             yield "rows by step", _numbered(part)
+            yield "columns with steps", _stepped(part)
             inner = [one for one in part.values() if isinstance(one, list | Mapping)]
             if depth < _MAX_DEPTH:
                 waiting += [(one, depth + 1) for one in inner[:_MAX_PARTS]]
@@ -73,6 +75,20 @@ def _numbered(part: Mapping[str, Any]) -> list[Row]:
             row.step = int(key) if row.step is None else row.step
             rows.append(row)
     return rows
+
+
+def _stepped(part: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of columns whose items are a step and a value."""
+    rows: dict[int, dict[str, float]] = {}
+    for name, items in part.items():
+        if not isinstance(items, list) or not _is_result(name):
+            continue
+        for item in items:
+            step = number_of(item.get("step")) if isinstance(item, Mapping) else None
+            value = number_of(item.get("value")) if step is not None else None
+            if step is not None and value is not None and 0 <= step < 1e15:
+                rows.setdefault(int(step), {})[name] = value
+    return [Row(rows[step], step) for step in sorted(rows)]
 
 
 def _columns(part: Mapping[str, Any]) -> list[Row]:

@@ -21,6 +21,17 @@ _ONE_BAR = re.compile(
 )
 _REPEATED = re.compile(r"\[repeated \d++x across cluster\]")
 
+# One step within an episode: `step=3 action=... reward=0.5 done=false`.
+_TRANSITION = re.compile(
+    r"\b(?:done|terminal|terminated|truncated)['\"]?\s?[=:]\s?(?:true|false)\b", re.IGNORECASE
+)
+
+
+def is_transition(body: str) -> bool:
+    """Return whether a line tells what an agent saw or did in one step of an episode."""
+    is_told = "action" in body or "observation" in body
+    return is_told and _TRANSITION.search(body) is not None
+
 
 def apart(piece: str) -> list[str]:
     """Split a progress bar from the text that was printed after it on the same line.

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 
 from homeostat.health.readers.common_names import METRICS, folded
+from homeostat.health.readers.line_parts import is_transition
 from homeostat.health.readers.numbers import MAX_CHARS, NUMBER, VALUE, decimals_of, number
 from homeostat.health.readers.rows import Row, RowKind
 
@@ -223,6 +224,8 @@ def _litgpt(body: str) -> Row | None:
 
 def _pairs(body: str) -> Row | None:
     """Return `name: number` pairs of a list. At least one name must certainly be a metric's."""
+    if is_transition(body):
+        return None
     row = Row({}, form=_form(body))
     step = _IN_EPOCH.search(body) or _STEP.search(body)
     sure = 0

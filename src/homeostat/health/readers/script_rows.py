@@ -19,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from homeostat.health.readers.common_names import METRICS, folded
+from homeostat.health.readers.line_parts import is_transition
 from homeostat.health.readers.numbers import NUMBER, decimals_of
 from homeostat.health.view import Series
 
@@ -32,6 +33,8 @@ _MAX_NUMBERS = 40
 _MAX_ROWS = 200_000
 _SPEAKS = re.compile(r"loss|rew(?:ard|_|\b)|score|return|perplexity|\bppl\b", re.IGNORECASE)
 _NUMBER = re.compile(rf"(?<![A-Za-z_.\d])(?:{NUMBER})")
+# A line that begins so is about rows that are not trained on.
+_HELD_OUT = re.compile(r"\b(?:eval(?:uation|uating)?|val(?:id(?:ation)?)?|dev)\b", re.IGNORECASE)
 _OPEN = "\0"
 _SPACES = re.compile(r" +")
 # What separates the name of a number from what was said before.
@@ -73,6 +76,8 @@ class ScriptRows:
         """Collect a line. Return whether it may be a row."""
         if len(body) > _MAX_CHARS or _SPEAKS.search(body) is None or _OPEN in body:
             return False
+        if is_transition(body):
+            return False
         # Counts are padded to the width of the largest one.
         key = _SPACES.sub(" ", _NUMBER.sub(_OPEN, body))
         form = self._forms.get(key)
@@ -100,9 +105,11 @@ class ScriptRows:
     def series(self) -> dict[str, Series]:
         """Return the metrics of all forms that are rows; of two with the same name the longer."""
         found: dict[str, Series] = {}
+        self._forms = _joined(self._forms)
         for form in sorted(self._forms.values(), key=lambda one: -len(one.rows)):
             if not _is_row(form):
                 continue
+            form.rows = _of_last_run(form)
             values, steps = np.array(form.rows, dtype=np.float64), _steps(form)
             for place, name in enumerate(form.names):
                 if name and name not in found:
@@ -145,6 +152,28 @@ class ScriptRows:
         return int(total) if not totals and 0 < total < 1e15 and total.is_integer() else None
 
 
+def _joined(forms: Mapping[str, _Form]) -> dict[str, _Form]:
+    """Join forms that differ only in what follows their last number: a mark of the best so far.
+
+    Their rows must have one counter, and no count twice.
+    """
+    found: dict[str, _Form] = {}
+    heads: dict[str, str] = {}
+    for key, form in forms.items():
+        head = key.rpartition(_OPEN)[0]
+        first = found.get(heads.setdefault(head, key))
+        places = [place for place, rank in enumerate(form.counters) if rank is not None]
+        if first is None or first is form or len(places) != 1:
+            found[key] = form
+            continue
+        rows = sorted([*first.rows, *form.rows], key=lambda row: row[places[0]])
+        if any(a[places[0]] == b[places[0]] for a, b in pairwise(rows)):
+            found[key] = form
+            continue
+        first.rows, first.decimals = rows, _same(first.decimals, form.decimals)
+    return found
+
+
 def _num_results(series: Mapping[str, Series]) -> int:
     """Return the number of records of the training loss or reward that was logged most often."""
     names = (name for name in series if METRICS.get(folded(name)) in _TRAINED)
@@ -184,6 +213,21 @@ def _counter_of(form: _Form) -> int | None:
     return None
 
 
+def _of_last_run(form: _Form) -> list[list[float]]:
+    """Return the rows since the coarsest counter went back to its start: another run began there.
+
+    All rows, if too few came since.
+    """
+    ranked = [(rank, place) for place, rank in enumerate(form.counters) if rank is not None]
+    if not ranked:
+        return form.rows
+    _, place = max(ranked)
+    counts = [row[place] for row in form.rows]
+    starts = [at for at in range(1, len(counts)) if counts[at - 1] > counts[at] <= counts[0]]
+    kept = form.rows[starts[-1] :] if starts else form.rows
+    return kept if len(kept) >= MIN_ROWS else form.rows
+
+
 def _are_whole(counts: Sequence[float]) -> bool:
     return all(0 <= count < 1e15 and count.is_integer() for count in counts)
 
@@ -199,6 +243,7 @@ def _form_of(key: str) -> _Form:
     """Name the numbers of a form by the text before each."""
     texts = key.split(_OPEN)[:-1][:_MAX_NUMBERS]
     is_episodic = "episode" in key.lower()
+    is_held_out = _HELD_OUT.search(texts[0]) is not None if texts else False
     form = _Form([], [], {})
     waiting = ""
     for place, text in enumerate(texts):
@@ -222,6 +267,8 @@ def _form_of(key: str) -> _Form:
             name, waiting = waiting, ""
         if folded(name) in _OF_EPISODES:
             name = "reward" if is_episodic or folded(name) == "reward" else ""
+        if is_held_out and METRICS.get(folded(name)) == "train/loss":
+            name = "eval_loss"
         form.names.append(name if name not in form.names else "")
         form.counters.append(rank)
     is_result = any(METRICS.get(folded(name)) in _RESULTS for name in form.names if name)

@@ -1,10 +1,11 @@
 """Single steps have a loss far above their neighbours'.
 
 ## What it sees
-A record's loss is at least `factor` times the median of the records around it, and later ones are
-back at the old level. One such step is information; `repeated` of them are a warning. So many and
-so evenly spread ones that each of `parts` parts of the run has a like number are how its batches
-differ: information.
+A record's loss is at least `factor` times the median of the records around it, which is far more
+than records of this run usually differ by (`unusual`), and later ones are back at the old level.
+One such step is information; `repeated` of them are a warning. So many and so evenly spread ones
+that each of `parts` parts of the run has a like number are how its batches differ, and four or more
+at equal distances come at one place of every epoch: information.
 
 ## Why it matters
 A spike that recovers costs little. Repeated spikes mean that some rows are broken, or that the run
@@ -29,18 +30,22 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import running_medians
+from homeostat.health.medians import median, running_medians
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import robust_scale
-from homeostat.types import FloatArray64, IntArray
+from homeostat.types import BoolArray, FloatArray64, IntArray
+
+# Distances between spikes that must agree before they have a period, and how likely that may be.
+_MIN_GAPS, _BY_CHANCE = 3, 0.005
 
 
 class Options(RuleOptions):
     factor: float = option(2.5, "Factor over its neighbours' median that a spike has.")
     window: int = option(7, "Number of records around it that it is compared with.")
     repeated: int = option(3, "Number of spikes from which on it is a warning.")
+    unusual: float = option(4.0, "Factor over the usual deviation of the loss's logarithm.")
     parts: int = option(5, "Parts of the run of which none may lack spikes if they are its noise.")
 
 
@@ -52,6 +57,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     around = _neighbours(loss.values, options.window)
     _, scale = robust_scale(loss.values - around)
     spikes = (loss.values > options.factor * around) & (loss.values - around > 8 * scale)
+    spikes &= _are_unusual(loss.values, around, options.unusual)
     # The first records fall steeply by nature, and what stands at the end may not be a spike.
     spikes[: options.window // 2] = False
     spikes[-1] = False
@@ -76,7 +82,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=float(loss.values[worst]),
         limit=options.factor * float(around[worst]),
         level=Level.WARN
-        if len(at) >= options.repeated and not _are_even(at, len(loss), options)
+        if len(at) >= options.repeated
+        and not _are_even(at, len(loss), options)
+        and not _are_periodic(at, loss.steps)
         else Level.INFO,
     )
 
@@ -87,10 +95,37 @@ def _are_even(at: IntArray, count: int, options: Options) -> bool:
     return len(at) >= 4 * options.parts and int(numbers.min()) >= 0.4 * len(at) / options.parts
 
 
+def _are_periodic(at: IntArray, steps: IntArray) -> bool:
+    """Return whether all spikes are the same number of steps apart, or multiples of it.
+
+    Such ones come at one place of every epoch: with rows in a fixed order, or a smaller last batch.
+    So few records that chance may give such distances tell nothing.
+    """
+    gaps = np.diff(steps[at])
+    if len(gaps) < _MIN_GAPS:
+        return False
+    counts = gaps / gaps.min()
+    chance = float(gaps.min() / median(np.diff(steps))) ** (1 - len(gaps))
+    is_even = bool(np.all(np.abs(counts - np.round(counts)) < 0.01 * counts))
+    return is_even and chance < _BY_CHANCE
+
+
 def _neighbours(values: FloatArray64, window: int) -> FloatArray64:
     """Median of the records around each one."""
     padded = np.pad(values, window // 2, mode="edge")
     return running_medians(padded, window)
+
+
+def _are_unusual(values: FloatArray64, around: FloatArray64, unusual: float) -> BoolArray:
+    """Return which records differ from their neighbours by a larger factor than all others do.
+
+    The loss of a single row is often a few times that of the next one.
+    """
+    factors = np.zeros(len(values))
+    is_known = (values > 0.0) & (around > 0.0)
+    factors[is_known] = np.log(values[is_known] / around[is_known])
+    _, usual = robust_scale(factors)
+    return factors > unusual * usual
 
 
 def _causes(view: RunView, steps: list[int]) -> Iterator[Cause]:

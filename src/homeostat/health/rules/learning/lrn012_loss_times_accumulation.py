@@ -1,11 +1,13 @@
 """The loss, and with it the gradient, is multiplied by the number of accumulated micro-batches.
 
 ## What it sees
-One of these, each with more than one accumulation step:
+One of these, each with more than one accumulation step as far as the number is known:
 - two runs in one log that differ in their accumulation: the one with more has the larger loss,
   by about that number;
 - a training loss of `factor` or more times the evaluation loss of the same step, the quotient near
   the number of accumulation steps;
+- where the number is not known, a training loss that is the same multiple, `steady` or more, of the
+  evaluation loss at three evaluations or more;
 - a training loss above anything that guessing gives, that divided by the accumulation steps is an
   ordinary one.
 
@@ -39,12 +41,18 @@ from homeostat.health.view import Kind, RunView, Series
 
 _ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps")
 _COUNT = re.compile(r"accum[a-z_]{0,40}+\D{0,4}(\d{1,12})", re.I)
+# Frameworks whose trainer has added the losses up, in some versions.
+_ACCUMULATING = frozenset(
+    {"transformers", "trl", "axolotl", "llama_factory", "ms_swift", "unsloth"}
+)
 # Guessing among 262,144 tokens costs 12.5 nats.
 _MOST = 13.0
 
 
 class Options(RuleOptions):
     factor: float = option(2.5, "Largest acceptable factor over the evaluation loss.")
+    steady: float = option(3.5, "Least factor, at every evaluation, where no count is known.")
+    spread: float = option(1.25, "How far such factors may lie apart, as a factor.")
     near: float = option(3.0, "Factor around the accumulation that still counts as near it.")
 
 
@@ -57,6 +65,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     found = (
         _two_runs(view, loss, count, options)
         or _against_eval(view, loss, count, options)
+        or _steady_multiple(view, loss, count, options)
         or _against_guessing(loss, count)
     )
     if found is None:
@@ -132,6 +141,29 @@ def _against_eval(
         f"much, with {count:g} accumulation steps",
         ratio,
     )
+
+
+def _steady_multiple(
+    view: RunView, loss: Series, count: float | None, options: Options
+) -> tuple[str, float] | None:
+    """The same multiple at every evaluation, in a log that does not say what is accumulated.
+
+    Augmented or noised training rows make the loss higher as well, but by a factor that changes.
+    """
+    held = view.series("eval/loss")
+    if held is None or count is not None or view.framework.name not in _ACCUMULATING:
+        return None
+    ratios = [
+        median(before.tail(5).values) / value
+        for step, value in zip(held.finite().steps, held.finite().values, strict=True)
+        if value > 0.0 and len(before := loss.before(int(step) + 1)) >= 5
+    ]
+    if len(ratios) < 3 or min(ratios) < options.steady or loss.latest < 0.5:
+        return None
+    if max(ratios) > options.spread * min(ratios):
+        return None
+    ratio = median(ratios)
+    return f"Training loss is {ratio:.1f} times the evaluation loss at each evaluation", ratio
 
 
 def _against_guessing(loss: Series, count: float | None) -> tuple[str, float] | None:

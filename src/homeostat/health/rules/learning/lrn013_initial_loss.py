@@ -3,10 +3,10 @@
 ## What it sees
 The first records' loss (SFT, nats per token) is above ln(vocabulary) by `margin`; without a known
 vocabulary, above that of the largest that is in use. It is information only once the loss has come
-down to `usual`: whatever was wrong, training has cured it; and where neither the framework nor a
-metric tells that it is a language model's. A loss beside which its parts are logged
-is a sum of them, and not judged: two or more other losses that add up to it or more, of which one
-is below the limit.
+down to `usual`: whatever was wrong, training has cured it; and where neither a metric of tokens nor
+the framework and a loss with little noise (`smooth`) tell that it is a language model's. A loss
+beside which its parts are logged is a sum of them, and not judged: two or more other losses that
+add up to it or more, of which one is below the limit.
 
 ## Why it matters
 A pretrained model begins between 0.5 and 4. Worse than guessing means that it predicts with
@@ -36,7 +36,7 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import needed, raw_number
+from homeostat.health.rules.readings import needed, noise_beside_trend, raw_number
 from homeostat.health.view import Kind, RunView
 
 _LARGEST = 262_144
@@ -46,6 +46,7 @@ class Options(RuleOptions):
     margin: float = option(0.7, "Nats above guessing that are let pass.")
     min_records: int = option(3, "Number of records that are needed.")
     usual: float = option(4.0, "Loss of a pretrained model, in nats, at most.")
+    smooth: float = option(0.08, "Noise of a mean over many tokens, as a share of the loss.")
     summed: float = option(40.0, "Nats above which the loss can hardly be a mean over tokens.")
 
 
@@ -61,7 +62,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     is_over = median(loss.finite().tail(5).values) <= options.usual
     yield Sighting(
-        level=Level.INFO if is_over or not _is_of_tokens(view) else Level.WARN,
+        level=Level.INFO if is_over or not _is_of_tokens(view, options) else Level.WARN,
         message=f"The loss begins at {start:.4g}; guessing gives {limit - options.margin:.3g} "
         "at most: the model is sure, and wrong. Score a plain text with it; then see template, "
         "labels and checkpoint.",
@@ -78,12 +79,19 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
 
 
-def _is_of_tokens(view: RunView) -> bool:
-    """Return whether the log is known to be a language model's: whose framework trains such ones,
-    or with a metric of tokens. Other losses may have any size."""
-    words = ("token", "perplexity", "ppl", "vocab", "bpb")
+def _is_of_tokens(view: RunView, options: Options) -> bool:
+    """Return whether the log is known to be a language model's. Other losses may have any size.
+
+    That is a log with a metric of tokens, or of a framework that trains such models, whose loss is
+    a mean over so many tokens that neighbours hardly differ; the squared errors of a few rows do.
+    """
+    words = ("token", "perplex", "ppl", "vocab", "bpb")
     names = " ".join((*view.metrics, *view.raw_settings)).lower()
-    return view.framework.name != "unknown" or any(word in names for word in words)
+    if any(word in names for word in words):
+        return True
+    loss = needed(view, "train/loss").finite()
+    is_smooth = noise_beside_trend(loss) <= options.smooth * median(loss.values)
+    return view.framework.name != "unknown" and is_smooth
 
 
 def _is_sum(view: RunView, start: float, limit: float) -> bool:

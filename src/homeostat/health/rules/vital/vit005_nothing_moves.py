@@ -21,7 +21,8 @@ Look at one row with its labels. Count the parameters that require gradients. Co
 before and after an update.
 
 ## Known false alarms
-A metric that was printed with few decimals is not judged, nor one at a learning rate of 0 (LRN007).
+A metric that was printed with few decimals, or with two digits, is not judged, nor one at a
+learning rate of 0 (LRN007).
 """
 
 from __future__ import annotations
