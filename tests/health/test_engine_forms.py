@@ -18,6 +18,7 @@ READ = {
         "ValueError: the tiny attention backend only supports bf16 caches",
         "NotImplementedError: head_dim 80 is not supported by this kernel",
         "AssertionError: sliding window is not supported with paged prefill",
+        "NotImplementedError: FlashAttention with an int8 cache is not yet supported",
     ),
     "quantisation-method-mismatch": (
         "ValueError: Unknown quantization strategy rowwise",

@@ -40,7 +40,7 @@ CAUSES = {
     "dimensions": "shape-mismatch",
 }
 _SETTING = r"(?:--[\w.-]{2,60}|[a-z]\w{0,60}_\w{1,60})"
-_NO = r"(?:does not support|doesn't support|do not support|not supported|unsupported|only supports?|cannot be used|is incompatible)"
+_NO = r"(?:(?:does not|doesn't|do not|hasn't|cannot) (?:yet |currently )?support|(?:not|isn't|aren't) (?:yet |currently )?supported|unsupported|only supports?|cannot be used|is incompatible)"
 _ODD = r"(?:unsupported|unknown|invalid|unrecogni[sz]ed|unexpected)"
 _ATTENTION = r"(?:attention (?:backend|implementation|kernel)|flash[-_ ]?attention\S{0,3}|flashmla|sliding window|attention sinks?|soft-?cap\w{0,5})"
 _SPECULATES = r"(?:speculative (?:decoding|model|method|algorithm|config)|speculation|spec[-_ ]decode|draft[-_ ]model|\beagle\d?\b|\bmtp\b|medusa)"
