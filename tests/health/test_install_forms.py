@@ -89,6 +89,7 @@ READ = {
         "NotImplementedError: NCCL is only supported on Linux",
     ),
     "architecture-unsupported": (
+        "RuntimeError: Currently, calibration of TinyVLTextModel is not supported.",
         "NotImplementedError: Model type qwen3_vl is not supported yet",
         "NotImplementedError: Architecture 'LlavaForConditionalGeneration' not supported!",
         "NotImplementedError: PhimoeForCausalLM is not supported",

@@ -170,6 +170,7 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("architecture", r"(?i)\bmodel ([\w./-]{2,80}) is not in the (?:supported|registered)", "the model {0} is not known there"),
     ("architecture", r"\b(\w{2,60}For(?:CausalLM|ConditionalGeneration|SequenceClassification|TokenClassification|VisionText\w{0,20}))[`'\"\]]{0,2} (?:is |are )?(?:not (?:yet )?(?:supported|implemented|registered)|unsupported)", "the model {0} is not known there"),
     ("architecture", r"'(\w{2,80})' is not a registered model", "the model {0} is not known there"),
+    ("architecture", r"\b((?!Peft|Base|Parallel)[A-Z]\w{2,60}Model)[`'\"\]]{0,2} (?:is |are )?(?:not (?:yet )?(?:supported|implemented|registered)|unsupported)", "the model {0} is not known there"),
 )  # fmt: skip
 
 

@@ -336,6 +336,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "quantised-evaluation-gap": "The quantised model evaluates worse than its bf16 shadow.",
         "quantised-gradient-off": "The quantised gradient points elsewhere than that of bf16.",
         "quantisation-underflow": "Most small values are rounded to 0 by a scale that is too coarse.",
+        "calibration-too-thin": "Calibration rows too few or too alike for the quantiser's Hessian.",
     },
     Family.SPECULATIVE: {
         "benign-spec-acceptance-moderate": "Steady, moderate draft acceptance.",
