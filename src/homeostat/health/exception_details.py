@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from homeostat.health import install_forms
+from homeostat.health import install_forms, validation_forms
 from homeostat.health.log import QUOTES
 
 _MAX_CHARS = 4_000
@@ -222,7 +222,8 @@ _GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
 
 @cache
 def _compiled() -> tuple[tuple[_Form, re.Pattern[str]], ...]:
-    forms = (*(_Form(*one) for one in install_forms.FORMS), *_FORMS)
+    others = (_Form(*one) for one in validation_forms.FORMS)
+    forms = (*(_Form(*one) for one in install_forms.FORMS), *_FORMS, *others)
     return tuple((form, re.compile(form.pattern)) for form in forms)
 
 

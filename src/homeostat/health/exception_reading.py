@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homeostat.health import install_forms
+from homeostat.health import install_forms, validation_forms
 from homeostat.health.code_owners import PACKAGES, owner_of, package_of
 from homeostat.health.exception_details import Detail, details_of
 from homeostat.health.first_failure import is_aftermath
@@ -35,20 +35,24 @@ _ROLES = (
 
 
 # What the words are about -> the illness that such words usually are.
-_CAUSES = install_forms.CAUSES | {
-    "device": "device-mismatch",
-    "dtype": "dtype-mismatch",
-    "shape": "shape-mismatch",
-    "import": "library-version-mismatch",
-    "setting": "unknown-setting",
-    "unset": "setting-missing",
-    "mistyped": "setting-wrong-type",
-    "file": "path-missing",
-    "keys": "checkpoint-keys-mismatch",
-    "resume": "checkpoint-world-size-change",
-    "quantised": "quantised-weights-misused",
-    "exclusive": "settings-exclusive",
-}
+_CAUSES = (
+    install_forms.CAUSES
+    | validation_forms.CAUSES
+    | {
+        "device": "device-mismatch",
+        "dtype": "dtype-mismatch",
+        "shape": "shape-mismatch",
+        "import": "library-version-mismatch",
+        "setting": "unknown-setting",
+        "unset": "setting-missing",
+        "mistyped": "setting-wrong-type",
+        "file": "path-missing",
+        "keys": "checkpoint-keys-mismatch",
+        "resume": "checkpoint-world-size-change",
+        "quantised": "quantised-weights-misused",
+        "exclusive": "settings-exclusive",
+    }
+)
 _STDLIB = frozenset(sys.stdlib_module_names)
 # A model's own code is downloaded with its weights and written for one version of transformers.
 _OF_MODELS = ("modeling_", "tokenization_", "configuration_", "processing_")
