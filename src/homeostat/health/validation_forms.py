@@ -79,6 +79,7 @@ FORMS = (
     ("unset", rf"({_KEY}) (?:is|are) (?:required|mandatory|needed|missing|not (?:set|given|specified|provided|configured|defined))\b", "{0} is not given"),
     ("unset", rf"({_KEY}) (?:must|should|has to|needs to|have to) (?:not be None|be (?:configured|supplied|non-empty|present|explicitly set|given))", "{0} is not given"),
     ("unset", rf"(?:[Pp]lease|[Mm]ust|[Nn]eeds? to|[Hh]ave to|[Rr]equires? you to) (?:manually |also |explicitly |first )?(?:specify|provide|pass(?: in)?|set|give|define|supply|add)(?: in)?(?: a| an| the| either| at least one of)?(?: valid)? ({_KEY})", "{0} is not given"),
+    ("unset", rf"(?:set|assign|pass|give) (?:an? )?(?:\w{{1,20}} )?(?:value|number|path|name) (?:in|to|for|of|via) ({_KEY})", "{0} is not given"),
     ("unset", rf"requires (?:an? |the |explicit |non-empty )?({_KEY})(?:[.,]|$| (?:to be (?:set|given|specified|provided|passed)|so|in order|for|but|and))", "{0} is not given"),
     ("unset", rf"[Ee]ither ({_KEY}) or ({_KEY}) (?:must|should|has to|needs to|is|are)", "neither {0} nor {1} is given"),
     ("unset", r"requires (?:setting |you to set )(?:the )?(?:environment variable |env(?:ironment)? var(?:iable)? )?([A-Z][A-Z0-9]{1,30}_[A-Z_0-9]{2,40})", "the variable {0} is not set"),
