@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from homeostat.health import engine_forms, install_forms
+from homeostat.health import engine_forms, install_forms, validation_forms
 from homeostat.health.log import QUOTES
 
 _MAX_CHARS = 4_000
@@ -223,7 +223,7 @@ _GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
 @cache
 def _compiled() -> tuple[tuple[_Form, re.Pattern[str]], ...]:
     early = (_Form(*one) for one in (*install_forms.FORMS, *engine_forms.FORMS))
-    late = (_Form(*one) for one in engine_forms.LATE)
+    late = (_Form(*one) for one in (*engine_forms.LATE, *validation_forms.FORMS))
     return tuple((form, re.compile(form.pattern)) for form in (*early, *_FORMS, *late))
 
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homeostat.health import engine_forms, install_forms
+from homeostat.health import engine_forms, install_forms, validation_forms
 from homeostat.health.code_owners import PACKAGES, owner_of, package_of
 from homeostat.health.exception_details import Detail, details_of
 from homeostat.health.first_failure import is_aftermath
@@ -38,6 +38,7 @@ _ROLES = (
 _CAUSES = (
     install_forms.CAUSES
     | engine_forms.CAUSES
+    | validation_forms.CAUSES
     | {
         "device": "device-mismatch",
         "dtype": "dtype-mismatch",

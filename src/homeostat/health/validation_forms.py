@@ -1,0 +1,90 @@
+"""Ways in which frameworks refuse settings, inputs and the way they were started.
+
+Training frameworks raise thousands of sentences about their own settings, in a few forms: a value
+that is not known, a setting that is not given, one that asks for another or excludes it, a file
+that is not there, rows without a column, a group of processes that was not made. The frameworks
+word them alike, so the form tells the illness whichever framework it was. They are looked for after
+the forms of exception_details, which know single sentences better.
+"""
+# ruff: noqa: E501 (a table)
+
+from __future__ import annotations
+
+# What is refused -> the illness.
+CAUSES = {
+    "empty": "dataset-empty",
+    "columns": "column-missing",
+    "group": "process-group-state",
+    "launch": "launcher-variables-missing",
+    "lengths": "length-limit-inconsistent",
+    "devices": "gpu-count-mismatch",
+    "adapter": "adapter-not-loaded",
+    "no checkpoint": "resume-checkpoint-missing",
+    "writing": "path-not-writable",
+    "folder": "output-folder-in-use",
+    "placement": "device-mismatch",
+    "template": "chat-template-mismatch",
+}
+# A setting's name: quoted, a flag, or with an underscore or a dot within.
+_KEY = r"(?:[`'\"](?:--?)?[A-Za-z][\w.\[\]-]{0,60}[`'\"]|--[\w-]{2,60}|[A-Za-z][A-Za-z0-9]{0,40}(?:[_.][A-Za-z0-9]{1,40}){1,8})"
+# What goes with another thing or not: a few words.
+_THING = r"[\w().,`'\"/=<>+-]{1,40}(?: [\w().`'\"/=<>+-]{1,40}){0,7}"
+_SUBJECT = r"(?<![\w`'\"])[\w().`'\"/=-]{2,40}(?: [\w().`'\"/=-]{1,40}){0,5}"
+# Nouns whose values are settings. Those of files, rows and models say something else.
+_CHOICE = (
+    r"(?:[a-z]{2,20}[ _-]){0,3}(?:type|mode|name|option|method|strategy|policy|choice|format|backend|implementation"
+    r"|algorithm|optimizer|scheduler|schedule|loss|activation|norm|recipe|engine|launcher|kernel|value|level|stage"
+    r"|preset|flavor|variant|setting|reduction|aggregation|estimator|precision|kind|scheme|template)"
+)
+_NO_CHOICE = r"(?!(?:file|image|data|dataset|audio|video|message|token|model|device|dtype|tensor|content|role|row|archive|compression)[ _])"
+_NOT = r"(?:is|are) (?:currently |temporarily |yet |still )?not (?:currently |yet |officially )?"
+FORMS = (
+    # How it was started
+    ("launch", r"(?:run|launch\w{0,3}|start\w{0,3}|invoke\w?|called) (?:this |the |it )?(?:[\w-]{1,30} ){0,3}?(?:via|with|using|by|through|under) (?:a |the )?(distributed launcher|[`'\"]?(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|mpirun|srun)[`'\"]?)", "it has to be started by {0}"),
+    ("launch", r"[`'\"]?(FORCE_TORCHRUN=1)[`'\"]? to launch", "it has to be started with {0}"),
+    ("group", r"((?:[\w-]{1,30} ){0,4}?(?:process|parallel|communication|default|world) groups?) (?:is|are|was|has|have)(?: already| not| never)(?: been)? (?:initiali[sz]ed|set up|created|destroyed)", "the {0} is not in the state that is needed"),
+    ("devices", r"(?:selected|requested|specified|asked for|got|using) more (?:devices|GPUs|gpus|processes|ranks) (\([^)\n]{1,20}\) )?than (?:are |is )?(available|there are|visible)", "more devices are asked for than are {1}"),
+    # Files, rows and checkpoints
+    ("adapter", r"([Aa]dapter|LoRA|[Ll]ora) (?:weights?|checkpoint|config\w{0,10}|state[ _]dict|keys?)(?: \S{1,80})? (?:is |are |was |were )?(?:not found|missing|could not be found)", "the {0} is not there"),
+    ("no checkpoint", r"(?:[Nn]o|not find any|find no) (?:valid |usable |saved |such )?checkpoints? (?:files? |directory |directories |folders? )?(?:was |were |could be |is |are )?(?:found|available)(?: (?:in|at|under) ([^\s,]{1,200}))?", "there is no checkpoint to resume from"),
+    ("columns", r"(?:[Mm]issing|lacks?|without|does not (?:have|contain)|doesn't (?:have|contain)|must (?:have|contain)) (?:the |a |any |some )?(?:required |following |expected |necessary )?columns?\b(?!-) ?[:(]? ?([\[{(]?[`'\"]?[\w, '\"-]{1,80})?", "rows have no {0}"),
+    ("columns", r"[Cc]olumns? [`'\"\[]{0,2}([\w -]{1,60})[`'\"\]]{0,2} (?:is |are |was )?(?:not (?:found|present|in)|missing|does not exist|doesn't exist)", "rows have no {0}"),
+    ("columns", r"[Ee]xpected a key of '(\w{1,60})' in (column_map)", "{1} has no {0}"),
+    ("empty", r"[Nn]o (?:valid |usable |training |non-empty )?(records?|samples?|examples?|rows|data ?points?|documents?) (?:were |was |are |is |could be )?(?:found|left|remain\w{0,3}|loaded|available)", "there are no {0}"),
+    ("empty", r"((?:[\w-]{1,20} )?(?:[Dd]atasets?|[Dd]ata ?loaders?|[Dd]ata ?source)) (?:is|are|was|were) (?:empty|of (?:size|length) 0)", "the {0} has no rows"),
+    ("template", r"([Rr]oles?|[Cc]onversations?|[Mm]essages?|[Tt]urns?) (?:must|should|have to|has to|needs? to) (?:alternate|start with|begin with|end with|be one of|strictly alternate)", "the {0} are not in the order that is expected"),
+    ("file", r"(?:[Nn]o|not find|not found|[Mm]issing|not locate) (?:any |the |a |such )?((?:[\w.*-]{1,40} ){0,3}?(?:files?|shards?|director(?:y|ies)|folders?|index|configs?|weights?|tokenizer\w{0,6}|safetensors)) (?:was |were |is |are )?(?:found |present |available )?(?:in|at|under|for|from) [`'\"]?(?!the |your |this |state)(\S{1,200})", "there is no {0} at {1}"),
+    ("file", r"((?:[\w.-]{1,40} ){0,3}?(?:[Ff]ile|[Dd]irectory|[Ff]older|[Pp]ath)) (?:was |is |could )?not (?:be )?(?:found|exist)(?: at| in|:)? [`'\"]?(\S{1,200})", "the {0} {1} is not there"),
+    ("file", r"(?:[Cc]annot|[Cc]an not|[Uu]nable to|[Cc]ould not|[Ff]ailed to) (?:load|read|open|locate|find) (?:the )?(dataset|data|tokenizer|checkpoint|model|weights|config(?:uration)?)(?: file)? (?:from|at|in) [`'\"]?((?=[\w.~-]{0,80}[/\\.])\S{1,200})", "the {0} {1} cannot be read"),
+    # Lengths
+    ("lengths", r"([\w`'\"-]{0,30}(?:max_|seq|length|context|position|token)[\w`'\"-]{0,40})(?: \([^)\n]{1,30}\))? (?:must be|should be|has to be|needs to be|is|cannot be|exceeds) (?:greater|less|smaller|larger|longer|shorter|at least|at most|>=?|<=?|no more)(?: than)?(?: or equal(?: to)?)? (?:the )?([\w`'\"-]{0,30}(?:max_|seq|length|context|position|token)[\w`'\"-]{0,40})", "{0} does not fit {1}"),
+    # Two settings
+    ("exclusive", rf"({_SUBJECT}) (?:does|do)(?: not|n't) (?:currently |yet |officially )?(?:support|work with|allow|accept) ({_THING})", "{0} does not go together with {1}"),
+    ("exclusive", rf"({_SUBJECT}) {_NOT}(?:supported|compatible|allowed|implemented|possible|available) ?(?:with|for|in|when|by|on|together with|while|if|under|yet|without)? ?({_THING})?", "{0} is not supported here ({1})"),
+    ("exclusive", rf"({_SUBJECT}) not (?:currently |yet )?(?:supported|compatible|implemented|allowed) (?:with|for|in|when|by|on|while) ({_THING})", "{0} does not go together with {1}"),
+    ("exclusive", rf"({_SUBJECT}) (?:currently )?only (?:supports?|works? with|accepts?|allows?) ({_THING})", "{0} needs {1}"),
+    ("exclusive", rf"([Oo]nly {_SUBJECT}) (?:is|are) (?:currently )?supported(?: (?:for|with|in|when|by) ({_THING}))?", "{0}"),
+    ("exclusive", rf"({_SUBJECT}) (?:is|are) (?:only (?:valid|supported|meaningful|applicable|compatible|used|useful)|(?:not )?(?:valid|compatible|meaningful|applicable) only|not valid|not compatible|invalid) (?:with|when|if|for|in|unless) ({_THING})", "{0} depends on {1}"),
+    ("exclusive", rf"({_SUBJECT}) (?:must|should|has to|needs to|have to|cannot|can't|can not|may not|should not|must not) be (?:used|set|enabled|disabled|combined|specified|passed|mixed|zero|0|1|None|True|False|true|false|equal|the same|identical)(?: to \S{{1,40}})? (?:with|when|if|for|together with|unless|alongside|while|as|in|and) ({_THING})", "{0} depends on {1}"),
+    ("exclusive", rf"({_SUBJECT}) requires? (?:that )?({_KEY} ?(?:=|==|!=|>=?|<=?|to be|is|must|set|enabled|in \[)[^\n]{{0,60}})", "{0} needs {1}"),
+    ("exclusive", rf"({_SUBJECT}) requires? (?:that )?([`'\"](?:--)?[A-Za-z][\w.-]{{1,60}} ?(?:==?|!=|>=?|<=?|: )[^\n]{{1,60}})", "{0} needs {1}"),
+    ("exclusive", r"(?:[Cc]annot|[Cc]an't|[Cc]an not|[Mm]ust not|[Dd]o not|[Ss]hould not) (?:\w{1,20} )?(?:have |set |use |specify |pass |enable |combine |mix |provide )?both ([\w().`'\"=-]{1,60}) and ([\w().`'\"=-]{1,60})", "{0} does not go together with {1}"),
+    ("exclusive", r"(?:[Oo]nly one|[Ee]xactly one|[Aa]t most one|[Ee]ither) of ([\w`'\" ,./()-]{3,120}?) (?:can|may|must|should|is|are|has to|needs to)", "only one of {0} may be given"),
+    # A value that is not known
+    ("setting", rf"(?:^|[:.] )(?:[Uu]nknown|[Uu]nsupported|[Uu]nrecogni[sz]ed|[Ii]nvalid) {_NO_CHOICE}({_CHOICE}):? (?!of\b|in\b|for\b|at\b|and\b)[`'\"(]?([\w./-]{{1,60}})", "{1} is not a known {0}"),
+    ("setting", rf"({_KEY})(?: ?\([^)\n]{{1,40}}\))? (?:must|should|has to|needs to|can only) be (?:either |one of |in )(?=[\[({{`'\"\w])([^\n]{{2,120}})", "{0} is none of {1}"),
+    ("setting", rf"({_KEY}) (?:must|should|has to) be ((?:[`'\"][\w.-]{{1,30}}[`'\"],? ?(?:or |and )?){{2,8}})", "{0} is none of {1}"),
+    ("setting", r"(?:is|are) not (?:a )?(?:valid|supported|recogni[sz]ed|known)(?: (?:option|choice|value|name|type))?[.,;:]? (?:[Pp]lease )?([Cc]hoose|[Mm]ust be one of|[Ss]elect|[Uu]se one of|[Aa]vailable|[Vv]alid|[Ss]upported|[Oo]ptions)", "the value is not known: {0}"),
+    # A setting that is not given
+    ("unset", rf"({_KEY}) (?:is|are) (?:required|mandatory|needed|missing|not (?:set|given|specified|provided|configured|defined))\b", "{0} is not given"),
+    ("unset", rf"({_KEY}) (?:must|should|has to|needs to|have to) (?:not be None|be (?:configured|supplied|non-empty|present|explicitly set|given))", "{0} is not given"),
+    ("unset", rf"(?:[Pp]lease|[Mm]ust|[Nn]eeds? to|[Hh]ave to|[Rr]equires? you to) (?:manually |also |explicitly |first )?(?:specify|provide|pass(?: in)?|set|give|define|supply|add)(?: in)?(?: a| an| the| either| at least one of)?(?: valid)? ({_KEY})", "{0} is not given"),
+    ("unset", rf"(?:set|assign|pass|give) (?:an? )?(?:\w{{1,20}} )?(?:value|number|path|name) (?:in|to|for|of|via) ({_KEY})", "{0} is not given"),
+    ("unset", rf"requires (?:an? |the |explicit |non-empty )?({_KEY})(?:[.,]|$| (?:to be (?:set|given|specified|provided|passed)|so|in order|for|but|and))", "{0} is not given"),
+    ("unset", rf"[Ee]ither ({_KEY}) or ({_KEY}) (?:must|should|has to|needs to|is|are)", "neither {0} nor {1} is given"),
+    ("unset", r"requires (?:setting |you to set )(?:the )?(?:environment variable |env(?:ironment)? var(?:iable)? )?([A-Z][A-Z0-9]{1,30}_[A-Z_0-9]{2,40})", "the variable {0} is not set"),
+    # A value of the wrong type or size
+    ("mistyped", rf"({_KEY})(?: ?\([^)\n]{{1,40}}\))? (?:must|should|has to|needs to|is expected to|is not|was not) (?:be )?(?:of type |a type of |type of |an instance of |a valid )?(?:an? )?(positive|non-negative|negative|integer|int|float|number|string|str|bool|boolean|list|tuple|dict|dictionary|path|callable|finite|even|odd|power of (?:two|2))\b", "{0} is no {1} value"),
+    ("mistyped", rf"({_KEY})(?: ?\([^)\n]{{1,40}}\))? (?:must|should|has to|needs to) be (greater than|less than|larger than|smaller than|at least|at most|between|in the range|in range|within|>=?|<=?|[\[(]-?\d)", "{0} is out of its range"),
+    ("mistyped", r"[Ee]xpected (?:type )?[`'\"]?([\w.]{1,60})[`'\"]? to be (?:an? |of type |an instance of )?[`'\"]?([\w.\[\], ]{1,60}?)[`'\"]?,? but (?:got|found|received|is)", "{0} is no {1}"),
+)  # fmt: skip
