@@ -135,6 +135,7 @@ _FORMS = (
     _Form("argument", r"'(\w{1,80})' is an invalid keyword argument for ([\w.]{1,80})", "{1} does not take {0}"),
     _Form("setting", r"unrecognized arguments: (.{1,200})", "the command line has {0}, which is not known"),
     _Form("unset", r"[Ii]nvalid (\w{1,60}): None\b", "no {0} is given"),
+    _Form("unset", r"[Cc]onfig\w{0,12}\b.{0,80}? must (?:contain|have|define|include) (?:the |a |an )?(?:key )?['\"](\w{1,60})['\"]", "the config lacks {0}"),
     _Form("setting", r"following arguments are required: (.{1,200})", "the command line lacks {0}"),
     _Form("setting", r"(?:argument|option) (--?[\w./-]{1,60}): (?:invalid|expected) (.{1,120})", "{0}: {1}"),
     _Form("setting", r"Key '([\w.]{1,80})' is not in struct", "the config has no key {0}"),
