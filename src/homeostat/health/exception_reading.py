@@ -56,6 +56,7 @@ _CAUSES = install_forms.CAUSES | {
     "resume": "checkpoint-world-size-change",
     "quantised": "quantised-weights-misused",
     "exclusive": "settings-exclusive",
+    "pickle": "object-not-picklable",
 }
 _STDLIB = frozenset(sys.stdlib_module_names)
 # A model's own code is downloaded with its weights and written for one version of transformers.
@@ -147,8 +148,12 @@ class ExceptionReading:
             return "setting-missing"
         if detail.kind == "key" and self.role == "data code":
             return "column-missing"
+        package = install_forms.optional_package(detail.names[0]) if detail.kind == "name" else ""
+        if package == "flash-attn":
+            # Code imports these names where it can, and continues without them where it cannot.
+            return "flash-attention-missing"
         if detail.kind == "name" and not self.is_users_own:
-            if install_forms.optional_package(detail.names[0]):
+            if package:
                 return "package-missing"
             return "library-version-mismatch" if self.library else ""
         return ""
