@@ -229,6 +229,7 @@ def test_a_crash_of_compiled_code_names_the_call_that_crashed() -> None:
         ("ValueError: `heads` must be divisible by `shards` (got 71 and 2", "divide", "`shards`"),
         ("AssertionError: rows 30 not a multiple of 4", "divide", "by 4"),
         ("AttributeError: SomeTokenizer has no attribute pad_to", "attribute", "has no pad_to"),
+        ("TypeError: cannot pickle 'generator' object", "pickle", "generator"),
     ],
 )
 def test_the_words_of_an_exception_are_taken_apart(error: str, kind: str, words: str) -> None:
@@ -272,3 +273,25 @@ def test_an_error_without_frames_is_read_in_place_of_the_launchers_report(
 def test_a_launchers_own_error_is_not_taken_for_the_reason() -> None:
     text = "INFO start\nERROR Error: Trainer failed with exit code 1"
     assert last_exception(read_text(text)) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ('self.cfg["obs_groups"] = resolve(obs, self.cfg["obs_groups"])', "setting-missing"),
+        ('actor = resolve(cfg["actor"].pop("obs_groups"))', "setting-missing"),
+        ('return row["obs_groups"]', ""),
+    ],
+)
+def test_a_key_that_a_library_looks_up_in_its_settings_is_a_setting(
+    code: str, expected: str
+) -> None:
+    frames = [
+        '  File "/data/a/train.py", line 5, in <module>',
+        "    runner = Runner(env, cfg)",
+        f'  File "{SITE}/rsl_rl/runners/on_policy_runner.py", line 50, in __init__',
+        f"    {code}",
+    ]
+    found = reading("\n".join([HEAD, *frames, "KeyError: 'obs_groups'"]))
+    likely = found.likely[0] if found.likely is not None else ""
+    assert (likely == "setting-missing") == (expected == "setting-missing")

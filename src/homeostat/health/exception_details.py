@@ -135,6 +135,7 @@ _FORMS = (
     _Form("argument", r"'(\w{1,80})' is an invalid keyword argument for ([\w.]{1,80})", "{1} does not take {0}"),
     _Form("setting", r"unrecognized arguments: (.{1,200})", "the command line has {0}, which is not known"),
     _Form("unset", r"[Ii]nvalid (\w{1,60}): None\b", "no {0} is given"),
+    _Form("unset", r"[Cc]onfig\w{0,12}\b.{0,80}? must (?:contain|have|define|include) (?:the |a |an )?(?:key )?['\"](\w{1,60})['\"]", "the config lacks {0}"),
     _Form("setting", r"following arguments are required: (.{1,200})", "the command line lacks {0}"),
     _Form("setting", r"(?:argument|option) (--?[\w./-]{1,60}): (?:invalid|expected) (.{1,120})", "{0}: {1}"),
     _Form("setting", r"Key '([\w.]{1,80})' is not in struct", "the config has no key {0}"),
@@ -207,7 +208,10 @@ _FORMS = (
     _Form("keys", r"(?:[Uu]nrecogni[sz]ed|[Uu]nexpected|[Uu]nknown) (?:weight|parameter|tensor)s?(?: names?| keys?)?:? [`'\"\[]{0,2}([\w.]{2,160})", "the model has no {0}"),
     _Form("file", r"\[Errno \d{1,4}\] ([A-Z][\w ]{1,60}): '?([^'\n]{1,300}?)'?$", "{1}: {0}"),
     _Form("file", r"(\S{0,200}[/\\.]\S{1,100}) (?:does not exist|is not a local folder|could not be found)", "{0} is not there"),
-    _Form("object", r"[Cc]an(?:'t|not) pickle ([^:]{1,120})", "{0} cannot be sent to another process"),
+    _Form("pickle", r"[Cc]an(?:'t|not) pickle ([^:\n]{1,120})", "{0} cannot be sent to another process"),
+    _Form("pickle", r"[Cc]ould not serialize (?:the )?(function|actor class|argument|object)\b", "the {0} cannot be sent to another process"),
+    _Form("pickle", r"([\w.']{1,80})(?: objects?)? cannot be (?:pickled|serialized)", "{0} cannot be sent to another process"),
+    _Form("pickle", r"Can't get (?:local )?(?:attribute|object) '([\w.<>]{1,80})' on <module", "another process does not find {0}"),
     _Form("object", r"[Cc]annot re-initialize CUDA in forked subprocess", "CUDA was used before a fork"),
 )  # fmt: skip
 

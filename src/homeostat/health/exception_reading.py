@@ -8,8 +8,9 @@ Pure.
 
 from __future__ import annotations
 
+import re
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,15 @@ from homeostat.health.lone_errors import MAX_PASTED
 from homeostat.health.speakers import rank_of, speaker_in
 from homeostat.health.tracebacks import Traceback
 
-# Lines below an exception's own that still belong to its message.
+# Lines below an exception's own that still belong to its message, and lines above it in which the
+# code that raised may be.
 _MAX_MORE = 12
+_MAX_ABOVE = 4
+# Code that looks a key up in settings: self.cfg["obs_groups"], config["actor"].pop("class_name").
+_READS_SETTING = re.compile(
+    r"\b\w{0,40}(?:cfg|config|conf|hparams|hyperparameters|settings)\w{0,20}"
+    r"(?:\[['\"]?\w{1,60}['\"]?\]|\.\w{1,60}){0,3}(?:\[|\.pop\()['\"](?P<key>\w{1,80})['\"]"
+)
 _ROLES = (
     ("reward function", ("reward", "score", "verif", "grade", "judge", "accuracy")),
     ("data code", ("data", "collat", "tokeniz", "preprocess", "map_fn", "getitem", "prompt",
@@ -52,6 +60,7 @@ _CAUSES = (
         "resume": "checkpoint-world-size-change",
         "quantised": "quantised-weights-misused",
         "exclusive": "settings-exclusive",
+        "pickle": "object-not-picklable",
     }
 )
 _STDLIB = frozenset(sys.stdlib_module_names)
@@ -71,7 +80,8 @@ class ExceptionReading:
     `library` is the package in which it was raised, "" if that was the user's own code, `call` the
     function there that the code above it called, `raised` the innermost frame. `user` is the
     deepest frame of the user's code, `role` what that code seems to be. `others` are sentences
-    about the other processes, and about exceptions that followed from this one.
+    about the other processes, and about exceptions that followed from this one. `code` is the line
+    of code that raised, "" if the log does not quote it.
     """
 
     failure: Traceback
@@ -82,6 +92,7 @@ class ExceptionReading:
     role: str
     details: tuple[Detail, ...]
     others: tuple[str, ...]
+    code: str = ""
 
     @property
     def wrong(self) -> str:
@@ -138,10 +149,16 @@ class ExceptionReading:
             return _undivided(detail.words)
         if detail.kind == "key" and self._raised_in(_CHOOSES_MODEL):
             return "architecture-unsupported"
+        if detail.kind == "key" and self.library and _reads_setting(self.code, detail.names[0]):
+            return "setting-missing"
         if detail.kind == "key" and self.role == "data code":
             return "column-missing"
+        package = install_forms.optional_package(detail.names[0]) if detail.kind == "name" else ""
+        if package == "flash-attn":
+            # Code imports these names where it can, and continues without them where it cannot.
+            return "flash-attention-missing"
         if detail.kind == "name" and not self.is_users_own:
-            if install_forms.optional_package(detail.names[0]):
+            if package:
                 return "package-missing"
             return "library-version-mismatch" if self.library else ""
         return ""
@@ -172,7 +189,26 @@ def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) ->
         role=role_of(user, caller=failure.caller) if user is not None else "",
         details=details_of(failure.kind, whole_message(failure, log)),
         others=tuple(_others(failure, around)),
+        code=_raising_code(failure, log),
     )
+
+
+def _raising_code(failure: Traceback, log: Log) -> str:
+    """Return the line of code that the traceback quotes last; "" if it quotes none."""
+    if not failure.frames or failure.is_native:
+        return ""
+    end = bisect_left(log.lines, failure.end.number, key=lambda line: line.number)
+    for line in reversed(log.lines[max(0, end - _MAX_ABOVE) : end]):
+        speaker, text = speaker_in(line.text)
+        if speaker != failure.speaker or not text.strip(" ^~"):
+            continue
+        return "" if 'File "' in text else text.strip()[:300]
+    return ""
+
+
+def _reads_setting(code: str, key: str) -> bool:
+    """Return whether the code looks the key up in settings, by the name of what it looks into."""
+    return any(found["key"] == key for found in _READS_SETTING.finditer(code))
 
 
 def _failed_call(failure: Traceback) -> tuple[str, Frame | None]:

@@ -46,6 +46,8 @@ WORDS: dict[Family, dict[str, str]] = {
         "config-file-unreadable": "A settings file is no valid YAML, JSON or TOML.",
         "setting-wrong-type": "A setting of the wrong type, text in place of a number, say.",
         "path-missing": "A file or folder that the settings name is not there.",
+        "path-too-long": "A path or file name is longer than the system allows, that of a socket mostly.",
+        "object-not-picklable": "An object that cannot be sent to another process or be saved: a lock, a lambda, an open file.",
         "max-steps-missing": "Streamed data without a number of steps.",
         "deepspeed-config-mismatch": "DeepSpeed config and trainer arguments contradict each other.",
         "deepspeed-optimizer-clash": "Optimizer of the DeepSpeed config and of the trainer exclude each other.",
