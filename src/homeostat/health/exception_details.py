@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from homeostat.health import install_forms
+from homeostat.health import install_forms, setting_forms
 from homeostat.health.log import QUOTES
 
 _MAX_CHARS = 4_000
@@ -222,7 +222,9 @@ _GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
 
 @cache
 def _compiled() -> tuple[tuple[_Form, re.Pattern[str]], ...]:
-    forms = (*(_Form(*one) for one in install_forms.FORMS), *_FORMS)
+    installs = (_Form(*one) for one in install_forms.FORMS)
+    settings = (_Form(*one) for one in setting_forms.FORMS)
+    forms = (*installs, *_FORMS, *settings)
     return tuple((form, re.compile(form.pattern)) for form in forms)
 
 

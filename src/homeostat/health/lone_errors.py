@@ -35,7 +35,7 @@ _SAYS_WRONG = re.compile(
     r"\b(?:error|exception|fatal|fail(?:s|ed|ure)?|unable|invalid|unsupported|unexpected|mismatch"
     r"|undefined|denied|refused|timed out|crash(?:ed)?|abort(?:ed)?|missing|cannot|can't|could not"
     r"|couldn't|does not|doesn't|has no|no such|no module named|takes \d{1,3} positional"
-    r"|must(?: be| have| match)?|should(?: be| have| match)|only support(?:s|ed)?|requires?"
+    r"|multiple values|must(?: be| have| match)?|should(?: be| have| match)|only support(?:s|ed)?|requires?"
     r"|required|exceeds?|at (?:most|least)|(?:larger|greater|longer|less|smaller|older) than"
     r"|too (?:long|large|small|many|old|new)|different from|no longer"
     r"|please|needs? to|unknown|duplicate|illegal|wrong|exhausted|degraded|corrupt(?:ed)?|died"
