@@ -47,14 +47,15 @@ READ = {
         "ValueError: Packed Parquet file 'a.parquet' is missing required columns: ['labels']",
         "ValueError: Expected a key of 'chosen' in column_map but found {'text': 'text'}.",
     ),
-    "resume-checkpoint-missing": ("ValueError: No checkpoint files found in out/run1",),
+    "resume-checkpoint-missing": ("ValueError: Could not find any valid checkpoint in out/run1",),
     "adapter-not-loaded": ("ValueError: Adapter weights not found. Please ensure a valid adapter checkpoint is provided.",),
     "launcher-variables-missing": (
         "RuntimeError: Distributed finetune recipe should be run via a distributed launcher.",
         "ValueError: Please use `FORCE_TORCHRUN=1` to launch DeepSpeed training.",
     ),
     "gpu-count-mismatch": ("ValueError: You selected more devices (8) than available in your system (2).",),
-    "path-missing": ("FileNotFoundError: No safetensors weights found in out/model",),
+    "path-missing": ("FileNotFoundError: Missing the index file in out/data",),
+    "model-path-wrong": ("FileNotFoundError: No safetensors weights found in out/model",),
 }  # fmt: skip
 # Sentences with the same words that say something else.
 OTHER = {

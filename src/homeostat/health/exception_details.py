@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import starmap
 
-from homeostat.health import engine_forms, install_forms, validation_forms
+from homeostat.health import engine_forms, install_forms, setting_forms, validation_forms
 from homeostat.health.log import QUOTES
 
 _MAX_CHARS = 4_000
@@ -226,9 +227,10 @@ _GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
 
 @cache
 def _compiled() -> tuple[tuple[_Form, re.Pattern[str]], ...]:
-    early = (_Form(*one) for one in (*install_forms.FORMS, *engine_forms.FORMS))
-    late = (_Form(*one) for one in (*engine_forms.LATE, *validation_forms.FORMS))
-    return tuple((form, re.compile(form.pattern)) for form in (*early, *_FORMS, *late))
+    early = (*install_forms.FORMS, *engine_forms.FORMS)
+    late = (*setting_forms.FORMS, *validation_forms.FORMS, *engine_forms.LATE)
+    forms = (*starmap(_Form, early), *_FORMS, *starmap(_Form, late))
+    return tuple((form, re.compile(form.pattern)) for form in forms)
 
 
 def details_of(kind: str, message: str) -> tuple[Detail, ...]:

@@ -46,7 +46,7 @@ FORMS = (
     ("devices", r"(?:selected|requested|specified|asked for|got|using) more (?:devices|GPUs|gpus|processes|ranks) (\([^)\n]{1,20}\) )?than (?:are |is )?(available|there are|visible)", "more devices are asked for than are {1}"),
     # Files, rows and checkpoints
     ("adapter", r"([Aa]dapter|LoRA|[Ll]ora) (?:weights?|checkpoint|config\w{0,10}|state[ _]dict|keys?)(?: \S{1,80})? (?:is |are |was |were )?(?:not found|missing|could not be found)", "the {0} is not there"),
-    ("no checkpoint", r"(?:[Nn]o|not find any|find no) (?:valid |usable |saved |such )?checkpoints? (?:files? |directory |directories |folders? )?(?:was |were |could be |is |are )?(?:found|available)(?: (?:in|at|under) ([^\s,]{1,200}))?", "there is no checkpoint to resume from"),
+    ("no checkpoint", r"(?:[Nn]o (?:valid |usable |saved |such )?checkpoints? (?:files? |directory |directories |folders? )?(?:was |were |could be |is |are )?(?:found|available)|not find (?:any|a) (?:valid |usable |saved )?checkpoints?)(?: (?:in|at|under) ([^\s,]{1,200}))?", "there is no checkpoint to resume from"),
     ("columns", r"(?:[Mm]issing|lacks?|without|does not (?:have|contain)|doesn't (?:have|contain)|must (?:have|contain)) (?:the |a |any |some )?(?:required |following |expected |necessary )?columns?\b(?!-) ?[:(]? ?([\[{(]?[`'\"]?[\w, '\"-]{1,80})?", "rows have no {0}"),
     ("columns", r"[Cc]olumns? [`'\"\[]{0,2}([\w -]{1,60})[`'\"\]]{0,2} (?:is |are |was )?(?:not (?:found|present|in)|missing|does not exist|doesn't exist)", "rows have no {0}"),
     ("columns", r"[Ee]xpected a key of '(\w{1,60})' in (column_map)", "{1} has no {0}"),

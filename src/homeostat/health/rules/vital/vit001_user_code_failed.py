@@ -11,6 +11,8 @@ The run ended there, or continues without what the failing code should have retu
 fixes it: the named line has to be changed.
 
 ## Likely causes
+- reward-timeout, reward-server-unreachable, external-api-rate-limited, environment-failed: the code
+  asked a server, a judge or an environment over the network, and the request failed.
 - reward-fn-failing: the code is a reward function, and met an answer that it cannot score.
 - dataset-column-missing: it reads a column or key that the rows do not have.
 - user-code-failed: the line raised on an input that it was not written for.
@@ -33,6 +35,7 @@ from homeostat.health.ending import fatal_traceback
 from homeostat.health.exception_details import details_of
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.frames import Frame
+from homeostat.health.requests_failed import failed_request
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.signatures.lists import AFTERMATH
 from homeostat.health.tracebacks import Traceback
@@ -103,7 +106,7 @@ def sighting_of(found: Traceback, frame: Frame, *, ended: bool, times: int) -> S
             *((f"read from its words: {shortened(wrong, 300)}",) if wrong else ()),
         ),
         causes=tuple(_causes(found, frame, family)),
-        fixes=tuple(_fixes(frame, family)),
+        fixes=tuple(_fixes(found, frame, family)),
         first_step=found.end.step,
         last_step=found.end.step,
         level=None if ended else Level.WARN,
@@ -111,7 +114,7 @@ def sighting_of(found: Traceback, frame: Frame, *, ended: bool, times: int) -> S
     )
 
 
-def _fixes(frame: Frame, family: Family) -> Iterator[Fix]:
+def _fixes(found: Traceback, frame: Frame, family: Family) -> Iterator[Fix]:
     call = frame.function or "it"
     yield Fix(
         "",
@@ -121,6 +124,13 @@ def _fixes(frame: Frame, family: Family) -> Iterator[Fix]:
     )
     if family is Family.REWARD:
         yield Fix("", "", "return 0 (or None) for an answer that cannot be scored")
+    if failed_request(found, is_reward=family is Family.REWARD) is not None:
+        yield Fix(
+            "",
+            "",
+            "catch the failed request there: try again a few times with a longer time limit, then "
+            "give a neutral value, so that one slow answer does not end the run",
+        )
 
 
 def family_of(frame: Frame, *, caller: str = "") -> Family:
@@ -142,6 +152,9 @@ def _causes(found: Traceback, frame: Frame, family: Family) -> Iterator[Cause]:
     is_key = found.kind.endswith("KeyError")
     if is_key:
         yield column
+    request = failed_request(found, is_reward=family is Family.REWARD)
+    if request is not None:
+        yield Cause(*request)
     if family is Family.REWARD:
         by = f"{found.caller} called it" if "reward" in found.caller.lower() else "by its name"
         yield Cause("reward-fn-failing", f"it is a reward function ({by})")

@@ -1,0 +1,72 @@
+"""Name what failed where the user's own code asked a server: a judge, an environment, a tool.
+
+Rewards and environments call services over the network, with httpx, requests, aiohttp or a client
+such as openai's. Their exceptions say whether nobody answered, or not in time, or too often asked;
+the frames say what was asked.
+"""
+
+from __future__ import annotations
+
+from homeostat.health.code_owners import owner_of
+from homeostat.health.frames import Frame
+from homeostat.health.tracebacks import Traceback
+
+_TIMEOUTS = frozenset(
+    (
+        "ReadTimeout", "ConnectTimeout", "WriteTimeout", "PoolTimeout", "Timeout",
+        "TimeoutException", "TimeoutError", "APITimeoutError", "ServerTimeoutError",
+        "ReadTimeoutError", "ConnectTimeoutError", "DeadlineExceeded", "SocketTimeoutError",
+    )
+)  # fmt: skip
+_UNREACHABLE = frozenset(
+    (
+        "ConnectError", "ConnectionError", "APIConnectionError", "ClientConnectorError",
+        "ClientConnectionError", "ClientOSError", "ServerDisconnectedError", "MaxRetryError",
+        "NewConnectionError", "ConnectionRefusedError", "ConnectionResetError",
+        "RemoteProtocolError", "ReadError", "WriteError", "ProxyError", "SSLError",
+        "InternalServerError",
+        "ServiceUnavailable", "HTTPStatusError", "ConnectionClosedError", "InvalidStatus",
+        "BadGateway", "GatewayTimeout", "ConnectionClosed",
+    )
+)  # fmt: skip
+_TOO_OFTEN = frozenset(("RateLimitError", "ResourceExhausted", "TooManyRequests"))
+_CLIENTS = (
+    "httpx", "httpcore", "requests", "aiohttp", "urllib3", "openai", "anthropic", "litellm",
+    "websockets", "grpc", "google", "openenv", "socket.py", "urllib/request.py", "http/client.py",
+)  # fmt: skip
+_WORLDS = ("env", "environment", "sandbox", "gym", "simulat", "browser")
+_TOOLS = ("tool", "search", "retriev")
+
+
+def failed_request(found: Traceback, *, is_reward: bool) -> tuple[str, str] | None:
+    """Return the illness and why, if the exception is a request that failed; else None."""
+    kind = found.kind.rpartition(".")[2]
+    if not _is_request(found, kind):
+        return None
+    if kind in _TOO_OFTEN or "429" in found.message:
+        return "external-api-rate-limited", f"the service refuses further requests ({kind})"
+    is_late = kind in _TIMEOUTS
+    how = "did not answer in time" if is_late else "could not be reached"
+    if is_reward:
+        name = "reward-timeout" if is_late else "reward-server-unreachable"
+        return name, f"the service that the reward asks {how} ({kind})"
+    mine = " ".join(_names(one) for one in found.frames if owner_of(one.file) == "user")
+    if any(word in mine for word in _WORLDS):
+        return "environment-failed", f"the environment's server {how} ({kind})"
+    if any(word in mine for word in _TOOLS):
+        return "tool-server-failed", f"the tool's server {how} ({kind})"
+    return None
+
+
+def _is_request(found: Traceback, kind: str) -> bool:
+    if kind not in _TIMEOUTS | _UNREACHABLE | _TOO_OFTEN:
+        return False
+    if found.kind.startswith(_CLIENTS):
+        return True
+    return any(client in frame.file for frame in found.frames for client in _CLIENTS)
+
+
+def _names(frame: Frame) -> str:
+    """Return the names by which the user's code tells what it is: folder, file and function."""
+    parts = frame.file.replace("\\", "/").lower().split("/")
+    return " ".join((*parts[-2:], frame.function.lower()))
