@@ -9,9 +9,10 @@ import pytest
 from tests.health.test_exceptions_read import FRAMES, HEAD
 
 from homeostat.cli.threads import KNOWN, known_text
-from homeostat.health import known_cases
+from homeostat.health import known_cases, second_opinion
 from homeostat.health.diagnose import diagnose
-from homeostat.health.known_cases import KnownCase, guesses, leaving_out, telling_lines
+from homeostat.health.finding import Confidence, Family, Finding, Level
+from homeostat.health.known_cases import Guess, KnownCase, guesses, leaving_out, telling_lines
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES, SIGNATURES
 from homeostat.health.render import as_json
@@ -124,8 +125,17 @@ def test_beside_a_recognised_illness_stands_a_clear_guess_that_nothing_else_name
     assert guess == found["causes"][-1]
     assert guess["name"] == "dtype-mismatch"
     assert "a guess, right in about" in guess["why"]
-    other = first_finding("RuntimeError: NCCL error in: unhandled system error")
-    assert not any("guess" in cause for cause in other["causes"])
+
+
+@pytest.mark.parametrize(("votes", "is_said"), [(0.09, False), (0.15, False), (0.21, True)])
+def test_a_guess_that_is_far_behind_what_a_rule_names_is_not_said(
+    votes: float, is_said: bool
+) -> None:
+    named = Finding(
+        "ERR550", "disk-full-or-quota", Family.CHECKPOINT, Level.ERROR, Confidence.MEASURED, "full"
+    )
+    known = Guess("disk-full-or-quota", 0.8, None), Guess("path-missing", votes, None)
+    assert bool(list(second_opinion._beside([named], known))) == is_said
 
 
 def test_a_cause_that_means_the_same_as_what_is_said_is_no_second_guess() -> None:

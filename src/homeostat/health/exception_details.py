@@ -228,7 +228,8 @@ _GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
 @cache
 def _compiled() -> tuple[tuple[_Form, re.Pattern[str]], ...]:
     early = (*install_forms.FORMS, *engine_forms.FORMS)
-    late = (*setting_forms.FORMS, *validation_forms.FORMS, *engine_forms.LATE)
+    limits = (*validation_forms.LENGTHS, *engine_forms.LATE)
+    late = (*setting_forms.FORMS, *limits, *validation_forms.FORMS)
     forms = (*starmap(_Form, early), *_FORMS, *starmap(_Form, late))
     return tuple((form, re.compile(form.pattern)) for form in forms)
 

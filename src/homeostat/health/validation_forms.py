@@ -38,6 +38,11 @@ _CHOICE = (
 )
 _NO_CHOICE = r"(?!(?:file|image|data|dataset|audio|video|message|token|model|device|dtype|tensor|content|role|row|archive|compression)[ _])"
 _NOT = r"(?:is|are) (?:currently |temporarily |yet |still )?not (?:currently |yet |officially )?"
+# Limits of lengths that contradict each other. They are read before any two settings that do.
+LENGTHS = (
+    ("lengths", r"([\w`'\"-]{0,30}(?:max_(?:len|model|new|prompt)|seq|length|context|position|token)[\w`'\"-]{0,40})(?: \([^)\n]{1,30}\))? (?:must be|should be|has to be|needs to be|is|cannot be|exceeds) (?:greater|less|smaller|larger|longer|shorter|at least|at most|>=?|<=?|no more)(?: than)?(?: or equal(?: to)?)? (?:the )?([\w`'\"-]{0,30}(?:max_(?:len|model|new|prompt)|seq|length|context|position|token)[\w`'\"-]{0,40})", "{0} does not fit {1}"),
+)  # fmt: skip
+
 FORMS = (
     # How it was started
     ("launch", r"(?:run|launch\w{0,3}|start\w{0,3}|invoke\w?|called) (?:this |the |it )?(?:[\w-]{1,30} ){0,3}?(?:via|with|using|by|through|under) (?:a |the )?(distributed launcher|[`'\"]?(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|mpirun|srun)[`'\"]?)", "it has to be started by {0}"),
@@ -57,7 +62,6 @@ FORMS = (
     ("file", r"((?:[\w.-]{1,40} ){0,3}?(?:[Ff]ile|[Dd]irectory|[Ff]older|[Pp]ath)) (?:was |is |could )?not (?:be )?(?:found|exist)(?: at| in|:)? [`'\"]?(\S{1,200})", "the {0} {1} is not there"),
     ("file", r"(?:[Cc]annot|[Cc]an not|[Uu]nable to|[Cc]ould not|[Ff]ailed to) (?:load|read|open|locate|find) (?:the )?(dataset|data|tokenizer|checkpoint|model|weights|config(?:uration)?)(?: file)? (?:from|at|in) [`'\"]?((?=[\w.~-]{0,80}[/\\.])\S{1,200})", "the {0} {1} cannot be read"),
     # Lengths
-    ("lengths", r"([\w`'\"-]{0,30}(?:max_|seq|length|context|position|token)[\w`'\"-]{0,40})(?: \([^)\n]{1,30}\))? (?:must be|should be|has to be|needs to be|is|cannot be|exceeds) (?:greater|less|smaller|larger|longer|shorter|at least|at most|>=?|<=?|no more)(?: than)?(?: or equal(?: to)?)? (?:the )?([\w`'\"-]{0,30}(?:max_|seq|length|context|position|token)[\w`'\"-]{0,40})", "{0} does not fit {1}"),
     # Two settings
     ("exclusive", rf"({_SUBJECT}) (?:does|do)(?: not|n't) (?:currently |yet |officially )?(?:support|work with|allow|accept) ({_THING})", "{0} does not go together with {1}"),
     ("exclusive", rf"({_SUBJECT}) {_NOT}(?:supported|compatible|allowed|implemented|possible|available) ?(?:with|for|in|when|by|on|together with|while|if|under|yet|without)? ?({_THING})?", "{0} is not supported here ({1})"),
