@@ -127,10 +127,13 @@ RAY_BY_DAY = {f"cluster.{key} (ray)" for key in ("type", "placement")}
 
 
 # Slow cases of keys that other tests set by day: in tests/unit test_observe_sinks.py,
-# test_data_store.py, test_grouped_experts.py and test_rewards_classifier.py, in tests/integration
-# test_rl_async.py and test_healing.py, tests/health/test_monitor.py.
+# test_data_store.py, test_grouped_experts.py, test_rewards_classifier.py and test_config_load.py,
+# in tests/integration test_rl_async.py, test_healing.py and test_preference_run.py,
+# tests/health/test_monitor.py.
 SET_ELSEWHERE = {
+    "preset",
     "data.num_processes",
+    "trainer.share_prompts",
     "model.moe.grouped_kernel",
     "observe.sinks[].type (wandb)",
     "observe.sinks[].project (wandb)",
