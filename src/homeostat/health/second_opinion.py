@@ -35,6 +35,8 @@ _MAX_BESIDE_OPEN = 2
 # such guesses that were a confirmed cause: 8 of 23, 15 of 48 and 18 of 85 (bench/guesses.py).
 _OFTEN = 0.1
 _RIGHT_BESIDE = 0.25
+# Share of the votes from which on most guesses are right.
+_MOSTLY = 0.25
 # The share of right ones, whatever their votes, where a rule only says that something failed, or
 # where the user's own code raised: 7 of 47.
 RIGHT_LOOSELY = 0.15
@@ -77,7 +79,10 @@ def with_guesses(
     first = dataclasses.replace(first, causes=(*first.causes, *recognised))
     more = tuple(_beside([first, *findings[1:]], known))
     names = {cause.name for cause in more}
-    fixes = (*first.fixes, *helped([one for one in known if one.cause in names]))
+    # A guess that is seldom right is a hint where to look, and no reason to change something.
+    least = _MOSTLY if first.name in LEAVES_OPEN else 0.0
+    near = [one for one in known if one.cause in names and one.votes >= least]
+    fixes = (*first.fixes, *helped(near))
     return [dataclasses.replace(first, causes=(*first.causes, *more), fixes=fixes), *findings[1:]]
 
 
