@@ -5,7 +5,7 @@ A record's loss is at least `factor` times the median of the records around it, 
 than records of this run usually differ by (`unusual`), and later ones are back at the old level.
 One such step is information; `repeated` of them are a warning. So many and so evenly spread ones
 that each of `parts` parts of the run has a like number are how its batches differ, and four or more
-at equal distances come at one place of every epoch: information.
+low ones at equal distances come at one place of every epoch: information.
 
 ## Why it matters
 A spike that recovers costs little. Repeated spikes mean that some rows are broken, or that the run
@@ -84,7 +84,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         level=Level.WARN
         if len(at) >= options.repeated
         and not _are_even(at, len(loss), options)
-        and not _are_periodic(at, loss.steps)
+        and not (_are_periodic(at, loss.steps) and _are_low(loss.values[at], around[at], options))
         else Level.INFO,
     )
 
@@ -108,6 +108,11 @@ def _are_periodic(at: IntArray, steps: IntArray) -> bool:
     chance = float(gaps.min() / median(np.diff(steps))) ** (1 - len(gaps))
     is_even = bool(np.all(np.abs(counts - np.round(counts)) < 0.01 * counts))
     return is_even and chance < _BY_CHANCE
+
+
+def _are_low(values: FloatArray64, around: FloatArray64, options: Options) -> bool:
+    """Return whether no spike is twice as high as it takes to be one."""
+    return bool(np.all(values < 2 * options.factor * around))
 
 
 def _neighbours(values: FloatArray64, window: int) -> FloatArray64:
