@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from tests.support.first_causes import first_cause
 
-from homeostat.health.diagnose import diagnose
 from homeostat.health.engine_forms import CAUSES, FORMS, LATE
 from homeostat.health.exception_details import details_of
-from homeostat.health.readers import read_text
-from homeostat.health.registry import RULES
-from homeostat.health.render import as_json
 
 READ = {
     "attention-unsupported": (
@@ -73,13 +70,6 @@ OTHERS = (
 )
 
 
-def first_cause(text: str) -> str:
-    view = read_text(text)
-    found = as_json(diagnose(view, RULES), view)["findings"]
-    spoken = [one for one in found if one["level"] != "info"]
-    return spoken[0]["causes"][0]["name"] if spoken else ""
-
-
 @pytest.mark.parametrize("name", READ)
 def test_what_an_engine_refuses_is_read_from_its_words(name: str) -> None:
     assert {text: first_cause(text) for text in READ[name]} == dict.fromkeys(READ[name], name)
@@ -101,6 +91,6 @@ def test_every_form_has_a_cause() -> None:
 )
 def test_a_long_line_is_read_in_a_moment(word: str) -> None:
     details_of("ValueError", "warm up")
-    started = time.perf_counter()
+    started = time.process_time()
     details_of("ValueError", word * 2_000)
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.first_causes import first_cause
 
 from homeostat.health.diagnose import diagnose
 from homeostat.health.exception_details import details_of
@@ -112,13 +113,6 @@ OTHERS = (
     "RuntimeError: one of the variables is at version 2; expected version 1 instead",
     "KeyError: 'install'",
 )
-
-
-def first_cause(text: str) -> str:
-    view = read_text(text)
-    found = as_json(diagnose(view, RULES), view)["findings"]
-    spoken = [one for one in found if one["level"] != "info"]
-    return spoken[0]["causes"][0]["name"] if spoken else ""
 
 
 @pytest.mark.parametrize("name", READ)
