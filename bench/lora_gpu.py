@@ -162,7 +162,8 @@ def main() -> None:
         }
     print(json.dumps(result), flush=True)
     if not arguments.tiny:
-        common.write_result(f"lora_{device.type}", result)
+        part = "" if arguments.only is None else f"_{arguments.only}"
+        common.write_result(f"lora_{device.type}{part}", result)
 
 
 if __name__ == "__main__":

@@ -253,8 +253,8 @@ class Adapters:
         self.are_present, self.are_fused = len(present) > 0, len(present) != 1
         if len(present) < 2:
             return
-        width, device = max(maps.ahead for maps in present), model.output_weight().device
-        room = LowRankRoom(len(present), max_rows=max_rows, width=width, device=device)
+        width, like = max(maps.ahead for maps in present), present[0].whole_PK
+        room = LowRankRoom(len(present), max_rows=max_rows, width=width, like=like)
         numbers = iter(range(len(present)))
         for layer, groups in zip(self._layers, found, strict=True):
             for index, maps in enumerate(groups):

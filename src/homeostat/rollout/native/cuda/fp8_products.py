@@ -91,7 +91,10 @@ def _product(
         sums += found
     is_whole = True
     if SHARES > 1:
-        is_whole, sums = sum_of_shares(sums, sums_ptr, arrived_ptr, share, OUTPUTS, ROWS, SHARES)
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        is_whole, sums = sum_of_shares(
+            sums, sums_ptr, arrived_ptr, tile, share, OUTPUTS, ROWS, SHARES
+        )
     if is_whole:
         if not BLOCKWISE:
             sums = _scaled(sums, w_scales_ptr, x_scales_ptr, at_O, at_B, is_output, is_row)

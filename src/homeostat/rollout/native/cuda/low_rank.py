@@ -5,17 +5,18 @@
 The rows of A lie before those of W in memory (models/side_by_side.py), so that one product computes
 both. Its first programs leave A x (`low`); the others have summed up W x by then, wait until `low`
 is there, and add B's part. Programs start in the order of their number, so that those that are
-waited for never wait for room.
+waited for never wait for room. For many rows several programs share the inputs of A x, so that it
+is there before the sums of W x are: each leaves a part, and B is multiplied by all of them.
 
-Every product has its own `low`. Nothing but its numbers says that they are there: before, they are
-`EMPTY`, bits that no result has. A product empties the `low` of the next one; no earlier product
+Nothing but its numbers says that `low` is there: before, they are `EMPTY`, bits that no result has.
+Products take turns with few rooms for it. A product empties the room of the next one; no product
 uses that any more, because each waits for the end of the one before it.
 
 Maps of one input (q, k and v; gate and up) share a product: A's rows of all of them, one map after
 the other, are filled up with zeros to whole tiles; B's are one matrix of all outputs.
 
 Suffixes: `_B` rows, `_O` outputs, `_K` inputs, `_R` rank, `_P` rows of A and W, padding included,
-`_W` the widest padded rows of A.
+`_W` the widest padded rows of A, `_Q` columns of all parts, `_N` parts, `_S` rooms.
 """
 
 # Triton compiles its kernels from source: pyright misreads their calls.
@@ -35,55 +36,70 @@ from homeostat.models.side_by_side import ADAPTER_ROWS, AdaptedMaps
 # The bits of a number that is not there yet: those of a NaN that no operation gives.
 EMPTY = -1
 _EMPTY = tl.constexpr(EMPTY)
+# Programs that share the inputs of A x, at most.
+MAX_PARTS = 4
+_MAX_PARTS = tl.constexpr(MAX_PARTS)
 
 
 @triton.jit
-def empty_next(
-    next_ptr,
-    place,
-    at_B,
-    is_row,
-    AHEAD: tl.constexpr,
-    LOW_WIDTH: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-):
-    """Empty these rows of the next product's `low`, if this program is A's first."""
-    if AHEAD > 0:
-        if place == 0:
+def leave_part(
+    x_desc, weight_desc, rstd_B, low_ptr, next_ptr, first, end, row, place, part, at_B, is_row,
+    LOW_WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr, element: tl.constexpr,
+):  # fmt: skip
+    """Store a tile of A x over the inputs from `first` to `end`; empty the next product's."""
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for start in range(first, end, INPUTS):
+        weight, x = weight_desc.load([place, start]), x_desc.load([row, start])
+        sums = tl.dot(weight, tl.trans(x), sums, input_precision=PRECISION)
+    low = tl.trans(sums * rstd_B[None, :]).to(element)
+    at = at_B[:, None] * LOW_WIDTH + place + tl.arange(0, OUTPUTS)[None, :]
+    bits = low.to(low_ptr.dtype.element_ty, bitcast=True)
+    tl.store(low_ptr + part * PART + at, bits, mask=is_row[:, None])
+    if place == 0:
+        empty_rows(next_ptr, part, at_B, is_row, LOW_WIDTH, PART, PARTS, OUTPUTS)
+
+
+@triton.jit
+def empty_rows(next_ptr, part, at_B, is_row, LOW_WIDTH: tl.constexpr, PART: tl.constexpr,
+               PARTS: tl.constexpr, OUTPUTS: tl.constexpr):  # fmt: skip
+    """Empty rows of a part of the next product's `low`, and of parts that this product lacks."""
+    for other in tl.static_range(0, _MAX_PARTS, PARTS):
+        if part + other < _MAX_PARTS:
             for first in tl.static_range(0, LOW_WIDTH, OUTPUTS):
                 at = at_B[:, None] * LOW_WIDTH + first + tl.arange(0, OUTPUTS)[None, :]
-                tl.store(next_ptr + at, tl.full(at.shape, _EMPTY, tl.int32), mask=is_row[:, None])
+                empty = tl.full(at.shape, _EMPTY, next_ptr.dtype.element_ty)
+                tl.store(next_ptr + (part + other) * PART + at, empty, mask=is_row[:, None])
 
 
 @triton.jit
-def leave_low(low_BO, low_ptr, place, at_B, is_row, LOW_WIDTH: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Store a tile of A x."""
-    at = at_B[:, None] * LOW_WIDTH + place + tl.arange(0, OUTPUTS)[None, :]
-    bits = low_BO.to(tl.float32).to(tl.int32, bitcast=True)
-    tl.store(low_ptr + at, bits, mask=is_row[:, None])
-
-
-@triton.jit
-def rows_of_b(b_ptr, at_O, is_output, RANK: tl.constexpr, PADDED_RANK: tl.constexpr):
-    """[outputs, rank]; rows that are no outputs, and columns past the rank, are zero."""
-    at_R = tl.arange(0, PADDED_RANK)
-    is_in = is_output[:, None] & (at_R < RANK)[None, :]
+def rows_of_b(
+    b_ptr, at_O, is_output, first, RANK: tl.constexpr, COLUMNS: tl.constexpr,
+    PADDED_PARTS: tl.constexpr,
+):  # fmt: skip
+    """[outputs, columns of all parts]: B from column `first` on, once for each part; zero where
+    there are no outputs, and elsewhere."""
+    at_R = tl.arange(0, PADDED_PARTS * COLUMNS) % COLUMNS - first
+    is_in = is_output[:, None] & ((at_R >= 0) & (at_R < RANK))[None, :]
     return tl.load(b_ptr + at_O[:, None] * RANK + at_R[None, :], mask=is_in, other=0.0)
 
 
 @triton.jit
 def low_of(
-    low_ptr, number, at_B, is_row, LOW_WIDTH: tl.constexpr, RANK: tl.constexpr,
-    PADDED_RANK: tl.constexpr,
+    low_ptr, first, at_B, is_row, COUNT: tl.constexpr, COLUMNS: tl.constexpr,
+    LOW_WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr,
+    element: tl.constexpr,
 ):  # fmt: skip
-    """[rank, rows] in fp32: A x of map `number`, as soon as all of it is there."""
-    at_R = tl.arange(0, PADDED_RANK)
-    is_in = (at_R < RANK)[:, None] & is_row[None, :]
-    at = at_B[None, :] * LOW_WIDTH + number * RANK + at_R[:, None]
+    """[columns of all parts, rows]: `COUNT` numbers of A x from `first` on, as soon as all of them
+    are there; zeros up to `COLUMNS`."""
+    at_Q = tl.arange(0, PADDED_PARTS * COLUMNS)
+    column, part = at_Q % COLUMNS, at_Q // COLUMNS
+    is_in = ((column < COUNT) & (part < PARTS))[:, None] & is_row[None, :]
+    at = at_B[None, :] * LOW_WIDTH + (part * PART + first + column)[:, None]
     bits = tl.load(low_ptr + at, mask=is_in, other=0, volatile=True)
-    while tl.min(tl.min((bits != _EMPTY).to(tl.int32), 1), 0) == 0:
+    while tl.min((bits != _EMPTY).to(tl.int32)) == 0:
         bits = tl.load(low_ptr + at, mask=is_in, other=0, volatile=True)
-    return bits.to(tl.float32, bitcast=True)
+    return bits.to(element, bitcast=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +110,8 @@ class LowRank:
     """
 
     maps: AdaptedMaps
-    low_BW: Tensor
-    next_BW: Tensor
+    low_NBW: Tensor
+    next_NBW: Tensor
     starts: tuple[int, int]
 
     @property
@@ -103,17 +119,33 @@ class LowRank:
         return self.maps.ahead
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.maps.b_OR, self.low_BW, self.next_BW
+        return self.maps.b_OR, self.low_NBW, self.next_NBW
 
-    def options(self) -> dict[str, int]:
-        rank = self.maps.rank
-        padded = max(triton.next_power_of_2(rank), 16)
-        width = self.low_BW.shape[1]
-        return {"AHEAD": self.ahead, "LOW_WIDTH": width, "RANK": rank, "PADDED_RANK": padded}
+    def options(self, parts: int, *, num_maps: int) -> dict[str, int]:
+        """Return the options of a product whose A x is computed in parts, and whose tiles have
+        outputs of so many maps."""
+        rank, (_, max_rows, width) = self.maps.rank, self.low_NBW.shape
+        return {
+            "AHEAD": self.ahead,
+            "LOW_WIDTH": width,
+            "RANK": rank,
+            "COLUMNS": max(triton.next_power_of_2(num_maps * rank), 16),
+            "PART": max_rows * width,
+            "PARTS": parts,
+            "PADDED_PARTS": triton.next_power_of_2(parts),
+        }
 
 
 # Options of a product without adapters.
-NO_ADAPTER = {"AHEAD": 0, "LOW_WIDTH": 0, "RANK": 0, "PADDED_RANK": 16}
+NO_ADAPTER = {
+    "AHEAD": 0,
+    "LOW_WIDTH": 0,
+    "RANK": 0,
+    "COLUMNS": 16,
+    "PART": 0,
+    "PARTS": 1,
+    "PADDED_PARTS": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +166,10 @@ class Factors:
     def num_outputs(self) -> int:
         return len(self.weight_PK) - (0 if self.adapter is None else self.adapter.ahead)
 
+    def num_rows(self, parts: int) -> int:
+        """Rows of W, and those of A for each part of A x."""
+        return self.num_outputs + (0 if self.adapter is None else parts * self.adapter.ahead)
+
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         if self.adapter is None:
             return self.weight_PK, self.weight_PK, self.weight_PK
@@ -143,27 +179,37 @@ class Factors:
     def scale(self) -> float:
         return 0.0 if self.adapter is None else self.adapter.maps.scale
 
-    def options(self) -> dict[str, int]:
-        return NO_ADAPTER if self.adapter is None else self.adapter.options()
+    def options(self, parts: int, *, num_maps: int = 1) -> dict[str, int]:
+        if self.adapter is None:
+            return NO_ADAPTER
+        return self.adapter.options(parts, num_maps=num_maps)
 
 
 class LowRankRoom:
-    """Memory for the `low` of all products of a step, at least two, in their order."""
+    """Memory for the `low` of the products of a step, at least two, in their order.
 
-    def __init__(
-        self, num_products: int, *, max_rows: int, width: int, device: torch.device
-    ) -> None:
-        # A product empties that of the next one, so that there are at least two.
+    They take turns with three rooms; the last one has its own, so that the first is empty when the
+    next step begins.
+    """
+
+    def __init__(self, num_products: int, *, max_rows: int, width: int, like: Tensor) -> None:
+        # A product empties the room of the next one, so that there are at least two.
         assert num_products > 1, "a model has more than one product with adapters"
-        shape = (num_products, max_rows, width)
-        self._low_PBW = torch.full(shape, EMPTY, dtype=torch.int32, device=device)
+        self._last = num_products - 1
+        shape = (4, MAX_PARTS, max_rows, width)
+        # Bits of the model's own numbers.
+        dtype = torch.int16 if like.itemsize == 2 else torch.int32
+        self._low_SNBW = torch.full(shape, EMPTY, dtype=dtype, device=like.device)
 
     def at(self, number: int, maps: AdaptedMaps) -> LowRank:
         """Return the adapters of product `number` of the step."""
         ends = [sum(maps.sizes[:count]) for count in range(1, len(maps.sizes) + 1)]
         starts = (ends[0], ends[min(1, len(ends) - 1)])
-        after = (number + 1) % len(self._low_PBW)
-        return LowRank(maps, self._low_PBW[number], self._low_PBW[after], starts)
+        after = 0 if number == self._last else self._room(number + 1)
+        return LowRank(maps, self._low_SNBW[self._room(number)], self._low_SNBW[after], starts)
+
+    def _room(self, number: int) -> int:
+        return 3 if number == self._last else number % 3
 
 
 assert ADAPTER_ROWS % 16 == 0, "A's rows are whole tiles"

@@ -26,14 +26,9 @@ import triton.language as tl
 from torch import Tensor
 
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
-from homeostat.rollout.native.cuda.low_rank import (
-    EMPTY,
-    NO_ADAPTER,
-    LowRank,
-    rows_of_b,
-)
+from homeostat.rollout.native.cuda.low_rank import EMPTY, MAX_PARTS, LowRank
 
-_EMPTY = tl.constexpr(EMPTY)
+_EMPTY, _MAX_PARTS = tl.constexpr(EMPTY), tl.constexpr(MAX_PARTS)
 # Rows up to which reading the weights costs more than multiplying by them one by one.
 MAX_ROWS = 4
 # A norm's inputs are held at once.
@@ -41,9 +36,8 @@ MAX_WIDTH = 4096
 # Outputs of a program, and inputs that it multiplies at a time.
 OUTPUTS = 4
 INPUTS = 1024
-# Numbers of `low` are spread over all threads of a program. If there were fewer than threads, each
-# warp would read all of them, and that line of the cache is what all programs wait for.
-_THREADS = 128
+# Threads of a program, and inputs that each of them reads at once.
+_THREADS, _NEIGHBOURS = 128, 8
 
 
 @triton.jit
@@ -55,51 +49,79 @@ def weights_of(weight_ptr, at_O, is_out, start, num_inputs, INPUTS: tl.constexpr
 
 
 @triton.jit
-def normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH: tl.constexpr):
+def row_and_norm(x_ptr, norm_ptr, row, width, WIDTH: tl.constexpr):
+    """[inputs] each, in fp32: a row, and the weight of the norm before a product."""
     at_D = tl.arange(0, WIDTH)
     is_in = at_D < width
     x = tl.load(x_ptr + row * width + at_D, mask=is_in, other=0.0).to(tl.float32)
+    return x, tl.load(norm_ptr + at_D, mask=is_in, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH: tl.constexpr):
+    x, norm = row_and_norm(x_ptr, norm_ptr, row, width, WIDTH)
     rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
-    weight = tl.load(norm_ptr + at_D, mask=is_in, other=0.0).to(tl.float32)
-    return (x * rstd * weight).to(x_ptr.dtype.element_ty).to(tl.float32)
+    return (x * rstd * norm).to(x_ptr.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
-def low_row(low_ptr, number, row, LOW_WIDTH: tl.constexpr, RANK: tl.constexpr,
-            PADDED_RANK: tl.constexpr):  # fmt: skip
-    """[rank]: A x of map `number`, as soon as all of it is there."""
-    at_R = tl.arange(0, PADDED_RANK)
-    at = low_ptr + row * LOW_WIDTH + number * RANK + at_R
-    bits = tl.load(at, mask=at_R < RANK, other=0, volatile=True)
+def _added_pairs(gate, up, other_gate, other_up):
+    return gate + other_gate, up + other_up
+
+
+@triton.jit
+def sums_of_threads(weight, x, THREADS: tl.constexpr, NEIGHBOURS: tl.constexpr):
+    """[outputs, threads]: products with the inputs, summed up by the thread that has them."""
+    outputs: tl.constexpr = weight.shape[0]
+    rounds: tl.constexpr = weight.shape[1] // (THREADS * NEIGHBOURS)
+    parts = weight.to(tl.float32) * x.to(tl.float32)[None, :]
+    return tl.sum(tl.sum(tl.reshape(parts, (outputs, rounds, THREADS, NEIGHBOURS)), 3), 1)
+
+
+@triton.jit
+def columns_of_b(b_ptr, at_O, is_output, number, RANK: tl.constexpr, PARTS: tl.constexpr,
+                 THREADS: tl.constexpr):  # fmt: skip
+    """[outputs, threads]: rows of B; of each part of A x the columns from `number` * rank on."""
+    column = tl.arange(0, THREADS) - number * RANK
+    is_in = (column >= 0) & (column < PARTS * RANK)
+    at = b_ptr + at_O[:, None] * RANK + (column % RANK)[None, :]
+    return tl.load(at, mask=is_output[:, None] & is_in[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def low_row(low_ptr, first, row, COUNT: tl.constexpr, LOW_WIDTH: tl.constexpr, PART: tl.constexpr,
+            PARTS: tl.constexpr, THREADS: tl.constexpr, element: tl.constexpr):  # fmt: skip
+    """[threads]: `COUNT` numbers of A x from the rank `first` on, of each part, as soon as all of
+    them are there; zeros beyond."""
+    at_T = tl.arange(0, THREADS)
+    is_in = at_T < PARTS * COUNT
+    at = low_ptr + at_T // COUNT * PART + row * LOW_WIDTH + first + at_T % COUNT
+    bits = tl.load(at, mask=is_in, other=0, volatile=True)
     while tl.min((bits != _EMPTY).to(tl.int32), 0) == 0:
-        bits = tl.load(at, mask=at_R < RANK, other=0, volatile=True)
-    return bits.to(tl.float32, bitcast=True)
+        bits = tl.load(at, mask=is_in, other=0, volatile=True)
+    return bits.to(element, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def low_part(
-    out, b, low_ptr, place, number, row, scale, element: tl.constexpr, LOW_WIDTH: tl.constexpr,
-    RANK: tl.constexpr, PADDED_RANK: tl.constexpr, LOWS: tl.constexpr, OUTPUTS: tl.constexpr,
-):  # fmt: skip
-    """Return the outputs with the adapter's part of map `number`. Programs of A's outputs
-    (`place` < LOWS) leave them instead."""
-    if place < LOWS:
-        bits = out.to(element).to(tl.float32).to(tl.int32, bitcast=True)
-        tl.store(low_ptr + row * LOW_WIDTH + place + tl.arange(0, OUTPUTS), bits)
-    else:
-        low_R = low_row(low_ptr, number, row, LOW_WIDTH, RANK, PADDED_RANK)
-        out += scale * tl.sum(b.to(tl.float32) * low_R[None, :], 1)
-    return out
+def leave_low(sums, low_ptr, place, part, row, element: tl.constexpr, LOW_WIDTH: tl.constexpr,
+              PART: tl.constexpr):  # fmt: skip
+    """Store a part of A x of this program."""
+    outputs: tl.constexpr = sums.shape[0]
+    bits = tl.sum(sums, 1).to(element).to(low_ptr.dtype.element_ty, bitcast=True)
+    at = part * PART + row * LOW_WIDTH + place + tl.arange(0, outputs)
+    tl.store(low_ptr + at, bits)
 
 
 @triton.jit
-def empty_row(next_ptr, place, row, LOW_WIDTH: tl.constexpr):
-    """Empty a row of the next product's `low`, if this program is A's first."""
+def empty_row(next_ptr, place, row, LOWS: tl.constexpr, LOW_WIDTH: tl.constexpr,
+              PART: tl.constexpr):  # fmt: skip
+    """Empty a row of the next product's `low`, if this program is the first after A's."""
     if LOW_WIDTH > 0:
-        if place == 0:
+        if place == LOWS:
+            at = tl.arange(0, _MAX_PARTS)[:, None] * PART + tl.arange(0, 64)[None, :]
+            empty = tl.full(at.shape, _EMPTY, next_ptr.dtype.element_ty)
             for first in tl.static_range(0, LOW_WIDTH, 64):
-                at = next_ptr + row * LOW_WIDTH + first + tl.arange(0, 64)
-                tl.store(at, tl.full((64,), _EMPTY, tl.int32))
+                tl.store(next_ptr + row * LOW_WIDTH + first + at, empty)
 
 
 @triton.jit
@@ -123,13 +145,14 @@ def _into_heads(
     num_q,
     num_kv,
     HAS_BIAS: tl.constexpr,
-    AHEAD: tl.constexpr,
     LOW_WIDTH: tl.constexpr,
+    PART: tl.constexpr,
     RANK: tl.constexpr,
-    PADDED_RANK: tl.constexpr,
     LOWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
+    THREADS: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     let_next_start(EARLY)
@@ -146,21 +169,31 @@ def _into_heads(
             weight_ptr, at = a_ptr, place
     at_O, at_all = at + tl.arange(0, OUTPUTS), first + tl.arange(0, OUTPUTS)
     weight = weights_of(weight_ptr, at_O, at_O >= 0, 0, width, WIDTH)
-    if RANK > 0:
-        b = rows_of_b(b_ptr, at_all, at_all >= 0, RANK, PADDED_RANK)
-    wait_for_last(EARLY)
-    empty_row(next_ptr, place, row, LOW_WIDTH)
-    x = normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH)
-    out = tl.sum(weight.to(tl.float32) * x[None, :], 1)
-    if RANK > 0:
-        out = low_part(
-            out, b, low_ptr, place, number, row, scale, out_ptr.dtype.element_ty, LOW_WIDTH, RANK,
-            PADDED_RANK, LOWS, OUTPUTS,
-        )  # fmt: skip
     if HAS_BIAS:
-        out += tl.load(bias_ptr + at_O, mask=at_all >= 0, other=0.0).to(tl.float32)
-    at_out = out_ptr + row * (num_q + 2 * num_kv) + at_all
-    tl.store(at_out, out.to(out_ptr.dtype.element_ty), mask=at_all >= 0)
+        bias = tl.load(bias_ptr + at_O, mask=at_all >= 0, other=0.0).to(tl.float32)
+    if RANK > 0:
+        b = columns_of_b(b_ptr, at_all, at_all >= 0, 0, RANK, 1, THREADS)
+    wait_for_last(EARLY)
+    empty_row(next_ptr, place, row, LOWS, LOW_WIDTH, PART)
+    x, norm = row_and_norm(x_ptr, norm_ptr, row, width, WIDTH)
+    element = out_ptr.dtype.element_ty
+    is_low = place < LOWS if RANK > 0 else False
+    if is_low:
+        sums = sums_of_threads(weight, x * norm, THREADS, NEIGHBOURS)
+        leave_low(sums, low_ptr, place, 0, row, element, LOW_WIDTH, PART)
+    else:
+        rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+        sums = sums_of_threads(weight, (x * rstd * norm).to(element), THREADS, NEIGHBOURS)
+        if RANK > 0:
+            first_rank = number * RANK
+            low = low_row(
+                low_ptr, first_rank, row, RANK, LOW_WIDTH, PART, 1, THREADS, element
+            )  # fmt: skip
+            sums += b * (low * (scale * rstd))[None, :]
+        out = tl.sum(sums, 1)
+        if HAS_BIAS:
+            out += bias
+        tl.store(out_ptr + row * (num_q + 2 * num_kv) + at_all, out.to(element))
 
 
 @triton.jit
@@ -178,13 +211,14 @@ def _gated(
     scale,
     width,
     num_outputs,
-    AHEAD: tl.constexpr,
     LOW_WIDTH: tl.constexpr,
+    PART: tl.constexpr,
     RANK: tl.constexpr,
-    PADDED_RANK: tl.constexpr,
     LOWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
+    THREADS: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     let_next_start(EARLY)
@@ -192,30 +226,37 @@ def _gated(
     at_O = place - LOWS + tl.arange(0, OUTPUTS)
     is_out, at_W = (at_O >= 0) & (at_O < num_outputs), at_O
     if RANK > 0:
-        gate_b = rows_of_b(b_ptr, at_O, is_out, RANK, PADDED_RANK)
-        up_b = rows_of_b(b_ptr + num_outputs * RANK, at_O, is_out, RANK, PADDED_RANK)
+        gate_b = columns_of_b(b_ptr, at_O, is_out, 0, RANK, 1, THREADS)
+        up_b = columns_of_b(b_ptr + num_outputs * RANK, at_O, is_out, 1, RANK, 1, THREADS)
         if place < LOWS:
             gate_ptr, at_W = a_ptr, place + tl.arange(0, OUTPUTS)
     gate_weight = weights_of(gate_ptr, at_W, at_O < num_outputs, 0, width, WIDTH)
     up_weight = weights_of(up_ptr, at_O, is_out, 0, width, WIDTH)
     wait_for_last(EARLY)
-    empty_row(next_ptr, place, row, LOW_WIDTH)
-    x = normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH)
+    empty_row(next_ptr, place, row, LOWS, LOW_WIDTH, PART)
+    x, norm = row_and_norm(x_ptr, norm_ptr, row, width, WIDTH)
     element = out_ptr.dtype.element_ty
-    gate = tl.sum(gate_weight.to(tl.float32) * x[None, :], 1)
-    up = tl.sum(up_weight.to(tl.float32) * x[None, :], 1)
-    if RANK > 0:
-        gate = low_part(
-            gate, gate_b, low_ptr, place, 0, row, scale, out_ptr.dtype.element_ty, LOW_WIDTH, RANK,
-            PADDED_RANK, LOWS, OUTPUTS,
-        )  # fmt: skip
-        if place >= LOWS:
-            up_low_R = low_row(low_ptr, 1, row, LOW_WIDTH, RANK, PADDED_RANK)
-            up += scale * tl.sum(up_b.to(tl.float32) * up_low_R[None, :], 1)
-    gate = gate.to(element).to(tl.float32)
-    up = up.to(element).to(tl.float32)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
-    tl.store(out_ptr + row * num_outputs + at_O, (activated * up).to(element), mask=is_out)
+    is_low = place < LOWS if RANK > 0 else False
+    if is_low:
+        sums = sums_of_threads(gate_weight, x * norm, THREADS, NEIGHBOURS)
+        leave_low(sums, low_ptr, place, 0, row, element, LOW_WIDTH, PART)
+    else:
+        rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+        normed = (x * rstd * norm).to(element)
+        gates = sums_of_threads(gate_weight, normed, THREADS, NEIGHBOURS)
+        ups = sums_of_threads(up_weight, normed, THREADS, NEIGHBOURS)
+        if RANK > 0:
+            low = low_row(
+                low_ptr, 0, row, 2 * RANK, LOW_WIDTH, PART, 1, THREADS, element
+            )  # fmt: skip
+            low *= scale * rstd
+            gates += gate_b * low[None, :]
+            ups += up_b * low[None, :]
+        gate, up = tl.reduce((gates, ups), 1, _added_pairs)
+        gate = gate.to(element).to(tl.float32)
+        up = up.to(element).to(tl.float32)
+        activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
+        tl.store(out_ptr + row * num_outputs + at_O, (activated * up).to(element), mask=is_out)
 
 
 @triton.jit
@@ -230,45 +271,54 @@ def _added(
     scale,
     num_inputs,
     num_outputs,
-    AHEAD: tl.constexpr,
     LOW_WIDTH: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
     RANK: tl.constexpr,
-    PADDED_RANK: tl.constexpr,
     LOWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    THREADS: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     let_next_start(EARLY)
-    place, row = tl.program_id(0) * OUTPUTS, tl.program_id(1)
-    at_O = place - LOWS + tl.arange(0, OUTPUTS)
-    is_out, at_W = (at_O >= 0) & (at_O < num_outputs), at_O
+    place, row, part = tl.program_id(0) * OUTPUTS, tl.program_id(1), 0
+    is_low = place < PARTS * LOWS if RANK > 0 else False
+    at_O = place - PARTS * LOWS + tl.arange(0, OUTPUTS)
+    is_out, at_W, first, end = (at_O >= 0) & (at_O < num_outputs), at_O, 0, num_inputs
     if RANK > 0:
-        b = rows_of_b(b_ptr, at_O, is_out, RANK, PADDED_RANK)
-        if place < LOWS:
-            weight_ptr, at_W = a_ptr, place + tl.arange(0, OUTPUTS)
+        b = columns_of_b(b_ptr, at_O, is_out, 0, RANK, PARTS, THREADS)
+        if is_low:
+            part, weight_ptr = place // LOWS, a_ptr
+            at_W = place % LOWS + tl.arange(0, OUTPUTS)
+            per_part = tl.cdiv(tl.cdiv(num_inputs, INPUTS), PARTS) * INPUTS
+            first = part * per_part
+            end = tl.minimum(first + per_part, num_inputs)
     is_read = at_O < num_outputs
-    weight = weights_of(weight_ptr, at_W, is_read, 0, num_inputs, INPUTS)
+    weight = weights_of(weight_ptr, at_W, is_read, first, num_inputs, INPUTS)
     wait_for_last(EARLY)
-    empty_row(next_ptr, place, row, LOW_WIDTH)
-    sums = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    for start in range(0, num_inputs, INPUTS):
+    empty_row(next_ptr, place, row, PARTS * LOWS, LOW_WIDTH, PART)
+    at = out_ptr + row * num_outputs + at_O
+    so_far = tl.load(at, mask=is_out, other=0.0).to(tl.float32)
+    sums = tl.zeros((OUTPUTS, THREADS), tl.float32)
+    for start in range(first, end, INPUTS):
         at_K = start + tl.arange(0, INPUTS)
         x = tl.load(x_ptr + row * num_inputs + at_K, mask=at_K < num_inputs, other=0.0)
-        sums += weight.to(tl.float32) * x.to(tl.float32)[None, :]
+        sums += sums_of_threads(weight, x, THREADS, NEIGHBOURS)
         # Beyond the end nothing is read.
         weight = weights_of(weight_ptr, at_W, is_read, start + INPUTS, num_inputs, INPUTS)
     element = out_ptr.dtype.element_ty
-    added = tl.sum(sums, 1)
-    if RANK > 0:
-        added = low_part(
-            added, b, low_ptr, place, 0, row, scale, out_ptr.dtype.element_ty, LOW_WIDTH, RANK,
-            PADDED_RANK, LOWS, OUTPUTS,
-        )  # fmt: skip
-    added = added.to(element).to(tl.float32)
-    at = out_ptr + row * num_outputs + at_O
-    so_far = tl.load(at, mask=is_out, other=0.0).to(tl.float32)
-    tl.store(at, (so_far + added).to(element), mask=is_out)
+    if is_low:
+        leave_low(sums, low_ptr, place % LOWS, part, row, element, LOW_WIDTH, PART)
+    else:
+        if RANK > 0:
+            low = low_row(
+                low_ptr, 0, row, RANK, LOW_WIDTH, PART, PARTS, THREADS, element
+            )  # fmt: skip
+            sums += b * (low * scale)[None, :]
+        added = tl.sum(sums, 1).to(element).to(tl.float32)
+        tl.store(at, (so_far + added).to(element), mask=is_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +337,27 @@ def _low(
     Without adapters the weight stands for the tensors, which are not read then.
     """
     if adapter is None:
-        return (weight_OK,) * 4, 0.0, {**NO_ADAPTER, "LOWS": 0}
-    maps = adapter.maps
+        return (weight_OK,) * 4, 0.0, {"LOW_WIDTH": 0, "PART": 0, "RANK": 0, "LOWS": 0}
+    maps, (_, max_rows, width) = adapter.maps, adapter.low_NBW.shape
     # A's rows are padded with zeros to more than a multiple of OUTPUTS.
     lows = triton.cdiv(len(maps.sizes) * maps.rank, OUTPUTS) * OUTPUTS
-    tensors, options = (maps.whole_PK, *adapter.tensors()), adapter.options()
-    options["PADDED_RANK"] = max(options["PADDED_RANK"], _THREADS)
-    return tensors, maps.scale, {**options, "LOWS": lows}
+    tensors = (maps.whole_PK, *adapter.tensors())
+    options = {"LOW_WIDTH": width, "PART": max_rows * width, "RANK": maps.rank, "LOWS": lows}
+    return tensors, maps.scale, options
+
+
+def _threads(inputs: int, num_columns: int) -> dict[str, int]:
+    """Return by how many threads, and how many neighbours at a time, inputs are summed up.
+
+    There are columns of B to be summed up with them.
+    """
+    threads = triton.next_power_of_2(max(min(inputs, _THREADS), num_columns))
+    return {"THREADS": threads, "NEIGHBOURS": min(max(inputs // threads, 1), _NEIGHBOURS)}
+
+
+def _padded(width: int, num_columns: int) -> dict[str, int]:
+    inputs = triton.next_power_of_2(max(width, num_columns))
+    return {"WIDTH": inputs, **_threads(inputs, num_columns)}
 
 
 def into_heads(
@@ -325,7 +389,7 @@ def into_heads(
         HAS_BIAS=maps.biases is not None,
         **options,
         OUTPUTS=OUTPUTS,
-        WIDTH=triton.next_power_of_2(width),
+        **_padded(width, options["RANK"]),
         **early(out.device),
     )
     return out.split(sizes, dim=1)
@@ -357,7 +421,7 @@ def gated(
         num_outputs,
         **options,
         OUTPUTS=OUTPUTS,
-        WIDTH=triton.next_power_of_2(width),
+        **_padded(width, 2 * options["RANK"]),
         **early(out_BI.device),
     )
     return out_BI
@@ -368,7 +432,9 @@ def added(
 ) -> None:
     num_outputs, num_inputs = weight_OK.shape
     tensors, scale, options = _low(weight_OK, adapter)
-    _added[(triton.cdiv(num_outputs + options["LOWS"], OUTPUTS), x_BO.shape[0])](
+    rank, parts = options["RANK"], triton.cdiv(num_inputs, INPUTS)
+    parts = max(min(parts, MAX_PARTS, _THREADS // max(rank, 1)), 1)
+    _added[(triton.cdiv(num_outputs + parts * options["LOWS"], OUTPUTS), x_BO.shape[0])](
         inputs_BK,
         weight_OK,
         x_BO,
@@ -379,5 +445,7 @@ def added(
         **options,
         OUTPUTS=OUTPUTS,
         INPUTS=INPUTS,
+        PARTS=parts,
+        **_threads(INPUTS, parts * rank),
         **early(x_BO.device),
     )

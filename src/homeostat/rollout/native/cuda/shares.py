@@ -24,12 +24,11 @@ def is_last(arrived_ptr, num_shares):
 
 @triton.jit
 def sum_of_shares(
-    sums, sums_ptr, arrived_ptr, share, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    sums, sums_ptr, arrived_ptr, tile, share, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
     SHARES: tl.constexpr,
 ):  # fmt: skip
     """Return whether this program is the last of its tile, and if so the tile's sums."""
     size: tl.constexpr = OUTPUTS * ROWS
-    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     at = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
     at_first = sums_ptr + tile * SHARES * size + at
     tl.store(at_first + share * size, sums)

@@ -56,6 +56,13 @@ class Tiles:
     def grid(self, num_rows: int, num_outputs: int) -> tuple[int, int, int]:
         return triton.cdiv(num_rows, self.rows), triton.cdiv(num_outputs, OUTPUTS), self.shares
 
+    @property
+    def parts(self) -> int:
+        """Programs that share the inputs of an adapter's A x. Of many rows, reading what they left
+        takes longer than they save."""
+        wanted = 2 if self.rows <= 32 else 1
+        return max(wanted // self.shares, 1) * self.shares
+
     def options(self, x_BK: Tensor) -> dict[str, Any]:
         return {
             "OUTPUTS": OUTPUTS,
