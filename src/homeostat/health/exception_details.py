@@ -3,8 +3,8 @@
     mat1 and mat2 shapes cannot be multiplied (4x8 and 16x32)    shape: 4x8 and 16x32
     f() got an unexpected keyword argument 'prompts'             argument: f() does not take prompts
 
-A form is a library's way to say it, with the values left open. Forms are compiled when the first
-exception is read, because the doctor starts often and rarely meets one that no rule knows.
+A form is a library's way to say it, with the values left open. It is compiled when one of its cues
+(cues.py) stands in an exception, because to compile all of them takes a quarter of a second.
 """
 # ruff: noqa: E501 (a table)
 
@@ -17,6 +17,7 @@ from functools import cache
 from itertools import starmap
 
 from homeostat.health import engine_forms, install_forms, setting_forms, validation_forms
+from homeostat.health.cues import cues_of
 from homeostat.health.log import QUOTES
 
 _MAX_CHARS = 4_000
@@ -226,20 +227,30 @@ _GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
 
 
 @cache
-def _compiled() -> tuple[tuple[_Form, re.Pattern[str]], ...]:
+def _all_forms() -> tuple[tuple[_Form, tuple[str, ...]], ...]:
+    """Return every form with its cues, in the order in which they are tried."""
     early = (*install_forms.FORMS, *engine_forms.FORMS)
     limits = (*validation_forms.LENGTHS, *engine_forms.LATE)
     late = (*setting_forms.FORMS, *limits, *validation_forms.FORMS)
     forms = (*starmap(_Form, early), *_FORMS, *starmap(_Form, late))
-    return tuple((form, re.compile(form.pattern)) for form in forms)
+    return tuple((form, cues_of(form.pattern)) for form in forms)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Python's own cache holds fewer patterns than there are forms."""
+    return re.compile(pattern)
 
 
 def details_of(kind: str, message: str) -> tuple[Detail, ...]:
     """Return what the exception's words state, most telling first; () if no form fits."""
     text = message[:_MAX_CHARS].translate(QUOTES)
     found = [*_by_kind(kind, text.partition("\n")[0])]
-    for form, pattern in _compiled():
-        match = pattern.search(text)
+    small = text.lower()
+    for form, cues in _all_forms():
+        if cues and not any(cue in small for cue in cues):
+            continue
+        match = _compiled(form.pattern).search(text)
         if match is None or any(match[0] in one.words for one in found):
             continue
         names = tuple(group.strip("'\"` ") for group in match.groups() if group is not None)

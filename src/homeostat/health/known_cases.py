@@ -228,15 +228,24 @@ def _counted(text: str) -> Counter[str]:
     """Count the words of a text, and the parts of compound ones."""
     words: Counter[str] = Counter()
     for word in _WORD.findall(text):
-        words[word.lower()] += 1
-        parts = _PART.findall(word)
-        if len(parts) > 1:
-            words.update(part.lower() for part in parts)
+        for one in _with_parts(word):
+            words[one] += 1
     return words
+
+
+@cache
+def _with_parts(word: str) -> tuple[str, ...]:
+    """Return a word, and its parts if it is compound."""
+    parts = _PART.findall(word)
+    return (word.lower(), *map(str.lower, parts)) if len(parts) > 1 else (word.lower(),)
 
 
 def _unit(words: Counter[str], weights: Mapping[str, float]) -> dict[str, float]:
     """Return the weights of known words, scaled to length 1."""
-    own = {w: (1 + math.log(n)) * weights[w] for w, n in words.items() if w in weights}
+    own = {
+        word: weights[word] * (1 if count == 1 else 1 + math.log(count))
+        for word, count in words.items()
+        if word in weights
+    }
     length = math.sqrt(sum(value * value for value in own.values())) or 1.0
     return {word: value / length for word, value in own.items()}
