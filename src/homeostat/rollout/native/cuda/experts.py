@@ -36,7 +36,7 @@ from homeostat.ops.routing import router_logits
 from homeostat.precision.fp8_experts import Fp8Experts
 from homeostat.precision.int4_rewrite import expert_matrices
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
-from homeostat.rollout.native.cuda.narrow import normed_row, weights_of
+from homeostat.rollout.native.cuda.narrow_rows import normed_row, weights_of
 from homeostat.rollout.native.cuda.shares import is_last
 from homeostat.rollout.native.cuda.state import Rows
 

@@ -26,9 +26,17 @@ import triton.language as tl
 from torch import Tensor
 
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
-from homeostat.rollout.native.cuda.low_rank import EMPTY, MAX_PARTS, LowRank
+from homeostat.rollout.native.cuda.low_rank import MAX_PARTS, LowRank
+from homeostat.rollout.native.cuda.narrow_rows import (
+    columns_of_b,
+    empty_row,
+    leave_low,
+    low_row,
+    row_and_norm,
+    sums_of_threads,
+    weights_of,
+)
 
-_EMPTY, _MAX_PARTS = tl.constexpr(EMPTY), tl.constexpr(MAX_PARTS)
 # Rows up to which reading the weights costs more than multiplying by them one by one.
 MAX_ROWS = 4
 # A norm's inputs are held at once.
@@ -41,120 +49,18 @@ _THREADS, _NEIGHBOURS = 128, 8
 
 
 @triton.jit
-def weights_of(weight_ptr, at_O, is_out, start, num_inputs, INPUTS: tl.constexpr):
-    at_K = start + tl.arange(0, INPUTS)
-    is_in = is_out[:, None] & (at_K < num_inputs)[None, :]
-    at = at_O[:, None].to(tl.int64) * num_inputs + at_K[None, :]
-    return tl.load(weight_ptr + at, mask=is_in, other=0.0)
-
-
-@triton.jit
-def row_and_norm(x_ptr, norm_ptr, row, width, WIDTH: tl.constexpr):
-    """[inputs] each, in fp32: a row, and the weight of the norm before a product."""
-    at_D = tl.arange(0, WIDTH)
-    is_in = at_D < width
-    x = tl.load(x_ptr + row * width + at_D, mask=is_in, other=0.0).to(tl.float32)
-    return x, tl.load(norm_ptr + at_D, mask=is_in, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH: tl.constexpr):
-    x, norm = row_and_norm(x_ptr, norm_ptr, row, width, WIDTH)
-    rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
-    return (x * rstd * norm).to(x_ptr.dtype.element_ty).to(tl.float32)
-
-
-@triton.jit
 def _added_pairs(gate, up, other_gate, other_up):
     return gate + other_gate, up + other_up
 
 
 @triton.jit
-def sums_of_threads(weight, x, THREADS: tl.constexpr, NEIGHBOURS: tl.constexpr):
-    """[outputs, threads]: products with the inputs, summed up by the thread that has them."""
-    outputs: tl.constexpr = weight.shape[0]
-    rounds: tl.constexpr = weight.shape[1] // (THREADS * NEIGHBOURS)
-    parts = weight.to(tl.float32) * x.to(tl.float32)[None, :]
-    return tl.sum(tl.sum(tl.reshape(parts, (outputs, rounds, THREADS, NEIGHBOURS)), 3), 1)
-
-
-@triton.jit
-def columns_of_b(b_ptr, at_O, is_output, number, RANK: tl.constexpr, PARTS: tl.constexpr,
-                 THREADS: tl.constexpr):  # fmt: skip
-    """[outputs, threads]: rows of B; of each part of A x the columns from `number` * rank on."""
-    column = tl.arange(0, THREADS) - number * RANK
-    is_in = (column >= 0) & (column < PARTS * RANK)
-    at = b_ptr + at_O[:, None] * RANK + (column % RANK)[None, :]
-    return tl.load(at, mask=is_output[:, None] & is_in[None, :], other=0.0).to(tl.float32)
-
-
-@triton.jit
-def low_row(low_ptr, first, row, COUNT: tl.constexpr, LOW_WIDTH: tl.constexpr, PART: tl.constexpr,
-            PARTS: tl.constexpr, THREADS: tl.constexpr, element: tl.constexpr):  # fmt: skip
-    """[threads]: `COUNT` numbers of A x from the rank `first` on, of each part, as soon as all of
-    them are there; zeros beyond."""
-    at_T = tl.arange(0, THREADS)
-    is_in = at_T < PARTS * COUNT
-    at = low_ptr + at_T // COUNT * PART + row * LOW_WIDTH + first + at_T % COUNT
-    bits = tl.load(at, mask=is_in, other=0, volatile=True)
-    while tl.min((bits != _EMPTY).to(tl.int32), 0) == 0:
-        bits = tl.load(at, mask=is_in, other=0, volatile=True)
-    return bits.to(element, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def leave_low(sums, low_ptr, place, part, row, element: tl.constexpr, LOW_WIDTH: tl.constexpr,
-              PART: tl.constexpr):  # fmt: skip
-    """Store a part of A x of this program."""
-    outputs: tl.constexpr = sums.shape[0]
-    bits = tl.sum(sums, 1).to(element).to(low_ptr.dtype.element_ty, bitcast=True)
-    at = part * PART + row * LOW_WIDTH + place + tl.arange(0, outputs)
-    tl.store(low_ptr + at, bits)
-
-
-@triton.jit
-def empty_row(next_ptr, place, row, LOWS: tl.constexpr, LOW_WIDTH: tl.constexpr,
-              PART: tl.constexpr):  # fmt: skip
-    """Empty a row of the next product's `low`, if this program is the first after A's."""
-    if LOW_WIDTH > 0:
-        if place == LOWS:
-            at = tl.arange(0, _MAX_PARTS)[:, None] * PART + tl.arange(0, 64)[None, :]
-            empty = tl.full(at.shape, _EMPTY, next_ptr.dtype.element_ty)
-            for first in tl.static_range(0, LOW_WIDTH, 64):
-                tl.store(next_ptr + row * LOW_WIDTH + first + at, empty)
-
-
-@triton.jit
 def _into_heads(
-    x_ptr,
-    norm_ptr,
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    q_bias_ptr,
-    k_bias_ptr,
-    v_bias_ptr,
-    out_ptr,
-    a_ptr,
-    b_ptr,
-    low_ptr,
-    next_ptr,
-    eps,
-    scale,
-    width,
-    num_q,
-    num_kv,
-    HAS_BIAS: tl.constexpr,
-    LOW_WIDTH: tl.constexpr,
-    PART: tl.constexpr,
-    RANK: tl.constexpr,
-    LOWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    THREADS: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    x_ptr, norm_ptr, q_ptr, k_ptr, v_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, out_ptr,
+    a_ptr, b_ptr, low_ptr, next_ptr, eps, scale, width, num_q, num_kv,
+    HAS_BIAS: tl.constexpr, LOW_WIDTH: tl.constexpr, PART: tl.constexpr, RANK: tl.constexpr,
+    LOWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, THREADS: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     let_next_start(EARLY)
     place, row = tl.program_id(0) * OUTPUTS, tl.program_id(1)
     first, number = place - LOWS, 0
@@ -198,29 +104,11 @@ def _into_heads(
 
 @triton.jit
 def _gated(
-    x_ptr,
-    norm_ptr,
-    gate_ptr,
-    up_ptr,
-    out_ptr,
-    a_ptr,
-    b_ptr,
-    low_ptr,
-    next_ptr,
-    eps,
-    scale,
-    width,
-    num_outputs,
-    LOW_WIDTH: tl.constexpr,
-    PART: tl.constexpr,
-    RANK: tl.constexpr,
-    LOWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    THREADS: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    x_ptr, norm_ptr, gate_ptr, up_ptr, out_ptr, a_ptr, b_ptr, low_ptr, next_ptr, eps, scale, width,
+    num_outputs, LOW_WIDTH: tl.constexpr, PART: tl.constexpr, RANK: tl.constexpr,
+    LOWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, THREADS: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     let_next_start(EARLY)
     place, row = tl.program_id(0) * OUTPUTS, tl.program_id(1)
     at_O = place - LOWS + tl.arange(0, OUTPUTS)
@@ -261,27 +149,11 @@ def _gated(
 
 @triton.jit
 def _added(
-    x_ptr,
-    weight_ptr,
-    out_ptr,
-    a_ptr,
-    b_ptr,
-    low_ptr,
-    next_ptr,
-    scale,
-    num_inputs,
-    num_outputs,
-    LOW_WIDTH: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    RANK: tl.constexpr,
-    LOWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    THREADS: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    x_ptr, weight_ptr, out_ptr, a_ptr, b_ptr, low_ptr, next_ptr, scale, num_inputs, num_outputs,
+    LOW_WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
+    LOWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, THREADS: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     let_next_start(EARLY)
     place, row, part = tl.program_id(0) * OUTPUTS, tl.program_id(1), 0
     is_low = place < PARTS * LOWS if RANK > 0 else False

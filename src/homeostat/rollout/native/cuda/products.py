@@ -212,6 +212,23 @@ def _gated(
 
 
 @triton.jit
+def _store_sum(
+    sums, x, norm, x_ptr, scaled_ptr, squares_ptr, at, at_B, tile, is_in, is_row, num_outputs,
+    OUTPUTS: tl.constexpr,
+):  # fmt: skip
+    """Store x with what is added to it, the same times the norm's weight, and its squares."""
+    element = x_ptr.dtype.element_ty
+    added = tl.trans(sums).to(element).to(tl.float32)
+    rounded = (x.to(tl.float32) + added).to(element)
+    tl.store(x_ptr + at, rounded, mask=is_in)
+    whole = rounded.to(tl.float32)
+    tl.store(scaled_ptr + at, (whole * norm[None, :]).to(element), mask=is_in)
+    squares = tl.sum(tl.where(is_in, whole * whole, 0.0), 1)
+    num_tiles = tl.cdiv(num_outputs, OUTPUTS)
+    tl.store(squares_ptr + at_B * num_tiles + tile, squares, mask=is_row)
+
+
+@triton.jit
 def _added(
     inputs_desc, weight_desc, x_ptr, norm_ptr, scaled_ptr, squares_ptr, sums_ptr, arrived_ptr,
     b_ptr, low_ptr, next_ptr, scale, num_rows, num_inputs, num_outputs,
@@ -269,14 +286,10 @@ def _added(
                     element,
                 )  # fmt: skip
                 sums += scale * tl.dot(b, low, input_precision=PRECISION)
-            added = tl.trans(sums).to(element).to(tl.float32)
-            rounded = (x.to(tl.float32) + added).to(element)
-            tl.store(x_ptr + at, rounded, mask=is_in)
-            whole = rounded.to(tl.float32)
-            tl.store(scaled_ptr + at, (whole * norm[None, :]).to(element), mask=is_in)
-            squares = tl.sum(tl.where(is_in, whole * whole, 0.0), 1)
-            num_tiles = tl.cdiv(num_outputs, OUTPUTS)
-            tl.store(squares_ptr + at_B * num_tiles + tile, squares, mask=is_row)
+            _store_sum(
+                sums, x, norm, x_ptr, scaled_ptr, squares_ptr, at, at_B, tile, is_in, is_row,
+                num_outputs, OUTPUTS,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,96 @@
+"""Parts of the kernels for very few rows (narrow.py): weights and a row are read, normed and summed
+up, and A x of adapters (low_rank.py) is left and waited for.
+
+Suffixes: `_D` model dim, `_O` outputs, `_K` inputs, `_T` threads.
+"""
+
+# Triton compiles its kernels from source: pyright misreads their calls.
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from homeostat.rollout.native.cuda.low_rank import EMPTY, MAX_PARTS
+
+_EMPTY, _MAX_PARTS = tl.constexpr(EMPTY), tl.constexpr(MAX_PARTS)
+
+
+@triton.jit
+def weights_of(weight_ptr, at_O, is_out, start, num_inputs, INPUTS: tl.constexpr):
+    at_K = start + tl.arange(0, INPUTS)
+    is_in = is_out[:, None] & (at_K < num_inputs)[None, :]
+    at = at_O[:, None].to(tl.int64) * num_inputs + at_K[None, :]
+    return tl.load(weight_ptr + at, mask=is_in, other=0.0)
+
+
+@triton.jit
+def row_and_norm(x_ptr, norm_ptr, row, width, WIDTH: tl.constexpr):
+    """[inputs] each, in fp32: a row, and the weight of the norm before a product."""
+    at_D = tl.arange(0, WIDTH)
+    is_in = at_D < width
+    x = tl.load(x_ptr + row * width + at_D, mask=is_in, other=0.0).to(tl.float32)
+    return x, tl.load(norm_ptr + at_D, mask=is_in, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH: tl.constexpr):
+    x, norm = row_and_norm(x_ptr, norm_ptr, row, width, WIDTH)
+    rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+    return (x * rstd * norm).to(x_ptr.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def sums_of_threads(weight, x, THREADS: tl.constexpr, NEIGHBOURS: tl.constexpr):
+    """[outputs, threads]: products with the inputs, summed up by the thread that has them."""
+    outputs: tl.constexpr = weight.shape[0]
+    rounds: tl.constexpr = weight.shape[1] // (THREADS * NEIGHBOURS)
+    parts = weight.to(tl.float32) * x.to(tl.float32)[None, :]
+    return tl.sum(tl.sum(tl.reshape(parts, (outputs, rounds, THREADS, NEIGHBOURS)), 3), 1)
+
+
+@triton.jit
+def columns_of_b(b_ptr, at_O, is_output, number, RANK: tl.constexpr, PARTS: tl.constexpr,
+                 THREADS: tl.constexpr):  # fmt: skip
+    """[outputs, threads]: rows of B; of each part of A x the columns from `number` * rank on."""
+    column = tl.arange(0, THREADS) - number * RANK
+    is_in = (column >= 0) & (column < PARTS * RANK)
+    at = b_ptr + at_O[:, None] * RANK + (column % RANK)[None, :]
+    return tl.load(at, mask=is_output[:, None] & is_in[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def low_row(low_ptr, first, row, COUNT: tl.constexpr, LOW_WIDTH: tl.constexpr, PART: tl.constexpr,
+            PARTS: tl.constexpr, THREADS: tl.constexpr, element: tl.constexpr):  # fmt: skip
+    """[threads]: `COUNT` numbers of A x from the rank `first` on, of each part, as soon as all of
+    them are there; zeros beyond."""
+    at_T = tl.arange(0, THREADS)
+    is_in = at_T < PARTS * COUNT
+    at = low_ptr + at_T // COUNT * PART + row * LOW_WIDTH + first + at_T % COUNT
+    bits = tl.load(at, mask=is_in, other=0, volatile=True)
+    while tl.min((bits != _EMPTY).to(tl.int32), 0) == 0:
+        bits = tl.load(at, mask=is_in, other=0, volatile=True)
+    return bits.to(element, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def leave_low(sums, low_ptr, place, part, row, element: tl.constexpr, LOW_WIDTH: tl.constexpr,
+              PART: tl.constexpr):  # fmt: skip
+    """Store a part of A x of this program."""
+    outputs: tl.constexpr = sums.shape[0]
+    bits = tl.sum(sums, 1).to(element).to(low_ptr.dtype.element_ty, bitcast=True)
+    at = part * PART + row * LOW_WIDTH + place + tl.arange(0, outputs)
+    tl.store(low_ptr + at, bits)
+
+
+@triton.jit
+def empty_row(next_ptr, place, row, LOWS: tl.constexpr, LOW_WIDTH: tl.constexpr,
+              PART: tl.constexpr):  # fmt: skip
+    """Empty a row of the next product's `low`, if this program is the first after A's."""
+    if LOW_WIDTH > 0:
+        if place == LOWS:
+            at = tl.arange(0, _MAX_PARTS)[:, None] * PART + tl.arange(0, 64)[None, :]
+            empty = tl.full(at.shape, _EMPTY, next_ptr.dtype.element_ty)
+            for first in tl.static_range(0, LOW_WIDTH, 64):
+                tl.store(next_ptr + row * LOW_WIDTH + first + at, empty)
