@@ -43,13 +43,15 @@ _MAX_PARTS = tl.constexpr(MAX_PARTS)
 
 @triton.jit
 def leave_part(
-    x_desc, weight_desc, rstd_B, low_ptr, next_ptr, first, end, row, place, part, at_B, is_row,
+    x_desc, weight_desc, rstd_B, low_ptr, next_ptr, num_inputs, row, place, part, at_B, is_row,
     LOW_WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr, element: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile of A x over the inputs from `first` to `end`; empty the next product's."""
+    """Store a tile of A x, over one part of the inputs; empty the next product's."""
+    per_part = tl.cdiv(tl.cdiv(num_inputs, INPUTS), PARTS) * INPUTS
+    first = part * per_part
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for start in range(first, end, INPUTS):
+    for start in range(first, tl.minimum(first + per_part, num_inputs), INPUTS):
         weight, x = weight_desc.load([place, start]), x_desc.load([row, start])
         sums = tl.dot(weight, tl.trans(x), sums, input_precision=PRECISION)
     low = tl.trans(sums * rstd_B[None, :]).to(element)

@@ -118,12 +118,9 @@ def _into_heads(
         rstd = tl.full((ROWS,), 1.0, tl.float32)
         if TILES > 0:
             rstd = _rstd(squares, num_inputs, eps)
-        per_part = tl.cdiv(tl.cdiv(num_inputs, INPUTS), PARTS) * INPUTS
-        first = part * per_part
         leave_part(
-            x_desc, weight_desc, rstd, low_ptr, next_ptr, first,
-            tl.minimum(first + per_part, num_inputs), row, place, part, at_B, is_row,
-            LOW_WIDTH, PART, PARTS, OUTPUTS, ROWS, INPUTS, PRECISION, element,
+            x_desc, weight_desc, rstd, low_ptr, next_ptr,
+            num_inputs, row, place, part, at_B, is_row, LOW_WIDTH, PART, PARTS, OUTPUTS, ROWS, INPUTS, PRECISION, element,
         )  # fmt: skip
     else:
         sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
@@ -176,12 +173,9 @@ def _gated(
     is_low = tl.program_id(1) < AHEAD // OUTPUTS * PARTS if AHEAD > 0 else False
     if is_low:
         let_next_start(EARLY)
-        per_part = tl.cdiv(tl.cdiv(num_inputs, INPUTS), PARTS) * INPUTS
-        first = part * per_part
         leave_part(
-            x_desc, weight_desc, _rstd(squares, num_inputs, eps), low_ptr, next_ptr, first,
-            tl.minimum(first + per_part, num_inputs), row, place, part, at_B, is_row,
-            LOW_WIDTH, PART, PARTS, OUTPUTS, ROWS, INPUTS, PRECISION, element,
+            x_desc, weight_desc, _rstd(squares, num_inputs, eps), low_ptr, next_ptr,
+            num_inputs, row, place, part, at_B, is_row, LOW_WIDTH, PART, PARTS, OUTPUTS, ROWS, INPUTS, PRECISION, element,
         )  # fmt: skip
     else:
         gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
@@ -256,12 +250,9 @@ def _added(
     if is_low:
         let_next_start(EARLY)
         part += share * in_share
-        per_part = tl.cdiv(tl.cdiv(num_inputs, INPUTS), PARTS) * INPUTS
-        first = part * per_part
         leave_part(
-            inputs_desc, weight_desc, tl.full((ROWS,), 1.0, tl.float32), low_ptr, next_ptr, first,
-            tl.minimum(first + per_part, num_inputs), row, place, part, at_B, is_row,
-            LOW_WIDTH, PART, PARTS, OUTPUTS, ROWS, INPUTS, PRECISION, element,
+            inputs_desc, weight_desc, tl.full((ROWS,), 1.0, tl.float32), low_ptr, next_ptr,
+            num_inputs, row, place, part, at_B, is_row, LOW_WIDTH, PART, PARTS, OUTPUTS, ROWS, INPUTS, PRECISION, element,
         )  # fmt: skip
     else:
         x = tl.load(x_ptr + at, mask=is_in, other=0.0)
