@@ -120,7 +120,8 @@ def _into_heads(
             rstd = _rstd(squares, num_inputs, eps)
         leave_part(
             x_desc, weight_desc, rstd, low_ptr, next_ptr,
-            num_inputs, row, place, part, at_B, is_row, LOW_WIDTH, PART, PARTS, OUTPUTS, ROWS, INPUTS, PRECISION, element,
+            num_inputs, row, place, part, at_B, is_row, LOW_WIDTH, PART, PARTS, OUTPUTS, ROWS,
+            INPUTS, PRECISION, element,
         )  # fmt: skip
     else:
         sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
@@ -175,7 +176,8 @@ def _gated(
         let_next_start(EARLY)
         leave_part(
             x_desc, weight_desc, _rstd(squares, num_inputs, eps), low_ptr, next_ptr,
-            num_inputs, row, place, part, at_B, is_row, LOW_WIDTH, PART, PARTS, OUTPUTS, ROWS, INPUTS, PRECISION, element,
+            num_inputs, row, place, part, at_B, is_row, LOW_WIDTH, PART, PARTS, OUTPUTS, ROWS,
+            INPUTS, PRECISION, element,
         )  # fmt: skip
     else:
         gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
@@ -252,7 +254,8 @@ def _added(
         part += share * in_share
         leave_part(
             inputs_desc, weight_desc, tl.full((ROWS,), 1.0, tl.float32), low_ptr, next_ptr,
-            num_inputs, row, place, part, at_B, is_row, LOW_WIDTH, PART, PARTS, OUTPUTS, ROWS, INPUTS, PRECISION, element,
+            num_inputs, row, place, part, at_B, is_row, LOW_WIDTH, PART, PARTS, OUTPUTS, ROWS,
+            INPUTS, PRECISION, element,
         )  # fmt: skip
     else:
         x = tl.load(x_ptr + at, mask=is_in, other=0.0)
