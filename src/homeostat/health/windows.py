@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from homeostat.health.medians import median
+from homeostat.health.noise import robust_scale
 from homeostat.health.view import Series
 from homeostat.types import BoolArray, FloatArray64
 
@@ -105,9 +106,3 @@ def jumped(values: FloatArray64, start: int, *, factor: float, min_before: int =
     usual, spread = robust_scale(before)
     now = median(since)
     return now > factor * usual and now > usual + 6.0 * spread
-
-
-def robust_scale(values: FloatArray64) -> tuple[float, float]:
-    """Return the median, and the standard deviation implied by the median distance from it."""
-    middle = median(values)
-    return middle, 1.4826 * median(np.abs(values - middle))

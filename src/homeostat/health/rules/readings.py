@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from homeostat.health.medians import median
+from homeostat.health.noise import between_neighbours
 from homeostat.health.view import Kind, RunView, Series, flat_settings
-from homeostat.types import FloatArray64
 
 # Rates that guides and papers train with: (lowest, highest), by kind of run and adapter.
 _RATES = {
@@ -131,24 +131,6 @@ def _rank_correlation(series: Series) -> float:
     return float(np.corrcoef(places, ranks)[0, 1])
 
 
-def noise(values: FloatArray64) -> float:
-    """Return the typical deviation of a value from its neighbours, independent of the trend."""
-    if len(values) < 3:
-        return 0.0
-    return median(np.abs(np.diff(values))) / 0.954
-
-
-def noise_beside_trend(series: Series) -> float:
-    """Return the noise of one evaluation, apart from a steady rise or fall.
-
-    Second differences of a straight line are 0, so a fall of many small steps is no noise.
-    """
-    if len(series) < 4:
-        return noise(series.values)
-    bends = np.diff(series.values, n=2)
-    return median(np.abs(bends)) / 0.6745 / 6.0**0.5
-
-
 # Values that must be there to tell rounding.
 _MIN_ROUNDED = 10
 _MOST_DECIMALS = 20
@@ -161,7 +143,7 @@ def is_flat(series: Series, *, sigmas: float = 2.0) -> bool:
         return False
     half = len(finite) // 2
     first, last = finite.values[:half], finite.values[-half:]
-    error = noise(finite.values) * (2 / half) ** 0.5
+    error = between_neighbours(finite.values) * (2 / half) ** 0.5
     return abs(float(last.mean() - first.mean())) <= sigmas * error
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homeostat.health.medians import median
-from homeostat.health.rules.readings import noise_beside_trend
+from homeostat.health.noise import beside_trend
 from homeostat.health.view import RunView, Series
 
 # Number of records on each side of a resumption that are compared.
@@ -58,6 +58,6 @@ def around(series: Series | None, step: int) -> Resumption | None:
         start=median(finite.values[:NUM_AFTER]),
         before=median(before.values[-NUM_AFTER:]),
         after=median(after.values[:NUM_AFTER]),
-        noise=noise_beside_trend(before.tail(NUM_BEFORE)),
+        noise=beside_trend(before.tail(NUM_BEFORE).values),
         later=median(later) if len(later) >= NUM_AFTER else None,
     )

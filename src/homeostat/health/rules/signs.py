@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from homeostat.health.medians import median, running_medians
+from homeostat.health.noise import between_neighbours, noise_of, robust_scale
 from homeostat.health.rules.readings import mean_since
 from homeostat.health.view import RunView, Series
-from homeostat.health.windows import robust_scale
 from homeostat.types import FloatArray64
 
 # Words that a model writes when it runs on into somebody else's turn.
@@ -98,7 +98,7 @@ def _trend(series: Series, share: float) -> Trend | None:
     num = max(2, int(len(values) * share))
     # Neighbours differ by noise alone where the metric moves slowly.
     differences = np.abs(np.diff(values))
-    noise = median(differences) * 1.4826 / math.sqrt(2.0)
+    noise = between_neighbours(values)
     # The median is less where most neighbours are alike and some differ by much: rewards of all or
     # nothing, means over the last episodes.
     with np.errstate(over="ignore"):
@@ -180,15 +180,15 @@ def turned_down(reward: Series) -> int | None:
     finite, (medians, _) = reward.finite(), smooth(reward)
     if len(medians) < 5:
         return None
-    noise = 1.05 * median(np.abs(np.diff(finite.values)))
+    noise = noise_of(finite.values)
     top = int(np.argmax(medians.values))
     best, since = float(medians.values[top]), medians.values[top:]
     lost = best - float(since[-1])
-    if len(since) >= 3 and lost >= max(0.1 * abs(best), 3.0 * noise):
+    if len(since) >= 3 and lost >= max(0.1 * abs(best), 3.0 * noise.scatter):
         return int(medians.steps[top])
     parts = np.array_split(finite.values, 3)
     means = [float(part.mean()) for part in parts]
-    top, error = int(np.argmax(means)), noise * math.sqrt(2.0 / len(parts[-1]))
+    top, error = int(np.argmax(means)), math.sqrt(2.0) * noise.of_mean(len(parts[-1]))
     if means[top] - means[-1] < max(0.2 * abs(means[top]), 4.0 * error) or error == 0.0:
         return None
     return int(np.array_split(finite.steps, 3)[top][-1])

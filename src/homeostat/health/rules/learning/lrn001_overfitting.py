@@ -32,8 +32,9 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
+from homeostat.health.noise import beside_trend, between_neighbours
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import needed, noise, rank_correlation
+from homeostat.health.rules.readings import needed, rank_correlation
 from homeostat.health.view import RunView, Series
 from homeostat.types import FloatArray64
 
@@ -163,10 +164,7 @@ def _is_higher(before: FloatArray64, after: FloatArray64) -> bool:
 def _noise(held: FloatArray64, low: int) -> float:
     """Deviation of an evaluation by chance. A steep fall at the start is none: what counts is how
     far a value lies from the line between its neighbours, once there are enough of them."""
-    if len(held) < 8:
-        return noise(held[: low + 1])
-    bends = held[:-2] - 2.0 * held[1:-1] + held[2:]
-    return 1.4826 * median(np.abs(bends)) / 6.0**0.5
+    return beside_trend(held) if len(held) >= 8 else between_neighbours(held[: low + 1])
 
 
 def _around(train: Series, step: int) -> tuple[float, float]:

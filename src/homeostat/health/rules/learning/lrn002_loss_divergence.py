@@ -2,11 +2,11 @@
 
 ## What it sees
 Over the last `fire` records the loss is at least `factor` times the best level that it had reached
-(a median of neighbouring records), and no record came back to that level. In a log of at most `few`
-records three that rise are enough, from `few_factor` times the lowest one on. Once a run is over it
-is a warning, too, if the loss did come back but was at `lost_factor` times that level for a tenth
-of the records (at least `lost`), and ended no lower than before. A rise by `both_factor` is enough
-if the evaluation loss has risen as far and not come back.
+(a mean of neighbouring records), by `noise` standard deviations, and no record came back to that
+level. In a log of at most `few` records three that rise are enough, from `few_factor` times the
+lowest one on. Once a run is over it is a warning, too, if the loss did come back but was at
+`lost_factor` times that level for a tenth of the records (at least `lost`), and ended no lower than
+before. A rise by `both_factor` is enough if the evaluation loss has risen as far and not come back.
 
 ## Why it matters
 A model that has diverged does not recover by itself: the steps from there on are wasted, and the
@@ -33,8 +33,9 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
+from homeostat.health.noise import noise_of
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import needed, noise, peak_rate, usual_rates
+from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import rolling_mean
 from homeostat.types import BoolArray, FloatArray64
@@ -45,6 +46,7 @@ class Options(RuleOptions):
     fire: int = option(4, "Number of newest records that must all lie there.")
     both_factor: float = option(1.2, "Factor that is enough if evaluations rise as well.")
     lost_factor: float = option(3.0, "The same factor for a rise that the run came back from.")
+    noise: float = option(4.0, "Standard deviations of a record that the rise must exceed.")
     few: int = option(12, "Number of records up to which three that rise are enough ...")
     few_factor: float = option(3.0, "... if each is this many times the lowest one.")
     lost: int = option(8, "Smallest number of records in a row of such a rise.")
@@ -70,11 +72,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     limit = max(factor * best, best + least)
     if best_at >= len(loss) - options.fire or float(newest.min()) < limit:
         return
-    usual = noise(loss.values[: best_at + 1])
+    usual = noise_of(loss.values[: best_at + 1]).scatter
     if both:
         # Where evaluations tell the same, a steep start need not count as noise.
-        usual = min(usual, noise(loss.values[best_at:]))
-    if median(newest) - best < 4 * usual:
+        usual = min(usual, noise_of(loss.values[best_at:]).scatter)
+    if median(newest) - best < options.noise * usual:
         return
     below = np.flatnonzero(loss.values[best_at:] < limit)
     # The mean of three of very different size may be below each of them.

@@ -31,11 +31,11 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median, running_medians
+from homeostat.health.noise import are_unusual, robust_scale
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
-from homeostat.health.windows import robust_scale
-from homeostat.types import BoolArray, FloatArray64, IntArray
+from homeostat.types import FloatArray64, IntArray
 
 # Distances between spikes that must agree before they have a period, and how likely that may be.
 _MIN_GAPS, _BY_CHANCE = 3, 0.005
@@ -57,7 +57,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     around = _neighbours(loss.values, options.window)
     _, scale = robust_scale(loss.values - around)
     spikes = (loss.values > options.factor * around) & (loss.values - around > 8 * scale)
-    spikes &= _are_unusual(loss.values, around, options.unusual)
+    spikes &= are_unusual(loss.values, around, options.unusual)
     # The first records fall steeply by nature, and what stands at the end may not be a spike.
     spikes[: options.window // 2] = False
     spikes[-1] = False
@@ -119,18 +119,6 @@ def _neighbours(values: FloatArray64, window: int) -> FloatArray64:
     """Median of the records around each one."""
     padded = np.pad(values, window // 2, mode="edge")
     return running_medians(padded, window)
-
-
-def _are_unusual(values: FloatArray64, around: FloatArray64, unusual: float) -> BoolArray:
-    """Return which records differ from their neighbours by a larger factor than all others do.
-
-    The loss of a single row is often a few times that of the next one.
-    """
-    factors = np.zeros(len(values))
-    is_known = (values > 0.0) & (around > 0.0)
-    factors[is_known] = np.log(values[is_known] / around[is_known])
-    _, usual = robust_scale(factors)
-    return factors > unusual * usual
 
 
 def _causes(view: RunView, steps: list[int]) -> Iterator[Cause]:

@@ -2,8 +2,9 @@
 
 ## What it sees
 A finite gradient norm, before clipping, of at least `factor` times the median and above `min_norm`
-(SFT) or `min_norm_rl`, while the loss of that step is ordinary. One is information unless it is
-extreme (`extreme` times the median); `repeated` are a warning.
+(SFT) or `min_norm_rl`, by a far larger factor than norms of this run usually differ by (`unusual`),
+while the loss of that step is ordinary. One is information unless it is extreme (`extreme` times
+the median); `repeated` are a warning.
 
 ## Why it matters
 Clipping hides it: such a step follows the direction of one batch at full size. Runs that diverge
@@ -30,6 +31,7 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
+from homeostat.health.noise import are_unusual
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
@@ -41,6 +43,7 @@ class Options(RuleOptions):
     min_norm: float = option(50.0, "Norm below which nothing is a spike (SFT).")
     min_norm_rl: float = option(10.0, "The same in RL.")
     repeated: int = option(3, "Number of spikes from which on it is a warning.")
+    unusual: float = option(4.0, "Factor over the usual deviation of the norm's logarithm.")
     min_records: int = option(8, "Number of records that are needed.")
 
 
@@ -51,7 +54,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     usual = median(norm.values)
     floor = options.min_norm_rl if view.kind is Kind.RL else options.min_norm
-    at = np.flatnonzero((norm.values > options.factor * usual) & (norm.values > floor))
+    is_spike = (norm.values > options.factor * usual) & (norm.values > floor)
+    is_spike &= are_unusual(norm.values, np.full(len(norm), usual), options.unusual)
+    at = np.flatnonzero(is_spike)
     # More than a fifth are no spikes but the run's own size.
     if not len(at) or len(at) > 0.2 * len(norm) or _loss_jumps(view, norm.steps[at]):
         return

@@ -35,8 +35,9 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.medians import median
+from homeostat.health.noise import beside_trend
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import needed, noise_beside_trend, raw_number
+from homeostat.health.rules.readings import needed, raw_number
 from homeostat.health.view import Kind, RunView
 
 _LARGEST = 262_144
@@ -90,7 +91,7 @@ def _is_of_tokens(view: RunView, options: Options) -> bool:
     if any(word in names for word in words):
         return True
     loss = needed(view, "train/loss").finite()
-    is_smooth = noise_beside_trend(loss) <= options.smooth * median(loss.values)
+    is_smooth = beside_trend(loss.values) <= options.smooth * median(loss.values)
     return view.framework.name != "unknown" and is_smooth
 
 

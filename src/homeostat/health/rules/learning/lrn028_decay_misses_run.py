@@ -132,7 +132,8 @@ def _again(view: RunView, after: Series, options: Options) -> Sighting | None:
 def _late(view: RunView, after: Series, options: Options) -> Sighting | None:
     total, first = view.total_steps, int(after.steps[0])
     now, left = int(after.steps[-1]), (view.total_steps or 0) - int(after.steps[0])
-    if total is None or left <= 0 or now - first < 0.5 * left or _slows_down(after):
+    # A log that continues after the end that it names is of several runs.
+    if total is None or now > total or now - first < 0.5 * left or _slows_down(after):
         return None
     floor = float(view.number("trainer.schedule.min_lr_share") or 0.0)
     share = (after.latest / after.first - floor) / max(1e-6, 1.0 - floor)

@@ -4,10 +4,11 @@
 Running medians of the reward (in a log of many records, of means of neighbours): the newest is more
 than `min_fall` below the best one, by more than noise and the few prompts of a step explain, and
 every one of the last `fire` records lies below the middle between the two. A fall that is newer
-than a running median shows must be one by `sharp`, and twice as far beyond noise. A fall of a size
-that the reward has recovered from before must have lasted for a sixth of the run, unless `most` of
-the reward is lost. Single records of a noisy reward tell less: of a long run also its sixths, of
-which the last two lie that far below the best one, by `surely` standard errors of their means.
+than a running median shows must be one by `sharp`, and exceed noise by half as much again. A fall
+of a size that the reward has recovered from before must have lasted for a sixth of the run, unless
+`most` of the reward is lost. Single records of a noisy reward tell less: of a long run also its
+sixths, of which the last two lie that far below the best one, by `surely` standard errors of their
+means.
 
 ## Why it matters
 The policy unlearns. Every further step trains on worse samples; the best weights are behind.
@@ -34,6 +35,7 @@ A curriculum that turns to harder prompts, a changed reward.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -41,6 +43,7 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.medians import median
+from homeostat.health.noise import noise_of
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.reward.rwd004_reward_constant import constant_since
@@ -69,10 +72,10 @@ class Options(RuleOptions):
     min_fall: float = option(0.3, "Share of the best reward that must be lost.")
     fire: int = option(5, "Number of newest records that must all be low.")
     low: float = option(0.05, "Share of the maximum below which there is little to lose.")
-    noise: float = option(4.0, "Standard deviations of a record that the fall must exceed.")
+    noise: float = option(3.0, "Standard deviations of a record that the fall must exceed.")
     sharp: float = option(0.45, "Share that is lost if only the newest records show it.")
     most: float = option(0.6, "Share whose loss is never a usual swing.")
-    surely: float = option(8.0, "Standard errors of a part's mean that the fall must exceed.")
+    surely: float = option(6.0, "Standard errors of a part's mean that the fall must exceed.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +101,13 @@ def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | 
     medians, _ = smooth(reward)
     top = int(np.argmax(medians.values))
     best = float(medians.values[top])
-    noise = 1.4826 / np.sqrt(2.0) * median(np.abs(np.diff(finite.values)))
-    noise = max(noise, chance)
+    noise = max(noise_of(finite.values).scatter, chance)
     low = newest.max() < best - 0.5 * (best - now)
     # Rewards may be negative: a fall is measured against the size of the best and of the range.
     size = max(abs(best), 0.5 * float(np.ptp(medians.values)))
     if not low or best - now < options.min_fall * size or best - now < options.noise * noise:
         now = float(median(newest))
-        if not low or best - now < max(options.sharp * size, 2.0 * options.noise * noise):
+        if not low or best - now < max(options.sharp * size, 1.5 * options.noise * noise):
             return _fall_of_parts(finite, options, chance=chance)
     if best - now < options.most * size and _is_usual(medians.values, top, best - now):
         return _fall_of_parts(finite, options, chance=chance)
@@ -143,8 +145,8 @@ def _fall_of_parts(reward: Series, options: Options, *, chance: float) -> Fall |
     means = np.array([float(part.mean()) for part in parts])
     top = int(np.argmax(means))
     best, now = float(means[top]), float(means[-2:].max())
-    noise = 1.4826 / np.sqrt(2.0) * median(np.abs(np.diff(reward.values)))
-    error = max(noise, chance) * float(np.sqrt(2.0 / len(parts[-1])))
+    count = len(parts[-1])
+    error = math.sqrt(2.0) * max(noise_of(reward.values).of_mean(count), chance / count**0.5)
     size = max(abs(best), 0.5 * float(np.ptp(means)))
     if top >= _PARTS - 2 or best - now < max(options.min_fall * size, options.surely * error):
         return None

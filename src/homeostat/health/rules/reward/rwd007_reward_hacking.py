@@ -27,8 +27,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.noise import beside_trend
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import noise_beside_trend, rank_correlation
+from homeostat.health.rules.readings import rank_correlation
 from homeostat.health.rules.reward.rwd006_reward_collapse import Options as Collapse
 from homeostat.health.rules.reward.rwd006_reward_collapse import fall_of
 from homeostat.health.rules.signs import newest, trend
@@ -51,7 +52,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     start, best = held_out.first, float(held_out.values.max())
     lost = start - held_out.latest
     # Few held-out prompts, answered greedily, move by a fifth from one evaluation to the next.
-    least = max(options.min_fall * abs(start), options.sigmas * noise_beside_trend(held_out))
+    least = max(options.min_fall * abs(start), options.sigmas * beside_trend(held_out.values))
     falls = lost > least and rank_correlation(held_out) < -0.7
     # Many evaluations may rise first: then the fall is one from their best.
     falls = falls or fall_of(held_out, Collapse()) is not None

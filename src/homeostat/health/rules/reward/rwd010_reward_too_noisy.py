@@ -25,7 +25,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.medians import median
+from homeostat.health.noise import between_neighbours
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import samples_per_step, trend
 from homeostat.health.view import Kind, RunView
@@ -48,7 +48,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if len(tail) < options.fire or samples >= options.min_samples or moved is None:
         return
     mean = float(np.abs(tail.values).mean())
-    noise = 1.4826 / np.sqrt(2.0) * median(np.abs(np.diff(tail.values)))
+    noise = between_neighbours(tail.values)
     if moved.is_real or mean == 0.0 or noise < options.max_noise * mean:
         return
     yield Sighting(

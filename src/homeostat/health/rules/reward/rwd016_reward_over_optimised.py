@@ -35,8 +35,9 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
+from homeostat.health.noise import beside_trend
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import needed, noise_beside_trend, rank_correlation
+from homeostat.health.rules.readings import needed, rank_correlation
 from homeostat.health.rules.signs import newest, smooth, trend
 from homeostat.health.view import Kind, RunView, Series
 
@@ -61,14 +62,14 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if len(since) < options.evals or not _has_moved(since, best, now, options):
         return
     fall = best - now
-    if fall <= options.min_fall * abs(best) or fall <= options.sigmas * noise_beside_trend(gold):
+    if fall <= options.min_fall * abs(best) or fall <= options.sigmas * beside_trend(gold.values):
         return
     before, after = _proxy_levels(proxy, peak)
     if before is None or after is None:
         return
     if after <= before or not _has_moved(proxy.since(peak), before, after, options):
         return
-    if after - before <= options.sigmas * noise_beside_trend(proxy):
+    if after - before <= options.sigmas * beside_trend(proxy.values):
         return
     yield Sighting(
         message=f"The gold reward fell from {best:.4g} (step {peak}) to {now:.4g} on held-out "
