@@ -8,7 +8,6 @@ context names the plainer one in `explains`, and wins where both match.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +15,10 @@ from itertools import islice
 from typing import Any
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.log import Log, LogLine
+from homeostat.health.log import LogLine
 from homeostat.health.rule import Rule
 from homeostat.health.signatures.predicates import holds
+from homeostat.health.signatures.unsaid import is_code_beside, is_ignored, lists_settings
 from homeostat.health.view import RunView
 
 # Characters of a line that are quoted.
@@ -32,20 +32,6 @@ _HEAD = 120
 _RETRIES = ("thrown while requesting", "Retrying in ")
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception", "was the direct cause of the following")
-# A line of that length with so many pairs of names and values is a list of settings.
-_DUMP_LENGTH, _DUMP_PAIRS = 300, 10
-_RAISED = re.compile(r"Error\b|Exception\b")
-# A line of code beside the one that raised, as notebooks and rich print it, with its number in
-# front; the line that raised has an arrow before the number. Its words were not said.
-_NUMBER = r"(?:\[rank\d{1,5}\]:? ?)?[ \t\u2502|]{0,12}\d{1,6}[ \t\u2502|]{1,200}"
-_TEXT_BESIDE = re.compile(_NUMBER + r"[rbfu]{0,2}[\"']")
-_CODE_BESIDE = re.compile(
-    _NUMBER + r"(?:#|raise |assert |el(?:if |se)|if |return |except|with |for |while |def |print\("
-    r"|log\w{0,8}\.|_log\w{0,8}\.|warn\w{0,8}[.(]|self\.|\w{1,60} = )"
-)
-_ARROW = re.compile(r"(?:\[rank\d{1,5}\]:? ?)?[ \t\u2502|]{0,12}(?:-{1,8}>|\u2771) ?\d{1,6} ")
-# Lines of a message that is written over several lines of code.
-_MAX_TEXT_LINES = 12
 _MILD = re.compile(
     r"\b(?:INFO|DEBUG|WARNING|WARN|[A-Z][A-Za-z]{0,30}Warning)\b|(?:^|\[)[WI]\d{3,4} "
     r"|: [WI] (?:tensorflow|external)/"
@@ -149,30 +135,11 @@ def is_said_mildly(line: LogLine) -> bool:
     return is_retry or _MILD.search(line.text[:_HEAD]) is not None
 
 
-def lists_settings(line: LogLine) -> bool:
-    """Return whether a line only lists settings: what its words say did not happen."""
-    text = line.text
-    if len(text) < _DUMP_LENGTH or text.count("=") + text.count(": ") < _DUMP_PAIRS:
-        return False
-    return _RAISED.search(text) is None
-
-
-def is_code_beside(line: LogLine, log: Log) -> bool:
-    """Return whether a line quotes code around the line that raised: nothing of it happened."""
-    if _TEXT_BESIDE.match(line.text) is None:
-        return _CODE_BESIDE.match(line.text) is not None
-    # The texts below the head of a raise belong to it.
-    place = bisect_left(log.lines, line.number, key=lambda one: one.number)
-    above = log.lines[max(0, place - _MAX_TEXT_LINES) : place]
-    heads = (one for one in reversed(above) if _TEXT_BESIDE.match(one.text) is None)
-    head = next(heads, None)
-    return head is None or _ARROW.match(head.text) is None
-
-
 def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None] | None:
     """Find the line with the signature's words, and the one with its context.
 
-    A line that is an error by its own words goes before one that is only a warning.
+    A line that is an error by its own words goes before one that is only a warning. What Python
+    ignored counts only in a log without another traceback.
     """
     if signature.unless and view.log.has(*signature.unless):
         return None
@@ -188,6 +155,8 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
         for line in islice(view.log.find(pattern), MAX_TRIED):
             is_quoted = lists_settings(line) or is_code_beside(line, view.log)
             if is_quoted and not signature.notes:
+                continue
+            if is_ignored(line, view.log) and view.tracebacks:
                 continue
             beside = anywhere
             if signature.context and beside is None:
