@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from homeostat.health.signatures import counts, places
@@ -42,8 +43,16 @@ _SHARED_ROOTS = frozenset(
         "trainer", "training", "util", "utils",
     )
 )  # fmt: skip
+_TWO_SHAPES = re.compile(
+    r"shape torch\.Size\(\[(\d{1,9})((?:, \d{1,9}){0,3})\]\) from checkpoint, "
+    r"the shape in current model is torch\.Size\(\[(\d{1,9})((?:, \d{1,9}){0,3})\]\)"
+)
+# No layer is that wide; vocabularies are.
+_LEAST_VOCABULARY = 31_000
 # Places of an out-of-memory error that belong to the engine, not to the trainer.
 _ENGINE_PLACES = {"wake", "capture", "kv", "profile", "engine", "load"}
+# Tensors that do not fit and are looked at.
+_MAX_SHAPES = 50
 # Settings of engines inside the trainer; a server is given its own when it is started.
 _COLOCATED_ONLY = (
     "vllm_gpu_memory_utilization",
@@ -150,6 +159,18 @@ def serves_colocated(view: RunView) -> bool:
     return str(last.get("vllm_mode", "")).strip("'\"") == "server" and bool(given)
 
 
+def vocabularies_differ(view: RunView) -> bool:
+    """Return whether all tensors that do not fit differ in their first axis, a vocabulary's."""
+    lines = list(islice(view.log.find("copying a param with shape"), _MAX_SHAPES))
+    found = [_TWO_SHAPES.search(line.text) for line in lines]
+    return bool(found) and all(match is not None and _is_vocabulary(match) for match in found)
+
+
+def _is_vocabulary(match: re.Match[str]) -> bool:
+    is_wide = min(int(match[1]), int(match[3])) >= _LEAST_VOCABULARY
+    return is_wide and match[1] != match[3] and match[2] == match[4]
+
+
 def trainer_is_out_of_memory(view: RunView) -> bool:
     """Return whether memory ran out, and in none of the places that belong to the engine."""
     return view.log.has(*places.OOM) and not places.places(view.log) & _ENGINE_PLACES
@@ -171,6 +192,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
         some_rows_refused,
         trainer_is_out_of_memory,
         trains_lora,
+        vocabularies_differ,
         counts.is_concurrency_bound,
         counts.is_preempted_often,
         counts.is_stuck_after_update,

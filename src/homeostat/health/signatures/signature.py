@@ -18,6 +18,7 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sigh
 from homeostat.health.log import LogLine
 from homeostat.health.rule import Rule
 from homeostat.health.signatures.predicates import holds
+from homeostat.health.signatures.unsaid import is_code_beside, is_ignored, lists_settings
 from homeostat.health.view import RunView
 
 # Characters of a line that are quoted.
@@ -31,9 +32,6 @@ _HEAD = 120
 _RETRIES = ("thrown while requesting", "Retrying in ")
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception", "was the direct cause of the following")
-# A line of that length with so many pairs of names and values is a list of settings.
-_DUMP_LENGTH, _DUMP_PAIRS = 300, 10
-_RAISED = re.compile(r"Error\b|Exception\b")
 _MILD = re.compile(
     r"\b(?:INFO|DEBUG|WARNING|WARN|[A-Z][A-Za-z]{0,30}Warning)\b|(?:^|\[)[WI]\d{3,4} "
     r"|: [WI] (?:tensorflow|external)/"
@@ -137,18 +135,11 @@ def is_said_mildly(line: LogLine) -> bool:
     return is_retry or _MILD.search(line.text[:_HEAD]) is not None
 
 
-def lists_settings(line: LogLine) -> bool:
-    """Return whether a line only lists settings: what its words say did not happen."""
-    text = line.text
-    if len(text) < _DUMP_LENGTH or text.count("=") + text.count(": ") < _DUMP_PAIRS:
-        return False
-    return _RAISED.search(text) is None
-
-
 def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None] | None:
     """Find the line with the signature's words, and the one with its context.
 
-    A line that is an error by its own words goes before one that is only a warning.
+    A line that is an error by its own words goes before one that is only a warning. What Python
+    ignored counts only in a log without another traceback.
     """
     if signature.unless and view.log.has(*signature.unless):
         return None
@@ -162,7 +153,10 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
     mild: tuple[LogLine, LogLine | None] | None = None
     for pattern in signature.texts:
         for line in islice(view.log.find(pattern), MAX_TRIED):
-            if lists_settings(line) and not signature.notes:
+            is_quoted = lists_settings(line) or is_code_beside(line, view.log)
+            if is_quoted and not signature.notes:
+                continue
+            if is_ignored(line, view.log) and view.tracebacks:
                 continue
             beside = anywhere
             if signature.context and beside is None:
