@@ -67,6 +67,21 @@ def test_what_was_survived_does_not_stand_before_the_real_error(notice: str) -> 
     assert (first.code, first.level) == ("VIT001", Level.ERROR)
 
 
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "The fast path is not available because one of the required library is not installed.",
+        "torch._dynamo hit config.recompile_limit (8)",
+        "Using KV cache scaling factor 1.0 for fp8_e4m3.",
+    ],
+)
+def test_a_warning_is_a_note_where_an_exception_ends_the_run(warning: str) -> None:
+    alone = diagnose(read_text(warning), RULES).findings[0]
+    found = diagnose(read_text(warning + "\n" + REWARD_DIED), RULES).findings
+    levels = {one.code: one.level for one in found}
+    assert (alone.level, levels[alone.code]) == (Level.WARN, Level.INFO)
+
+
 def test_a_hub_that_is_out_of_reach_is_still_the_error_that_a_run_ends_in() -> None:
     log = (
         "Traceback (most recent call last):\n"
