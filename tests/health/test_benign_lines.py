@@ -82,6 +82,18 @@ def test_a_warning_is_a_note_where_an_exception_ends_the_run(warning: str) -> No
     assert (alone.level, levels[alone.code]) == (Level.WARN, Level.INFO)
 
 
+def test_an_exception_that_python_ignores_is_no_error() -> None:
+    words = "AttributeError: 'LLMEngine' object has no attribute 'model_executor'"
+    ignored = (
+        "Exception ignored in: <function LLMEngine.__del__ at 0x7f10>\n"
+        "Traceback (most recent call last):\n"
+        '  File "/env/lib/python3.11/site-packages/vllm/engine.py", line 550, in __del__\n'
+        "    if model_executor := getattr(self, 'model_executor', None):\n"
+    )
+    assert "ERR320" in [one.code for one in errors_in(words)]
+    assert "ERR320" not in [one.code for one in errors_in(ignored + words)]
+
+
 def test_a_hub_that_is_out_of_reach_is_still_the_error_that_a_run_ends_in() -> None:
     log = (
         "Traceback (most recent call last):\n"

@@ -8,6 +8,7 @@ context names the plainer one in `explains`, and wins where both match.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,9 +16,10 @@ from itertools import islice
 from typing import Any
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.log import LogLine
+from homeostat.health.log import Log, LogLine
 from homeostat.health.rule import Rule
 from homeostat.health.signatures.predicates import holds
+from homeostat.health.speakers import speaker_in
 from homeostat.health.view import RunView
 
 # Characters of a line that are quoted.
@@ -30,6 +32,9 @@ MAX_STEPS_AFTER = 2
 _HEAD = 120
 _RETRIES = ("thrown while requesting", "Retrying in ")
 _TRACEBACK = "Traceback (most recent call last)"
+# Python's words before the traceback of an exception in a destructor, and the lines of that.
+_IGNORED = "Exception ignored in"
+_MAX_IGNORED = 16
 _CHAINED = ("During handling of the above exception", "was the direct cause of the following")
 # A line of that length with so many pairs of names and values is a list of settings.
 _DUMP_LENGTH, _DUMP_PAIRS = 300, 10
@@ -153,6 +158,21 @@ def lists_settings(line: LogLine) -> bool:
     return _RAISED.search(text) is None
 
 
+def is_ignored(line: LogLine, log: Log) -> bool:
+    """Return whether Python ignored the exception that the line names.
+
+    That is one in a destructor: mostly an attribute that a failed constructor has not set.
+    """
+    end = bisect_left(log.lines, line.number, key=lambda one: one.number)
+    for one in reversed(log.lines[max(0, end - _MAX_IGNORED) : end]):
+        text = speaker_in(one.text)[1]
+        if _IGNORED in text[:_HEAD]:
+            return True
+        if text and not text[0].isspace() and not text.startswith(_TRACEBACK):
+            return False
+    return False
+
+
 def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None] | None:
     """Find the line with the signature's words, and the one with its context.
 
@@ -170,7 +190,7 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
     mild: tuple[LogLine, LogLine | None] | None = None
     for pattern in signature.texts:
         for line in islice(view.log.find(pattern), MAX_TRIED):
-            if lists_settings(line) and not signature.notes:
+            if (lists_settings(line) and not signature.notes) or is_ignored(line, view.log):
                 continue
             beside = anywhere
             if signature.context and beside is None:
