@@ -67,6 +67,33 @@ def test_what_was_survived_does_not_stand_before_the_real_error(notice: str) -> 
     assert (first.code, first.level) == ("VIT001", Level.ERROR)
 
 
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "The fast path is not available because one of the required library is not installed.",
+        "torch._dynamo hit config.recompile_limit (8)",
+        "Using KV cache scaling factor 1.0 for fp8_e4m3.",
+    ],
+)
+def test_a_warning_is_a_note_where_an_exception_ends_the_run(warning: str) -> None:
+    alone = diagnose(read_text(warning), RULES).findings[0]
+    found = diagnose(read_text(warning + "\n" + REWARD_DIED), RULES).findings
+    levels = {one.code: one.level for one in found}
+    assert (alone.level, levels[alone.code]) == (Level.WARN, Level.INFO)
+
+
+def test_an_exception_that_python_ignores_is_no_error() -> None:
+    words = "AttributeError: 'LLMEngine' object has no attribute 'model_executor'"
+    ignored = (
+        "Exception ignored in: <function LLMEngine.__del__ at 0x7f10>\n"
+        "Traceback (most recent call last):\n"
+        '  File "/env/lib/python3.11/site-packages/vllm/engine.py", line 550, in __del__\n'
+        "    if model_executor := getattr(self, 'model_executor', None):\n"
+    )
+    assert "ERR320" in [one.code for one in errors_in(words)]
+    assert "ERR320" not in [one.code for one in errors_in(ignored + words)]
+
+
 def test_a_hub_that_is_out_of_reach_is_still_the_error_that_a_run_ends_in() -> None:
     log = (
         "Traceback (most recent call last):\n"

@@ -14,7 +14,8 @@
     notes = true                the words are ordinary notes of a logger, and `when` decides what
                                 they mean: a mild line counts as much as an error
     survivable = true           it is retried or done without: at most a warning if the log
-                                continues to a traceback of something else
+                                continues to a traceback of something else, and a note if it
+                                only warns anyway
     ends_run = true             the process ends there: it counts only if hardly a step follows, and
                                 it explains what other processes say when they lose this one
     what = "..."                one sentence for the user: what happened

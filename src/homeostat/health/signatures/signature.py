@@ -70,8 +70,8 @@ def rule_of(signature: Signature) -> Rule:
         if found is None:
             return
         line, beside = found
-        is_mild = not signature.notes and is_said_mildly(line)
-        is_mild = is_mild or (signature.survivable and _is_outlived(signature, view))
+        is_outlived = signature.survivable and _is_outlived(signature, view)
+        is_mild = is_outlived or (not signature.notes and is_said_mildly(line))
         quotes = [line] + ([beside] if beside is not None and beside != line else [])
         yield Sighting(
             message=signature.what,
@@ -80,7 +80,7 @@ def rule_of(signature: Signature) -> Rule:
             fixes=signature.fixes,
             first_step=_step_of(line, view),
             last_step=line.step,
-            level=Level.WARN if is_mild and signature.level is Level.ERROR else None,
+            level=_milder(signature.level, is_mild=is_mild, is_outlived=is_outlived),
         )
 
     return Rule(
@@ -102,6 +102,14 @@ def _step_of(line: LogLine, view: RunView) -> int | None:
         return line.step
     firsts = [int(series.steps[0]) for series in view.metrics.values() if len(series)]
     return min(firsts, default=None)
+
+
+def _milder(level: Level, *, is_mild: bool, is_outlived: bool) -> Level | None:
+    """Return the level of a sighting that is less severe than its signature; None if it is not."""
+    if level is Level.ERROR:
+        return Level.WARN if is_mild else None
+    # What only warns did not end the run, if something else did.
+    return Level.INFO if level is Level.WARN and is_outlived else None
 
 
 def _is_outlived(signature: Signature, view: RunView) -> bool:
