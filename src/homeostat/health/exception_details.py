@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import starmap
 
-from homeostat.health import engine_forms, install_forms, setting_forms, validation_forms
+from homeostat.health import (
+    engine_forms,
+    install_forms,
+    setting_forms,
+    trainer_forms,
+    validation_forms,
+)
 from homeostat.health.cues import cues_of
 from homeostat.health.log import QUOTES
 
@@ -53,7 +59,7 @@ _FORMS = (
     _Form("shape", r"size of tensor a \((\d{1,12})\) must match the size of tensor b \((\d{1,12})\)"
           r" at non-singleton dimension (\d{1,3})", "sizes {0} and {1} differ at dimension {2}"),
     _Form("shape", r"expanded size of the tensor \((\d{1,12})\) must match the existing size "
-          r"\((\d{1,12})\) at non-singleton dimension (\d{1,3})",
+          r"\((\d{1,12})\)\s{1,4}at non-singleton dimension (\d{1,3})",
           "a size of {0} was wanted, and is {1}, at dimension {2}"),
     _Form("shape", r"shape '(\[[\d, -]{1,80}\])' is invalid for input of size (\d{1,15})",
           "{1} values cannot be viewed as {0}"),
@@ -149,7 +155,7 @@ _FORMS = (
     _Form("resume", r"(\w{1,80}) value from checkpoint \((.{1,60}?)\) is not equal to the input argument value \((.{1,60}?)\)",
           "{0} is {1} in the checkpoint and {2} in the settings"),
     _Form("quantised", r"(?:not supported|not possible|can't|cannot) .{0,60}?(4-bit|8-bit|quantized|quantised)", "that is not possible with {0} weights"),
-    _Form("exclusive", r"([\w ().`'-]{1,80}?) (?:is|are) (?:incompatible with|not supported (?:in|with|for|when|together)|not compatible with) ([\w ().`'-]{1,80})",
+    _Form("exclusive", r"([\w ().`'-]{1,80}?) (?:is|are) (?:incompatible with|not supported (?:in|with|for|when|together)|not compatible with)(?! input tensor) ([\w ().`'-]{1,80})",
           "{0} does not go together with {1}"),
     _Form("exclusive", r"([\w ().`'-]{1,80}?) (?:is|are) only (?:supported|available|allowed) (?:for|with|in|when) ([\w ().`'-]{1,80})",
           "{0} needs {1}"),
@@ -229,7 +235,7 @@ _GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
 @cache
 def _all_forms() -> tuple[tuple[_Form, tuple[str, ...]], ...]:
     """Return every form with its cues, in the order in which they are tried."""
-    early = (*install_forms.FORMS, *engine_forms.FORMS)
+    early = (*install_forms.FORMS, *engine_forms.FORMS, *trainer_forms.FORMS)
     limits = (*validation_forms.LENGTHS, *engine_forms.LATE)
     late = (*setting_forms.FORMS, *limits, *validation_forms.FORMS)
     forms = (*starmap(_Form, early), *_FORMS, *starmap(_Form, late))
