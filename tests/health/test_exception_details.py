@@ -60,6 +60,10 @@ READ = {
         "ValueError: Trainer must have an evaluation dataset to use the LogCompletionsCallback.",
         "ValueError: Logging with `tensorboard` requires a `logging_dir` to be passed in.",
         "ValueError: No input_dir provided and automatic checkpoint naming is disabled.",
+        "ValueError: `reward_model` is necessary for PPO training.",
+        "ValueError: Please make sure eval_dataset be provided or val_size >1e-6",
+        "ValueError: Please enable `predict_with_generate` to save model predictions.",
+        "ValueError: self.dataset: [], self.cached_dataset: []. Please input the training dataset.",
     ),
     "settings-exclusive": (
         "ValueError: Cannot use both `packing` and `completion_only_loss`",
@@ -72,6 +76,16 @@ READ = {
         "ValueError: When packing is enabled, `max_length` can't be `None`.",
         "ValueError: log_completions_hub_repo is set, but log_completions is False.",
         "ValueError: You can only pass one of `gradient_accumulation_steps` and `gradient_accumulation_plugin`.",
+        "ValueError: Cannot use LoRA with GaLore, APOLLO or BAdam together.",
+        "ValueError: You can't use 8 bit and 4 bit precision at the same time",
+        "ValueError: Cannot specify `val_size` if `eval_dataset` is not None.",
+        "ValueError: Packing and lazy_tokenize are incompatible.",
+        "ValueError: Provide exactly one of: name, base_url.",
+        "ValueError: Provide num_tasks or indices, not both.",
+        "RuntimeError: Unsloth: Can only load in 4bit or 8bit or 16bit, not a combination!",
+        "ValueError: Turn off `streaming` when saving dataset to disk.",
+        "ValueError: `image_max_pixels` cannot be smaller than `image_min_pixels`.",
+        "ValueError: `model` and `ref_model` cannot be the same object.",
     ),
     "setting-wrong-type": (
         "ValueError: invalid strategy name. It must be either a string or an instance of `lightning.pytorch.strategies.Strategy`.",
@@ -89,3 +103,15 @@ def reading(text: str) -> ExceptionReading:
 def test_the_words_of_several_libraries_are_read_alike(name: str) -> None:
     names = {text: (reading(text).likely or ("",))[0] for text in READ[name]}
     assert names == dict.fromkeys(READ[name], name)
+
+
+def test_a_package_that_fails_at_its_import_does_not_fit_what_is_beside_it() -> None:
+    text = """
+Traceback (most recent call last):
+  File "/env/lib/python3.11/site-packages/unsloth/models/rl_replacements.py", line 236, in {place}
+    loss = RL_REPLACEMENTS["grpo_compute_loss_slow"]
+KeyError: 'grpo_compute_loss_slow'
+"""
+    found = reading(text.replace("{place}", "<module>")).likely
+    assert found == ("library-version-mismatch", "unsloth cannot be imported")
+    assert reading(text.replace("{place}", "train")).likely is None

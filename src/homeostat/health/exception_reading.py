@@ -65,6 +65,8 @@ _CAUSES = (
     }
 )
 _STDLIB = frozenset(sys.stdlib_module_names)
+# Errors of code that asks for what is not there, other than a file, a library or a device.
+_CODE_ERRORS = frozenset(("AttributeError", "IndexError", "KeyError", "NameError", "TypeError"))
 # A model's own code is downloaded with its weights and written for one version of transformers.
 _OF_MODELS = ("modeling_", "tokenization_", "configuration_", "processing_")
 # Where the code of a model is chosen by its name.
@@ -128,7 +130,18 @@ class ExceptionReading:
                 name = "checkpoint-keys-mismatch"
             if name:
                 return name, one.words
+        if self._fails_to_import:
+            return "library-version-mismatch", f"{self.library} cannot be imported"
         return None
+
+    @property
+    def _fails_to_import(self) -> bool:
+        """Return whether a package's own code failed while it was imported.
+
+        Such code runs alike for everyone, so that it fails by what is installed beside it.
+        """
+        is_module = self.raised is not None and self.raised.function == "<module>"
+        return is_module and bool(self.library) and self.failure.name in _CODE_ERRORS
 
     @property
     def is_users_own(self) -> bool:
