@@ -21,12 +21,21 @@ READ = {
         "ValueError: `interleave_probs` is only valid for interleaved mixing.",
         "AssertionError: config cannot have both bf16=True and fp16=True",
         "NotImplementedError: MPT does not support training with left padding.",
+        "AssertionError: --overlap-param-gather only supported with distributed optimizer",
+        "AssertionError: Must use --overlap-param-gather with --overlap-grad-reduce",
+        "AssertionError: Do not use --external-cuda-graph with --cuda-graph-impl.",
+        "ValueError: When bias_activation_fusion is True, gated_linear_unit must be True.",
+        "AssertionError: --cuda-graph-modules must be empty when --cuda-graph-impl=full_iteration.",
+        "ValueError: CPU offloading does not work when activation recomputation is enabled",
+        "ValueError: moe_dispatch_fwd_dtype requires the flex dispatcher backend.",
     ),
     "unknown-setting": (
         "ValueError: Unknown pref_loss: foo",
         "ValueError: bnb_4bit_quant_type must be in ['fp4','nf4'] but found foo",
         "AssertionError: Invalid cuda graph implementation: foo",
         "ValueError: clipping_type must be 'adaptive', 'norm', or 'value' not foo",
+        "AssertionError: --model-parallel-size is no longer valid, use --tensor-model-parallel-size instead",
+        "AssertionError: Invalid choices for recompute_modules: foo",
     ),
     "setting-missing": (
         "ValueError: DeepSpeed config_file is required in dist_config",
@@ -38,6 +47,8 @@ READ = {
         "ValueError: buffer_size must be a positive integer",
         "AssertionError: param `checkpointable_layers` must be type of list.",
         "ValueError: num_shards must be > 0, got 0",
+        "AssertionError: over_sampling_batch_size 4 should be greater than or equal to rollout_batch_size 8",
+        "AssertionError: Length of cp_comm_type (2) should equal to the number of layers (4)!",
     ),
     "length-limit-inconsistent": (
         "AssertionError: max_position_embeddings (2048) must be greater than or equal to seq_length (4096).",
@@ -54,7 +65,12 @@ READ = {
         "ValueError: Please use `FORCE_TORCHRUN=1` to launch DeepSpeed training.",
     ),
     "gpu-count-mismatch": ("ValueError: You selected more devices (8) than available in your system (2).",),
-    "path-missing": ("FileNotFoundError: Missing the index file in out/data",),
+    "path-missing": (
+        "FileNotFoundError: Missing the index file in out/data",
+        "FileNotFoundError: Prompt template not found at /data/prompts/a.txt on rank=8.",
+    ),
+    "parallel-degrees-mismatch": ("AssertionError: (global_num_gpus / pp_size) / mp_size [(4 / 4) / 2] must be a whole number",),
+    "parallel-sizes-inconsistent": ("AssertionError: number of middle layers: 5 must be divisible by middle pipeline stages 4",),
     "model-path-wrong": ("FileNotFoundError: No safetensors weights found in out/model",),
 }  # fmt: skip
 # Sentences with the same words that say something else.
@@ -62,6 +78,13 @@ OTHER = {
     "settings-exclusive": ("KeyError: 'requires_grad'", "ValueError: supported"),
     "column-missing": ("RuntimeError: the tensor is missing column-scaled FP8 data",),
     "unknown-setting": ("OSError: Invalid image file: a.png",),
+}
+# Rows of which attention cannot take whole heads, and those of which it could.
+HEADS = {
+    "shape '[1, 8192, -1, 128]' is invalid for input of size 524288": "heads-not-dividing-tp",
+    "shape '[4, 178, -1, 128]' is invalid for input of size 45568": "heads-not-dividing-tp",
+    "shape '[2, 16, -1, 128]' is invalid for input of size 5000": "shape-mismatch",
+    "shape '[64, -1]' is invalid for input of size 32": "shape-mismatch",
 }
 
 
@@ -81,6 +104,23 @@ def test_a_refusal_is_read(name: str) -> None:
 def test_similar_words_are_not_taken_for_it(name: str) -> None:
     for text in OTHER[name]:
         assert _likely(text) != name, text
+
+
+@pytest.mark.parametrize("text", HEADS)
+def test_a_part_of_a_head_is_told_from_other_shapes(text: str) -> None:
+    assert _likely(f"RuntimeError: {text}") == HEADS[text]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("training/arguments", "settings-exclusive"), ("core/run", "")]
+)
+def test_a_check_of_arguments_refuses_settings(file: str, name: str) -> None:
+    trace = f'Traceback (most recent call last):\n  File "/opt/venv/lib/python3.11/site-packages/megatron/{file}.py", line 3, in check\n    check()\n'
+    found = last_exception(
+        read_text(trace + "AssertionError: expected sample-based training", config=None)
+    )
+    assert found is not None
+    assert (found.likely or ("", ""))[0] == name
 
 
 def test_forms_take_no_long_time_on_any_text() -> None:

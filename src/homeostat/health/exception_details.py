@@ -83,6 +83,7 @@ _FORMS = (
           "{0} was expected, and it is {1}"),
     _Form("divide", r"([\w.()=` -]{1,80}?) (?:must be|is not|should be|to be|not)(?: evenly)? (?:divisible by|(?:a )?multiple of) ([\w.()=` -]{1,80})",
           "{0} is not divisible by {1}"),
+    _Form("divide", r"([\w.()=/`\[\] -]{1,120}?) must be a whole number", "{0} is not a whole number"),
     _Form("shape", r"same number of dimensions: got (\d{1,3}) and (\d{1,3})",
           "one has {0} dimensions and the other {1}"),
     _Form("shape", rf"same reduction dim, but got ({_SIZE}) X ({_SIZE})", "{0} and {1} do not fit"),
@@ -228,6 +229,10 @@ _FORMS = (
 _WEIGHT = re.compile(
     r"(?=.{0,80}\.)[\w.]{1,160}\.(?:weight|bias|qweight|scales|biases|lora_[AB](?:\.\w{1,20})?\.weight)"
 )
+# A path behind the words that something was not found.
+_PATH = re.compile(
+    r"(?:not found|not find|[Mm]issing|does not exist)[^/\n]{0,60}?[\s'\"`]((?:/|\./|[A-Za-z]:\\)[^\s'\"`,]{1,300})"
+)
 # An AttributeError that is nothing but a name, as compiled modules and torch's own look-ups say it.
 _GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
 
@@ -276,6 +281,8 @@ def _by_kind(kind: str, text: str) -> Iterator[Detail]:
             yield Detail("keys", f"there is no weight {key}", (key,))
             return
         yield Detail("key", f"there is no key {key}", (key,))
+    elif name == "FileNotFoundError" and (path := _PATH.search(text)) is not None:
+        yield Detail("file", f"{path[1]} is not there", (path[1],))
     elif name == "AttributeError" and (gone := _GONE.fullmatch(text)) is not None:
         yield Detail("attribute", f"{gone[1]} is not there", (gone[1],))
     elif name == "AssertionError" and not text:

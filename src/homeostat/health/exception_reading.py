@@ -8,6 +8,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from bisect import bisect_left, bisect_right
@@ -76,6 +77,12 @@ _FP8 = ("FP8", "fp8", "Float8", "Transformer Engine", "mat1", "mat2")
 # What only a mistake in a program says: of the 18 known cases in a library, 12 were its bugs.
 _SLIPS = frozenset({"slip", "none", "type", "attribute"})
 _LOADS_WEIGHTS = ("state_dict", "from checkpoint", "checkpoint")
+# Where launchers check their own arguments, and the errors by which they refuse them.
+_CHECKS_SETTINGS = re.compile(
+    r"(?:^|[/_])arg(?:ument)?s\.py$|validate_(?:args|cfg|config|arguments)$"
+)
+_REFUSALS = ("AssertionError", "ValueError")
+_VIEW = re.compile(r"(\d{1,15}) values cannot be viewed as \[([\d, -]{1,80})\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +135,14 @@ class ExceptionReading:
                 name = "checkpoint-keys-mismatch"
             if name == "shape-mismatch" and any(w in self.failure.message for w in _LOADS_WEIGHTS):
                 name = "checkpoint-keys-mismatch"
+            if name == "shape-mismatch" and _is_part_of_head(one.words):
+                name = "heads-not-dividing-tp"
             if name:
                 return name, one.words
         if self._fails_to_import:
             return "library-version-mismatch", f"{self.library} cannot be imported"
+        if self._refuses_settings:
+            return "settings-exclusive", "the settings were refused where they are checked"
         return None
 
     @property
@@ -142,6 +153,14 @@ class ExceptionReading:
         """
         is_module = self.raised is not None and self.raised.function == "<module>"
         return is_module and bool(self.library) and self.failure.name in _CODE_ERRORS
+
+    @property
+    def _refuses_settings(self) -> bool:
+        """Return whether a library's own check of its arguments raised."""
+        if self.raised is None or self.is_users_own or not self.failure.message:
+            return False
+        places = (self.raised.file.replace("\\", "/"), self.raised.function or "")
+        return self.failure.kind in _REFUSALS and any(map(_CHECKS_SETTINGS.search, places))
 
     @property
     def is_users_own(self) -> bool:
@@ -353,11 +372,32 @@ def _is_users(file: str) -> bool:
     return owner_of(file) == "user" and not name.startswith(_OF_MODELS)
 
 
+def _is_part_of_head(words: str) -> bool:
+    """Return whether values were to be viewed as whole heads and are a half or less of one.
+
+    Attention views a row as [..., -1, head size]. Tensor parallelism of a higher degree than there
+    are key-value heads leaves each rank a part of a head.
+    """
+    found = _VIEW.search(words)
+    if found is None:
+        return False
+    sizes = [int(part) for part in found[2].split(",") if part.strip().lstrip("-").isdigit()]
+    if sizes.count(-1) != 1 or sizes[-1] == -1 or len(sizes) < 3:
+        return False
+    unit = math.prod(size for size in sizes if size > 0)
+    count = int(found[1])
+    return 0 < count < unit and unit % count == 0
+
+
 def _undivided(words: str) -> str:
     """Name what cannot be divided, by the words for it."""
     low = words.lower()
+    if "world" in low or "num_gpus" in low:
+        return "parallel-degrees-mismatch"
     if "expert" in low or "ep_size" in low:
         return "expert-parallel-not-dividing"
+    if "layer" in low or "pipeline" in low:
+        return "parallel-sizes-inconsistent"
     if "head" in low or "tensor" in low or "tp_size" in low:
         return "heads-not-dividing-tp"
     if not any(c.isalpha() for c in low.replace("is not divisible by", "")):
