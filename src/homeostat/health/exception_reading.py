@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from homeostat.health import engine_forms, install_forms, trainer_forms, validation_forms
 from homeostat.health.code_owners import PACKAGES, owner_of, package_of
 from homeostat.health.exception_details import Detail, details_of
-from homeostat.health.first_failure import is_aftermath
 from homeostat.health.frames import BOX, Frame
 from homeostat.health.log import Log
 from homeostat.health.lone_errors import MAX_PASTED
-from homeostat.health.speakers import rank_of, speaker_in
+from homeostat.health.other_failures import others_than
+from homeostat.health.speakers import speaker_in
 from homeostat.health.tracebacks import Traceback
 
 # Lines below an exception's own that still belong to its message, and lines above it in which the
@@ -230,7 +230,7 @@ def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) ->
         user=user,
         role=role_of(user, caller=failure.caller) if user is not None else "",
         details=details_of(failure.kind, whole_message(failure, log)),
-        others=tuple(_others(failure, around)),
+        others=tuple(others_than(failure, around)),
         code=_raising_code(failure, log),
     )
 
@@ -304,66 +304,6 @@ def role_of(frame: Frame, *, caller: str = "") -> str:
             if any(word in text for word in words):
                 return role
     return "script"
-
-
-def _others(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
-    """Describe the failures beside the first one: other processes, and what followed from it."""
-    said: list[str] = []
-    same, different, lost = [], [], []
-    for one in around:
-        if one is failure or one.speaker == failure.speaker:
-            continue
-        if one.error == failure.error:
-            same.append(one.speaker)
-        elif one.is_report:
-            # A launcher or Ray says that something failed, as the log shows already.
-            continue
-        elif is_aftermath(one):
-            lost.append(one)
-        else:
-            different.append(one)
-    if failure.speaker and (same or different or lost):
-        who = (
-            "rank " + str(rank)
-            if (rank := rank_of(failure.speaker)) is not None
-            else failure.speaker
-        )
-        said.append(f"the first to fail was {who}")
-    if same:
-        said.append(f"{_count(same)} raised the same")
-    for one in _distinct(different):
-        said.append(f"{one.speaker or 'another process'} raised {one.error[:120]}")
-    if lost:
-        who = _count([one.speaker for one in lost])
-        said.append(f"{who} only lost the connection afterwards ({lost[0].error[:80]})")
-    said += _chain(failure, around)
-    return said
-
-
-def _chain(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
-    """Describe the exceptions that Python printed as following from this one."""
-    said, is_after = [], False
-    for one in around:
-        if one is failure:
-            is_after = True
-        elif is_after and one.speaker == failure.speaker:
-            if not one.link:
-                break
-            how = "was raised from it" if one.link == "cause" else "came up while it was handled"
-            said.append(f"{one.error[:120]} {how}")
-    return said[:2]
-
-
-def _distinct(found: Sequence[Traceback]) -> list[Traceback]:
-    """Return one failure of each speaker, at most three."""
-    return list({one.speaker: one for one in reversed(found)}.values())[:3]
-
-
-def _count(speakers: Sequence[str]) -> str:
-    names = list(dict.fromkeys(speakers))
-    if len(names) == 1:
-        return names[0] or "another process"
-    return f"{len(names)} other processes"
 
 
 def _is_users(file: str) -> bool:

@@ -164,7 +164,7 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
             is_quoted = lists_settings(line) or is_code_beside(line, view.log)
             if is_quoted and not signature.notes:
                 continue
-            if is_ignored(line, view.log) and view.tracebacks:
+            if is_ignored(line, view.log):
                 continue
             beside = anywhere
             if signature.context and beside is None:
