@@ -40,12 +40,13 @@ _MOST_DECIMALS = 4
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The noise of one metric of a run."""
+    """The noise of one metric of a run. Of few records it `is_sure` of no correlation."""
 
     scatter: float
     correlation: float
     deviation: float
     resolution: float
+    is_sure: bool = True
 
     def of_mean(self, count: int) -> float:
         """Return the standard error of the mean of so many neighbouring records."""
@@ -59,7 +60,7 @@ def noise_of(values: FloatArray64) -> Noise:
     least = resolution / math.sqrt(12.0)
     if len(values) < _MIN_RECORDS:
         scatter = max(between_neighbours(values), least)
-        return Noise(scatter, 0.0, scatter, resolution)
+        return Noise(scatter, 0.0, scatter, resolution, is_sure=False)
     lag = max(1, len(values) // _STRETCHES)
     near, far = _bends(values, lag), _bends(values, 2 * lag)
     # The distance grows with the length, so that a few records' correlation does not hide the rest.

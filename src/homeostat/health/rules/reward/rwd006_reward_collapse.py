@@ -4,7 +4,7 @@
 Running medians of the reward (in a log of many records, of means of neighbours): the newest is more
 than `min_fall` below the best one, by more than noise and the few prompts of a step explain, and
 every one of the last `fire` records lies below the middle between the two. A fall that is newer
-than a running median shows must be one by `sharp`, and exceed noise by half as much again. A fall
+than a running median shows must be one by `sharp`, and exceed noise by twice as much. A fall
 of a size that the reward has recovered from before must have lasted for a sixth of the run, unless
 `most` of the reward is lost. Single records of a noisy reward tell less: of a long run also its
 sixths, of which the last two lie that far below the best one, by `surely` standard errors of their
@@ -66,6 +66,8 @@ _PARTS = 6
 _MOST_RECORDS = 600
 # Falls that were made up for are usual ones if they had this share of the newest one's size.
 _USUAL = 0.6
+# What noise that is only roughly known is multiplied by.
+_ROUGHLY = 4.0 / 3.0
 
 
 class Options(RuleOptions):
@@ -101,13 +103,16 @@ def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | 
     medians, _ = smooth(reward)
     top = int(np.argmax(medians.values))
     best = float(medians.values[top])
-    noise = max(noise_of(finite.values).scatter, chance)
+    found = noise_of(finite.values)
+    # Of few records nobody knows how they hang together, and prompts differ from step to step.
+    rough = chance if found.is_sure else max(chance, found.scatter)
+    noise = max(found.scatter, _ROUGHLY * rough)
     low = newest.max() < best - 0.5 * (best - now)
     # Rewards may be negative: a fall is measured against the size of the best and of the range.
     size = max(abs(best), 0.5 * float(np.ptp(medians.values)))
     if not low or best - now < options.min_fall * size or best - now < options.noise * noise:
         now = float(median(newest))
-        if not low or best - now < max(options.sharp * size, 1.5 * options.noise * noise):
+        if not low or best - now < max(options.sharp * size, 2.0 * options.noise * noise):
             return _fall_of_parts(finite, options, chance=chance)
     if best - now < options.most * size and _is_usual(medians.values, top, best - now):
         return _fall_of_parts(finite, options, chance=chance)
