@@ -192,3 +192,16 @@ def test_a_pasted_line_that_says_that_something_is_wrong_is_read(line: str) -> N
 def test_other_texts_are_not_taken_for_errors(text: str) -> None:
     view = read_text(text)
     assert not [one for one in diagnose(view, RULES).findings if one.code == "VIT002"]
+
+
+def test_a_cause_that_was_read_is_not_guessed_again_under_another_name() -> None:
+    log = (
+        "GizmoError: gizmo has no whirl\n"
+        "Traceback (most recent call last):\n"
+        '  File "/opt/lib/python3.11/site-packages/torch/utils/data/fetch.py", line 52, in fetch\n'
+        "    return len(images)\n"
+        "TypeError: object of type 'NoneType' has no len()"
+    )
+    names = [cause["name"] for cause in first_finding(log)["causes"]]
+    assert names[0] == "known-bad-version"
+    assert known_cases.VERSIONS not in names

@@ -41,7 +41,7 @@ from homeostat.health.end_lines import LAUNCHER, End
 from homeostat.health.ending import Ending, ending_of
 from homeostat.health.exception_reading import ExceptionReading, read_exception
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.known_cases import Guess
+from homeostat.health.known_cases import Guess, merged
 from homeostat.health.last_exception import last_exception
 from homeostat.health.log import LogLine
 from homeostat.health.lone_errors import as_error, is_warning, pasted_errors
@@ -145,11 +145,11 @@ def _read(view: RunView, reading: ExceptionReading) -> Sighting:
 
 
 def _causes(reading: ExceptionReading | None, known: Sequence[Guess], own: str) -> Iterator[Cause]:
-    """Yield what its words say, then guesses: each name once, the surest first."""
+    """Yield what its words say, then guesses: what means the same once, the surest first."""
     found: dict[str, Cause] = {}
     if reading is not None and reading.likely is not None:
         name, why = reading.likely
-        found[name] = Cause(name, f"read, not recognised: {why}")
+        found[merged((name,))[0]] = Cause(name, f"read, not recognised: {why}")
     right = RIGHT_LOOSELY if reading is not None and reading.is_users_own else None
     for one in known:
         found.setdefault(one.cause, as_cause(one, right=right))
