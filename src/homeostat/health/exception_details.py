@@ -4,7 +4,7 @@
     f() got an unexpected keyword argument 'prompts'             argument: f() does not take prompts
 
 A form is a library's way to say it, with the values left open. It is compiled when one of its cues
-(cues.py) stands in an exception, because to compile all of them takes a quarter of a second.
+(cues.py) stands in an exception, because to compile all of them takes three times as long.
 """
 # ruff: noqa: E501 (a table)
 
