@@ -1,4 +1,4 @@
-"""The cues of a pattern: texts of which one stands in whatever it matches.
+"""The cues of a regular expression: texts, one of which every match of it contains.
 
 Looking for texts is far cheaper than compiling a pattern, and most patterns do not match.
 """
@@ -25,7 +25,7 @@ def cues_of(pattern: str) -> _Cues:
 
 
 class _Reading:
-    """A pattern, read once from its begin to its end."""
+    """A regular expression, read once from its beginning to its end."""
 
     def __init__(self, pattern: str) -> None:
         self.tokens = _TOKEN.findall(pattern)

@@ -40,7 +40,10 @@ _MOST_DECIMALS = 4
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The noise of one metric of a run. Of few records it `is_sure` of no correlation."""
+    """The noise of one metric of a run.
+
+    `is_sure` is False if the records are too few to tell whether neighbours are correlated.
+    """
 
     scatter: float
     correlation: float

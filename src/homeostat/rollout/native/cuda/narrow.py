@@ -91,10 +91,8 @@ def _into_heads(
         rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
         sums = sums_of_threads(weight, (x * rstd * norm).to(element), THREADS, NEIGHBOURS)
         if RANK > 0:
-            first_rank = number * RANK
-            low = low_row(
-                low_ptr, first_rank, row, RANK, LOW_WIDTH, PART, 1, THREADS, element
-            )  # fmt: skip
+            first_low = number * RANK
+            low = low_row(low_ptr, first_low, row, RANK, LOW_WIDTH, PART, 1, THREADS, element)
             sums += b * (low * (scale * rstd))[None, :]
         out = tl.sum(sums, 1)
         if HAS_BIAS:
@@ -134,9 +132,7 @@ def _gated(
         gates = sums_of_threads(gate_weight, normed, THREADS, NEIGHBOURS)
         ups = sums_of_threads(up_weight, normed, THREADS, NEIGHBOURS)
         if RANK > 0:
-            low = low_row(
-                low_ptr, 0, row, 2 * RANK, LOW_WIDTH, PART, 1, THREADS, element
-            )  # fmt: skip
+            low = low_row(low_ptr, 0, row, 2 * RANK, LOW_WIDTH, PART, 1, THREADS, element)
             low *= scale * rstd
             gates += gate_b * low[None, :]
             ups += up_b * low[None, :]
@@ -185,9 +181,7 @@ def _added(
         leave_low(sums, low_ptr, place % LOWS, part, row, element, LOW_WIDTH, PART)
     else:
         if RANK > 0:
-            low = low_row(
-                low_ptr, 0, row, RANK, LOW_WIDTH, PART, PARTS, THREADS, element
-            )  # fmt: skip
+            low = low_row(low_ptr, 0, row, RANK, LOW_WIDTH, PART, PARTS, THREADS, element)
             sums += b * (low * scale)[None, :]
         added = tl.sum(sums, 1).to(element).to(tl.float32)
         tl.store(at, (so_far + added).to(element), mask=is_out)

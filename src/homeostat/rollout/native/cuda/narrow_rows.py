@@ -53,7 +53,8 @@ def sums_of_threads(weight, x, THREADS: tl.constexpr, NEIGHBOURS: tl.constexpr):
 @triton.jit
 def columns_of_b(b_ptr, at_O, is_output, number, RANK: tl.constexpr, PARTS: tl.constexpr,
                  THREADS: tl.constexpr):  # fmt: skip
-    """[outputs, threads]: rows of B; of each part of A x the columns from `number` * rank on."""
+    """[outputs, threads]: rows of B, once for each part of A x, after the columns of `number` other
+    maps; zeros elsewhere."""
     column = tl.arange(0, THREADS) - number * RANK
     is_in = (column >= 0) & (column < PARTS * RANK)
     at = b_ptr + at_O[:, None] * RANK + (column % RANK)[None, :]
