@@ -28,6 +28,7 @@ from torch import Tensor
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.low_rank import MAX_PARTS, LowRank
 from homeostat.rollout.native.cuda.narrow_rows import (
+    asked_low,
     columns_of_b,
     empty_row,
     leave_low,
@@ -81,6 +82,8 @@ def _into_heads(
         b = columns_of_b(b_ptr, at_all, at_all >= 0, 0, RANK, 1, THREADS)
     wait_for_last(EARLY)
     empty_row(next_ptr, place, row, LOWS, LOW_WIDTH, PART)
+    if RANK > 0:
+        asked = asked_low(low_ptr, number * RANK, row, RANK, LOW_WIDTH, PART, 1, THREADS)
     x, norm = row_and_norm(x_ptr, norm_ptr, row, width, WIDTH)
     element = out_ptr.dtype.element_ty
     is_low = place < LOWS if RANK > 0 else False
@@ -91,8 +94,7 @@ def _into_heads(
         rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
         sums = sums_of_threads(weight, (x * rstd * norm).to(element), THREADS, NEIGHBOURS)
         if RANK > 0:
-            first_low = number * RANK
-            low = low_row(low_ptr, first_low, row, RANK, LOW_WIDTH, PART, 1, THREADS, element)
+            low = low_row(asked, element)
             sums += b * (low * (scale * rstd))[None, :]
         out = tl.sum(sums, 1)
         if HAS_BIAS:
@@ -120,6 +122,8 @@ def _gated(
     up_weight = weights_of(up_ptr, at_O, is_out, 0, width, WIDTH)
     wait_for_last(EARLY)
     empty_row(next_ptr, place, row, LOWS, LOW_WIDTH, PART)
+    if RANK > 0:
+        asked = asked_low(low_ptr, 0, row, 2 * RANK, LOW_WIDTH, PART, 1, THREADS)
     x, norm = row_and_norm(x_ptr, norm_ptr, row, width, WIDTH)
     element = out_ptr.dtype.element_ty
     is_low = place < LOWS if RANK > 0 else False
@@ -132,7 +136,7 @@ def _gated(
         gates = sums_of_threads(gate_weight, normed, THREADS, NEIGHBOURS)
         ups = sums_of_threads(up_weight, normed, THREADS, NEIGHBOURS)
         if RANK > 0:
-            low = low_row(low_ptr, 0, row, 2 * RANK, LOW_WIDTH, PART, 1, THREADS, element)
+            low = low_row(asked, element)
             low *= scale * rstd
             gates += gate_b * low[None, :]
             ups += up_b * low[None, :]
@@ -181,7 +185,8 @@ def _added(
         leave_low(sums, low_ptr, place % LOWS, part, row, element, LOW_WIDTH, PART)
     else:
         if RANK > 0:
-            low = low_row(low_ptr, 0, row, RANK, LOW_WIDTH, PART, PARTS, THREADS, element)
+            asked = asked_low(low_ptr, 0, row, RANK, LOW_WIDTH, PART, PARTS, THREADS)
+            low = low_row(asked, element)
             sums += b * (low * scale)[None, :]
         added = tl.sum(sums, 1).to(element).to(tl.float32)
         tl.store(at, (so_far + added).to(element), mask=is_out)

@@ -62,14 +62,20 @@ def columns_of_b(b_ptr, at_O, is_output, number, RANK: tl.constexpr, PARTS: tl.c
 
 
 @triton.jit
-def low_row(low_ptr, first, row, COUNT: tl.constexpr, LOW_WIDTH: tl.constexpr, PART: tl.constexpr,
-            PARTS: tl.constexpr, THREADS: tl.constexpr, element: tl.constexpr):  # fmt: skip
-    """[threads]: `COUNT` numbers of A x from the rank `first` on, of each part, as soon as all of
-    them are there; zeros beyond."""
+def asked_low(low_ptr, first, row, COUNT: tl.constexpr, LOW_WIDTH: tl.constexpr,
+              PART: tl.constexpr, PARTS: tl.constexpr, THREADS: tl.constexpr):  # fmt: skip
+    """Read `COUNT` numbers of A x from the rank `first` on, of each part, [threads]. Those of a
+    program that starts late are there already."""
     at_T = tl.arange(0, THREADS)
-    is_in = at_T < PARTS * COUNT
     at = low_ptr + at_T // COUNT * PART + row * LOW_WIDTH + first + at_T % COUNT
-    bits = tl.load(at, mask=is_in, other=0, volatile=True)
+    is_in = at_T < PARTS * COUNT
+    return tl.load(at, mask=is_in, other=0, volatile=True), at, is_in
+
+
+@triton.jit
+def low_row(asked, element: tl.constexpr):
+    """[threads]: what was asked for, as soon as all of it is there; zeros beyond."""
+    bits, at, is_in = asked
     while tl.min((bits != _EMPTY).to(tl.int32), 0) == 0:
         bits = tl.load(at, mask=is_in, other=0, volatile=True)
     return bits.to(element, bitcast=True).to(tl.float32)
