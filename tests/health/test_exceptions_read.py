@@ -239,6 +239,30 @@ def test_the_words_of_an_exception_are_taken_apart(error: str, kind: str, words:
     assert words in found[0].words
 
 
+def test_nothing_is_said_twice() -> None:
+    words = "The number of GPUs per node is not divisible by the flurbs."
+    view = read_text(f"ValueError: {words}\n")
+    (found,) = as_json(diagnose(view, RULES), view)["findings"]
+    assert found["message"].count(words.rstrip(".")) == 1
+    assert ".." not in found["message"]
+    assert len(found["evidence"]) == 1
+    names = [cause["name"] for cause in found["causes"]]
+    assert names[0] == "parallel-degrees-mismatch"
+    assert "ended-in-exception" not in names
+
+
+@pytest.mark.parametrize("what", ["world size (6)", "The number of GPUs per node"])
+def test_gpus_that_a_degree_does_not_divide_are_no_heads(what: str) -> None:
+    view = read_text(f"ValueError: {what} is not divisible by the tensor parallel size (4)\n")
+    (found,) = as_json(diagnose(view, RULES), view)["findings"]
+    assert found["name"] == "parallel-sizes-inconsistent"
+
+
+def test_forms_that_say_the_same_of_a_name_are_told_once() -> None:
+    told = reading("ValueError: Invalid backend: None, expected sglang or vllm\n").wrong
+    assert told == "no backend is given; None is not a backend that is known"
+
+
 ELASTIC = (
     "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 "
     "(pid: 9) of binary: /usr/bin/python"

@@ -77,6 +77,8 @@ _FP8 = ("FP8", "fp8", "Float8", "Transformer Engine", "mat1", "mat2")
 # What only a mistake in a program says: of the 18 known cases in a library, 12 were its bugs.
 _SLIPS = frozenset({"slip", "none", "type", "attribute"})
 _LOADS_WEIGHTS = ("state_dict", "from checkpoint", "checkpoint")
+# Words for the places that work is split over.
+_PLACES = ("world", "gpus", "devices", "ranks")
 # Where launchers check their own arguments, and the errors by which they refuse them.
 _CHECKS_SETTINGS = re.compile(
     r"(?:^|[/_])arg(?:ument)?s\.py$|validate_(?:args|cfg|config|arguments)$"
@@ -108,8 +110,14 @@ class ExceptionReading:
 
     @property
     def wrong(self) -> str:
-        """Return what the exception's words say was wrong; "" if no form fits them."""
-        return "; ".join(detail.words for detail in self.details)
+        """Return what the exception's words say was wrong; "" if no form fits them.
+
+        What several forms say of the same names is given once.
+        """
+        told: dict[object, str] = {}
+        for one in self.details:
+            told.setdefault((one.kind, frozenset(one.names) or one.words), one.words)
+        return "; ".join(told.values())
 
     @property
     def where(self) -> str:
@@ -332,13 +340,15 @@ def _is_part_of_head(words: str) -> bool:
 def _undivided(words: str) -> str:
     """Name what cannot be divided, by the words for it."""
     low = words.lower()
-    if "world" in low or "num_gpus" in low:
+    if "head" in low:
+        return "heads-not-dividing-tp"
+    if any(word in low for word in _PLACES):
         return "parallel-degrees-mismatch"
     if "expert" in low or "ep_size" in low:
         return "expert-parallel-not-dividing"
     if "layer" in low or "pipeline" in low:
         return "parallel-sizes-inconsistent"
-    if "head" in low or "tensor" in low or "tp_size" in low:
+    if "tensor" in low or "tp_size" in low:
         return "heads-not-dividing-tp"
     if not any(c.isalpha() for c in low.replace("is not divisible by", "")):
         # Megatron and vLLM say so of anything that they split over tensor-parallel ranks.

@@ -146,7 +146,7 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("package", rf"(?i)\b(?:requires?|needs?|require) ({_PACKAGE})(?: package| library| module)?,? (?:to be installed|installed|but (?:it )?(?:is|was) not|which (?:is|was|could) not)", "{0} is not installed"),
     ("package", rf"(?i)({_PACKAGE})(?: package| library| module)? (?:is|are) (?:not installed|not available|missing|required)[^\n]{{0,120}}?\binstall", "{0} is not installed"),
     ("package", rf"(?i)({_PACKAGE})(?: package| library| module)? (?:is|was|seems to be|are) not installed\b", "{0} is not installed"),
-    ("package", rf"(?i)({_PACKAGE}) (?:is )?(?:not found|could not be imported|cannot be imported|not importable)[^\n]{{0,120}}?\binstall", "{0} is not installed"),
+    ("package", rf"(?i)({_PACKAGE}) (?:is |was )?(?:not found|could not be imported|cannot be imported|not importable)[^\n]{{0,120}}?\binstall", "{0} is not installed"),
     ("package", rf"(?i)({_PACKAGE}) is required [\w ]{{1,60}}but (?:could not|cannot|was not|is not)", "{0} is not installed"),
     ("package", rf"(?i)(?:please|must|need to|have to|can|try to|should)(?: first| also| either| manually)? (?:pip )?install (?:the (?:following )?)?(?:packages?:? )?(?!the same|a different|the latest)({_PACKAGE})", "{0} is not installed"),
     ("package", rf"(?i)\b(?:requires?|needs?) ({_PACKAGE})\b[^.\n]{{0,60}}[;,.:(] ?(?:please )?install", "{0} is not installed"),

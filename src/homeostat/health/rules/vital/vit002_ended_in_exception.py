@@ -82,7 +82,7 @@ def _unread(view: RunView, ending: Ending) -> Sighting:
     reading = _words_of(view, line) if line is not None else None
     own = "the run's own event says so" if line is None else "there is no traceback in this log"
     return Sighting(
-        message=f"The run is dead: {shortened(ending.words, 300)}.",
+        message=_sentence(f"The run is dead: {shortened(ending.words, 300)}"),
         evidence=(f"line {line.number}: {shortened(line.text.strip(), 300)}",) if line else (),
         causes=tuple(_causes(reading, known, own)),
         fixes=tuple(helped(known)),
@@ -122,17 +122,18 @@ def _read(view: RunView, reading: ExceptionReading) -> Sighting:
     found = reading.failure
     known = guesses_at(view.log, found.end.number)
     said = [
-        f"The run is dead: it ended in {shortened(found.error, 300)}. No rule knows these words."
+        _sentence(f"The run is dead: it ended in {shortened(found.error, 300)}"),
+        "No rule knows these words.",
     ]
     if reading.where:
         said.append(f"Read from its frames: {reading.where}.")
-    if reading.wrong:
-        said.append(f"Read from its words: {shortened(reading.wrong, 300)}.")
+    if reading.wrong and reading.wrong.rstrip(".") not in found.error:
+        said.append(_sentence(f"Read from its words: {shortened(reading.wrong, 300)}"))
+    lines = {line.number: line.text.strip() for line in (found.start, found.end)}
     return Sighting(
         message=" ".join(said),
         evidence=(
-            f"line {found.start.number}: {shortened(found.start.text.strip(), 300)}",
-            f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
+            *(f"line {number}: {shortened(text, 300)}" for number, text in lines.items()),
             *(f"{one[0].upper()}{one[1:]}." for one in reading.others),
         ),
         causes=tuple(_causes(reading, known, shortened(found.error, 200))),
@@ -144,8 +145,15 @@ def _read(view: RunView, reading: ExceptionReading) -> Sighting:
     )
 
 
+def _sentence(words: str) -> str:
+    return words if words.endswith((".", "!", "?")) else f"{words}."
+
+
 def _causes(reading: ExceptionReading | None, known: Sequence[Guess], own: str) -> Iterator[Cause]:
-    """Yield what its words say, then guesses: what means the same once, the surest first."""
+    """Yield what its words say, then guesses: what means the same once, the surest first.
+
+    `own` is said where there is neither.
+    """
     found: dict[str, Cause] = {}
     if reading is not None and reading.likely is not None:
         name, why = reading.likely
@@ -153,8 +161,7 @@ def _causes(reading: ExceptionReading | None, known: Sequence[Guess], own: str) 
     right = RIGHT_LOOSELY if reading is not None and reading.is_users_own else None
     for one in known:
         found.setdefault(one.cause, as_cause(one, right=right))
-    found.setdefault("ended-in-exception", Cause("ended-in-exception", own))
-    yield from found.values()
+    yield from found.values() or (Cause("ended-in-exception", own),)
 
 
 def _fixes(reading: ExceptionReading) -> Iterator[Fix]:
