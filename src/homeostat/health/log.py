@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 # Compilers and web pages write curly quotes, patterns straight ones.
 QUOTES = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
@@ -24,6 +24,18 @@ class LogLine:
     number: int
     text: str
     step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """A pattern taken apart: pieces of its parts, the longest of them, and the words of each."""
+
+    parts: tuple[tuple[str, ...], ...]
+    anchor: str
+    words: tuple[tuple[bytes, ...], ...]
+
+    def is_in(self, line: str) -> bool:
+        return all(_in_order(line, pieces) for pieces in self.parts)
 
 
 class Log:
@@ -55,34 +67,30 @@ class Log:
         words = frozenset(_words_of(self._folded))
         return words, b"\n" + b"\n".join(words) + b"\n"
 
-    def _may_hold(self, piece: str) -> bool:
-        """Return False only if no line contains the piece.
+    def _may_hold(self, piece: tuple[bytes, ...]) -> bool:
+        """Return False only if no line contains the piece with these words.
 
         Its inner words are whole words of a line, its first one ends a word and its last one begins
         one.
         """
         words, text = self._words
-        parts = _words_of(piece)
-        if len(parts) < 2:
-            return not parts or parts[0] in text
-        inner = all(part in words for part in parts[1:-1])
-        return inner and parts[0] + b"\n" in text and b"\n" + parts[-1] in text
+        if len(piece) < 2:
+            return not piece or piece[0] in text
+        inner = all(word in words for word in piece[1:-1])
+        return inner and piece[0] + b"\n" in text and b"\n" + piece[-1] in text
 
     def find(self, pattern: str) -> Iterator[LogLine]:
         """Return the lines that match, in order."""
-        parts = [part.lower().split("*") for part in pattern.split(" && ")]
-        anchor = max((piece for pieces in parts for piece in pieces), key=len)
-        assert anchor, f"a pattern of nothing but wildcards: {pattern!r}"
-        if not all(self._may_hold(piece) for pieces in parts for piece in pieces):
+        wanted = _taken_apart(pattern)
+        if not all(map(self._may_hold, wanted.words)):
             return
-        at = self._folded.find(anchor)
+        at = self._folded.find(wanted.anchor)
         while at >= 0:
             index = bisect_right(self._starts, at) - 1
             start, end = self._starts[index], self._starts[index + 1]
-            line = self._folded[start : end - 1]
-            if all(_in_order(line, pieces) for pieces in parts):
+            if wanted.is_in(self._folded[start : end - 1]):
                 yield self.lines[index]
-            at = self._folded.find(anchor, end)
+            at = self._folded.find(wanted.anchor, end)
 
     def first(self, *patterns: str) -> LogLine | None:
         """Return the earliest line that matches one of the patterns."""
@@ -102,16 +110,26 @@ class Log:
         high = bisect_right(self.lines, line.number + lines, key=_number)
         window = self._folded[self._starts[low] : self._starts[high]]
         for pattern in patterns:
-            parts = [part.lower().split("*") for part in pattern.split(" && ")]
-            if not all(piece in window for pieces in parts for piece in pieces):
+            wanted = _taken_apart(pattern)
+            if not all(piece in window for pieces in wanted.parts for piece in pieces):
                 continue
             for index, text in enumerate(window.split("\n"), start=low):
-                if all(_in_order(text, pieces) for pieces in parts):
+                if wanted.is_in(text):
                     return self.lines[index]
         return None
 
 
-def _in_order(line: str, pieces: list[str]) -> bool:
+# Every signature asks for its texts more than once, and `watch` asks again as a log grows.
+@lru_cache(maxsize=2**15)
+def _taken_apart(pattern: str) -> _Pattern:
+    parts = tuple(tuple(part.lower().split("*")) for part in pattern.split(" && "))
+    pieces = [piece for part in parts for piece in part]
+    anchor = max(pieces, key=len)
+    assert anchor, f"a pattern of nothing but wildcards: {pattern!r}"
+    return _Pattern(parts, anchor, tuple(_words_of(piece) for piece in pieces))
+
+
+def _in_order(line: str, pieces: tuple[str, ...]) -> bool:
     at = 0
     for piece in pieces:
         at = line.find(piece, at)
@@ -121,9 +139,9 @@ def _in_order(line: str, pieces: list[str]) -> bool:
     return True
 
 
-def _words_of(text: str) -> list[bytes]:
+def _words_of(text: str) -> tuple[bytes, ...]:
     """Return words without digits, which would make them many and distinguish no errors."""
-    return text.encode("utf-8", "surrogatepass").translate(None, b"0123456789").split()
+    return tuple(text.encode("utf-8", "surrogatepass").translate(None, b"0123456789").split())
 
 
 def _number(line: LogLine) -> int:

@@ -173,6 +173,8 @@ def _names(
         # The plain rows of the HF trainer, and those that TRL's trainers add.
         is_trl = any(name.startswith(_OF_TRL) for name in names)
         points += _ENOUGH * (table.name == ("trl" if is_trl else "transformers"))
+    if not settings:
+        return points
     theirs = {fold_setting(name) for spellings in table.settings.values() for name in spellings}
     stated = [name for name in settings if name in theirs and name not in SETTINGS]
     return points + min(4.0, sum(2.0 if "." in name else 0.5 for name in stated))
