@@ -83,10 +83,10 @@ def test_rare_large_deviations_count_for_means_only() -> None:
 
 def test_rounding_is_noise() -> None:
     coarse = noise_of(np.round(0.2 * white(1, 400)))
-    assert coarse.resolution == 1.0
     assert coarse.scatter == pytest.approx(12**-0.5)
-    assert noise_of(white(1, 400)).resolution == 0.0
-    assert noise_of(np.round(white(1, 400), 2)).resolution == 0.01
+    fine = np.full(400, 0.12)
+    assert noise_of(fine).scatter == pytest.approx(0.01 * 12**-0.5)
+    assert noise_of(fine + 0.003456).scatter == 0.0
 
 
 def test_constant_and_few_values_have_no_correlation() -> None:

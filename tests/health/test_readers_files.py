@@ -140,6 +140,34 @@ def test_csv_with_gaps_and_the_export_of_a_tracker(tmp_path: Path) -> None:
     assert read_text(export).metrics["train/loss"].values.tolist() == [2.5, 1250.5]
 
 
+def test_the_monitor_of_episodes() -> None:
+    text = '#{"t_start": 1769605749.2, "env_id": "None"}\nr,l,t\n-1.5,200,2.7\n3.25,180,5.1\n'
+    view = read_text(text)
+    assert view.kind is Kind.RL
+    assert view.metrics["reward"].values.tolist() == [-1.5, 3.25]
+    assert view.metrics["episode_length"].values.tolist() == [200.0, 180.0]
+
+
+def test_steps_of_a_table_that_begin_again_in_every_epoch() -> None:
+    rows = [f"{e},{s},{3 - e - s / 1000}" for e in range(3) for s in (299, 599)]
+    view = read_text("\n".join(["epoch,step,train_loss", *rows]))
+    assert len(view.metrics["train/loss"]) == 6
+    assert view.metrics["train/loss"].values[0] == pytest.approx(2.701)
+
+
+def test_a_training_that_logs_only_evaluations_is_another_run() -> None:
+    def lines(losses: Sequence[float], evaluated: float) -> list[str]:
+        train = [f"{{'loss': {v}, 'epoch': {n / 10}}}" for n, v in enumerate(losses, start=1)]
+        return [
+            *train,
+            f"{{'eval_loss': {evaluated}, 'eval_runtime': 0.5, 'epoch': 1.0}}",
+            "{'train_runtime': 8.4, 'train_loss': 0.2, 'epoch': 1.0}",
+        ]
+
+    view = read_text("\n".join(lines([], 0.61) + lines([1.5, 1.0, 0.5], 0.75)))
+    assert view.metrics["eval/loss"].values.tolist() == [0.75]
+
+
 def test_the_trainers_state(tmp_path: Path) -> None:
     state = {
         "max_steps": 40,

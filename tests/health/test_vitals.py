@@ -103,7 +103,7 @@ BAR = " 20%|##        | 30/150 [00:30<02:00, 1.0it/s]\r"
     ("age_s", "verdict", "words"),
     [
         (30.0, "unfinished", "seconds ago, so the run may still be going on"),
-        (9_000.0, "look", "nothing was written for 2 hours"),
+        (9_000.0, "unfinished", "nothing was written for 2 hours"),
     ],
 )
 def test_a_log_that_ends_in_mid_run_is_never_called_healthy(

@@ -184,6 +184,8 @@ def _without_end(view: RunView, where: str) -> Ending:
         # A file without text: an interrupt or an error would stand in the console's.
         return Ending(End.OPEN, f"{words}; it holds metrics only, so the reason may be elsewhere")
     words += f", and nothing was written for {ago}: it was killed without a word, or hangs"
+    if view.framework is not HOMEOSTAT and not view.events_of("run_started"):
+        words += "; or its owner ended it, or this is a copy from the middle of the run"
     return Ending(End.OPEN, words, is_stale=True)
 
 

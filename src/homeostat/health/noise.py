@@ -7,7 +7,8 @@ scatter      standard deviation of a record from the course
 correlation  of the deviations of two neighbours: 0 if records are independent, near 1 if the metric
              is a running mean, or if the data changes slowly
 deviation    the scatter if rare large deviations count, too; equal to it if the tails are normal
-resolution   the last digit that is logged; no scatter is below what rounding alone makes
+
+No scatter is below what rounding to the last digit that is logged makes.
 
 The course is taken out by differences of second order, x(t-k) - 2 x(t) + x(t+k), whose variance is
 2 (1-r) (3-r) times that of a record, if r is the correlation at distance k. The same at 2k has r^2
@@ -48,7 +49,6 @@ class Noise:
     scatter: float
     correlation: float
     deviation: float
-    resolution: float
     is_sure: bool = True
 
     def of_mean(self, count: int) -> float:
@@ -58,12 +58,11 @@ class Noise:
 
 def noise_of(values: FloatArray64) -> Noise:
     """Return the noise of a metric's finite values. A steady rise or fall is none."""
-    resolution = _resolution(values)
     # Rounding to multiples of u deviates by u / 12^0.5.
-    least = resolution / math.sqrt(12.0)
+    least = _resolution(values) / math.sqrt(12.0)
     if len(values) < _MIN_RECORDS:
         scatter = max(between_neighbours(values), least)
-        return Noise(scatter, 0.0, scatter, resolution, is_sure=False)
+        return Noise(scatter, 0.0, scatter, is_sure=False)
     lag = max(1, len(values) // _STRETCHES)
     near, far = _bends(values, lag), _bends(values, 2 * lag)
     # The distance grows with the length, so that a few records' correlation does not hide the rest.
@@ -73,7 +72,7 @@ def noise_of(values: FloatArray64) -> Noise:
     scatter = max(_FROM_MEDIAN * median(near) / size, least)
     with np.errstate(over="ignore"):
         deviation = max(_FROM_MEAN * float(near.mean()) / size, scatter)
-    return Noise(scatter, _of_neighbours(values, scatter), deviation, resolution)
+    return Noise(scatter, _of_neighbours(values, scatter), deviation)
 
 
 def between_neighbours(values: FloatArray64) -> float:

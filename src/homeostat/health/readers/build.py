@@ -312,7 +312,9 @@ def _as_entropy(metrics: dict[str, Series]) -> None:
     if entropy is None:
         return
     values = entropy.finite().values
-    if len(values) and values.max() <= 0.0 and values.min() < 0.0:
+    # That of a Gaussian policy changes its sign while the policy narrows.
+    is_loss = "train/n_updates" in metrics
+    if len(values) and values.min() < 0.0 and (values.max() <= 0.0 or is_loss):
         metrics["entropy"] = Series(entropy.steps, -entropy.values)
 
 

@@ -1,6 +1,8 @@
 """Read metrics in columns, separated by commas or tabs, with a header: CSV exports of any tracker.
 
 step,train_loss,val_loss          Step,"run - train/loss","run - train/loss__MIN"
+#{"t_start": 1769605749.3}        the Monitor of Gym and Stable-Baselines: an episode's reward,
+r,l,t                             length and time
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from homeostat.health.view import Series
 
 _MAX_COLUMNS = 5_000
 _EDGES = ("__MIN", "__MAX")
+# Columns of a Monitor, by the names that others give them.
+_MONITOR = {"r": "episode_reward", "l": "episode_length", "t": "time_elapsed"}
 _TRAINED = frozenset({"train/loss", "reward", "grad_norm"})
 # Rows at the end, and their share of all, in which a column must be empty to count as NaN.
 _MIN_LOST, _LOST_SHARE = 5, 0.1
@@ -29,7 +33,7 @@ _MIN_LOST, _LOST_SHARE = 5, 0.1
 
 def is_table(head: str) -> bool:
     """Return whether a text begins with a header of names and a row of as many numbers."""
-    lines = [line for line in head.splitlines()[:3] if line.strip()]
+    lines = [line for line in head.splitlines()[:4] if line.strip() and line[:2] != "#{"]
     if len(lines) < 2:
         return False
     sign = _separator(lines[0])
@@ -50,9 +54,11 @@ def found_in(lines: Iterator[str], *, name: str) -> Found:
     """Read all rows of a table; those with another number of cells are skipped."""
     recorder = Recorder()
     header = next(lines, "").lstrip("\ufeff")
+    num_lines = 1
+    if header.startswith("#{"):
+        header, num_lines = next(lines, ""), 2
     sign = _separator(header)
     names = _names(_cells(header, sign))
-    num_lines = 1
     while batch := list(islice(lines, BATCH)):
         num_lines += len(batch)
         rows = [
@@ -97,9 +103,14 @@ def _take(recorder: Recorder, names: list[str], rows: list[list[str]]) -> None:
         return
     for cells in rows:
         row = row_of({name: cell for name, cell in zip(names, cells, strict=True) if cell})
-        if row is not None:
-            row.form = "csv"
-            recorder.add(row)
+        if row is None:
+            continue
+        row.form = "csv"
+        epoch = row.values.get("epoch")
+        if epoch is not None and epoch == int(epoch):
+            # Steps may count from 1 again in every epoch.
+            row.epoch = int(epoch), None
+        recorder.add(row)
 
 
 def _separator(header: str) -> str:
@@ -118,6 +129,8 @@ def _cells(line: str, sign: str) -> list[str]:
 def _names(cells: list[str]) -> list[str]:
     """Return the names of a header; a first one that is empty is that of pandas' index."""
     names = [_name(cell) for cell in cells]
+    if names[:3] == [*_MONITOR]:
+        names[:3] = _MONITOR.values()
     if names and not names[0] and "step" not in names:
         names[0] = "step"
     return names

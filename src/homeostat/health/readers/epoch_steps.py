@@ -38,6 +38,9 @@ class EpochSteps:
         last_epoch, last_step = self._last
         if 0 <= last_epoch < epoch and step <= last_step:
             self._before += last_step + (step == 0)
+        elif epoch < last_epoch:
+            # Another run, or an epoch that is done again: nothing is known of those before it.
+            self._before = 0
         self._last = epoch, step
         row.step = self._before + step
 

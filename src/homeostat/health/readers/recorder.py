@@ -83,6 +83,8 @@ class Recorder:
         self._newest_bar = 0
         # True if all steps so far were counted and none was printed with its row.
         self._is_counted = True
+        # A summary was read, which ends a training.
+        self._is_over = False
         self._is_total_of_bar = False
         self._mentioned: int | None = None
         self._names_at_step: set[str] = set()
@@ -112,6 +114,7 @@ class Recorder:
             self.total_steps = row.total_steps
         if row.kind is RowKind.SUMMARY:
             self.summary.update(row.values)
+            self._is_over = True
         elif row.kind is RowKind.ENGINE:
             self._add_engine(row)
         elif row.kind is RowKind.EVAL:
@@ -176,11 +179,8 @@ class Recorder:
     @property
     def newest(self) -> int | None:
         """Return the newest step that was printed: by a row, a header or a bar."""
-        newest = self.step
-        for step in (self.header, self._bar, self._mentioned):
-            if step is not None and (newest is None or step > newest):
-                newest = step
-        return newest
+        steps = (self.step, self.header, self._bar, self._mentioned)
+        return max((step for step in steps if step is not None), default=None)
 
     def mention(self, step: int) -> None:
         """Take in a mention of a step: it counts if it is at most about the next one."""
@@ -218,6 +218,10 @@ class Recorder:
         return {name: low for name, (low, high) in self._fixed.items() if low == high <= _MAX_FIXED}
 
     def _add_train(self, row: Row) -> None:
+        if self._is_over and self.columns and not self.num_rows:
+            # The training before was too short to log a row; only evaluations were logged.
+            self._next_run()
+        self._is_over = False
         step = self._counted(row) if row.step is None else row.step
         if not 0 <= step < MAX_STEP:
             return

@@ -85,6 +85,7 @@ def build(row: Row) -> Signature:
         when={name: _argument(value) for name, value in row.get("when", {}).items()},
         notes=row.get("notes", False),
         survivable=row.get("survivable", False),
+        passing=row.get("passing", False),
         ends_run=ends_run,
         level=Level(row.get("level", Level.ERROR)),
         confidence=Confidence(row.get("confidence", Confidence.MEASURED)),

@@ -27,6 +27,8 @@ MAX_QUOTE = 300
 MAX_TRIED = 300
 # Steps that may be logged after a fatal line: other ranks' last rows, the rows of a second try.
 MAX_STEPS_AFTER = 2
+# Lines that are a few, and steps after the newest of them with which a run has got over it.
+MAX_RARE, MIN_SINCE = 3, 20
 # Where a logger puts its level: INFO, [W301, UserWarning, ": W tensorflow/".
 _HEAD = 120
 _RETRIES = ("thrown while requesting", "Retrying in ")
@@ -56,6 +58,7 @@ class Signature:
     when: Mapping[str, Any] = field(default_factory=dict)
     notes: bool = False
     survivable: bool = False
+    passing: bool = False
     ends_run: bool = False
     level: Level = Level.ERROR
     confidence: Confidence = Confidence.MEASURED
@@ -72,15 +75,20 @@ def rule_of(signature: Signature) -> Rule:
         line, beside = found
         is_outlived = signature.survivable and _is_outlived(signature, view)
         is_mild = is_outlived or (not signature.notes and is_said_mildly(line))
+        is_past = signature.passing and is_mild and _is_past(signature, view)
         quotes = [line] + ([beside] if beside is not None and beside != line else [])
         yield Sighting(
-            message=signature.what,
+            message=f"{signature.what} That is past: the run goes on."
+            if is_past
+            else signature.what,
             evidence=tuple(f"line {q.number}: {q.text.strip()[:MAX_QUOTE]}" for q in quotes),
             causes=signature.causes or (Cause(signature.name, signature.why),),
             fixes=signature.fixes,
             first_step=_step_of(line, view),
             last_step=line.step,
-            level=_milder(signature.level, is_mild=is_mild, is_outlived=is_outlived),
+            level=Level.INFO
+            if is_past
+            else _milder(signature.level, is_mild=is_mild, is_outlived=is_outlived),
         )
 
     return Rule(
@@ -119,6 +127,14 @@ def _is_outlived(signature: Signature, view: RunView) -> bool:
         return False
     # A traceback that names the one before it as its cause belongs to that.
     return view.log.near(traceback, *_CHAINED, lines=3) is None
+
+
+def _is_past(signature: Signature, view: RunView) -> bool:
+    """Return whether it came a few times only, and many steps were logged since."""
+    newest = view.log.last(*signature.texts)
+    found = (line.number for text in signature.texts for line in view.log.find(text))
+    is_rare = len(set(islice(found, MAX_TRIED))) <= MAX_RARE
+    return newest is not None and is_rare and _num_steps_after(view, newest) >= MIN_SINCE
 
 
 def _ends_there(signature: Signature, view: RunView) -> bool:

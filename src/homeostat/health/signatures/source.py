@@ -59,6 +59,7 @@ KEYS_OF_SIGNATURE = {
     "when": Key("table"),
     "notes": Key("flag"),
     "survivable": Key("flag"),
+    "passing": Key("flag"),
     "ends_run": Key("flag"),
     "what": Key("prose", is_required=True),
     "why": Key("prose", is_required=True),

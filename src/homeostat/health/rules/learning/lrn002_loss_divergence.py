@@ -7,6 +7,8 @@ level. In a log of at most `few` records three that rise are enough, from `few_f
 lowest one on. Once a run is over it is a warning, too, if the loss did come back but was at
 `lost_factor` times that level for a tenth of the records (at least `lost`), and ended no lower than
 before. A rise by `both_factor` is enough if the evaluation loss has risen as far and not come back.
+A loss that falls without bound, below zero by `bottomless` times what it began with, is an error as
+well.
 
 ## Why it matters
 A model that has diverged does not recover by itself: the steps from there on are wasted, and the
@@ -16,6 +18,8 @@ weights are worse than those that the run began with.
 - lr-too-high: the rate is above what is usual, or the rise began at the top of the warm-up.
 - grad-norm-explosion: the gradient grew by orders of magnitude before or with it.
 - bad-batch: the rise began from one step to the next.
+- loss-divergence: a loss without a lower bound (a sign is wrong, or a density that may grow without
+  limit) is made ever smaller, and teaches nothing.
 
 ## What to do
 Go back to a checkpoint before the rise. Lower the rate by 2 to 5 times, lengthen the warm-up, keep
@@ -49,13 +53,17 @@ class Options(RuleOptions):
     noise: float = option(4.0, "Standard deviations of a record that the rise must exceed.")
     few: int = option(12, "Number of records up to which three that rise are enough ...")
     few_factor: float = option(3.0, "... if each is this many times the lowest one.")
+    bottomless: float = option(1e4, "Factor over its first size that a loss below zero must reach.")
     lost: int = option(8, "Smallest number of records in a row of such a rise.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     loss = needed(view, "train/loss")
     loss = loss.finite()
-    if len(loss) < options.fire + 1 or np.min(loss.values) < 0:
+    if len(loss) < options.fire + 1:
+        return
+    if np.min(loss.values) < 0:
+        yield from _bottomless(loss, options)
         return
     level = rolling_mean(loss, 3)
     yield from _recovered(view, loss, level, options)
@@ -84,6 +92,27 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     began = best_at + int(below[-1]) + 1
     yield _diverged(view, loss, (best_at, best), began, limit)
+
+
+def _bottomless(loss: Series, options: Options) -> Iterator[Sighting]:
+    """Report a loss below zero that has grown without bound."""
+    num = max(options.fire, len(loss) // 20)
+    began, now = median(np.abs(loss.values[:num])), median(loss.values[-num:])
+    limit = -options.bottomless * max(began, 1.0)
+    if len(loss) < 2 * num or now > limit:
+        return
+    first = int(loss.steps[np.argmax(loss.values < limit)])
+    yield Sighting(
+        message=f"Training loss is {now:.4g}, after {loss.values[0]:.4g} at first: it falls "
+        "without bound. Look for a part of it that has no lower limit, or a wrong sign.",
+        evidence=(f"train/loss {loss.values[0]:.4g} -> {loss.latest:.4g}",),
+        causes=(Cause("loss-divergence", "the loss has no lower limit"),),
+        fixes=(Fix("", "log the parts of the loss one by one", "one of them has no lower limit"),),
+        first_step=first,
+        last_step=int(loss.steps[-1]),
+        value=now,
+        limit=limit,
+    )
 
 
 def _rises(loss: Series, options: Options) -> bool:

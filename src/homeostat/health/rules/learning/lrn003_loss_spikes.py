@@ -5,7 +5,8 @@ A record's loss is at least `factor` times the median of the records around it, 
 than records of this run usually differ by (`unusual`), and later ones are back at the old level.
 One such step is information; `repeated` of them are a warning. So many and so evenly spread ones
 that each of `parts` parts of the run has a like number are how its batches differ, and four or more
-low ones at equal distances come at one place of every epoch: information.
+low ones at equal distances come at one place of every epoch: information. So are spikes that cost
+nothing: the last of `evaluations` or more is the best one.
 
 ## Why it matters
 A spike that recovers costs little. Repeated spikes mean that some rows are broken, or that the run
@@ -46,6 +47,9 @@ class Options(RuleOptions):
     window: int = option(7, "Number of records around it that it is compared with.")
     repeated: int = option(3, "Number of spikes from which on it is a warning.")
     unusual: float = option(4.0, "Factor over the usual deviation of the loss's logarithm.")
+    evaluations: int = option(
+        10, "Evaluations of which the last must be best if spikes cost nothing."
+    )
     parts: int = option(5, "Parts of the run of which none may lack spikes if they are its noise.")
 
 
@@ -83,10 +87,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         limit=options.factor * float(around[worst]),
         level=Level.WARN
         if len(at) >= options.repeated
+        and not _cost_nothing(view, options)
         and not _are_even(at, len(loss), options)
         and not (_are_periodic(at, loss.steps) and _are_low(loss.values[at], around[at], options))
         else Level.INFO,
     )
+
+
+def _cost_nothing(view: RunView, options: Options) -> bool:
+    """Return whether the evaluation loss fell to the very end, all spikes notwithstanding."""
+    held = view.series("eval/loss")
+    values = held.finite().values if held is not None else np.empty(0)
+    return len(values) >= options.evaluations and bool(values[-1] == values.min())
 
 
 def _are_even(at: IntArray, count: int, options: Options) -> bool:

@@ -4,8 +4,8 @@
 One of these, each with more than one accumulation step as far as the number is known:
 - two runs in one log that differ in their accumulation: the one with more has the larger loss,
   by about that number;
-- a training loss of `factor` or more times the evaluation loss of the same step, the quotient near
-  the number of accumulation steps;
+- a training loss of `factor` or more times the evaluation loss, at the first evaluation and at the
+  median one, the quotient near the number of accumulation steps;
 - where the number is not known, a training loss that is the same multiple, `steady` or more, of the
   evaluation loss at three evaluations or more;
 - a training loss above anything that guessing gives, that divided by the accumulation steps is an
@@ -29,6 +29,7 @@ Evaluation on data that is far easier than the training data.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -133,7 +134,8 @@ def _against_eval(
     before = loss.before(int(held.steps[0]) + 1)
     near = before.tail(5) if len(before) else loss.head(5)
     mine, theirs = median(near.values), held.first
-    ratio = mine / theirs if theirs > 0 else 0.0
+    # A record is the mean over many steps, in which a loss may fall steeply at the beginning.
+    ratio = min(mine / theirs if theirs > 0 else 0.0, _usual_ratio(loss, held))
     if ratio < options.factor or not count / options.near <= ratio <= count * options.near:
         return None
     return (
@@ -141,6 +143,16 @@ def _against_eval(
         f"much, with {count:g} accumulation steps",
         ratio,
     )
+
+
+def _usual_ratio(loss: Series, held: Series) -> float:
+    """Return the median quotient of the newest training record and each evaluation after it."""
+    ratios = [
+        before.latest / value
+        for step, value in zip(held.steps, held.values, strict=True)
+        if value > 0.0 and len(before := loss.before(int(step) + 1))
+    ]
+    return median(ratios) if len(ratios) > 1 else math.inf
 
 
 def _steady_multiple(

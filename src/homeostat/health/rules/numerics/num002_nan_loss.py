@@ -2,7 +2,8 @@
 
 ## What it sees
 Loss or gradient norm is NaN or infinite in the newest record and in `fire` of the last `window`; or
-the newest evaluation loss is.
+the newest evaluation loss is. Where only the gradient norm is, for fewer than `lasting` records,
+and every loss since is finite, it is a warning: the weights are not lost yet.
 Where more is known (fp16, a rate far too high, a kernel, a micro-batch larger than its update, a
 policy that is lost already, labels that are all masked), another rule says so in place of this one.
 
@@ -65,6 +66,7 @@ _SAYS_FP8 = (
 class Options(RuleOptions):
     fire: int = option(2, "Number of records that must show it ...")
     window: int = option(4, "... within a window of this many.")
+    lasting: int = option(10, "Number of records from which on a gradient norm alone is an error.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -96,7 +98,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         first_step=first,
         last_step=int(bad.steps[-1]),
         value=share,
+        level=Level.WARN
+        if len(held) - spell.start < options.lasting and _is_loss_fine(view, first)
+        else None,
     )
+
+
+def _is_loss_fine(view: RunView, first: int) -> bool:
+    """Return whether all losses since a step are finite, and none is a NaN that prints as 0."""
+    loss = view.series("train/loss", "train/policy_loss")
+    if loss is None or not len(loss.since(first)) or _prints_zero(view, first):
+        return False
+    return bool(np.isfinite(loss.since(first).values).all())
 
 
 def _poisoned(step: int) -> Sighting:

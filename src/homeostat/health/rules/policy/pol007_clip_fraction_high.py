@@ -29,9 +29,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import is_sequence_level, newest, trend
-from homeostat.health.view import Kind, RunView
+from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
 
@@ -40,7 +41,7 @@ class Options(RuleOptions):
     fire: int = option(4, "Number of records that must show it ...")
     window: int = option(6, "... within a window of this many.")
     lost: float = option(0.8, "Clipped share that warns even while the reward rises.")
-    far: float = option(1.0, "KL of an update, in nats, that `lost` needs beside it.")
+    far: float = option(0.3, "KL of an update, in nats, that `lost` needs beside it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -54,7 +55,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     first = int(clipped.steps[spell.start])
     value = float(np.mean(clipped.values[spell.start : spell.end + 1]))
     reward = trend(view.series("reward"))
-    gains = reward is not None and reward.rises and not _is_lost(view, value, options)
+    gains = reward is not None and reward.rises and not _is_lost(view, clipped, options)
     yield Sighting(
         message=f"{value:.0%} of the tokens are clipped since step {first} (limit "
         f"{options.limit:.0%}). Take fewer updates per rollout or a lower learning rate.",
@@ -72,10 +73,13 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
 
 
-def _is_lost(view: RunView, value: float, options: Options) -> bool:
+def _is_lost(view: RunView, clipped: Series, options: Options) -> bool:
     """Return whether updates meet quite another policy than the one that sampled."""
-    kl = newest(view, "policy/update_kl")
-    return value >= options.lost and kl is not None and kl >= options.far
+    moved = view.series("policy/update_kl")
+    if moved is None or len(moved.finite()) < options.window:
+        return False
+    is_far = median(moved.finite().tail(options.window).values) >= options.far
+    return is_far and median(clipped.tail(options.window).values) >= options.lost
 
 
 def _per_token(view: RunView) -> bool:

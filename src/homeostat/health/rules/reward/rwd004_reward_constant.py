@@ -98,13 +98,19 @@ def _longest_repeat(values: FloatArray64) -> int:
 
 
 def _rose_to_top(view: RunView, first: int, options: Options) -> bool:
-    """Return whether the reward rose by and by to its highest value, and has stayed there."""
+    """Return whether the reward rose by and by to about its highest value, and has stayed there.
+
+    A policy that has learned its task earns the same in every episode if chance plays no part.
+    """
     reward = view.series("reward")
     assert reward is not None, "needs says so"
     before, value = reward.before(first).finite().values, reward.finite().latest
-    if len(before) < 2 * options.fire or value < before.max():
+    if len(before) < 2 * options.fire:
         return False
-    return value - before[-1] <= options.near * (value - before.min())
+    reach = options.near * float(before.max() - before.min())
+    return value >= before.max() - reach and value - before[-1] <= max(
+        reach, options.near * (value - before.min())
+    )
 
 
 def _differ(values: FloatArray64) -> bool:

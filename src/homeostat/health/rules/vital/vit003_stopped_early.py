@@ -3,11 +3,12 @@
 ## What it sees
 A warning where something killed it: the kernel, a scheduler, a time limit; where it hung: a
 watchdog says so, or the log continues for half an hour without a further step, ten times as long as
-any step before; and where the log ends before the last step, no line says why, and its file was not
-written to for an hour: kill -9 and a power cut leave nothing else. Information where a person or a
-signal stopped it, where it ended by itself before the planned number of steps (early stopping), and
-where the log just ends and may still be written, or is a file of metrics without any text, in which
-no reason would stand: such a run is called unfinished, never healthy.
+any step before; and where our own run, which records its end whatever that is, has none and its
+files were not written to for an hour: kill -9 and a power cut leave nothing else. Information where
+a person or a signal stopped it, where it ended by itself before the planned number of steps (early
+stopping), and where the log just ends: it may still be written, it may be a copy from the middle of
+a run, or its owner ended it without a word in the log. Such a run is called unfinished, never
+healthy.
 The planned number of steps comes from a progress bar, the log's own counter or the settings.
 
 ## Why it matters
@@ -22,8 +23,7 @@ Resume from the newest checkpoint. Find out from the scheduler (sacct, kubectl d
 kernel's log (dmesg) what ended it.
 
 ## Known false alarms
-A log that was cut by hand, or copied from a run that continued elsewhere. A step that takes more
-than an hour.
+A step that takes more than an hour.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from collections.abc import Iterator
 from homeostat.health.end_lines import End
 from homeostat.health.ending import ending_of
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.frameworks import HOMEOSTAT
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
 from homeostat.health.words import shortened
@@ -61,10 +62,15 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         last_step=step,
         value=float(step) if step is not None else None,
         limit=float(total) if total else None,
-        level=Level.WARN if is_death or ending.is_stale else None,
+        level=Level.WARN if is_death or (ending.is_stale and _is_ours(view)) else None,
         # A signature that knows the words says more.
         confidence=Confidence.INFERRED if is_death else None,
     )
+
+
+def _is_ours(view: RunView) -> bool:
+    """Return whether it is a run of ours, which records its end."""
+    return bool(view.events_of("run_started")) or view.framework is HOMEOSTAT
 
 
 RULE = Rule(

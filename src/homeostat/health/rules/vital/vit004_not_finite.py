@@ -2,7 +2,8 @@
 
 ## What it sees
 The newest record and two of the last four are not finite; a warning where only the newest one, or
-the mean loss that a trainer prints at the end, is not. Of single reward functions only infinite
+the mean loss that a trainer prints at the end, is not, and where only gradient norms are, now and
+then, while every loss is finite. Of single reward functions only infinite
 values count: one that does not apply to a batch is logged as NaN by some trainers. Where a rule
 knows more of a loss or gradient that is not finite, that is said in place of this.
 
@@ -34,6 +35,8 @@ from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
 from homeostat.health.vital_metrics import ends_not_finite, not_finite
 
+# Number of newest gradient norms that are all lost if nothing is learned any more.
+_LASTING = 10
 _CAUSES = {
     "kl": ("kl-estimator-overflow", "the estimate overflows, or the policies differ without bound"),
     "entropy": ("nan-loss", "the logits are not finite"),
@@ -70,7 +73,15 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         last_step=int(series.steps[-1]),
         value=series.latest,
         family=Family.REWARD if rewards else None,
+        level=Level.WARN if names == ["grad_norm"] and _come_and_go(view) else None,
     )  # fmt: skip
+
+
+def _come_and_go(view: RunView) -> bool:
+    """Return whether newer gradient norms are finite, too, and all losses are."""
+    norm, loss = view.metrics["grad_norm"], view.series("train/loss", "train/policy_loss")
+    is_lasting = not np.isfinite(norm.tail(_LASTING).values).any()
+    return not is_lasting and loss is not None and bool(np.isfinite(loss.values).all())
 
 
 def _only_now(view: RunView) -> Iterator[Sighting]:
