@@ -17,6 +17,7 @@ AFTERMATH = (
     "ERR139",
     "ERR140",
     "ERR141",
+    "ERR635",
     "ERR254",
     "ERR255",
     "ERR256",

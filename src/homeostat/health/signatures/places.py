@@ -63,6 +63,10 @@ PLACES: dict[str, tuple[str, ...]] = {
         "log_probs_and_entropy",
     ),
     "pinned": (".pin_memory(", "pinned_memory", "cudahostregister", "cudahostalloc"),
+    # torch.load, which puts tensors where they were saved from.
+    "restore": ("restore_location", "_cuda_deserialize", "torch/serialization.py"),
+    # Predictions of all batches that are put together.
+    "evaluation": ("nested_concat", "preds_host", "torch_pad_and_concatenate", "preds = logits if"),
     "moe": ("fused_moe", "experts", "grouped_gemm", "token_dispatch", "moe_layer", "sparsemoe"),
     "attention": (
         "eager_attention",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypedDict
 
 from homeostat.health.signatures import counts, places
 from homeostat.health.view import RunView
@@ -70,6 +70,19 @@ def holds(view: RunView, when: Mapping[str, Any]) -> bool:
 def _holds(view: RunView, name: str, argument: Any) -> bool:
     predicate = PREDICATES[name]
     return predicate(view) if argument is True else predicate(view, argument)
+
+
+class Order(TypedDict):
+    """Patterns of two kinds of lines."""
+
+    texts: Sequence[str]
+    others: Sequence[str]
+
+
+def stands_first(view: RunView, order: Order) -> bool:
+    """Return whether the first line with one of the texts stands before all of the others."""
+    first, other = view.log.first(*order["texts"]), view.log.first(*order["others"])
+    return first is not None and (other is None or first.number <= other.number)
 
 
 def log_has(view: RunView, texts: Sequence[str]) -> bool:
@@ -190,6 +203,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
         pad_is_eos,
         serves_colocated,
         some_rows_refused,
+        stands_first,
         trainer_is_out_of_memory,
         trains_lora,
         vocabularies_differ,

@@ -29,14 +29,14 @@ MAX_TRIED = 300
 MAX_STEPS_AFTER = 2
 # Lines that are a few, and steps after the newest of them with which a run has got over it.
 MAX_RARE, MIN_SINCE = 3, 20
-# Where a logger puts its level: INFO, [W301, UserWarning, ": W tensorflow/".
+# Where a logger puts its level: INFO, [W301, [W socket.cpp:601], UserWarning, ": W tensorflow/".
 _HEAD = 120
 _RETRIES = ("thrown while requesting", "Retrying in ")
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception", "was the direct cause of the following")
 _MILD = re.compile(
     r"\b(?:INFO|DEBUG|WARNING|WARN|[A-Z][A-Za-z]{0,30}Warning)\b|(?:^|\[)[WI]\d{3,4} "
-    r"|: [WI] (?:tensorflow|external)/"
+    r"|\[[WI] \w{1,40}\.cpp:|: [WI] (?:tensorflow|external)/"
 )
 
 
