@@ -26,7 +26,13 @@ from homeostat.observe.environment import (
     summarise_environment,
 )
 from homeostat.observe.names import describe
-from homeostat.observe.redact import MASK, mask_text, relevant_environment, shared_variable
+from homeostat.observe.redact import (
+    MASK,
+    has_known_token,
+    mask_text,
+    relevant_environment,
+    shared_variable,
+)
 
 H200 = GpuFacts("NVIDIA H200", 150 * 10**9, (9, 0))
 CUDA_TORCH = TorchFacts(
@@ -239,3 +245,19 @@ def test_cuda_visible_devices_of_nothing_hides_the_gpus(monkeypatch: pytest.Monk
     assert sampler.gpus() == []
     sampler.close()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_token"),
+    [
+        ("from verl import hf_to_mcore_config_dpskv3", False),
+        ("transformers/hf_argparser.py", False),
+        ("npm_config_cache2", False),
+        ("login with hf_" + "abCD12" * 5, True),
+        ("login with hf_" + "abCDef" * 6, True),
+        ("sk_live_" + "4eC39HqLyjWD", True),
+        ("sk-" + "abc123def456", True),
+    ],
+)
+def test_names_of_code_are_no_tokens(text: str, is_token: bool) -> None:
+    assert has_known_token(text) is is_token

@@ -39,6 +39,9 @@ _KNOWN_TOKEN = re.compile(
     r"|xapp-|AKIA|ASIA|AIza|ya29\.|GOCSPX-|eyJ|npm_|pypi-|dop_v1_|SG\.|AC(?=[0-9a-f]{32})|shpat_|ntn_"
     r"|lin_api_|dckr_pat_|tskey-|wandb_v1_|AGE-SECRET-KEY-)[A-Za-z0-9_.\-/+=]{8,}"
 )
+_LIKE_A_NAME = re.compile(r"(?:hf|api_org|sk|pk|rk|gsk|r8|npm|ntn)_")
+# The random part of such a token is at least that long; words of a name are shorter than the other.
+_MIN_RANDOM, _MAX_NAME = 10, 30
 _URL = re.compile(r"\b([a-z][a-z0-9+.\-]{1,20}://)([^\s\"'<>`\\]+)", re.I)
 _BEARER = re.compile(r"(?i)\b(bearer|basic|digest|apikey)(\s+)([A-Za-z0-9+/=_.~\-]{8,})")
 _WORDS = (
@@ -199,12 +202,22 @@ def mask_text(text: str) -> str:
 
 
 def has_known_token(text: str) -> bool:
-    """Return whether a text holds a private key, or a token in the form of a known service.
+    """Return whether a text holds a private key, or a token in the form of a known service."""
+    return any(map(_is_no_name, _KNOWN_TOKEN.findall(text))) or bool(_PEM.search(text))
 
-    Names of code, such as hf_argparser, begin like tokens; a token has a digit.
+
+def _is_no_name(token: str) -> bool:
+    """Return whether what begins like a token is one, not a name of code such as hf_argparser.
+
+    A token has a digit. One whose beginning could be that of a name ends in a long part without
+    underscores that has capitals, too, or is as long as no name.
     """
-    tokens = _KNOWN_TOKEN.findall(text)
-    return any(re.search(r"\d", token) for token in tokens) or bool(_PEM.search(text))
+    if not _LIKE_A_NAME.match(token):
+        return re.search(r"\d", token) is not None
+    random = token.rpartition("_")[2]
+    if random.islower() or random.isupper() or len(random) < _MIN_RANDOM:
+        return False
+    return re.search(r"\d", random) is not None or len(random) >= _MAX_NAME
 
 
 def may_name_a_secret(text: str) -> bool:

@@ -7,6 +7,7 @@ Each is a pure function of the view and, where it takes one, of the argument tha
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypedDict
@@ -33,16 +34,32 @@ _OFTEN_SHADOWED = frozenset(
     )
 )  # fmt: skip
 _MODULE = re.compile(r"No module named ['\"]?(\w{1,80})\.\w")
-# Packages that several projects fill, and names that users give to their own folders: a part that
+# Names that users give to their own folders, and packages that several projects fill: a part that
 # is not there was never installed, or lies elsewhere.
-_SHARED_ROOTS = frozenset(
+_OWN_NAMES = frozenset(
     (
-        "azure", "backports", "google", "hydra_plugins", "megatron", "nvidia", "ruamel",
         "app", "common", "config", "configs", "core", "data", "dataset", "evaluation", "lib",
         "model", "models", "modules", "scripts", "src", "test", "tests", "tools", "train",
         "trainer", "training", "util", "utils",
     )
 )  # fmt: skip
+_SHARED_ROOTS = _OWN_NAMES | {
+    "azure", "backports", "google", "hydra_plugins", "megatron", "nvidia", "ruamel",
+}  # fmt: skip
+_UNRECOGNISED = re.compile(r"Unrecognized model in ([A-Za-z][\w-]{1,60})/[\w.-]{1,100}\. Should")
+_FOLDERS = frozenset(
+    (
+        "checkpoint", "checkpoints", "ckpt", "ckpts", "content", "data", "exp", "experiments",
+        "lora", "model", "models", "out", "output", "outputs", "results", "runs", "save", "saves",
+        "weights", "work",
+    )
+)  # fmt: skip
+_INSTALLED = {"site-packages", "dist-packages"}
+_PYTHON = re.compile(r"python3(?:\.\d{1,2})?")
+_FILE = re.compile(r'File "([^"]{1,400}\.py)", line \d')
+# Lines that import something and are looked at.
+_MAX_IMPORTS = 200
+_IMPORTS = re.compile(r"\s{0,40}(?:import (\w{1,60})|from (\w{1,60})[\w.]{0,200} import )")
 _TWO_SHAPES = re.compile(
     r"shape torch\.Size\(\[(\d{1,9})((?:, \d{1,9}){0,3})\]\) from checkpoint, "
     r"the shape in current model is torch\.Size\(\[(\d{1,9})((?:, \d{1,9}){0,3})\]\)"
@@ -135,11 +152,63 @@ def imports_own_file(view: RunView) -> bool:
 
 def _is_own(package: str, path: str) -> bool:
     """Return whether the path is neither an installed package's nor that of its own checkout."""
-    if package not in _OFTEN_SHADOWED:
+    parts = _parts(path)
+    if package not in _OFTEN_SHADOWED or _INSTALLED & set(parts) or parts.count(package) > 1:
         return False
-    parts = path.lower().replace("\\", "/").split("/")
-    checkout = {"site-packages", "dist-packages", "src", "python", "pytorch"}
-    return not checkout & set(parts) and parts.count(package) < 2
+    # The folder that holds the package; a single file of that name is no checkout of it.
+    holder = parts[parts.index(package) - 1] if package in parts else ""
+    return holder not in ("src", "python", "pytorch")
+
+
+def _parts(path: str) -> list[str]:
+    return path.lower().replace("\\", "/").split("/")
+
+
+def imports_namesake(view: RunView) -> bool:
+    """Return whether an installed package has the name of a module of the project's own."""
+    found = (_IMPORTED_FROM.search(line.text) for line in view.log.find("cannot import name"))
+    return any(
+        match is not None and match[1] in _OWN_NAMES and bool(_INSTALLED & set(_parts(match[2])))
+        for match in found
+    )
+
+
+def lacks_part_of_own(view: RunView) -> bool:
+    """Return whether the last module not found is part of one with a project's usual name.
+
+    Python names the part only if it found a module of the first name.
+    """
+    line = view.log.last("No module named")
+    found = _MODULE.search(line.text) if line is not None else None
+    return found is not None and found[1] in _OWN_NAMES
+
+
+def script_hides_module(view: RunView) -> bool:
+    """Return whether an import led to a user's file of that name.
+
+    Either a library or Python itself imports the file, or the file imports itself.
+    """
+    lines = view.log.lines
+    for line in islice(view.log.find("import "), _MAX_IMPORTS):
+        at = bisect_left(lines, line.number, key=lambda one: one.number)
+        if 0 < at < len(lines) - 1 and _leads_astray(*(one.text for one in lines[at - 1 : at + 2])):
+            return True
+    return False
+
+
+def _leads_astray(frame: str, source: str, following: str) -> bool:
+    found = _IMPORTS.match(source)
+    before, after = _FILE.search(frame), _FILE.search(following)
+    if found is None or before is None or after is None:
+        return False
+    name, path, own = found[1] or found[2], _parts(before[1]), _parts(after[1])
+    if own[-1] != f"{name.lower()}.py" or _is_library(own):
+        return False
+    return _is_library(path) or path[-1] == own[-1]
+
+
+def _is_library(parts: Sequence[str]) -> bool:
+    return bool(_INSTALLED & set(parts)) or any(map(_PYTHON.fullmatch, parts[:-1]))
 
 
 def lacks_part_of_package(view: RunView) -> bool:
@@ -147,6 +216,12 @@ def lacks_part_of_package(view: RunView) -> bool:
     line = view.log.last("No module named")
     found = _MODULE.search(line.text) if line is not None else None
     return found is not None and found[1] not in _SHARED_ROOTS
+
+
+def hub_model_unrecognised(view: RunView) -> bool:
+    """Return whether a model that was not recognised has a hub's name, not that of a folder."""
+    found = (_UNRECOGNISED.search(line.text) for line in view.log.find("Unrecognized model in"))
+    return any(match is not None and match[1].lower() not in _FOLDERS for match in found)
 
 
 def trains_lora(view: RunView) -> bool:
@@ -193,14 +268,18 @@ PREDICATES: dict[str, Callable[..., bool]] = {
     one.__name__: one
     for one in (
         all_rows_refused,
+        hub_model_unrecognised,
         imports_bare_folder,
+        imports_namesake,
         imports_own_file,
+        lacks_part_of_own,
         lacks_part_of_package,
         log_has,
         mixes_vllm_modes,
         no_gradient_seen,
         nothing_was_trained,
         pad_is_eos,
+        script_hides_module,
         serves_colocated,
         some_rows_refused,
         stands_first,

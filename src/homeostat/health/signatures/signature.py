@@ -33,7 +33,12 @@ MAX_RARE, MIN_SINCE = 3, 20
 _HEAD = 120
 _RETRIES = ("thrown while requesting", "Retrying in ")
 _TRACEBACK = "Traceback (most recent call last)"
-_CHAINED = ("During handling of the above exception", "was the direct cause of the following")
+_HANDLING = "During handling of the above exception"
+_CHAINED = (_HANDLING, "was the direct cause of the following")
+# Packages that code tries to import and does without; an error about them says so itself.
+_TRIED = ("package-missing", "flash-attention-missing")
+_BROKEN = ("undefined symbol", "shared object file", "version `GLIBC")
+_ASKS_FOR_PACKAGE = re.compile(r"ImportError|ModuleNotFound|NotFoundError|import|install|package")
 _MILD = re.compile(
     r"\b(?:INFO|DEBUG|WARNING|WARN|[A-Z][A-Za-z]{0,30}Warning)\b|(?:^|\[)[WI]\d{3,4} "
     r"|\[[WI] \w{1,40}\.cpp:|: [WI] (?:tensorflow|external)/"
@@ -126,7 +131,17 @@ def _is_outlived(signature: Signature, view: RunView) -> bool:
     if newest is None or traceback is None or newest.number > traceback.number:
         return False
     # A traceback that names the one before it as its cause belongs to that.
-    return view.log.near(traceback, *_CHAINED, lines=3) is None
+    link = view.log.near(traceback, *_CHAINED, lines=3)
+    return link is None or (signature.name in _TRIED and _is_about_something_else(link, view))
+
+
+def _is_about_something_else(link: LogLine, view: RunView) -> bool:
+    """Return whether a package was only tried: the error raised after that asks for none."""
+    last = view.log.last("Error: ", "Exception: ")
+    if last is None or last.number < link.number or _HANDLING not in link.text:
+        return False
+    is_broken = any(words in last.text for words in _BROKEN)
+    return is_broken or _ASKS_FOR_PACKAGE.search(last.text) is None
 
 
 def _is_past(signature: Signature, view: RunView) -> bool:
