@@ -73,6 +73,12 @@ def test_what_was_survived_does_not_stand_before_the_real_error(notice: str) -> 
         "The fast path is not available because one of the required library is not installed.",
         "torch._dynamo hit config.recompile_limit (8)",
         "Using KV cache scaling factor 1.0 for fp8_e4m3.",
+        "A decoder-only architecture is being used, but right-padding was detected!",
+        "WARNING: tokenization mismatch: 57 vs. 59. (ignored)",
+        "Could not find response key `### Answer:` in the following instance",
+        "Padding-free training may cause cross-contamination between batches.",
+        "Some weights of LlamaForCausalLM were not initialized from the model checkpoint at x",
+        "Found missing adapter keys while loading the checkpoint: ['a.b']",
     ],
 )
 def test_a_warning_is_a_note_where_an_exception_ends_the_run(warning: str) -> None:
