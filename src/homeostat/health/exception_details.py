@@ -81,7 +81,7 @@ _FORMS = (
     _Form("shape", r"split_sizes to sum exactly to (\d{1,12})", "the parts do not sum to {0}"),
     _Form("shape", rf"[Ee]xpected (?:a )?tensor of (?:shape|size) ({_SIZE}),? (?:but )?got ({_SIZE})",
           "{0} was expected, and it is {1}"),
-    _Form("divide", r"([\w.()=` -]{1,80}?) (?:must be|is not|should be|to be|not)(?: evenly)? (?:divisible by|(?:a )?multiple of) ([\w.()=` -]{1,80})",
+    _Form("divide", r"([\w.()=` -]{1,80}?) (?:must be|is not|should be|to be|not)(?: evenly| an exact)? (?:divisible(?: or multiple)? by|(?:a )?multiple(?: or divisor)? of) ([\w.()=` -]{1,80})",
           "{0} is not divisible by {1}"),
     _Form("divide", r"([\w.()=/`\[\] -]{1,120}?) must be a whole number", "{0} is not a whole number"),
     _Form("shape", r"same number of dimensions: got (\d{1,3}) and (\d{1,3})",

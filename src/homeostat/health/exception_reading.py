@@ -79,11 +79,16 @@ _SLIPS = frozenset({"slip", "none", "type", "attribute"})
 _LOADS_WEIGHTS = ("state_dict", "from checkpoint", "checkpoint")
 # Words for the places that work is split over.
 _PLACES = ("world", "gpus", "devices", "ranks")
-# Where launchers check their own arguments, and the errors by which they refuse them.
+# Where launchers check their own arguments, and the errors by which they refuse them. A file of
+# settings also holds other code, so there the function must be one that checks.
 _CHECKS_SETTINGS = re.compile(
     r"(?:^|[/_])arg(?:ument)?s\.py$|validate_(?:args|cfg|config|arguments)$"
 )
+_HOLDS_SETTINGS = re.compile(r"(?:^|[/_])configs?\.py$|/configs?/[^/]{1,80}\.py$")
+_CHECKS = re.compile(r"^(?:__post_init__|finalize|_{0,2}(?:validate|check|verify)\w{0,60})$")
 _REFUSALS = ("AssertionError", "ValueError")
+# What a rollout counts: it is shared out among ranks like a batch.
+_SAMPLED = ("sample", "prompt", "rollout", "generation", "replica", "outputs")
 _VIEW = re.compile(r"(\d{1,15}) values cannot be viewed as \[([\d, -]{1,80})\]")
 
 
@@ -167,8 +172,11 @@ class ExceptionReading:
         """Return whether a library's own check of its arguments raised."""
         if self.raised is None or self.is_users_own or not self.failure.message:
             return False
-        places = (self.raised.file.replace("\\", "/"), self.raised.function or "")
-        return self.failure.kind in _REFUSALS and any(map(_CHECKS_SETTINGS.search, places))
+        if self.failure.kind not in _REFUSALS:
+            return False
+        file, function = self.raised.file.replace("\\", "/"), self.raised.function or ""
+        is_checked = _HOLDS_SETTINGS.search(file) and _CHECKS.search(function)
+        return bool(is_checked) or any(map(_CHECKS_SETTINGS.search, (file, function)))
 
     @property
     def is_users_own(self) -> bool:
@@ -353,7 +361,11 @@ def _undivided(words: str) -> str:
     if not any(c.isalpha() for c in low.replace("is not divisible by", "")):
         # Megatron and vLLM say so of anything that they split over tensor-parallel ranks.
         return "parallel-sizes-inconsistent"
-    return "batch-not-divisible" if "batch" in low else ""
+    if "batch" in low:
+        return "batch-not-divisible"
+    if any(word in low for word in ("gpu", "parallel", "dp_size", "cp_size", "sp_size", "ulysses")):
+        return "parallel-sizes-inconsistent"
+    return "batch-not-divisible" if any(word in low for word in _SAMPLED) else ""
 
 
 def _called(frame: Frame) -> str:

@@ -40,14 +40,14 @@ _NO_CHOICE = r"(?!(?:file|image|data|dataset|audio|video|message|token|model|dev
 _NOT = r"(?:is|are) (?:currently |temporarily |yet |still )?not (?:currently |yet |officially )?"
 # Limits of lengths that contradict each other. They are read before any two settings that do.
 LENGTHS = (
-    ("lengths", r"([\w`'\"-]{0,30}(?:max_(?:len|model|new|prompt)|seq|length|context|position|token)[\w`'\"-]{0,40})(?: \([^)\n]{1,30}\))? (?:must be|should be|has to be|needs to be|is|cannot be|exceeds) (?:greater|less|smaller|larger|longer|shorter|at least|at most|>=?|<=?|no more)(?: than)?(?: or equal(?: to)?)? (?:the )?([\w`'\"-]{0,30}(?:max_(?:len|model|new|prompt)|seq|length|context|position|token)[\w`'\"-]{0,40})", "{0} does not fit {1}"),
+    ("lengths", r"([\w`'\"-]{0,30}(?:max_(?:len|model|new|prompt)|seq|length|context|position|token)[\w`'\"-]{0,40})(?: \([^)\n]{1,30}\))? (?:must be|should be|has to be|needs to be|is|cannot be|exceeds) (?:greater|less|smaller|larger|longer|shorter|at least|at most|>=?|<=?|no more)(?: than)?(?: or equal(?: to)?)? (?:the )?(?:\w{1,20}\.)?([\w`'\"-]{0,30}(?:max_(?:len|model|new|prompt)|seq|length|context|position|token)[\w`'\"-]{0,40})", "{0} does not fit {1}"),
 )  # fmt: skip
 
 FORMS = (
     # How it was started
     ("launch", r"(?:run|launch\w{0,3}|start\w{0,3}|invoke\w?|called) (?:this |the |it )?(?:[\w-]{1,30} ){0,3}?(?:via|with|using|by|through|under) (?:a |the )?(distributed launcher|[`'\"]?(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|mpirun|srun)[`'\"]?)", "it has to be started by {0}"),
     ("launch", r"[`'\"]?(FORCE_TORCHRUN=1)[`'\"]? to launch", "it has to be started with {0}"),
-    ("group", r"((?:[\w-]{1,30} ){0,4}?(?:process|parallel|communication|default|world) groups?) (?:is|are|was|has|have)(?: already| not| never)(?: been)? (?:initiali[sz]ed|set up|created|destroyed)", "the {0} is not in the state that is needed"),
+    ("group", r"((?:[\w-]{1,30} ){0,4}?(?:process|parallel|communication|default|world) groups?)(?: (?:is|are|was|has|have))? (?:already|not|never)(?: been)? (?:initiali[sz]ed|set up|created|destroyed)", "the {0} is not in the state that is needed"),
     ("devices", r"(?:selected|requested|specified|asked for|got|using) more (?:devices|GPUs|gpus|processes|ranks) (\([^)\n]{1,20}\) )?than (?:are |is )?(available|there are|visible)", "more devices are asked for than are {1}"),
     # Files, rows and checkpoints
     ("adapter", r"([Aa]dapter|LoRA|[Ll]ora) (?:weights?|checkpoint|config\w{0,10}|state[ _]dict|keys?)(?: \S{1,80})? (?:is |are |was |were )?(?:not found|missing|could not be found)", "the {0} is not there"),
@@ -94,6 +94,7 @@ FORMS = (
     ("setting", rf"({_KEY})(?: ?\([^)\n]{{1,40}}\))? (?:must|should|has to|needs to|can only) be (?:either |one of |in )(?=[\[({{`'\"\w])([^\n]{{2,120}})", "{0} is none of {1}"),
     ("setting", rf"({_KEY}) (?:must|should|has to) be ((?:[`'\"][\w.-]{{1,30}}[`'\"],? ?(?:or |and )?){{2,8}})", "{0} is none of {1}"),
     ("setting", r"(?:is|are) not (?:a )?(?:valid|supported|recogni[sz]ed|known)(?: (?:option|choice|value|name|type))?[.,;:]? (?:[Pp]lease )?([Cc]hoose|[Mm]ust be one of|[Ss]elect|[Uu]se one of|[Aa]vailable|[Vv]alid|[Ss]upported|[Oo]ptions)", "the value is not known: {0}"),
+    ("setting", r"(?i)\b(?:extra|unknown|unexpected|unrecogni[sz]ed) (?:config(?:uration)? )?(?:key|field|option|setting)(?:\(s\)|s)? (?:not in|in|for) (?:the )?((?:YAML |JSON |TOML )?config\w{0,20}|\w{2,40}Config)\b", "{0} has a key that is not known"),
     # A setting that is not given
     ("unset", rf"({_KEY}) (?:is|are) (?:required|mandatory|needed|missing|not (?:set|given|specified|provided|configured|defined))\b", "{0} is not given"),
     ("unset", rf"({_KEY}) (?:must|should|has to|needs to|have to) (?:not be None|be (?:configured|supplied|non-empty|present|explicitly set|given))", "{0} is not given"),
@@ -109,4 +110,6 @@ FORMS = (
     ("mistyped", rf"({_KEY})(?: ?\([^)\n]{{1,40}}\)|[ =]-?[\d.]{{1,12}})? cannot exceed ({_THING})", "{0} is out of its range"),
     ("mistyped", rf"(?:[Ll]ength of |[Nn]umber of )?({_KEY})(?: length| list)?(?: ?\([^)\n]{{1,40}}\))? (?:must|should|has to|does not|do not) (?:be equal to|equal(?: to)?|match) ({_THING})", "{0} has another length than {1}"),
     ("mistyped", r"[Ee]xpected (?:type )?[`'\"]?([\w.]{1,60})[`'\"]? to be (?:an? |of type |an instance of )?[`'\"]?([\w.\[\], ]{1,60}?)[`'\"]?,? but (?:got|found|received|is)", "{0} is no {1}"),
+    # Tensors that a framework compares itself
+    ("shape", r"\b((?:[\w-]{1,30} ){0,3}?(?<!vocab )(?<!vocab_)(?<!vocabulary )(?<!world )(?:[Ss]hape|[Ss]ize|[Ll]ength|numel|[Rr]ow|[Dd]im(?:ension)?)s?(?:[ -]count)?) mismatch\b", "{0} does not fit"),
 )  # fmt: skip
