@@ -29,8 +29,10 @@ NAN_FROM = 9
 
 
 def row(step: int) -> str:
-    norm = 0.5 if step < NAN_FROM else float("nan")
-    return str({"loss": 2.0 - step / 50, "grad_norm": norm, "learning_rate": 1e-5}) + "\n"
+    nan = 0.0 if step < NAN_FROM else float("nan")
+    return (
+        str({"loss": 2.0 - step / 50 + nan, "grad_norm": 0.5 + nan, "learning_rate": 1e-5}) + "\n"
+    )
 
 
 # A trainer that prints rows until it is asked to stop.
@@ -39,8 +41,8 @@ import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 print("begins", file=sys.stderr)
 for step in range(1, 2000):
-    norm = 0.5 if step < {NAN_FROM} else float("nan")
-    print({{"loss": 2.0 - step / 5000, "grad_norm": norm, "learning_rate": 1e-5}})
+    nan = 0.0 if step < {NAN_FROM} else float("nan")
+    print({{"loss": 2.0 - step / 5000 + nan, "grad_norm": 0.5 + nan, "learning_rate": 1e-5}})
     time.sleep(0.01)
 """
 
