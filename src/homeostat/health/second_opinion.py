@@ -103,10 +103,9 @@ def _beside(findings: Sequence[Finding], known: Sequence[Guess]) -> Iterator[Cau
     first = findings[0]
     said = {one.name for one in findings} | {c.name for one in findings for c in one.causes}
     others = [one for one in known if one.cause not in merged(said)]
-    most = max((one.votes for one in known if one not in others), default=0.0)
+    named = max((one.votes for one in known if one not in others), default=0.0)
+    least = max(_OFTEN, named * _AS_OFTEN)
     if first.name in LEAVES_OPEN and first.code != _GUESSES_ITSELF:
         yield from (as_cause(one, right=RIGHT_LOOSELY) for one in others[:_MAX_BESIDE_OPEN])
-    elif (
-        first.code.startswith("ERR") and others and others[0].votes >= max(_OFTEN, most * _AS_OFTEN)
-    ):
+    elif first.code.startswith("ERR") and others and others[0].votes >= least:
         yield as_cause(others[0], right=_RIGHT_BESIDE)
