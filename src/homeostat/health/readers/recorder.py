@@ -7,13 +7,13 @@ way, the run was resumed: what was logged from there on is replaced.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from homeostat.health.readers.engine_column import EngineColumn
 from homeostat.health.readers.epoch_steps import EpochSteps
 from homeostat.health.readers.rows import MAX_NAMES, MAX_STEP, Column, Row, RowKind
 from homeostat.health.view import Series
@@ -25,7 +25,6 @@ _MAX_RUNS = 20
 _EPOCH = "epoch"
 # More decimals than these are those of a number that was printed in full.
 _MAX_FIXED = 12
-_MAX_ENGINE_ROWS = 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +40,6 @@ class PastRun:
 class _Counter:
     first: int
     last: int
-
-
-@dataclass(slots=True)
-class _EngineColumn:
-    """Values of an engine: by its own count, and by the step of training."""
-
-    counted: array[int] = field(default_factory=lambda: array("q"))
-    steps: array[int] = field(default_factory=lambda: array("q"))
-    values: array[float] = field(default_factory=lambda: array("d"))
-
-    def add(self, count: int, step: int, value: float) -> None:
-        if len(self.values) >= _MAX_ENGINE_ROWS:
-            # Thin out the older half; the newer half stays complete.
-            for column in (self.counted, self.steps, self.values):
-                del column[1 : _MAX_ENGINE_ROWS // 2 : 2]
-        self.counted.append(count)
-        self.steps.append(step)
-        self.values.append(value)
 
 
 class Recorder:
@@ -93,7 +74,7 @@ class Recorder:
         self._epoch: float | None = None
         self._label_of_run = ""
         self._settings_of_run = 0
-        self._engine: dict[str, _EngineColumn] = {}
+        self._engine: dict[str, EngineColumn] = {}
         self.num_engine = 0
         self._engine_row: dict[str, float] = {}
         # Lines of this step that are not parsed yet, the newest of each shape, in their order.
@@ -179,8 +160,11 @@ class Recorder:
     @property
     def newest(self) -> int | None:
         """Return the newest step that was printed: by a row, a header or a bar."""
-        steps = (self.step, self.header, self._bar, self._mentioned)
-        return max((step for step in steps if step is not None), default=None)
+        newest = self.step
+        for step in (self.header, self._bar, self._mentioned):
+            if step is not None and (newest is None or step > newest):
+                newest = step
+        return newest
 
     def mention(self, step: int) -> None:
         """Take in a mention of a step: it counts if it is at most about the next one."""
@@ -194,7 +178,7 @@ class Recorder:
         self._flush_engine()
         for name, column in self._engine.items():
             if name not in found:
-                found[name] = _engine_series(column, counted=self.step is None)
+                found[name] = column.series(is_counted=self.step is None)
         return found
 
     def _spread(self, series: dict[str, Series]) -> None:
@@ -377,24 +361,10 @@ class Recorder:
             if column is None:
                 if len(self._engine) >= MAX_NAMES:
                     continue
-                column = self._engine[name] = _EngineColumn()
+                column = self._engine[name] = EngineColumn()
             column.add(self.num_engine, self._engine_step or 0, value)
         self._engine_row = {}
 
 
 def _values_at(fields: Fields, line: bytes) -> dict[str, float]:
     return {name: float(line[i:j]) / by for name, i, j, by in fields}
-
-
-def _engine_series(column: _EngineColumn, *, counted: bool) -> Series:
-    """Return a series by the engine's own count if nothing is trained, else by step."""
-    values = np.array(column.values)
-    if counted:
-        return Series(np.array(column.counted), values)
-    steps = np.array(column.steps)
-    # Steps go back if a second run began: only what came after counts.
-    back = np.flatnonzero(np.diff(steps) < 0)
-    start = int(back[-1]) + 1 if len(back) else 0
-    steps, values = steps[start:], values[start:]
-    last = np.append(steps[1:] != steps[:-1], True)
-    return Series(steps[last], values[last])
