@@ -258,6 +258,12 @@ def test_gpus_that_a_degree_does_not_divide_are_no_heads(what: str) -> None:
     assert found["name"] == "parallel-sizes-inconsistent"
 
 
+def test_a_batch_that_gpus_do_not_divide_is_a_batch() -> None:
+    found = reading("ValueError: batch of flurbs (30) is not divisible by 4 gpus\n").likely
+    assert found is not None
+    assert found[0] == "batch-not-divisible"
+
+
 def test_forms_that_say_the_same_of_a_name_are_told_once() -> None:
     told = reading("ValueError: Invalid backend: None, expected sglang or vllm\n").wrong
     assert told == "no backend is given; None is not a backend that is known"

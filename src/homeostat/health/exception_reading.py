@@ -350,6 +350,8 @@ def _undivided(words: str) -> str:
     low = words.lower()
     if "head" in low:
         return "heads-not-dividing-tp"
+    if "batch" in low:
+        return "batch-not-divisible"
     if any(word in low for word in _PLACES):
         return "parallel-degrees-mismatch"
     if "expert" in low or "ep_size" in low:
@@ -361,8 +363,6 @@ def _undivided(words: str) -> str:
     if not any(c.isalpha() for c in low.replace("is not divisible by", "")):
         # Megatron and vLLM say so of anything that they split over tensor-parallel ranks.
         return "parallel-sizes-inconsistent"
-    if "batch" in low:
-        return "batch-not-divisible"
     if any(word in low for word in ("gpu", "parallel", "dp_size", "cp_size", "sp_size", "ulysses")):
         return "parallel-sizes-inconsistent"
     return "batch-not-divisible" if any(word in low for word in _SAMPLED) else ""

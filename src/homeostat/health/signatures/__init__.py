@@ -16,8 +16,8 @@
     survivable = true           it is retried or done without: at most a warning if the log
                                 continues to a traceback of something else, and a note if it
                                 only warns anyway
-    passing = true              a run may get over it: a note if a few mild lines say so, and many
-                                steps follow
+    passing = true              a run may recover from it: a note if only a few mild lines say it,
+                                and many steps follow
     ends_run = true             the process ends there: it counts only if hardly a step follows, and
                                 it explains what other processes say when they lose this one
     what = "..."                one sentence for the user: what happened

@@ -219,7 +219,7 @@ def lacks_part_of_package(view: RunView) -> bool:
 
 
 def hub_model_unrecognised(view: RunView) -> bool:
-    """Return whether a model that was not recognised has a hub's name, not that of a folder."""
+    """Return whether an unrecognised model looks like a name on the hub, not like a folder."""
     found = (_UNRECOGNISED.search(line.text) for line in view.log.find("Unrecognized model in"))
     return any(match is not None and match[1].lower() not in _FOLDERS for match in found)
 

@@ -27,7 +27,7 @@ MAX_QUOTE = 300
 MAX_TRIED = 300
 # Steps that may be logged after a fatal line: other ranks' last rows, the rows of a second try.
 MAX_STEPS_AFTER = 2
-# Lines that are a few, and steps after the newest of them with which a run has got over it.
+# A run has recovered if at most so many lines say it, and so many steps follow the newest one.
 MAX_RARE, MIN_SINCE = 3, 20
 # Where a logger puts its level: INFO, [W301, [W socket.cpp:601], UserWarning, ": W tensorflow/".
 _HEAD = 120
@@ -83,7 +83,7 @@ def rule_of(signature: Signature) -> Rule:
         is_past = signature.passing and is_mild and _is_past(signature, view)
         quotes = [line] + ([beside] if beside is not None and beside != line else [])
         yield Sighting(
-            message=f"{signature.what} That is past: the run goes on."
+            message=f"{signature.what} The run has recovered: many steps follow."
             if is_past
             else signature.what,
             evidence=tuple(f"line {q.number}: {q.text.strip()[:MAX_QUOTE]}" for q in quotes),
@@ -145,7 +145,7 @@ def _is_about_something_else(link: LogLine, view: RunView) -> bool:
 
 
 def _is_past(signature: Signature, view: RunView) -> bool:
-    """Return whether it came a few times only, and many steps were logged since."""
+    """Return whether the run has recovered: few such lines, and many steps after them."""
     newest = view.log.last(*signature.texts)
     found = (line.number for text in signature.texts for line in view.log.find(text))
     is_rare = len(set(islice(found, MAX_TRIED))) <= MAX_RARE

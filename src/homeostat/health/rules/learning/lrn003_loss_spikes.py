@@ -95,7 +95,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _cost_nothing(view: RunView, options: Options) -> bool:
-    """Return whether the evaluation loss fell to the very end, all spikes notwithstanding."""
+    """Return whether the last evaluation loss is the lowest, in spite of the spikes."""
     held = view.series("eval/loss")
     values = held.finite().values if held is not None else np.empty(0)
     return len(values) >= options.evaluations and bool(values[-1] == values.min())

@@ -146,7 +146,7 @@ def _against_eval(
 
 
 def _usual_ratio(loss: Series, held: Series) -> float:
-    """Return the median quotient of the newest training record and each evaluation after it."""
+    """Return the training loss before an evaluation over its loss: the median of all of them."""
     ratios = [
         before.latest / value
         for step, value in zip(held.steps, held.values, strict=True)

@@ -150,7 +150,7 @@ def _sentence(words: str) -> str:
 
 
 def _causes(reading: ExceptionReading | None, known: Sequence[Guess], own: str) -> Iterator[Cause]:
-    """Yield what its words say, then guesses: what means the same once, the surest first.
+    """Yield what its words say, then guesses, the surest first; equal causes only once.
 
     `own` is said where there is neither.
     """

@@ -78,7 +78,7 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
 
 
 def _come_and_go(view: RunView) -> bool:
-    """Return whether newer gradient norms are finite, too, and all losses are."""
+    """Return whether some of the newest gradient norms are finite, and all losses are."""
     norm, loss = view.metrics["grad_norm"], view.series("train/loss", "train/policy_loss")
     is_lasting = not np.isfinite(norm.tail(_LASTING).values).any()
     return not is_lasting and loss is not None and bool(np.isfinite(loss.values).all())
