@@ -48,8 +48,7 @@ demo: setup
 machine: setup
 	@$(BIN)/python $(SAY_MACHINE)
 
-# Checks of layers and types take one core each, pyright for a minute, and tests wait for processes
-# now and then: the tests run beside one check after the other.
+# Tests wait for processes now and then: the checks of layers and types run beside them.
 test: machine lint
 	+$(MAKE) --no-print-directory --jobs 2 unit layers types
 
@@ -63,7 +62,7 @@ lint: setup
 
 # The output is printed whole: in `make test` it would else be mixed with that of the tests.
 types: setup
-	@found=$$($(BIN)/pyright --pythonpath $(BIN)/python 2>&1); code=$$?; echo "pyright: $$found"; exit $$code
+	@found=$$($(BIN)/pyrefly check --python-interpreter-path $(BIN)/python 2>&1); code=$$?; echo "pyrefly:$$found"; exit $$code
 
 layers: setup
 	$(BIN)/lint-imports

@@ -13,8 +13,8 @@ import pkgutil
 import random
 import re
 from collections.abc import Iterator
-from re import _constants as codes  # pyright: ignore[reportAttributeAccessIssue]
-from re import _parser as parser  # pyright: ignore[reportAttributeAccessIssue]
+from re import _constants as codes
+from re import _parser as parser
 from typing import Any
 
 import homeostat.health

@@ -1,7 +1,7 @@
-"""Every backend against the protocol that it claims: pyright checks these assignments (make types).
+"""Every backend against the protocol that it claims: pyrefly checks these assignments (make types).
 
 Backends are found by name (factories are import paths, classes come from registries), so no call
-would show pyright that a class has drifted from its protocol. tests/style/test_protocols.py fails
+would show pyrefly that a class has drifted from its protocol. tests/style/test_protocols.py fails
 while a backend is missing here.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -82,7 +82,12 @@ def push(
 
     require_repo_name(repo)
     choice = choose(model, base=base, step=step, revision=revision)
-    how = {"repo": repo, "dtype": dtype.value, "adapter_only": adapter, "license": license}
+    how: dict[str, Any] = {
+        "repo": repo,
+        "dtype": dtype.value,
+        "adapter_only": adapter,
+        "license": license,
+    }
     typer.echo(f"exporting {safe_text(choice.describe())}", err=True)
     if dry_run is not None:
         make_folder(choice, dry_run, **how)

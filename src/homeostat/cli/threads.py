@@ -106,7 +106,8 @@ def parse(row: Any) -> Case:
     problems = _wrong_types(row)
     if not problems:
         lists = {key: tuple(row.get(key, ())) for key in ("names", "settings")}
-        case = Case(**{**row, **lists})
+        values: dict[str, Any] = {**row, **lists}
+        case = Case(**values)
         problems = _problems(case)
         if not problems:
             return case

@@ -45,7 +45,8 @@ def _with(settings: AnySettings, path: list[str], value: Any) -> AnySettings:
         if section is None:
             raise ConfigError([Problem(name, "this section is null, and has no keys.")])
         new = _with(section, rest, value)
-    fields = {field: getattr(settings, field) for field in type(settings).model_fields}
-    checked = type(settings).model_validate({**fields, name: new})
+    kind: type[Settings] = type(settings)
+    fields = {field: getattr(settings, field) for field in kind.model_fields}
+    checked = kind.model_validate({**fields, name: new})
     # model_copy keeps track of which keys the recipe set and which are defaults.
     return settings.model_copy(update={name: getattr(checked, name)})

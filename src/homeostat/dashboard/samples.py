@@ -174,7 +174,7 @@ def _pieces(row: Row, decode: Decode | None) -> list[tuple[str, float | None]] |
         text = decode(ids[start:end])
         if text.endswith(_BROKEN) and end - start < _MAX_JOINED and end < len(ids):
             continue
-        known = [value for value in differences[start:end] if not math.isnan(value)]
+        known: list[float] = [value for value in differences[start:end] if not math.isnan(value)]
         pieces.append((text, max(known, key=abs) if known else None))
         start = end
     return pieces

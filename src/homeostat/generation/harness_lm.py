@@ -37,7 +37,7 @@ class TaskFiles:
 def require_harness() -> Any:
     """Return the package lm_eval, or raise the error that names its extra."""
     try:
-        import lm_eval  # pyright: ignore[reportMissingImports]
+        import lm_eval
     except ImportError:
         raise MissingDependencyError.of(
             "lm_eval", extra="eval", needed_for="homeostat eval (lm-evaluation-harness)"
@@ -78,7 +78,7 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """Run the tasks and return the harness's own results."""
     package = require_harness()
-    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+    from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=[str(folder) for folder in tasks.folders] or None)
     _require_known(tasks.names, manager.all_tasks)
@@ -116,7 +116,7 @@ def _require_known(names: Sequence[str], known: Sequence[str]) -> None:
 
 def harness_lm(harness: Harness, *, name: str) -> Any:
     """Return an LM of lm-evaluation-harness. Its base class exists only where that is installed."""
-    from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
+    from lm_eval.api.model import TemplateLM
 
     class HomeostatLM(TemplateLM):
         """The native engine behind the interface of lm-evaluation-harness."""

@@ -101,7 +101,8 @@ class _Packer:
         group = self._group_of[name]
         if all(member in self._waiting for member in group):
             matrix = Int4Matrix.of([self._waiting.pop(member) for member in group])
-            hold_packed([self._maps[member] for member in group], matrix)  # pyright: ignore[reportArgumentType]
+            # pyrefly: ignore[bad-argument-type] torch says that a part may be any module
+            hold_packed([self._maps[member] for member in group], matrix)
             self.num_bytes += matrix.num_bytes
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from homeostat.health.signatures.load import load
 
@@ -177,8 +178,8 @@ def _repository(url: str) -> str:
 @cache
 def known_cases() -> tuple[KnownCase, ...]:
     """Read the threads."""
-    rows = json.loads(FILE.read_text(encoding="utf-8"))
-    return tuple(KnownCase(**{**row, "names": tuple(row["names"])}) for row in rows)
+    rows: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return tuple(KnownCase(**(row | {"names": tuple(row["names"])})) for row in rows)
 
 
 @cache

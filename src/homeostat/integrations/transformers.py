@@ -59,6 +59,7 @@ def framework_of(args: object) -> Framework:
     return ALL[found]
 
 
+# pyrefly: ignore[invalid-inheritance]
 class HealthCallback(TrainerCallback or object):
     """Watch a training run, and tell of each illness once, when it appears.
 

@@ -60,7 +60,7 @@ class StreamedLayer:
             self.stream.start_pass()
         places = self.stream.fetch(self.number)
         for (module, name, host), place in zip(self.matrices, places, strict=True):
-            module._parameters[name] = OnDevice.apply(host, place)  # pyright: ignore[reportArgumentType]
+            module._parameters[name] = OnDevice.apply(host, place)
 
     def _leave(self, layer: nn.Module, inputs: Any, outputs: Any) -> None:
         for module, name, host in self.matrices:

@@ -55,7 +55,7 @@ class HeldLinear(Linear):
         self.bias = base.bias
 
     @property
-    def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def weight(self) -> Tensor:
         return self.held.tensor()
 
     def forward(self, x: Tensor) -> Tensor:

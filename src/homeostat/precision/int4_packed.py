@@ -53,7 +53,7 @@ def packed_matrix(maps: Sequence[Linear]) -> PackedMatrix | None:
     products = [module.product for module in maps]
     if not all(isinstance(product, PackedLinear) for product in products):
         return None
-    matrices = {id(product.matrix): product.matrix for product in products}  # pyright: ignore[reportAttributeAccessIssue]
+    matrices = {id(product.matrix): product.matrix for product in products}
     return next(iter(matrices.values())) if len(matrices) == 1 else None
 
 

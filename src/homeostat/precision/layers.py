@@ -65,8 +65,8 @@ def layers_of(model: nn.Module) -> list[ModelLayer]:
 
     A tied output matrix is the embedding's, so that it is listed once.
     """
-    head = model.output_weight()  # pyright: ignore[reportCallIssue]
-    base: nn.Module = model.causal_lm  # pyright: ignore[reportAssignmentType]
+    head = model.output_weight()
+    base: nn.Module = model.causal_lm
     return [layer for name, module in _outermost(base) for layer in _layer(name, module, head)]
 
 
@@ -112,7 +112,7 @@ def matches(name: str, pattern: str) -> bool:
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
     """Put a module in the place of the one with this canonical name."""
-    base: nn.Module = model.causal_lm  # pyright: ignore[reportAssignmentType]
+    base: nn.Module = model.causal_lm
     parent, _, child = name.rpartition(".")
     setattr(base.get_submodule(parent), child, module)
 

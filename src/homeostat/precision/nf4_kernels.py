@@ -3,9 +3,6 @@
 Suffixes: `_P` packed bytes, `_B` blocks, `_C` codes.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 import torch

@@ -263,7 +263,8 @@ def _backend(transport: CollectiveTransport, rank: int, meeting: Meeting) -> Any
         # Past this, NCCL's watchdog ends the process: ours must be the first to give up.
         options._timeout = 2 * timeout
         return dist.ProcessGroupNCCL(store, rank, size, options)
-    options = dist.ProcessGroupGloo._Options()  # pyright: ignore
+    # pyrefly: ignore[missing-attribute]
+    options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_host(transport.host))]
     return dist.ProcessGroupGloo(store, rank, size, options)

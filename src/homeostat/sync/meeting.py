@@ -94,7 +94,7 @@ class FolderMeeting:
             return 0
 
     def store(self, size: int) -> Any:
-        return dist.FileStore(str(self.folder / "store"), size)  # pyright: ignore
+        return dist.FileStore(str(self.folder / "store"), size)
 
     def leave(self) -> None:
         if self._descriptor is not None:
@@ -135,6 +135,7 @@ class StoreMeeting:
                 f"cannot meet the sender at {address or self._host}: {reason}. Can this host reach "
                 "it, and is no firewall in between?"
             ) from None
+        # pyrefly: ignore[missing-attribute] it is open here
         self._store.set(f"there {self.rank}", "1")
 
     def is_there(self, rank: int) -> bool:
@@ -159,7 +160,7 @@ class StoreMeeting:
         """The store ends with the sender's."""
 
     def _open(self, host: str, port: int, *, is_master: bool) -> Any:
-        return dist.TCPStore(  # pyright: ignore
+        return dist.TCPStore(
             host, port, is_master=is_master, timeout=self.timeout, wait_for_workers=False
         )
 

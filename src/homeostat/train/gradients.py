@@ -89,7 +89,7 @@ class Gradients:
 
     def scale(self, factor: float) -> None:
         for grads in by_device(list(self.present().values())):
-            torch._foreach_mul_(grads, factor)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_mul_(grads, factor)
 
 
 def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
@@ -99,7 +99,7 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     for group in by_device(tensors):
         is_low = any(tensor.dtype != torch.float32 for tensor in group)
         dtype = torch.float32 if is_low else None
-        norms = torch._foreach_norm(group, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
+        norms = torch._foreach_norm(group, dtype=dtype)
         found |= dict(zip(map(id, group), norms, strict=True))
     return stacked([found[id(tensor)].float() for tensor in tensors])
 

@@ -7,7 +7,7 @@ import json
 import mmap
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def write_snapshot(path: Path, *, device: torch.device, error: str, sites: list[
     path.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def largest_by_call_site(snapshot: dict[str, Any]) -> list[Site]:
+def largest_by_call_site(snapshot: Mapping[str, Any]) -> list[Site]:
     """Live blocks of a CUDA memory snapshot, summed by the innermost Python frames."""
     blocks = (block for segment in snapshot["segments"] for block in segment["blocks"])
     return _ranked(

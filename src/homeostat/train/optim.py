@@ -150,7 +150,7 @@ class MasterOptimizer:
                 )
         for pairs in groups.values():
             params, masters = map(list, zip(*pairs, strict=True))
-            torch._foreach_copy_(params, masters)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_copy_(params, masters)
 
     def loaded(self) -> None:
         """Take over what was read from a checkpoint into the tensors of `state`."""

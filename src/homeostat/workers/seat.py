@@ -28,7 +28,7 @@ from homeostat.workers.outside import Launch
 from homeostat.workers.wire import pack, unpack
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # pyright: ignore
+    from torch.distributed import TCPStore
 
 # The call that ends a seat; it is no method of a Keeper.
 END = "(end)"
@@ -103,7 +103,7 @@ def open_store(launch: Launch, *, timeout_s: float) -> TCPStore:
 
     Raises WorkerError.
     """
-    from torch.distributed import TCPStore  # pyright: ignore
+    from torch.distributed import TCPStore
 
     serves = launch.rank == 0 and not launch.has_store
     try:

@@ -22,7 +22,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.run.session.session import Session
 from homeostat.sync.bucket import Bucket, Packer
-from homeostat.train.trainer import Trainer
+from homeostat.train.local import LocalTrainer
 from homeostat.types import Role
 
 OWN_PROCESS = Body("sort", steps=30, changes={"engine": {"type": "native", "own_process": True}})
@@ -138,7 +138,7 @@ class BadPublication(Injector):
 
     def started(self, parts: Any, session: Session) -> None:
         # Typed, so that the type checker finds a fault that patches what is no longer there.
-        trainer: Trainer = parts.trainer
+        trainer: LocalTrainer = parts.trainer
         buckets = trainer.weight_buckets
 
         def damaged(role: Role, packer: Packer) -> Iterator[Bucket]:

@@ -108,7 +108,8 @@ def known(framework: str) -> Known:
 
 def _source(told: dict[str, Any]) -> Source:
     found = {place: tuple(names) for place, names in told.get("found", {}).items()}
-    return Source(**{**told, "found": found})
+    fields: dict[str, Any] = {**told, "found": found}
+    return Source(**fields)
 
 
 def written(text: str, kind: Kind) -> str | None:

@@ -6,9 +6,6 @@ code is the reference.
 Suffixes: `_N` tokens, `_E` experts, `_K` slots, best first.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false
-
 from __future__ import annotations
 
 from typing import Any

@@ -13,9 +13,6 @@ Suffixes: `_N` tokens, `_K` slots, `_D` model dim, `_S` pairs by expert, `_I` wi
 `_J` twice that: gate, then up.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false
-
 from __future__ import annotations
 
 import torch

@@ -8,9 +8,6 @@ scaled in fp32 and added to the sums before it, in order.
 Suffixes: `_S` pairs by expert, `_E` experts, `_K` inputs, `_O` outputs, `_B` blocks of inputs.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportPossiblyUnboundVariable=false
-
 from __future__ import annotations
 
 import torch

@@ -12,9 +12,6 @@ bits (`_tiles_agree`); if they do not, only one is used.
 Suffixes: `_M` rows, `_K` inputs, `_O` outputs.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

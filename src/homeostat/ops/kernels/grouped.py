@@ -8,9 +8,6 @@ tile belongs to which expert is known on the device only (ops/kernels/pairs.py).
 Suffixes: `_S` pairs by expert, `_E` experts, `_K` inputs, `_O` outputs, `_T` tiles.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportPossiblyUnboundVariable=false
-
 from __future__ import annotations
 
 import math

@@ -9,9 +9,6 @@ Suffixes: `_C` tokens, `_P` pairs of a token and an id that it kept, `_B` bags, 
 table, `_D` model dim.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 import torch

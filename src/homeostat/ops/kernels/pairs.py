@@ -8,9 +8,6 @@ many tiles there are is known on the device only, so programs beyond the last on
 Suffixes: `_S` pairs, `_E` experts, `_C` chunks of pairs, `_T` tiles.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false
-
 from __future__ import annotations
 
 import torch

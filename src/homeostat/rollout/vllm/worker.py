@@ -10,9 +10,6 @@ bucket, whose bytes the sender may overwrite.
 The names begin with `homeostat_` because vLLM refuses an extension that hides an attribute.
 """
 
-# vLLM is installed in a separate environment, which pyright does not look into.
-# pyright: reportMissingImports=false
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -182,9 +182,14 @@ class Preflight:
         device = resolve_device(self.config)
         dtype = resolve_dtype(self.config.trainer, device)
         on_host = self.config.trainer.backend.on_host
-        place = {"dtype": dtype, "device": device, "on_host": on_host}
-        place |= {"hold": base_rewrite(self.config.model)}
-        self.preview = preview_model(self.config.model, self.config.lora, **place)
+        hold = base_rewrite(self.config.model)
+        self.preview = preview_model(
+            *(self.config.model, self.config.lora),
+            dtype=dtype,
+            device=device,
+            on_host=on_host,
+            hold=hold,
+        )
         decoder = self.preview.decoder
         moe = None if decoder is None else decoder.moe
         if on_host == "experts":

@@ -74,10 +74,13 @@ def tokens_line(chosen: int | None) -> str:
 
 
 def _fits(config: RunConfig, runtime: Runtime, tokens: int) -> bool:
-    place = {"dtype": runtime.dtype, "device": runtime.device}
-    place |= {"hold": base_rewrite(config.model)}
-    on_host = config.trainer.backend.on_host
-    preview = preview_model(config.model, config.lora, on_host=on_host, **place)
+    preview = preview_model(
+        *(config.model, config.lora),
+        dtype=runtime.dtype,
+        device=runtime.device,
+        on_host=config.trainer.backend.on_host,
+        hold=base_rewrite(config.model),
+    )
     plan = plan_memory(
         config,
         runtime,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from homeostat.algorithms.catalogue import policy_gradient
 from homeostat.config.algorithm import AnyAlgorithm
@@ -253,7 +254,7 @@ def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
     functions += [f.path for f in config.rollout.filters if isinstance(f, FunctionFilter)]
     sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
     weights = dict(trainer.checksums(Role.POLICY))
-    parts = [experiment_digest(config), prompts.fingerprint, sources, weights]
+    parts: list[Any] = [experiment_digest(config), prompts.fingerprint, sources, weights]
     # Only if there are any: journals of other runs keep their origin.
     if models := [files_of(r.path) for r in rewards if isinstance(r, ClassifierReward)]:
         parts.append(models)

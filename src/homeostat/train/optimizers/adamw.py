@@ -44,7 +44,7 @@ class AdamW:
         counts = [slot.state[STEP] for slot in slots]
         for place in dict.fromkeys(count.device for count in counts):
             here = [count for count in counts if count.device == place]
-            torch._foreach_add_(here, 1)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(here, 1)
 
     def work(self, slot: Slot) -> int:
         """Everything is updated in one pass, in place."""
@@ -83,7 +83,7 @@ class AdamW:
         return adamw_(master, grad, *moments, how=how, noise=noise, measure=measure)
 
     def _update_fused(self, pieces: Sequence[Piece], learning_rate: float, decay: float) -> None:
-        torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
+        torch._fused_adamw_(
             [piece.master for piece in pieces],
             [piece.grad for piece in pieces],
             [piece.state[MEAN] for piece in pieces],

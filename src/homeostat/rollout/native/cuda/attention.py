@@ -18,9 +18,6 @@ Suffixes: `_B` sequences, `_H` heads, `_K` blocks of a sequence, `_d` head dim, 
 `_X` all heads.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

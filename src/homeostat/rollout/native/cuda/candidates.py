@@ -9,9 +9,6 @@
 Suffixes: `_B` rows, `_V` vocabulary, `_T` tiles of it, `_P` parts of it, `_W` words of a part.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

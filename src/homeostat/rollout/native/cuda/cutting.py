@@ -12,9 +12,6 @@ round, so that any cut of any distribution is right.
 Suffixes: `_B` rows, `_V` vocabulary, `_T` tiles of it.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import triton

@@ -12,9 +12,6 @@ Suffixes: `_B` rows, `_K` slots, `_E` experts, `_D` model dim, `_I` width of an 
 that.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -16,9 +16,6 @@ at once and sums up by itself. Loops over chunks are unrolled; a tuple has one e
 Suffixes: `_B` rows, `_D` model dim, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
-
 from __future__ import annotations
 
 from typing import Any

@@ -10,10 +10,6 @@ digits for more.
 Suffixes: `_B` rows, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs, `_G` blocks of inputs.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportCallIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
-# pyright: reportArgumentType=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -3,9 +3,6 @@
 Suffixes: `_B` rows, `_D` model dim, `_K` inputs, `_G` blocks of inputs that share a scale.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -3,9 +3,6 @@
 Suffixes: `_O` outputs, `_K` inputs.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -10,9 +10,6 @@ whole tiles and whole groups (int4_layout.py); all loops over units are unrolled
 Suffixes: `_B` rows, `_O` outputs, `_T` tiles of outputs.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
-
 from __future__ import annotations
 
 import torch

@@ -1,8 +1,5 @@
 """Tiles of packed INT4 weights in registers, as int4_layout.py lays them out."""
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false
-
 from __future__ import annotations
 
 import triton

@@ -141,7 +141,7 @@ def _matrix(maps: Sequence[Linear]) -> Int4Matrix | None:
 
 
 def _packed(maps: Sequence[Linear]) -> Int4Matrix:
-    copies = [module.product.copies for module in maps]  # pyright: ignore[reportFunctionMemberAccess]
+    copies = [module.product.copies for module in maps]
     assert all(copy is not None for copy in copies), "packed while the layers are rounded"
     weights = [module.weight.detach() for module in maps]
     return Int4Matrix.of_weights(weights, group_size=copies[0].group_size)

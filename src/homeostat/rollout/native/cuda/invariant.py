@@ -13,9 +13,6 @@ captured as a graph.
 Suffixes: `_B` rows, `_H` heads, `_d` head dim, `_K` blocks of a sequence, `_V` vocabulary.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

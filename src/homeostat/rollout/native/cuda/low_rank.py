@@ -19,9 +19,6 @@ Suffixes: `_B` rows, `_O` outputs, `_K` inputs, `_R` rank, `_P` rows of A and W,
 `_W` the widest padded rows of A, `_Q` columns of all parts, `_N` parts, `_S` rooms.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportCallIssue=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -4,9 +4,6 @@ up, and A x of adapters (low_rank.py) is left and waited for.
 Suffixes: `_D` model dim, `_O` outputs, `_K` inputs, `_T` threads.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false
-
 from __future__ import annotations
 
 import triton

@@ -3,9 +3,6 @@
 Suffixes: `_S` steps of a burst, `_B` rows, `_K` ids of a set.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false
-
 from __future__ import annotations
 
 import torch

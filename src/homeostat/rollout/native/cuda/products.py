@@ -18,9 +18,6 @@ Suffixes: `_B` rows, `_D` model dim, `_I` the MLP's inner dim, `_O` outputs, `_K
 of outputs.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportCallIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

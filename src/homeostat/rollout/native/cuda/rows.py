@@ -6,9 +6,6 @@ Everything is computed in fp32 and rounded where the modules of the decoder roun
 Suffixes: `_B` sequences, `_D` model dim, `_F` half a head, `_I` the MLP's inner dim.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false
-
 from __future__ import annotations
 
 import torch

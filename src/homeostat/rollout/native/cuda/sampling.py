@@ -16,9 +16,6 @@ and what was drawn is noted under the number of the step. A graph of it needs no
 Suffixes: `_B` sequences, `_D` model dim, `_V` vocabulary, `_T` tiles of it, `_S` steps of a burst.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from functools import cache

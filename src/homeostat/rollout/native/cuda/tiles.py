@@ -3,9 +3,6 @@
 Suffixes: `_B` rows, `_O` outputs, `_K` inputs.
 """
 
-# Triton compiles its kernels from source: pyright misreads their calls.
-# pyright: reportCallIssue=false
-
 from __future__ import annotations
 
 import math
