@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
-from itertools import islice
+from functools import cache, lru_cache
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,11 @@ class _Known:
     case: KnownCase | None = None
     text: str = ""
 
+    def is_among(self, repository: str, texts: frozenset[str]) -> bool:
+        """Return whether it is a thread of the repository, or one of the texts."""
+        of = "" if self.case is None else _repository(self.case.url)
+        return of == repository != "" or self.text in texts
+
 
 def telling_lines(lines: Sequence[str]) -> str:
     """Return the last lines that say what was wrong; the last ones if none does."""
@@ -138,7 +143,7 @@ def leaving_out(url: str, texts: Iterable[str] = ()) -> Iterator[None]:
 
 def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
     """Return the likeliest causes of the error in which these lines end, the likeliest first."""
-    near = _nearest(telling_lines(lines))
+    near = _nearest(telling_lines(lines), *_left_out.get())
     votes = defaultdict[str, float](float, _in_advance())
     example: dict[str, KnownCase] = {}
     for known, closeness in near:
@@ -152,23 +157,25 @@ def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
     return tuple(guess for guess in found if guess.right >= _WORTH_SAYING)
 
 
-def _nearest(words: str) -> list[tuple[_Known, float]]:
-    """Return the nearest known errors with their closeness, the nearest first."""
+# A finding and what is added to it ask for the same lines.
+@lru_cache(maxsize=4)
+def _nearest(
+    words: str, repository: str, texts: frozenset[str]
+) -> tuple[tuple[_Known, float], ...]:
+    """Return the nearest known errors with their closeness, the nearest first.
+
+    Threads of the repository and signatures' texts that are named are left out.
+    """
     errors, places, weights = _index()
     closeness = defaultdict[int, float](float)
     for word, weight in _unit(_counted(words), weights).items():
         for number, other in places.get(word, ()):
             closeness[number] += weight * other
-    repository, texts = _left_out.get()
-    nearest_first = sorted(closeness, key=lambda number: -closeness[number])
-    found = ((errors[number], closeness[number]) for number in nearest_first)
-    asked = (
-        (one, close)
-        for one, close in found
-        if one.text not in texts
-        and not (repository and one.case and _repository(one.case.url) == repository)
-    )
-    return list(islice(asked, _NEIGHBOURS))
+    asked: Iterable[int] = closeness
+    if repository or texts:
+        asked = (number for number in closeness if not errors[number].is_among(repository, texts))
+    nearest = nlargest(_NEIGHBOURS, asked, key=closeness.__getitem__)
+    return tuple((errors[number], closeness[number]) for number in nearest)
 
 
 def _repository(url: str) -> str:

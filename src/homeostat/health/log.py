@@ -28,11 +28,15 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """A pattern taken apart: pieces of its parts, the longest of them, and the words of each."""
+    """A pattern taken apart: pieces of its parts, the longest of them, and the words of each.
+
+    `inner` is the longest word that stands between two others, and so is whole in a line.
+    """
 
     parts: tuple[tuple[str, ...], ...]
     anchor: str
     words: tuple[tuple[bytes, ...], ...]
+    inner: bytes | None
 
     def is_in(self, line: str) -> bool:
         return all(_in_order(line, pieces) for pieces in self.parts)
@@ -79,11 +83,20 @@ class Log:
         inner = all(word in words for word in piece[1:-1])
         return inner and piece[0] + b"\n" in text and b"\n" + piece[-1] in text
 
+    def may_have(self, *patterns: str) -> bool:
+        """Return False only if no line matches one of the patterns, in little time."""
+        words = self._words[0]
+        for wanted in map(_taken_apart, patterns):
+            if wanted.inner is None or wanted.inner in words:
+                if all(map(self._may_hold, wanted.words)):
+                    return True
+        return False
+
     def find(self, pattern: str) -> Iterator[LogLine]:
         """Return the lines that match, in order."""
-        wanted = _taken_apart(pattern)
-        if not all(map(self._may_hold, wanted.words)):
+        if not self.may_have(pattern):
             return
+        wanted = _taken_apart(pattern)
         at = self._folded.find(wanted.anchor)
         while at >= 0:
             index = bisect_right(self._starts, at) - 1
@@ -126,7 +139,9 @@ def _taken_apart(pattern: str) -> _Pattern:
     pieces = [piece for part in parts for piece in part]
     anchor = max(pieces, key=len)
     assert anchor, f"a pattern of nothing but wildcards: {pattern!r}"
-    return _Pattern(parts, anchor, tuple(_words_of(piece) for piece in pieces))
+    words = tuple(_words_of(piece) for piece in pieces)
+    inner = max((word for piece in words for word in piece[1:-1]), key=len, default=None)
+    return _Pattern(parts, anchor, words, inner)
 
 
 def _in_order(line: str, pieces: tuple[str, ...]) -> bool:

@@ -180,6 +180,8 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
     A line that is an error by its own words goes before one that is only a warning. What Python
     ignored counts only in a log without another traceback.
     """
+    if not view.log.may_have(*signature.texts):
+        return None
     if signature.unless and view.log.has(*signature.unless):
         return None
     if not holds(view, signature.when):
