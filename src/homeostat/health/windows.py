@@ -35,11 +35,12 @@ def spells(
 ) -> list[Spell]:
     """Return the episodes in which a condition held, beyond chance. `window` defaults to `fire`."""
     window = window or fire
-    counts = np.convolve(held.astype(np.int64), np.ones(window, dtype=np.int64))[: len(held)]
+    true_at = np.flatnonzero(held)
+    # Of each record at which it held: how many of those in the window that ends there.
+    counts = np.arange(1, len(true_at) + 1) - np.searchsorted(true_at, true_at - window + 1)
+    sure_at = true_at[counts >= fire]
     found: list[Spell] = []
     at, num = 0, len(held)
-    sure_at = np.flatnonzero((counts >= fire) & held)
-    true_at = np.flatnonzero(held)
     while True:
         later = sure_at[np.searchsorted(sure_at, at) :]
         if not len(later):

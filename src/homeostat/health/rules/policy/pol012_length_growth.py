@@ -31,9 +31,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import rank_correlation
-from homeostat.health.rules.signs import newest, smooth, solved_share, trend, turned_down
+from homeostat.health.rules.signs import (
+    newest,
+    smooth,
+    smoothing_window,
+    solved_share,
+    trend,
+    turned_down,
+)
 from homeostat.health.view import Kind, RunView, Series
 
 
@@ -105,18 +113,23 @@ def _since_lowest(view: RunView, length: Series, options: Options) -> Growth | N
     """Return the growth since completions were cut least, if the reward has turned down in it."""
     cut, reward = view.series("completions/clipped_ratio"), view.series("reward")
     assert cut is not None, "needs says so"
+    finite = cut.finite()
+    now = median(finite.values[-smoothing_window(len(finite)) :])
+    # Most runs end here, and running medians over all of a long run take time.
+    if reward is None or not now >= options.many:
+        return None
     medians, window = smooth(cut)
-    if reward is None or not len(medians):
+    if not len(medians):
         return None
     # Of several lowest places the newest, and there the middle of the window.
     lowest = len(medians) - 1 - int(np.argmin(medians.values[::-1]))
-    step, least = int(cut.finite().steps[lowest + window // 2]), float(medians.values[lowest])
+    step, least = int(finite.steps[lowest + window // 2]), float(medians.values[lowest])
     part, shares = length.since(step), cut.since(step)
-    grown, now = trend(part), float(medians.values[-1])
+    grown = trend(part)
     if grown is None or len(part) < options.since or len(shares) < options.since:
         return None
     steady = rank_correlation(part) > 0.8 and rank_correlation(shares) > 0.8
-    if not steady or now < max(options.many, least + options.rise):
+    if not steady or now < least + options.rise:
         return None
     best = turned_down(reward)
     if grown.end < options.longer * grown.start or best is None or best < step:
