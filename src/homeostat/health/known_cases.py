@@ -23,10 +23,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from heapq import nlargest
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from homeostat.health.signatures.load import load
+from homeostat.health.signatures.load import shipped
 
 FILE = Path(__file__).with_name("known_cases.json")
 VERSIONS = "library-version-mismatch"
@@ -206,7 +207,7 @@ def _index() -> tuple[tuple[_Known, ...], _Places, dict[str, float]]:
         errors.append(_Known(merged(case.names), 1.0, case))
         texts.append(_counted(case.words))
     described = defaultdict[str, list[str]](list)
-    for signature in load():
+    for signature in shipped():
         if signature.name.startswith("benign-") or signature.notes:
             continue
         names = merged((signature.name,))
@@ -234,11 +235,7 @@ def merged(names: Iterable[str]) -> tuple[str, ...]:
 
 def _counted(text: str) -> Counter[str]:
     """Count the words of a text, and the parts of compound ones."""
-    words: Counter[str] = Counter()
-    for word in _WORD.findall(text):
-        for one in _with_parts(word):
-            words[one] += 1
-    return words
+    return Counter(chain.from_iterable(map(_with_parts, _WORD.findall(text))))
 
 
 @cache

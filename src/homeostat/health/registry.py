@@ -16,7 +16,7 @@ from pathlib import Path
 
 from homeostat.errors import PluginError
 from homeostat.health.rule import Rule
-from homeostat.health.signatures.load import load
+from homeostat.health.signatures.load import shipped
 from homeostat.health.signatures.signature import Signature, rule_of
 
 _FOLDER = Path(__file__).parent / "rules"
@@ -35,7 +35,7 @@ def _rules() -> Iterator[Rule]:
         yield rule
 
 
-SIGNATURES: tuple[Signature, ...] = load()
+SIGNATURES: tuple[Signature, ...] = shipped()
 RULES: tuple[Rule, ...] = tuple(
     sorted([*_rules(), *map(rule_of, SIGNATURES)], key=lambda rule: rule.code)
 )

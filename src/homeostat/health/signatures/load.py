@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,14 @@ PARSER = Path(__file__).with_name("source.py")
 Row = dict[str, Any]
 
 
-def load(folder: Path = FOLDER) -> tuple[Signature, ...]:
-    """Return all signatures, in the order of files and stanzas."""
+@cache
+def shipped() -> tuple[Signature, ...]:
+    """Return the signatures of this folder, read once."""
+    return load(FOLDER)
+
+
+def load(folder: Path) -> tuple[Signature, ...]:
+    """Return all signatures of a folder, in the order of files and stanzas."""
     return tuple(map(build, rows(folder)))
 
 
