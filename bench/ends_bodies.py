@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 Row = dict[str, float]
 
@@ -303,6 +304,7 @@ BODIES: dict[str, Callable[[list[Row], int], Body]] = {
 }  # fmt: skip
 
 
+@cache
 def body(name: str, *, seed: int, steps: int, total: int) -> Body:
     """Return the healthy log of a framework after so many of its steps."""
     return BODIES[name](list(_rows(random.Random(seed), steps, total)), total)

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reasoning_gym
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.chat import CHATML, Style, encode, make_tokenizer
@@ -221,6 +220,8 @@ CHAIN = {"type": "reasoning_gym", "task": "chain_sum", "size": 6, "seed": 3}
 
 
 def test_a_reasoning_gym_task_gives_questions_that_its_scorer_knows(tokenizer):
+    import reasoning_gym  # takes a second, and this test alone needs it
+
     options = {"min_terms": 2, "max_terms": 2, "max_digits": 1}
     source = ReasoningGymSource(**CHAIN, options=options, instruction="Only the number.")
     prompts = prepare(source, tokenizer)
