@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from homeostat.health.ending import fatal_traceback
 from homeostat.health.exception_reading import read_exception
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.read_advice import advice_on
 from homeostat.health.rule import Rule
 from homeostat.health.rules.vital.vit001_user_code_failed import (
     family_of,
@@ -54,18 +55,23 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
     causes = [Cause("script-failed", f"{frame} raised {found.kind.rpartition('.')[2]}")]
     told = read_exception(found, (), view.log).likely
     if told is not None:
-        causes.insert(0, Cause(told[0], f"read from its words: {told[1]}"))
+        causes.insert(0, Cause(told[0], f"read, not recognised: {told[1]}"))
     elif found.kind.endswith("KeyError"):
         causes.append(Cause("dataset-column-missing", "a key that is not there often is a column"))
+    raised = f"The script raised {shortened(found.error, 200)}, in "
+    raised += f"{frame.function or 'its body'} at {where}, and ended the run."
+    wrong = f"Read from it: {shortened(told[1], 200)}." if told else "Mend that line."
     yield Sighting(
-        message=f"The script raised {shortened(found.error, 200)}, in "
-        f"{frame.function or 'its body'} at {where}, and ended the run. Mend that line.",
+        message=f"{raised} {wrong}",
         evidence=(
             f"line {found.start.number}: {shortened(found.start.text.strip(), 300)}",
             f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
         ),
         causes=tuple(causes),
-        fixes=(Fix("", "", f"open {frame.file} at line {frame.line}"),),
+        fixes=(
+            *(advice_on(told[0]) if told else ()),
+            Fix("", "", f"open {frame.file} at line {frame.line}"),
+        ),
         first_step=found.end.step,
         last_step=found.end.step,
         family=family_of(frame),
