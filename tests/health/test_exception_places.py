@@ -77,6 +77,38 @@ Traceback (most recent call last):
     raise URLError(err)
 urllib.error.URLError: <urlopen error [Errno 111] Connection refused>
 """
+VARIABLE = """\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 3, in out_dir
+    def out_dir(): return os.environ["OUTPUT_DIR"]
+                          ~~~~~~~~~~^^^^^^^^^^^^^^
+  File "<frozen os>", line 679, in __getitem__
+KeyError: 'OUTPUT_DIR'
+"""
+NAMESPACE = """\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 6, in build
+    return config.rollout.engine.name
+           ^^^^^^^^^^^^^^
+AttributeError: 'types.SimpleNamespace' object has no attribute 'rollout'
+"""
+SHADOWED_LOGGING = f"""\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 2, in <module>
+    import torch
+  File "{SITE}/torch/_utils.py", line 1067, in <module>
+    logger = logging.getLogger(__name__)
+             ^^^^^^^^^^^^^^^^^
+AttributeError: module 'logging' has no attribute 'getLogger'
+"""
+MESH = f"""\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 8, in main
+    print(mesh["dp_shard"])
+  File "{SITE}/torch/distributed/device_mesh.py", line 984, in _get_slice_mesh_layout
+    raise KeyError(
+KeyError: "Invalid mesh_dim_names ('dp_shard',) specified. Valid mesh_dim_names are ['dp']."
+"""
 ROW_IS_NONE = f"""\
 Traceback (most recent call last):
   File "/data/run/train.py", line 13, in <module>
@@ -96,6 +128,10 @@ TypeError: 'NoneType' object is not subscriptable
         (SHADOWED, "package-shadowed"),
         (REWARD_SERVER, "reward-timeout"),
         (ENGINE, "inference-server-unresponsive"),
+        (VARIABLE, "setting-missing"),
+        (NAMESPACE, "setting-missing"),
+        (SHADOWED_LOGGING, "package-shadowed"),
+        (MESH, "unknown-setting"),
         (ROW_IS_NONE, "user-code-failed"),
     ],
 )

@@ -29,6 +29,7 @@ from homeostat.health.log import QUOTES
 _MAX_CHARS = 4_000
 # Number of facts about one exception that are reported.
 _MAX_DETAILS = 4
+_MAX_KEY_WORDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ _FORMS = (
     _Form("setting", r"[Uu]n(?:known|recogni[sz]ed) (?:argument|option|setting|config key|configuration key|key|flag|parameter|field)s?:? [`'\"\[]{0,2}(-{0,2}[\w./-]{1,80})", "{0} is not known"),
     _Form("setting", r"ambiguous option: (--[\w-]{1,60})", "{0} is not a whole name"),
     _Form("setting", r"[`'\"]?([\w./-]{1,60})[`'\"]? is not a valid (\w{1,60}), (?:please select|must be|choose|select) one of", "{0} is not a {1}"),
-    _Form("setting", r"(?:[Uu]nsupported|[Uu]nknown|[Ii]nvalid|[Uu]nrecogni[sz]ed) ([\w -]{2,40}?):? [`'\"]?([\w./-]{1,60})[`'\"]?[.,;(]? .{0,20}?(?:[Mm]ust be one of|[Cc]hoose from|[Ss]upported|[Vv]alid|[Aa]vailable|[Ee]xpected one of|[Oo]ptions)", "{1} is not a {0} that is known"),
+    _Form("setting", r"(?:[Uu]nsupported|[Uu]nknown|[Ii]nvalid|[Uu]nrecogni[sz]ed) ([\w -]{2,40}?):? [(\[]?[`'\"]?([\w./-]{1,60})[`'\"]?[.,;(]?[)\]]? .{0,20}?(?:[Mm]ust be one of|[Cc]hoose from|[Ss]upported|[Vv]alid|[Aa]vailable|[Ee]xpected one of|[Oo]ptions)", "{1} is not a {0} that is known"),
     _Form("setting", r"(?:[Uu]nsupported|[Uu]nknown|[Ii]nvalid) (optimizer|scheduler|lr scheduler|loss type|advantage estimator|strategy|backend|reward type|dataset type|precision|algorithm|sampler|attention implementation)(?: name| type)?:? [`'\"]?([\w./-]{2,60})", "{1} is not a {0} that is known"),
     _Form("unset", r"[Yy]ou (?:must|need to|have to|should) (?:specify|provide|set|pass|give|define) (?:a |an |the |either )?[`'\"]?(--?[\w.-]{2,60}|\w{2,60}_\w{1,60}|\w{1,60}(?=[`'\"]))", "{0} is not given"),
     _Form("unset", r"[`'\"]?(--[\w-]{2,60}|\w{2,60}_\w{1,60}|\w{1,60}(?=[`'\"]))[`'\"]? (?:must|should|has to|needs to) be (?:set|specified|provided|given|passed|defined)\b(?! to\b)", "{0} is not given"),
@@ -288,6 +289,9 @@ def _by_kind(kind: str, text: str) -> Iterator[Detail]:
         key = text.strip("'\" ")
         if _WEIGHT.fullmatch(key):
             yield Detail("keys", f"there is no weight {key}", (key,))
+            return
+        if len(key.split()) > _MAX_KEY_WORDS:
+            # A sentence, which the forms read, and no key.
             return
         yield Detail("key", f"there is no key {key}", (key,))
     elif name == "FileNotFoundError" and (path := _PATH.search(text)) is not None:

@@ -32,6 +32,18 @@ _IMPORTED_FROM = re.compile(
     r"[^()\n]{0,20}(?:\([^()/\n]{0,80}\) )?\((?P<file>[^()\n]{1,300}\.py)\)"
 )
 _STDLIB = frozenset(sys.stdlib_module_names)
+# Modules of Python whose names scripts like to have, and whose content hardly ever changes.
+_LACKS = re.compile(
+    r"module '(?P<module>logging|random|copy|queue|types|token|tokenize|json|datetime|socket"
+    r"|statistics|profile|select|secrets|email|html|code|calendar|csv|struct|numbers|operator)'"
+    r" has no attribute '(?P<name>\w{1,80})'"
+)
+# Objects that hold settings as attributes.
+_LACKS_SETTING = re.compile(
+    r"'(?:types\.)?(?:SimpleNamespace|Namespace|AttrDict|DotDict|EasyDict|Munch)' object has no "
+    r"attribute '(?P<name>\w{1,80})'"
+)
+_ENVIRONMENT = ("<frozen os>", "/os.py")
 _CUT_SHORT = frozenset({"EOFError", "BadZipFile", "UnpicklingError"})
 _READS_WEIGHTS = ("torch/serialization.py", "torch/_weights_only_unpickler.py")
 _SHARDED_STATE = "distributed/checkpoint/state_dict.py"
@@ -55,6 +67,11 @@ def by_place(failure: Traceback, around: Sequence[Traceback], code: str) -> Name
 
 def _shadowed(failure: Traceback) -> Named | None:
     """Recognise a file of the user's in place of a module of Python or a known package."""
+    lacks = _LACKS.search(failure.message)
+    if lacks is not None and failure.name == "AttributeError":
+        module = lacks["module"]
+        why = f"Python's own {module} has {lacks['name']}: a file {module}.py stands in its way"
+        return "package-shadowed", why
     found = _IMPORTED_FROM.search(failure.message)
     if found is None or owner_of(found["file"]) != "user":
         return None
@@ -72,6 +89,11 @@ def _of_settings(failure: Traceback, code: str) -> Named | None:
         key = words.strip("'\" ")
         if any(key in _KEY.findall(chain) for chain in looked_up):
             return "setting-missing", f"the settings have no {key}"
+        if failure.frames and _ends(failure.frames[-1], *_ENVIRONMENT):
+            return "setting-missing", f"the environment variable {key} is not set"
+    lacks = _LACKS_SETTING.search(words)
+    if lacks is not None and failure.frames and owner_of(failure.frames[-1].file) == "user":
+        return "setting-missing", f"the settings have no {lacks['name']}"
     if _IS_NONE.search(words) and any(len(_KEY.findall(chain)) > 1 for chain in looked_up):
         return "setting-missing", "a part of the settings that the code looks into is empty"
     unknown = _UNEXPECTED.search(words)
