@@ -20,6 +20,20 @@ READ = {
         "RuntimeError: Expected attn_mask shape [8, 1, 5, 5] but got [8, 1, 5, 9]",
         "IndexError: The shape of the mask [2, 5] at index 1 does not match the shape of the indexed tensor [2, 4, 9] at index 1",
         "IndexError: Dimension out of range (expected to be in range of [-1, 0], but got 1)",
+        "RuntimeError: ProcessGroupGloo::allgather: invalid output tensor list at index 0 (expected length 2, got 8)",
+        "RuntimeError: [rank0]:[F1118 17:45:30.403048076 ProcessGroupGloo.cpp:1537] Check failed: outputShape[0] * worldSize == inputShape[0] (8 vs. 7). ",
+        "RuntimeError: Index tensor must have the same number of dimensions as self tensor",
+        "RuntimeError: Size does not match at dimension 1 expected index [2, 9, 1] to be no larger than self [2, 8, 50] apart from dimension 2",
+    ),
+    "disk-full-or-quota": (
+        "OSError: 1000000 requested and 24984 written",
+        "OSError: [Errno 27] File too large",
+    ),
+    "path-missing": (
+        "ValueError: directory /data/projects/rl must be an existing directory or a supported archive (.zip, .tar.gz, .tgz, .tar.xz)",
+    ),
+    "placement-group-unschedulable": (
+        "RuntimeError: placement group with bundles [{'CPU': 8.0}] not ready after 6 s",
     ),
     "dtype-mismatch": (
         "RuntimeError: scatter(): Expected self.dtype to be equal to src.dtype",
@@ -88,6 +102,7 @@ READ = {
         "ValueError: `model` and `ref_model` cannot be the same object.",
     ),
     "setting-wrong-type": (
+        "TypeError: runtime_env['env_vars'] must be of type Dict[str, str], but the value 1 is of type <class 'int'>",
         "ValueError: invalid strategy name. It must be either a string or an instance of `lightning.pytorch.strategies.Strategy`.",
     ),
 }  # fmt: skip

@@ -29,6 +29,7 @@ from homeostat.health.log import QUOTES
 _MAX_CHARS = 4_000
 # Number of facts about one exception that are reported.
 _MAX_DETAILS = 4
+_MAX_KEY_WORDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,11 @@ _FORMS = (
     _Form("shape", r"[Dd]imension out of range \(expected to be in range of (\[-?\d{1,3}, -?\d{1,3}\]), but got (-?\d{1,3})\)", "there is no dimension {1}"),
     _Form("shape", r"along dimension (\d{1,3}), the array at index \d{1,6} has size (\d{1,12}) and the array at index \d{1,6} has size (\d{1,12})", "sizes {1} and {2} differ at dimension {0}"),
     _Form("shape", r"dim (\d{1,3}) of tensor \d{1,3} is \[?(\d{1,12})\]?, should be equal to tensor \d{1,3} \[?(\d{1,12})\]?", "sizes {1} and {2} differ at dimension {0}"),
+    _Form("shape", r"\(expected length (\d{1,12}), got (\d{1,12})\)", "a length of {0} was expected, and it is {1}"),
+    _Form("shape", r"Check failed: ([^\n]{0,80}?(?:[Ss]hape|[Ss]ize|[Dd]im|numel|[Ll]en)[^\n]{0,80}?) ?\((\d{1,15}) vs\.? (\d{1,15})\)",
+          "{0} does not hold: {1} and {2}"),
+    _Form("shape", r"[Ii]ndex tensor must have the same number of dimensions as (\w{1,20})", "the index and the {0} have different numbers of dimensions"),
+    _Form("shape", r"[Ee]xpected index (\[[\d, ]{0,60}\]) to be (?:no larger|smaller) than \w{1,20} (\[[\d, ]{0,60}\])", "the index {0} is larger than {1}"),
     # Types of numbers
     _Form("dtype", r"expected scalar type (\w{1,30}) but found (\w{1,30})", "{0} was expected, and it is {1}"),
     _Form("dtype", r"same dtype, but got:? ([\w.:]{1,30}) (?:and|!=) ([\w.:]{1,30})", "one is {0} and the other {1}"),
@@ -160,11 +166,12 @@ _FORMS = (
           "{0} does not go together with {1}"),
     _Form("exclusive", r"([\w ().`'-]{1,80}?) (?:is|are) only (?:supported|available|allowed) (?:for|with|in|when) ([\w ().`'-]{1,80})",
           "{0} needs {1}"),
+    _Form("mistyped", r"must be of type ([\w.\[\], ]{2,60}?),? (?:but|not|got|and)\b.{0,80}?<class '([\w.]{1,60})'>", "{0} was expected, and it is {1}"),
     _Form("mistyped", r"must be (?:either )?an? ([\w. ]{2,30}?) or an instance of [`'\"]?([\w.]{2,120})", "a {0} or a {1} was expected"),
     _Form("setting", r"[Uu]n(?:known|recogni[sz]ed) (?:argument|option|setting|config key|configuration key|key|flag|parameter|field)s?:? [`'\"\[]{0,2}(-{0,2}[\w./-]{1,80})", "{0} is not known"),
     _Form("setting", r"ambiguous option: (--[\w-]{1,60})", "{0} is not a whole name"),
     _Form("setting", r"[`'\"]?([\w./-]{1,60})[`'\"]? is not a valid (\w{1,60}), (?:please select|must be|choose|select) one of", "{0} is not a {1}"),
-    _Form("setting", r"(?:[Uu]nsupported|[Uu]nknown|[Ii]nvalid|[Uu]nrecogni[sz]ed) ([\w -]{2,40}?):? [`'\"]?([\w./-]{1,60})[`'\"]?[.,;(]? .{0,20}?(?:[Mm]ust be one of|[Cc]hoose from|[Ss]upported|[Vv]alid|[Aa]vailable|[Ee]xpected one of|[Oo]ptions)", "{1} is not a {0} that is known"),
+    _Form("setting", r"(?:[Uu]nsupported|[Uu]nknown|[Ii]nvalid|[Uu]nrecogni[sz]ed) ([\w -]{2,40}?):? [(\[]?[`'\"]?([\w./-]{1,60})[`'\"]?[.,;(]?[)\]]? .{0,20}?(?:[Mm]ust be one of|[Cc]hoose from|[Ss]upported|[Vv]alid|[Aa]vailable|[Ee]xpected one of|[Oo]ptions)", "{1} is not a {0} that is known"),
     _Form("setting", r"(?:[Uu]nsupported|[Uu]nknown|[Ii]nvalid) (optimizer|scheduler|lr scheduler|loss type|advantage estimator|strategy|backend|reward type|dataset type|precision|algorithm|sampler|attention implementation)(?: name| type)?:? [`'\"]?([\w./-]{2,60})", "{1} is not a {0} that is known"),
     _Form("unset", r"[Yy]ou (?:must|need to|have to|should) (?:specify|provide|set|pass|give|define) (?:a |an |the |either )?[`'\"]?(--?[\w.-]{2,60}|\w{2,60}_\w{1,60}|\w{1,60}(?=[`'\"]))", "{0} is not given"),
     _Form("unset", r"[`'\"]?(--[\w-]{2,60}|\w{2,60}_\w{1,60}|\w{1,60}(?=[`'\"]))[`'\"]? (?:must|should|has to|needs to) be (?:set|specified|provided|given|passed|defined)\b(?! to\b)", "{0} is not given"),
@@ -215,6 +222,9 @@ _FORMS = (
     _Form("keys", r"Unexpected key\(s\) in state_dict: (.{1,200})", "the weights have {0}, which the model has not"),
     _Form("keys", r"[Tt]here is no (?:module or )?parameter named '([\w.]{2,160})'", "the model has no {0}"),
     _Form("keys", r"(?:[Uu]nrecogni[sz]ed|[Uu]nexpected|[Uu]nknown) (?:weight|parameter|tensor)s?(?: names?| keys?)?:? [`'\"\[]{0,2}([\w.]{2,160})", "the model has no {0}"),
+    _Form("disk", r"\[Errno (?:27|28|122)\] ([A-Z][\w ]{1,60})", "a file could not be written: {0}"),
+    _Form("disk", r"\b(\d{1,15}) requested and (\d{1,15}) written", "only {1} of {0} values could be written"),
+    _Form("file", r"[`'\"]?([^\s`'\"]{1,300})[`'\"]? must be an existing (?:directory|folder|file|path)", "{0} is not there"),
     _Form("file", r"\[Errno \d{1,4}\] ([A-Z][\w ]{1,60}): '?([^'\n]{1,300}?)'?$", "{1}: {0}"),
     _Form("file", r"(\S{0,200}[/\\.]\S{1,100}) (?:does not exist|is not a local folder|could not be found)", "{0} is not there"),
     _Form("pickle", r"[Cc]an(?:'t|not) pickle ([^:\n]{1,120})", "{0} cannot be sent to another process"),
@@ -279,6 +289,9 @@ def _by_kind(kind: str, text: str) -> Iterator[Detail]:
         key = text.strip("'\" ")
         if _WEIGHT.fullmatch(key):
             yield Detail("keys", f"there is no weight {key}", (key,))
+            return
+        if len(key.split()) > _MAX_KEY_WORDS:
+            # A sentence, which the forms read, and no key.
             return
         yield Detail("key", f"there is no key {key}", (key,))
     elif name == "FileNotFoundError" and (path := _PATH.search(text)) is not None:

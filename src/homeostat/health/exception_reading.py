@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from homeostat.health import engine_forms, install_forms, trainer_forms, validation_forms
 from homeostat.health.code_owners import PACKAGES, owner_of, package_of
 from homeostat.health.exception_details import Detail, details_of
+from homeostat.health.exception_places import by_place
 from homeostat.health.frames import BOX, Frame
 from homeostat.health.log import Log
 from homeostat.health.lone_errors import MAX_PASTED
@@ -29,11 +30,6 @@ from homeostat.health.tracebacks import Traceback
 # code that raised may be.
 _MAX_MORE = 12
 _MAX_ABOVE = 4
-# Code that looks a key up in settings: self.cfg["obs_groups"], config["actor"].pop("class_name").
-_READS_SETTING = re.compile(
-    r"\b\w{0,40}(?:cfg|config|conf|hparams|hyperparameters|settings)\w{0,20}"
-    r"(?:\[['\"]?\w{1,60}['\"]?\]|\.\w{1,60}){0,3}(?:\[|\.pop\()['\"](?P<key>\w{1,80})['\"]"
-)
 _ROLES = (
     ("reward function", ("reward", "score", "verif", "grade", "judge", "accuracy")),
     ("data code", ("data", "collat", "tokeniz", "preprocess", "map_fn", "getitem", "prompt",
@@ -63,6 +59,7 @@ _CAUSES = (
         "quantised": "quantised-weights-misused",
         "exclusive": "settings-exclusive",
         "pickle": "object-not-picklable",
+        "disk": "disk-full-or-quota",
     }
 )
 _STDLIB = frozenset(sys.stdlib_module_names)
@@ -100,7 +97,8 @@ class ExceptionReading:
     function there that the code above it called, `raised` the innermost frame. `user` is the
     deepest frame of the user's code, `role` what that code seems to be. `others` are sentences
     about the other processes, and about exceptions that followed from this one. `code` is the line
-    of code that raised, "" if the log does not quote it.
+    of code that raised, "" if the log does not quote it; `place` is the illness that the place
+    tells (exception_places.py).
     """
 
     failure: Traceback
@@ -112,6 +110,7 @@ class ExceptionReading:
     details: tuple[Detail, ...]
     others: tuple[str, ...]
     code: str = ""
+    place: tuple[str, str] | None = None
 
     @property
     def wrong(self) -> str:
@@ -138,7 +137,9 @@ class ExceptionReading:
 
     @property
     def likely(self) -> tuple[str, str] | None:
-        """Return the illness that the words usually are, and why; None if they do not tell."""
+        """Return the illness that place and words usually mean, and why; None if unknown."""
+        if self.place is not None:
+            return self.place
         for one in self.details:
             name = _CAUSES.get(one.kind) or self._by_owner(one)
             if one.kind == "import" and not _STDLIB.isdisjoint(one.names):
@@ -197,7 +198,7 @@ class ExceptionReading:
             return "reward-fn-signature"
         if detail.kind in ("argument", "attribute") and "None" not in detail.words:
             # One library asks another for what it does not have: they are of different times.
-            is_theirs = not self.is_users_own or asks_library(detail)
+            is_theirs = not self.is_users_own or _asks_library(detail)
             return "library-version-mismatch" if is_theirs else ""
         if detail.kind in _SLIPS and self._is_libraries_own:
             return "known-bad-version"
@@ -207,8 +208,6 @@ class ExceptionReading:
             return _undivided(detail.words)
         if detail.kind == "key" and self._raised_in(_CHOOSES_MODEL):
             return "architecture-unsupported"
-        if detail.kind == "key" and self.library and _reads_setting(self.code, detail.names[0]):
-            return "setting-missing"
         if detail.kind == "key" and self.role == "data code":
             return "column-missing"
         package = install_forms.optional_package(detail.names[0]) if detail.kind == "name" else ""
@@ -222,7 +221,7 @@ class ExceptionReading:
         return ""
 
 
-def asks_library(detail: Detail) -> bool:
+def _asks_library(detail: Detail) -> bool:
     """Return whether code asks a class or module for what it lacks: scripts rarely write theirs."""
     if detail.kind == "attribute":
         return detail.names[0].partition(".")[0] in PACKAGES
@@ -238,6 +237,7 @@ def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) ->
     """Read the exception that ended a run. `around` are all failures at its end, in order."""
     library, call = _failed_call(failure)
     user = failure.deepest_user_frame
+    code = _raising_code(failure, log)
     return ExceptionReading(
         failure=failure,
         library=library,
@@ -247,7 +247,8 @@ def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) ->
         role=role_of(user, caller=failure.caller) if user is not None else "",
         details=details_of(failure.kind, whole_message(failure, log)),
         others=tuple(others_than(failure, around)),
-        code=_raising_code(failure, log),
+        code=code,
+        place=by_place(failure, around, code),
     )
 
 
@@ -262,11 +263,6 @@ def _raising_code(failure: Traceback, log: Log) -> str:
             continue
         return "" if 'File "' in text else text.strip()[:300]
     return ""
-
-
-def _reads_setting(code: str, key: str) -> bool:
-    """Return whether the code looks the key up in settings, by the name of what it looks into."""
-    return any(found["key"] == key for found in _READS_SETTING.finditer(code))
 
 
 def _failed_call(failure: Traceback) -> tuple[str, Frame | None]:

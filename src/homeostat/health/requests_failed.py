@@ -26,7 +26,7 @@ _UNREACHABLE = frozenset(
         "RemoteProtocolError", "ReadError", "WriteError", "ProxyError", "SSLError",
         "InternalServerError",
         "ServiceUnavailable", "HTTPStatusError", "ConnectionClosedError", "InvalidStatus",
-        "BadGateway", "GatewayTimeout", "ConnectionClosed",
+        "BadGateway", "GatewayTimeout", "ConnectionClosed", "URLError",
     )
 )  # fmt: skip
 _TOO_OFTEN = frozenset(("RateLimitError", "ResourceExhausted", "TooManyRequests"))
@@ -38,11 +38,15 @@ _WORLDS = ("env", "environment", "sandbox", "gym", "simulat", "browser")
 _TOOLS = ("tool", "search", "retriev")
 
 
-def failed_request(found: Traceback, *, is_reward: bool) -> tuple[str, str] | None:
+def failed_request(
+    found: Traceback, *, is_reward: bool, is_engine: bool = False
+) -> tuple[str, str] | None:
     """Return the illness and why, if the exception is a request that failed; else None."""
     kind = found.kind.rpartition(".")[2]
     if not _is_request(found, kind):
-        return None
+        # Trainers and scripts put a time limit on all rewards of a batch together.
+        is_limit = is_reward and kind == "TimeoutError" and not found.message
+        return ("reward-timeout", f"the reward's time limit passed ({kind})") if is_limit else None
     if kind in _TOO_OFTEN or "429" in found.message:
         return "external-api-rate-limited", f"the service refuses further requests ({kind})"
     is_late = kind in _TIMEOUTS
@@ -55,6 +59,8 @@ def failed_request(found: Traceback, *, is_reward: bool) -> tuple[str, str] | No
         return "environment-failed", f"the environment's server {how} ({kind})"
     if any(word in mine for word in _TOOLS):
         return "tool-server-failed", f"the tool's server {how} ({kind})"
+    if is_engine:
+        return "inference-server-unresponsive", f"the server that generates {how} ({kind})"
     return None
 
 

@@ -15,6 +15,8 @@ CAUSES = {
     "masked": "rows-without-training",
     "server": "inference-server-unresponsive",
     "ray": "ray-cluster-unreachable",
+    "placement": "placement-group-unschedulable",
+    "degrees": "parallel-degrees-mismatch",
     "single": "group-size-one",
     "rocm": "rocm-visible-devices",
     "cache": "compile-cache-corrupt",
@@ -37,6 +39,8 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("devices", r"\bnum_gpus (\d{1,6}) > available", "{0} GPUs are asked for"),
     ("devices", r"\bused (gpus) are more than num_nodes", "more {0} are asked for than there are"),
     ("devices", r"requesting (\S{1,12}) processes, bundle count cannot satisfy", "{0} processes find no place"),
+    ("degrees", r"new group's (world size|rank) should be (?:less or equal to|within) the world[ _]size", "a group names more ranks than run ({0})"),
+    ("placement", r"[Pp]lacement[ _]?[Gg]roup\b[^\n]{0,120}?\b(not (?:yet )?ready|timed out|(?:could not|cannot) be (?:created|placed|scheduled))", "Ray finds no place for the bundles of a placement group: {0}"),
     ("rocm", r"(same HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES|don't set ROCR_VISIBLE_DEVICES)", "the lists of visible devices differ ({0})"),
     # Servers
     ("server", r"(?:Router|Server|Engine) health check failed after (\S{1,12})", "a server did not answer within {0} s"),

@@ -430,7 +430,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "zero3-parameter-not-available": "ZeRO-3 met a parameter in an unexpected state.",
         "zero-gradient-twice": "DeepSpeed saw one parameter's gradient twice.",
         "mixed-dtensor-and-tensor": "Sharded and plain tensors, or CPU tensors and a GPU backend, met.",
-        "process-group-state": "A process group was used before it was made, or made twice.",
+        "process-group-state": "A process group, or Ray, was used before it was started, or started twice.",
         "async-prefetch-deadlock": "FSDP gathers of a prefetch thread deadlock with training.",
         "zero3-moe-expert-hang": "Ranks gather different experts under ZeRO-3.",
         "too-many-open-files": "The limit of open files is reached.",

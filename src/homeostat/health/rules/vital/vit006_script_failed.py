@@ -13,6 +13,10 @@ changed.
 - dataset-column-missing: it reads a column or key that the rows do not have.
 - library-version-mismatch: it gives a library's class an argument that the installed version does
   not take, or asks a module for a name that it lacks.
+- setting-missing, unknown-setting: it looks into its settings for what is not there, or passes on
+  what nobody knows.
+- shape-mismatch, dtype-mismatch, object-not-picklable, batch-not-divisible, path-missing and other
+  names: the exception's words say what was wrong.
 
 ## What to do
 Open the file at the line.
@@ -26,9 +30,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.ending import fatal_traceback
-from homeostat.health.exception_details import details_of
-from homeostat.health.exception_reading import asks_library
+from homeostat.health.exception_reading import read_exception
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.read_advice import advice_on
 from homeostat.health.rule import Rule
 from homeostat.health.rules.vital.vit001_user_code_failed import (
     family_of,
@@ -49,21 +53,25 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         return
     where = f"{frame.file}:{frame.line}"
     causes = [Cause("script-failed", f"{frame} raised {found.kind.rpartition('.')[2]}")]
-    if found.kind.endswith("KeyError"):
+    told = read_exception(found, (), view.log).likely
+    if told is not None:
+        causes.insert(0, Cause(told[0], f"read, not recognised: {told[1]}"))
+    elif found.kind.endswith("KeyError"):
         causes.append(Cause("dataset-column-missing", "a key that is not there often is a column"))
-    for one in details_of(found.kind, found.message):
-        if asks_library(one):
-            causes.insert(0, Cause("library-version-mismatch", f"read from its words: {one.words}"))
-            break
+    raised = f"The script raised {shortened(found.error, 200)}, in "
+    raised += f"{frame.function or 'its body'} at {where}, and ended the run."
+    wrong = f"Read from it: {shortened(told[1], 200)}." if told else "Mend that line."
     yield Sighting(
-        message=f"The script raised {shortened(found.error, 200)}, in "
-        f"{frame.function or 'its body'} at {where}, and ended the run. Mend that line.",
+        message=f"{raised} {wrong}",
         evidence=(
             f"line {found.start.number}: {shortened(found.start.text.strip(), 300)}",
             f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
         ),
         causes=tuple(causes),
-        fixes=(Fix("", "", f"open {frame.file} at line {frame.line}"),),
+        fixes=(
+            *(advice_on(told[0]) if told else ()),
+            Fix("", "", f"open {frame.file} at line {frame.line}"),
+        ),
         first_step=found.end.step,
         last_step=found.end.step,
         family=family_of(frame),

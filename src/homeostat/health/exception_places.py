@@ -1,0 +1,140 @@
+"""Name what an exception's class means at the place where it was raised.
+
+Some words say nothing by themselves: `EOFError` where torch reads a file is a file that was cut,
+`KeyError: 'rollout'` where code looks into its settings is a setting that was not given, and a
+request that failed is a matter of whom it was sent to. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+
+from homeostat.health.code_owners import PACKAGES, owner_of
+from homeostat.health.frames import Frame
+from homeostat.health.requests_failed import failed_request
+from homeostat.health.tracebacks import Traceback
+
+Named = tuple[str, str]
+
+# Settings by the names that scripts give them: cfg, self.config, model_cfg, args_config.
+_HOLDS = r"\b\w{0,40}(?:cfg|config|conf|hparams|hyperparameters|settings)\w{0,20}"
+# Code that looks into settings: cfg["obs_groups"], config["actor"].pop("class_name").
+_LOOKS_UP = r"(?:\[['\"]?\w{1,60}['\"]?\]|\.\w{1,60}(?:\(['\"]\w{1,80}['\"])?)"
+_READS_SETTING = re.compile(rf"{_HOLDS}(?P<chain>{_LOOKS_UP}{{1,5}})")
+_KEY = re.compile(r"(?:\[|\.(?:pop|__getitem__)\()['\"](\w{1,80})['\"]")
+_UNPACKS_SETTINGS = re.compile(rf"\*\*{_HOLDS}")
+_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w{1,80})'")
+_IS_NONE = re.compile(r"'NoneType' object (?:is not subscriptable|has no attribute)")
+_IMPORTED_FROM = re.compile(
+    r"cannot import name '\w{1,80}' from (?:partially initialized module )?'(?P<module>\w{1,80})'"
+    r"[^()\n]{0,20}(?:\([^()/\n]{0,80}\) )?\((?P<file>[^()\n]{1,300}\.py)\)"
+)
+_STDLIB = frozenset(sys.stdlib_module_names)
+# Modules of Python whose names scripts like to have, and whose content hardly ever changes.
+_LACKS = re.compile(
+    r"module '(?P<module>logging|random|copy|queue|types|token|tokenize|json|datetime|socket"
+    r"|statistics|profile|select|secrets|email|html|code|calendar|csv|struct|numbers|operator)'"
+    r" has no attribute '(?P<name>\w{1,80})'"
+)
+# Objects that hold settings as attributes.
+_LACKS_SETTING = re.compile(
+    r"'(?:types\.)?(?:SimpleNamespace|Namespace|AttrDict|DotDict|EasyDict|Munch)' object has no "
+    r"attribute '(?P<name>\w{1,80})'"
+)
+_ENVIRONMENT = ("<frozen os>", "/os.py")
+_CUT_SHORT = frozenset({"EOFError", "BadZipFile", "UnpicklingError"})
+_READS_WEIGHTS = ("torch/serialization.py", "torch/_weights_only_unpickler.py")
+_SHARDED_STATE = "distributed/checkpoint/state_dict.py"
+_COLLATES = "data/_utils/collate.py"
+_REWARDS = ("reward", "score", "verif", "grade", "judge")
+_ENGINES = ("generat", "complet", "rollout", "engine", "vllm", "sglang", "chat", "infer", "sample")
+
+
+def by_place(failure: Traceback, around: Sequence[Traceback], code: str) -> Named | None:
+    """Return the illness that the place tells, and why; None if it tells none.
+
+    `around` are the failures at the end of the log, `code` is the line that raised.
+    """
+    return (
+        _shadowed(failure)
+        or _of_settings(failure, code)
+        or _of_library(failure)
+        or _of_request(failure, around)
+    )
+
+
+def _shadowed(failure: Traceback) -> Named | None:
+    """Recognise a file of the user's in place of a module of Python or a known package."""
+    lacks = _LACKS.search(failure.message)
+    if lacks is not None and failure.name == "AttributeError":
+        module = lacks["module"]
+        why = f"Python's own {module} has {lacks['name']}: a file {module}.py stands in its way"
+        return "package-shadowed", why
+    found = _IMPORTED_FROM.search(failure.message)
+    if found is None or owner_of(found["file"]) != "user":
+        return None
+    is_file = found["file"].replace("\\", "/").endswith(f"/{found['module']}.py")
+    if is_file and found["module"] in _STDLIB | PACKAGES:
+        return "package-shadowed", f"{found['file']} was imported in place of {found['module']}"
+    return None
+
+
+def _of_settings(failure: Traceback, code: str) -> Named | None:
+    """Recognise code that looks into settings and does not find what it looks for."""
+    name, words = failure.name, failure.message
+    looked_up = [found["chain"] for found in _READS_SETTING.finditer(code)]
+    if name == "KeyError":
+        key = words.strip("'\" ")
+        if any(key in _KEY.findall(chain) for chain in looked_up):
+            return "setting-missing", f"the settings have no {key}"
+        if failure.frames and _ends(failure.frames[-1], *_ENVIRONMENT):
+            return "setting-missing", f"the environment variable {key} is not set"
+    lacks = _LACKS_SETTING.search(words)
+    if lacks is not None and failure.frames and owner_of(failure.frames[-1].file) == "user":
+        return "setting-missing", f"the settings have no {lacks['name']}"
+    if _IS_NONE.search(words) and any(len(_KEY.findall(chain)) > 1 for chain in looked_up):
+        return "setting-missing", "a part of the settings that the code looks into is empty"
+    unknown = _UNEXPECTED.search(words)
+    if unknown is not None and _UNPACKS_SETTINGS.search(code):
+        return "unknown-setting", f"the settings have {unknown[1]}, which is not known"
+    return None
+
+
+def _of_library(failure: Traceback) -> Named | None:
+    """Recognise what a bare exception means in a place of torch."""
+    if not failure.frames:
+        return None
+    raised = failure.frames[-1]
+    if failure.name in _CUT_SHORT and _any_ends(failure.frames, _READS_WEIGHTS):
+        return "checkpoint-file-damaged", "the file that torch reads is empty or ends too early"
+    if failure.name == "KeyError" and _ends(raised, _SHARDED_STATE) and "optim" in raised.function:
+        return (
+            "optimizer-state-mismatch",
+            "the optimizer holds parameters that the model does not have, as one does that was "
+            "built before the model was sharded or wrapped",
+        )
+    if "NoneType" in failure.message and _ends(raised, _COLLATES):
+        return "user-code-failed", "a row is None: the dataset's __getitem__ returned nothing"
+    return None
+
+
+def _of_request(failure: Traceback, around: Sequence[Traceback]) -> Named | None:
+    """Recognise a request that failed, by what the user's functions above it are called.
+
+    Clients raise their own exception from that of a lower layer: all of them are looked at.
+    """
+    frames = [frame for one in (failure, *around) for frame in one.frames]
+    mine = [frame.function.lower() for frame in frames if owner_of(frame.file) == "user"]
+    is_reward = any(word in function for function in mine for word in _REWARDS)
+    is_engine = any(word in function for function in mine for word in _ENGINES)
+    return failed_request(failure, is_reward=is_reward, is_engine=is_engine)
+
+
+def _any_ends(frames: Iterable[Frame], files: tuple[str, ...]) -> bool:
+    return any(_ends(frame, *files) for frame in frames)
+
+
+def _ends(frame: Frame, *files: str) -> bool:
+    return frame.file.replace("\\", "/").endswith(files)

@@ -1,0 +1,158 @@
+"""What an exception's words leave open is told by the place where it was raised.
+
+The logs are those of real failures, with frames left out.
+"""
+# ruff: noqa: E501 (logs)
+
+from __future__ import annotations
+
+import pytest
+
+from homeostat.health.last_exception import last_exception
+from homeostat.health.readers import read_text
+
+SITE = "/data/venv/lib/python3.11/site-packages"
+EMPTY_FILE = f"""\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 5, in <module>
+    state = torch.load("optimizer.pt")
+            ^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "{SITE}/torch/serialization.py", line 1886, in _legacy_load
+    magic_number = pickle_module.load(f, **pickle_load_args)
+                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "{SITE}/torch/_weights_only_unpickler.py", line 327, in load
+    raise EOFError
+EOFError
+"""
+OPTIMIZER_BEFORE_SHARDING = f"""\
+step 0 loss 0.15084660053253174
+step 1 loss 0.13114568591117860
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/data/run/train.py", line 19, in main
+[rank1]:     state = get_optimizer_state_dict(model, opt)
+[rank1]:             ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+[rank1]:   File "{SITE}/torch/distributed/checkpoint/state_dict.py", line 960, in _get_optim_state_dict
+[rank1]:     fqn = fqn_pid_mapping[key]
+[rank1]:           ~~~~~~~~~~~~~~~^^^^^
+[rank1]: KeyError: 0
+"""
+SHADOWED = f"""\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 2, in <module>
+    import torch
+  File "{SITE}/torch/__init__.py", line 54, in <module>
+    from torch._utils_internal import (
+  File "/usr/lib/python3.11/tempfile.py", line 45, in <module>
+    from random import Random as _Random
+ImportError: cannot import name 'Random' from 'random' (/data/run/random.py)
+"""
+OTHER_VERSION = SHADOWED.replace("/data/run/random.py", "/usr/lib/python3.11/random.py")
+REWARD_SERVER = f"""\
+Traceback (most recent call last):
+  File "{SITE}/httpcore/_backends/sync.py", line 126, in read
+    return self._sock.recv(max_bytes)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^
+TimeoutError: timed out
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/data/run/train.py", line 6, in <module>
+    score(["a"])
+  File "/data/run/train.py", line 5, in score
+    return httpx.post("http://127.0.0.1:29432/score", json={{"texts": texts}}, timeout=4).json()
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "{SITE}/httpx/_transports/default.py", line 118, in map_httpcore_exceptions
+    raise mapped_exc(message) from exc
+httpx.ReadTimeout: timed out
+"""
+ENGINE = """\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 6, in <module>
+    generate("hello")
+  File "/data/run/train.py", line 5, in generate
+    return json.load(urllib.request.urlopen(req, timeout=5))
+                     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/usr/lib/python3.11/urllib/request.py", line 1351, in do_open
+    raise URLError(err)
+urllib.error.URLError: <urlopen error [Errno 111] Connection refused>
+"""
+VARIABLE = """\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 3, in out_dir
+    def out_dir(): return os.environ["OUTPUT_DIR"]
+                          ~~~~~~~~~~^^^^^^^^^^^^^^
+  File "<frozen os>", line 679, in __getitem__
+KeyError: 'OUTPUT_DIR'
+"""
+NAMESPACE = """\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 6, in build
+    return config.rollout.engine.name
+           ^^^^^^^^^^^^^^
+AttributeError: 'types.SimpleNamespace' object has no attribute 'rollout'
+"""
+SHADOWED_LOGGING = f"""\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 2, in <module>
+    import torch
+  File "{SITE}/torch/_utils.py", line 1067, in <module>
+    logger = logging.getLogger(__name__)
+             ^^^^^^^^^^^^^^^^^
+AttributeError: module 'logging' has no attribute 'getLogger'
+"""
+MESH = f"""\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 8, in main
+    print(mesh["dp_shard"])
+  File "{SITE}/torch/distributed/device_mesh.py", line 984, in _get_slice_mesh_layout
+    raise KeyError(
+KeyError: "Invalid mesh_dim_names ('dp_shard',) specified. Valid mesh_dim_names are ['dp']."
+"""
+ROW_IS_NONE = f"""\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 13, in <module>
+    for b in DataLoader(Rows(), batch_size=4):
+  File "{SITE}/torch/utils/data/_utils/collate.py", line 192, in <listcomp>
+    key: collate([d[key] for d in batch], collate_fn_map=collate_fn_map)
+                  ~^^^^^
+TypeError: 'NoneType' object is not subscriptable
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (EMPTY_FILE, "checkpoint-file-damaged"),
+        (OPTIMIZER_BEFORE_SHARDING, "optimizer-state-mismatch"),
+        (SHADOWED, "package-shadowed"),
+        (REWARD_SERVER, "reward-timeout"),
+        (ENGINE, "inference-server-unresponsive"),
+        (VARIABLE, "setting-missing"),
+        (NAMESPACE, "setting-missing"),
+        (SHADOWED_LOGGING, "package-shadowed"),
+        (MESH, "unknown-setting"),
+        (ROW_IS_NONE, "user-code-failed"),
+    ],
+)
+def test_the_place_names_what_the_words_leave_open(text: str, name: str) -> None:
+    found = last_exception(read_text(text))
+    assert found is not None
+    assert found.likely is not None
+    assert found.likely[0] == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OTHER_VERSION,
+        EMPTY_FILE.replace("torch/serialization.py", "wheel/x.py").replace(
+            "torch/_weights_only_unpickler.py", "wheel/y.py"
+        ),
+        ENGINE.replace("in generate", "in main").replace('generate("hello")', "main()"),
+    ],
+)
+def test_the_same_words_elsewhere_are_left_open(text: str) -> None:
+    found = last_exception(read_text(text))
+    assert found is not None
+    assert found.place is None
