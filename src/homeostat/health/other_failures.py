@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from homeostat.health.first_failure import is_aftermath
 from homeostat.health.speakers import rank_of
 from homeostat.health.tracebacks import Traceback
+from homeostat.health.words import shortened
 
 
 def others_than(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
@@ -53,7 +54,8 @@ def _chain(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
             if not one.link:
                 break
             how = "was raised from it" if one.link == "cause" else "came up while it was handled"
-            said.append(f"{one.error[:120]} {how}")
+            words = shortened(one.error, 120)
+            said.append(f"line {one.end.number}: {words} {how}")
     return said[:2]
 
 

@@ -63,7 +63,7 @@ FORMS = (
     ("file", r"(?:[Cc]annot|[Cc]an not|[Uu]nable to|[Cc]ould not|[Ff]ailed to) (?:load|read|open|locate|find) (?:the )?(dataset|data|tokenizer|checkpoint|model|weights|config(?:uration)?)(?: file)? (?:from|at|in) [`'\"]?((?=[\w.~-]{0,80}[/\\.])\S{1,200})", "the {0} {1} cannot be read"),
     # Lengths
     # Two settings
-    ("exclusive", rf"({_SUBJECT}) (?:does|do)(?: not|n't) (?:currently |yet |officially )?(?:support|work with|allow|accept) ({_THING})", "{0} does not go together with {1}"),
+    ("exclusive", rf"({_SUBJECT}) (?<! object )(?:does|do)(?: not|n't) (?:currently |yet |officially )?(?:support|work with|allow|accept) ({_THING})", "{0} does not go together with {1}"),
     ("exclusive", rf"({_SUBJECT}) {_NOT}(?:supported|compatible|allowed|implemented|possible|available) ?(?:with|for|in|when|by|on|together with|while|if|under|yet|without)? ?({_THING})?", "{0} is not supported here ({1})"),
     ("exclusive", rf"({_SUBJECT}) not (?:currently |yet )?(?:supported|compatible|implemented|allowed) (?:with|for|in|when|by|on|while) ({_THING})", "{0} does not go together with {1}"),
     ("exclusive", rf"({_SUBJECT}) (?:currently )?only (?:supports?|works? with|accepts?|allows?) ({_THING})", "{0} needs {1}"),
