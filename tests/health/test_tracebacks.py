@@ -106,6 +106,7 @@ KeyError: 'gsm8k'"""
         ("/opt/venv/lib/python3.11/site-packages/sympy/core/expr.py", "package"),
         ("/usr/lib/python3.11/json/decoder.py", "stdlib"),
         ("<frozen importlib._bootstrap>", "package"),
+        ("<frozen os>", "stdlib"),
         ("<template>", "package"),
         ("pyarrow/table.pxi", "package"),
         ("/data/ana/kernels.pyx", "user"),

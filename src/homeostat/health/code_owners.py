@@ -15,6 +15,8 @@ _STDLIB_FILE = re.compile(
 )
 # Code that was compiled by Cython, which only packages bring: pyarrow/error.pxi, numpy/mtrand.pyx.
 _COMPILED = (".pxi", ".pyx", ".pxd")
+# Modules of Python that are part of its program; importlib runs the code of a package.
+_STDLIB_FROZEN = re.compile(r"<frozen (?!importlib|runpy)")
 # Compiled parts of Ray name themselves by their path in Ray's sources.
 _RAY_SOURCES = "python/ray/"
 # Code that a framework writes into the working directory or a cache.
@@ -60,7 +62,7 @@ def owner_of(file: str) -> str:
         return "framework"
     if inside is not None:
         return "framework" if inside in PACKAGES else "package"
-    if _STDLIB.search(path) or _STDLIB_FILE.search(path):
+    if _STDLIB.search(path) or _STDLIB_FILE.search(path) or _STDLIB_FROZEN.match(path):
         return "stdlib"
     if any(mark in path for mark in _GENERATED_PLACES):
         return "package"

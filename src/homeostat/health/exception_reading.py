@@ -65,6 +65,7 @@ _CAUSES = (
         "pickle": "object-not-picklable",
     }
 )
+_ENTRIES = ("_call", "_wrapped", "__call__", "wrapper", "decorate", "main", "<module>")
 _STDLIB = frozenset(sys.stdlib_module_names)
 # Errors of code that asks for what is not there, other than a file, a library or a device.
 _CODE_ERRORS = frozenset(("AttributeError", "IndexError", "KeyError", "NameError", "TypeError"))
@@ -293,10 +294,9 @@ def _failed_call(failure: Traceback) -> tuple[str, Frame | None]:
         if package_of(frame.file) != library:
             break
         entered = frame
-    # Modules of torch call each other through __call__ wrappers: the last function says more.
-    is_wrapper = entered.function.startswith(
-        ("_call", "_wrapped", "__call__", "wrapper", "decorate")
-    )
+    # Modules of torch call each other through __call__ wrappers, and a command begins in main: the
+    # last function says more.
+    is_wrapper = entered.function.startswith(_ENTRIES)
     return library, frames[-1] if is_wrapper else entered
 
 

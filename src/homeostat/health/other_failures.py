@@ -18,7 +18,7 @@ def others_than(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
         if one is failure or one.speaker == failure.speaker:
             continue
         if one.error == failure.error:
-            same.append(one.speaker)
+            same.append(one)
         elif one.is_report:
             # A launcher or Ray says that something failed, as the log shows already.
             continue
@@ -34,7 +34,8 @@ def others_than(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
         )
         said.append(f"the first to fail was {who}")
     if same:
-        said.append(f"{_count(same)} raised the same")
+        who = _count([one.speaker for one in same])
+        said.append(f"line {same[0].end.number}: {who} raised the same")
     for one in _distinct(different):
         said.append(f"{one.speaker or 'another process'} raised {one.error[:120]}")
     if lost:

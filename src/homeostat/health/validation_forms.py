@@ -95,6 +95,7 @@ FORMS = (
     ("setting", rf"({_KEY}) (?:must|should|has to) be ((?:[`'\"][\w.-]{{1,30}}[`'\"],? ?(?:or |and )?){{2,8}})", "{0} is none of {1}"),
     ("setting", r"(?:is|are) not (?:a )?(?:valid|supported|recogni[sz]ed|known)(?: (?:option|choice|value|name|type))?[.,;:]? (?:[Pp]lease )?([Cc]hoose|[Mm]ust be one of|[Ss]elect|[Uu]se one of|[Aa]vailable|[Vv]alid|[Ss]upported|[Oo]ptions)", "the value is not known: {0}"),
     ("setting", r"(?i)\b(?:extra|unknown|unexpected|unrecogni[sz]ed) (?:config(?:uration)? )?(?:key|field|option|setting)(?:\(s\)|s)? (?:not in|in|for) (?:the )?((?:YAML |JSON |TOML )?config\w{0,20}|\w{2,40}Config)\b", "{0} has a key that is not known"),
+    ("setting", r"\b(?:had|has|have|with|contains?|got|found) (?:unknown|unexpected|unrecogni[sz]ed|unsupported) (?:config(?:uration)? )?(?:keys?|fields?|options?|settings?|parameters?) ?:? ?[(\[{]{1,2}['\"]?([\w., '\"-]{1,120}?)['\"]?[)\]}]", "{0} is not known"),
     # A setting that is not given
     ("unset", rf"({_KEY}) (?:is|are) (?:required|mandatory|needed|missing|not (?:set|given|specified|provided|configured|defined))\b", "{0} is not given"),
     ("unset", rf"({_KEY}) (?:must|should|has to|needs to|have to) (?:not be None|be (?:configured|supplied|non-empty|present|explicitly set|given))", "{0} is not given"),

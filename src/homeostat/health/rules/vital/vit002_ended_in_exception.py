@@ -45,6 +45,7 @@ from homeostat.health.known_cases import Guess, merged
 from homeostat.health.last_exception import last_exception
 from homeostat.health.log import LogLine
 from homeostat.health.lone_errors import as_error, is_warning, pasted_errors
+from homeostat.health.read_advice import ADVICE
 from homeostat.health.rule import Rule
 from homeostat.health.second_opinion import RIGHT_LOOSELY, as_cause, guesses_at, helped
 from homeostat.health.view import RunView
@@ -170,6 +171,8 @@ def _causes(reading: ExceptionReading | None, known: Sequence[Guess], own: str) 
 
 
 def _fixes(reading: ExceptionReading) -> Iterator[Fix]:
+    if reading.likely is not None and reading.likely[0] in ADVICE:
+        yield Fix("", "", ADVICE[reading.likely[0]])
     if reading.user is not None:
         yield Fix("", "", f"look at {reading.user}, the last line of your own code before it")
     elif reading.call is not None:
