@@ -18,6 +18,7 @@ from homeostat.config.beside import not_there
 from homeostat.config.load import build_config
 from homeostat.config.shareable import REMOVED, private_values, shared_config, shared_override
 from homeostat.errors import ConfigError
+from homeostat.health.vocabulary import FAMILY_OF
 from homeostat.observe.environment import TorchFacts, gather_environment
 from homeostat.observe.logs import logging_to
 from homeostat.observe.redact import Scrubber
@@ -155,3 +156,8 @@ def test_names_of_columns_are_no_secrets_so_texts_keep_such_words() -> None:
     raw["data"] = {"train": [{"type": "prompts", "path": "rows.jsonl", "prompt_column": "output"}]}
     assert "output" not in set(private_values(raw))
     assert Scrubber.of(raw, environ={}).text("outputs/run is new") == "outputs/run is new"
+
+
+def test_no_name_of_an_illness_is_taken_for_a_secret_s_name() -> None:
+    told = [f"{name}: The call does not fit." for name in FAMILY_OF]
+    assert [Scrubber().text(text) for text in told] == told

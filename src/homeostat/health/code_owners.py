@@ -6,13 +6,17 @@ import re
 
 _INSTALLED = ("site-packages/", "dist-packages/")
 _SHORTENED = (".../", "…/")
-_GENERATED_PLACES = ("<frozen ", "<string>", "/bin/")
+_GENERATED_PLACES = ("<frozen ", "<string>", "<template>", "/bin/")
 _STDLIB = re.compile(r"/lib(?:64)?/python3[.\d]{0,6}/(?!site-packages|dist-packages)")
 # On Windows, and where conda puts a module of Python itself.
 _STDLIB_FILE = re.compile(
     r"/(?:[Ll]ib|envs/[^/]{1,80}/[Ll]ib)/(?:runpy|threading|multiprocessing/[^/]{1,40}"
     r"|concurrent/futures/[^/]{1,40}|asyncio/[^/]{1,40}|json/[^/]{1,40}|contextlib|functools)(?:\.py|$)"
 )
+# Code that was compiled by Cython, which only packages bring: pyarrow/error.pxi, numpy/mtrand.pyx.
+_COMPILED = (".pxi", ".pyx", ".pxd")
+# Modules of Python that are part of its program; importlib runs the code of a package.
+_STDLIB_FROZEN = re.compile(r"<frozen (?!importlib|runpy)")
 # Compiled parts of Ray name themselves by their path in Ray's sources.
 _RAY_SOURCES = "python/ray/"
 # Code that a framework writes into the working directory or a cache.
@@ -58,13 +62,15 @@ def owner_of(file: str) -> str:
         return "framework"
     if inside is not None:
         return "framework" if inside in PACKAGES else "package"
-    if _STDLIB.search(path) or _STDLIB_FILE.search(path):
+    if _STDLIB.search(path) or _STDLIB_FILE.search(path) or _STDLIB_FROZEN.match(path):
         return "stdlib"
     if any(mark in path for mark in _GENERATED_PLACES):
         return "package"
     if path.startswith(_RAY_SOURCES):
         return "framework"
-    return "framework" if _checkout(parts) else "user"
+    if _checkout(parts):
+        return "framework"
+    return "package" if _compiled_package(path) else "user"
 
 
 def package_of(file: str) -> str:
@@ -76,6 +82,8 @@ def package_of(file: str) -> str:
     owner = owner_of(file)
     if owner == "stdlib":
         return "Python"
+    if owner == "package":
+        return _compiled_package(path)
     if owner != "framework":
         return ""
     if path.startswith(_RAY_SOURCES):
@@ -85,6 +93,12 @@ def package_of(file: str) -> str:
     if named:
         return named[-1]
     return "unsloth" if "unsloth_compiled_cache" in parts else "generated code"
+
+
+def _compiled_package(path: str) -> str:
+    """Return the package of a file of Cython, which is named by its path there; "" for others."""
+    first, slash, _ = path.partition("/")
+    return first if slash and path.endswith(_COMPILED) and first.isidentifier() else ""
 
 
 def _plain(file: str) -> str:

@@ -25,6 +25,7 @@ from homeostat.health.second_opinion import with_guesses
 from homeostat.health.view import Kind, RunView
 from homeostat.health.words import shortened
 
+_JUST_ABOVE = 3
 _QUOTE = re.compile(r"line (\d{1,12}): ")
 _SAYS_NOTHING = "Nothing in this log says why"
 
@@ -203,7 +204,8 @@ def _says_more(
         if other.level is Level.INFO or not other.code.startswith(codes) or other == finding:
             continue
         there = quoted_lines(other)
-        if not mine or any(min(mine) <= number <= max(mine) for number in there):
+        # What a logger said just above a traceback is about it.
+        if not mine or any(min(mine) - _JUST_ABOVE <= n <= max(mine) for n in there):
             return other
     return None
 

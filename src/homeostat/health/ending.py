@@ -254,18 +254,19 @@ def last_failures(view: RunView) -> list[Traceback]:
     last = found[-1].end.number
     if view.log.lines[-1].number - last > LAST_LINES and _end_line(view) is None:
         return []
-    return [
+    cluster = [
         one
         for one in found
         if num_steps_after(view, one.end) <= MAX_STEPS_AFTER
         and last - one.end.number <= MAX_CLUSTER
         and not _is_plain_exit(one)
     ]
+    # The end of an iterator mostly is what another exception follows from; alone it ends the run.
+    return [one for one in cluster if one.name != "StopIteration"] or cluster
 
 
 def _is_plain_exit(found: Traceback) -> bool:
-    name = found.kind.rpartition(".")[2]
-    return name == "StopIteration" or (name == "SystemExit" and found.message in ("", "0", "None"))
+    return found.name == "SystemExit" and found.message in ("", "0", "None")
 
 
 def _goes_on(view: RunView, last: Traceback) -> bool:

@@ -75,7 +75,8 @@ def _shadowed(failure: Traceback) -> Named | None:
     found = _IMPORTED_FROM.search(failure.message)
     if found is None or owner_of(found["file"]) != "user":
         return None
-    is_file = found["file"].replace("\\", "/").endswith(f"/{found['module']}.py")
+    file = found["file"].replace("\\", "/").lower()
+    is_file = file.endswith(f"/{found['module']}.py") and "/lib/" not in file
     if is_file and found["module"] in _STDLIB | PACKAGES:
         return "package-shadowed", f"{found['file']} was imported in place of {found['module']}"
     return None

@@ -62,6 +62,7 @@ _CAUSES = (
         "disk": "disk-full-or-quota",
     }
 )
+_ENTRIES = ("_call", "_wrapped", "__call__", "wrapper", "decorate", "main", "<module>")
 _STDLIB = frozenset(sys.stdlib_module_names)
 # Errors of code that asks for what is not there, other than a file, a library or a device.
 _CODE_ERRORS = frozenset(("AttributeError", "IndexError", "KeyError", "NameError", "TypeError"))
@@ -86,6 +87,9 @@ _CHECKS = re.compile(r"^(?:__post_init__|finalize|_{0,2}(?:validate|check|verify
 _REFUSALS = ("AssertionError", "ValueError")
 # What a rollout counts: it is shared out among ranks like a batch.
 _SAMPLED = ("sample", "prompt", "rollout", "generation", "replica", "outputs")
+# Code that takes the first of something that may have nothing: next(iter(train_dataset)).
+_TAKES_FIRST = re.compile(r"\bnext\(iter\((?P<of>[\w.\[\]'\"]{1,80})\)")
+_ROWS = ("data", "loader", "rows", "samples", "examples", "train", "eval", "prompts")
 _VIEW = re.compile(r"(\d{1,15}) values cannot be viewed as \[([\d, -]{1,80})\]")
 
 
@@ -153,11 +157,21 @@ class ExceptionReading:
                 name = "heads-not-dividing-tp"
             if name:
                 return name, one.words
+        if (rows := self._without_rows) is not None:
+            return "dataset-empty", f"the first of {rows} was asked for, and there is none"
         if self._fails_to_import:
             return "library-version-mismatch", f"{self.library} cannot be imported"
         if self._refuses_settings:
             return "settings-exclusive", "the settings were refused where they are checked"
         return None
+
+    @property
+    def _without_rows(self) -> str | None:
+        """Return the name of the rows whose first one was asked for, if there was none."""
+        found = _TAKES_FIRST.search(self.code) if self.failure.name == "StopIteration" else None
+        if found is None or not any(word in found["of"].lower() for word in _ROWS):
+            return None
+        return found["of"]
 
     @property
     def _fails_to_import(self) -> bool:
@@ -276,10 +290,9 @@ def _failed_call(failure: Traceback) -> tuple[str, Frame | None]:
         if package_of(frame.file) != library:
             break
         entered = frame
-    # Modules of torch call each other through __call__ wrappers: the last function says more.
-    is_wrapper = entered.function.startswith(
-        ("_call", "_wrapped", "__call__", "wrapper", "decorate")
-    )
+    # Modules of torch call each other through __call__ wrappers, and a command begins in main: the
+    # last function says more.
+    is_wrapper = entered.function.startswith(_ENTRIES)
     return library, frames[-1] if is_wrapper else entered
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from homeostat.health.first_failure import is_aftermath
 from homeostat.health.speakers import rank_of
 from homeostat.health.tracebacks import Traceback
+from homeostat.health.words import shortened
 
 
 def others_than(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
@@ -17,7 +18,7 @@ def others_than(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
         if one is failure or one.speaker == failure.speaker:
             continue
         if one.error == failure.error:
-            same.append(one.speaker)
+            same.append(one)
         elif one.is_report:
             # A launcher or Ray says that something failed, as the log shows already.
             continue
@@ -33,7 +34,8 @@ def others_than(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
         )
         said.append(f"the first to fail was {who}")
     if same:
-        said.append(f"{_count(same)} raised the same")
+        who = _count([one.speaker for one in same])
+        said.append(f"line {same[0].end.number}: {who} raised the same")
     for one in _distinct(different):
         said.append(f"{one.speaker or 'another process'} raised {one.error[:120]}")
     if lost:
@@ -53,7 +55,8 @@ def _chain(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
             if not one.link:
                 break
             how = "was raised from it" if one.link == "cause" else "came up while it was handled"
-            said.append(f"{one.error[:120]} {how}")
+            words = shortened(one.error, 120)
+            said.append(f"line {one.end.number}: {words} {how}")
     return said[:2]
 
 

@@ -16,6 +16,7 @@ _ADVICE = {
     "checkpoint before it",
     "checkpoint-keys-mismatch": "compare the names and shapes in the file with those of the model",
     "column-missing": "print one row, and use the names of its fields",
+    "dataset-empty": "print the number of rows after loading and after each filter",
     "device-mismatch": "move the inputs to the device of the model's parameters before that line",
     "disk-full-or-quota": "compare `df -h` and the limits that `ulimit -a` shows with what is "
     "written",
@@ -27,16 +28,20 @@ _ADVICE = {
     "define functions at the top of a module: lambdas and inner functions cannot be sent",
     "optimizer-state-mismatch": "build the optimizer after the model is sharded, wrapped or given "
     "adapters, from the parameters that it has then",
+    "output-folder-in-use": "remove what has that name, or give another folder",
     "package-shadowed": "rename your file or folder, so that the package of that name is found",
     "path-missing": "check the path as the process sees it: from its working directory, on its "
     "machine, in its container",
+    "path-not-writable": "give a path that the user of the run may write to",
     "placement-group-unschedulable": "compare `ray status` with the bundles that are asked for",
     "reward-server-unreachable": "see whether the reward's server runs and listens at that "
     "address and port",
     "reward-timeout": "raise the time limit, or score fewer answers at a time; give answers that "
     "are too slow a neutral reward",
     "setting-missing": "add the setting, or give the code a default for it",
-    "setting-wrong-type": "write the value as the type that is asked for",
+    "setting-wrong-type": "write the value as the type that is asked for; YAML reads "
+    "1e-5 as text and 1.0e-5 as a number",
+    "settings-exclusive": "change one of the settings that the words name",
     "shape-mismatch": "print the shapes right before that line: they show which side has the "
     "wrong size",
     "unknown-setting": "compare the name with those that are defined: it is misspelt, or of "

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from homeostat.health.finding import Cause, Finding, Fix, Level
-from homeostat.health.known_cases import MAX_LINES, Guess, guesses, merged
+from homeostat.health.known_cases import MAX_LINES, VERSIONS, Guess, guesses, merged
 from homeostat.health.log import Log
 
 # Names that say that something failed and leave open what.
@@ -31,6 +31,7 @@ LEAVES_OPEN = frozenset(
 # Lines below the one in which an error ends that may still belong to it.
 _MAX_MORE = 8
 _MAX_BESIDE_OPEN = 2
+_OWN_CODE = ("user-code-failed", "script-failed")
 # Share of the votes from which on a guess is said beside a recognised illness, and the share of
 # such guesses that were a confirmed cause: 15 of 48, 18 of 85 and 12 of 111 (bench/guesses.py), the
 # fewer the more signatures name a second cause themselves.
@@ -83,6 +84,9 @@ def with_guesses(
     # A guess that is seldom right is a hint where to look, and no reason to change something.
     least = _MOSTLY if first.name in LEAVES_OPEN else 0.0
     near = [one for one in known if one.cause in names and one.votes >= least]
+    if first.name in _OWN_CODE:
+        # Another version of some library does not fix a line of the user's own.
+        near = [one for one in near if one.cause != VERSIONS]
     fixes = (*first.fixes, *helped(near))
     return [dataclasses.replace(first, causes=(*first.causes, *more), fixes=fixes), *findings[1:]]
 

@@ -63,7 +63,7 @@ FORMS = (
     ("file", r"(?:[Cc]annot|[Cc]an not|[Uu]nable to|[Cc]ould not|[Ff]ailed to) (?:load|read|open|locate|find) (?:the )?(dataset|data|tokenizer|checkpoint|model|weights|config(?:uration)?)(?: file)? (?:from|at|in) [`'\"]?((?=[\w.~-]{0,80}[/\\.])\S{1,200})", "the {0} {1} cannot be read"),
     # Lengths
     # Two settings
-    ("exclusive", rf"({_SUBJECT}) (?:does|do)(?: not|n't) (?:currently |yet |officially )?(?:support|work with|allow|accept) ({_THING})", "{0} does not go together with {1}"),
+    ("exclusive", rf"({_SUBJECT}) (?<! object )(?:does|do)(?: not|n't) (?:currently |yet |officially )?(?:support|work with|allow|accept) ({_THING})", "{0} does not go together with {1}"),
     ("exclusive", rf"({_SUBJECT}) {_NOT}(?:supported|compatible|allowed|implemented|possible|available) ?(?:with|for|in|when|by|on|together with|while|if|under|yet|without)? ?({_THING})?", "{0} is not supported here ({1})"),
     ("exclusive", rf"({_SUBJECT}) not (?:currently |yet )?(?:supported|compatible|implemented|allowed) (?:with|for|in|when|by|on|while) ({_THING})", "{0} does not go together with {1}"),
     ("exclusive", rf"({_SUBJECT}) (?:currently )?only (?:supports?|works? with|accepts?|allows?) ({_THING})", "{0} needs {1}"),
@@ -95,6 +95,7 @@ FORMS = (
     ("setting", rf"({_KEY}) (?:must|should|has to) be ((?:[`'\"][\w.-]{{1,30}}[`'\"],? ?(?:or |and )?){{2,8}})", "{0} is none of {1}"),
     ("setting", r"(?:is|are) not (?:a )?(?:valid|supported|recogni[sz]ed|known)(?: (?:option|choice|value|name|type))?[.,;:]? (?:[Pp]lease )?([Cc]hoose|[Mm]ust be one of|[Ss]elect|[Uu]se one of|[Aa]vailable|[Vv]alid|[Ss]upported|[Oo]ptions)", "the value is not known: {0}"),
     ("setting", r"(?i)\b(?:extra|unknown|unexpected|unrecogni[sz]ed) (?:config(?:uration)? )?(?:key|field|option|setting)(?:\(s\)|s)? (?:not in|in|for) (?:the )?((?:YAML |JSON |TOML )?config\w{0,20}|\w{2,40}Config)\b", "{0} has a key that is not known"),
+    ("setting", r"\b(?:had|has|have|with|contains?|got|found) (?:unknown|unexpected|unrecogni[sz]ed|unsupported) (?:config(?:uration)? )?(?:keys?|fields?|options?|settings?|parameters?) ?:? ?[(\[{]{1,2}['\"]?([\w., '\"-]{1,120}?)['\"]?[)\]}]", "{0} is not known"),
     # A setting that is not given
     ("unset", rf"({_KEY}) (?:is|are) (?:required|mandatory|needed|missing|not (?:set|given|specified|provided|configured|defined))\b", "{0} is not given"),
     ("unset", rf"({_KEY}) (?:must|should|has to|needs to|have to) (?:not be None|be (?:configured|supplied|non-empty|present|explicitly set|given))", "{0} is not given"),

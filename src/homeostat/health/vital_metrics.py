@@ -78,8 +78,19 @@ def zero(view: RunView) -> Iterable[str]:
         least = MIN_ZERO if name in LOSSES else 5
         if series is None or len(series) < least or view.decimals.get(name, 9) < 4:
             continue
-        if not series.values.any() and not _is_rate_zero(view, int(series.steps[0])):
-            yield name
+        if series.values.any() or _is_rate_zero(view, int(series.steps[0])):
+            continue
+        if name == "train/token_accuracy" and _has_gradients(view):
+            # A model that still guesses: with every label masked, there would be no gradient.
+            continue
+        yield name
+
+
+def _has_gradients(view: RunView) -> bool:
+    norms, loss = view.series("grad_norm"), view.series("train/loss")
+    if norms is None or loss is None:
+        return False
+    return bool((norms.finite().values > 0).any() and (loss.finite().values > 0).any())
 
 
 def zero_since(view: RunView) -> int | None:

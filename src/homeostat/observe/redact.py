@@ -47,13 +47,13 @@ _BEARER = re.compile(r"(?i)\b(bearer|basic|digest|apikey)(\s+)([A-Za-z0-9+/=_.~\
 _WORDS = (
     r"(?:[\w-]{0,40}(?:[_-]|api|access|account|secret|private|signing|master|license))?key"
     r"|[\w-]{0,40}(?:secret|secrets|passw(?:or)?d|passphrase|credentials?|authorization|webhook"
-    r"|signature|cookie|connection[_-]?string)"
+    r"|(?<!fn[_-])signature|cookie|connection[_-]?string)"
     r"|(?:[\w-]{0,40}[_-])?(?:pw|pwd|pass|auth|bearer|sig|sas|pat|otp|pin|dsn)"
     r"|[\w-]{0,40}(?:access|api|auth|bearer|hf|hub|id|refresh|session|bot|judge|user|my)[_-]?token"
     r"|(?:HF_|--)?token"
 )
 # `token=abc`, `"password": "a b, c"`, `--api-key abc`: keep the name, remove the value. Names such
-# as pad_token and tokenizer are not secrets.
+# as pad_token, tokenizer and a function's signature (reward-fn-signature) are not secrets.
 _NAMED_VALUE = re.compile(
     rf"(?i)(?<![\w-])(\\?[\"']?(?:--)?(?:{_WORDS})\\?[\"']?(?:\s?[=:]\s?|(?<=--)\s)|--(?:{_WORDS})\s)"
     r"(\\?\"[^\"\n]{0,4000}\"?|\\?'[^'\n]{0,4000}'?|[^\s\"';&}\])]{3,})"

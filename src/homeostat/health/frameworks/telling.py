@@ -23,7 +23,7 @@ from homeostat.health.frameworks.known import (
 
 _OUR_KEY = re.compile(
     r"\b(?:agents|algorithm|checkpoint|cluster|critic|data|ebft|engine|eval|health|lora|model"
-    r"|observe|preference|reference|rewards|rollout|sync|trainer)(?:\.[a-z][a-z_]*)+(?<!\.py)\b"
+    r"|observe|preference|reference|rewards|rollout|sync|trainer)(?:\.[a-z][a-z_]*)+(?<!\.py)\b(?!\()"
 )
 _SEVERAL = ", "
 # Last parts of keys that are unclear without their section.

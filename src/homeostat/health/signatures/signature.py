@@ -39,6 +39,8 @@ _CHAINED = (_HANDLING, "was the direct cause of the following")
 _TRIED = ("package-missing", "flash-attention-missing")
 _BROKEN = ("undefined symbol", "shared object file", "version `GLIBC")
 _ASKS_FOR_PACKAGE = re.compile(r"ImportError|ModuleNotFound|NotFoundError|import|install|package")
+# The line of code that raised, as a traceback quotes it.
+_RAISES = re.compile(r"(?:\[rank\d{1,5}\]:?)?\s{2,80}(?:raise|assert) ")
 _MILD = re.compile(
     r"\b(?:INFO|DEBUG|WARNING|WARN|[A-Z][A-Za-z]{0,30}Warning)\b|(?:^|\[)[WI]\d{3,4} "
     r"|\[[WI] \w{1,40}\.cpp:|: [WI] (?:tensorflow|external)/"
@@ -177,8 +179,8 @@ def is_said_mildly(line: LogLine) -> bool:
 def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None] | None:
     """Find the line with the signature's words, and the one with its context.
 
-    A line that is an error by its own words goes before one that is only a warning. What Python
-    ignored counts only in a log without another traceback.
+    A line that is an error by its own words goes before the code that raised it, and this before
+    one that is only a warning. What Python ignored counts only in a log without another traceback.
     """
     if not view.log.may_have(*signature.texts):
         return None
@@ -192,6 +194,7 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
         view.log.first(*signature.context) if signature.context and not signature.within else None
     )
     mild: tuple[LogLine, LogLine | None] | None = None
+    code: tuple[LogLine, LogLine | None] | None = None
     for pattern in signature.texts:
         for line in islice(view.log.find(pattern), MAX_TRIED):
             is_quoted = lists_settings(line) or is_code_beside(line, view.log)
@@ -204,10 +207,13 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
                 beside = view.log.near(line, *signature.context, lines=signature.within)
                 if beside is None:
                     continue
-            if not is_said_mildly(line):
+            if is_said_mildly(line):
+                mild = mild or (line, beside)
+            elif _RAISES.match(line.text):
+                code = code or (line, beside)
+            else:
                 return line, beside
-            mild = mild or (line, beside)
-    return mild
+    return code or mild
 
 
 def _page(signature: Signature) -> str:

@@ -182,14 +182,9 @@ class Preflight:
         device = resolve_device(self.config)
         dtype = resolve_dtype(self.config.trainer, device)
         on_host = self.config.trainer.backend.on_host
-        hold = base_rewrite(self.config.model)
-        self.preview = preview_model(
-            *(self.config.model, self.config.lora),
-            dtype=dtype,
-            device=device,
-            on_host=on_host,
-            hold=hold,
-        )
+        place: dict[str, Any] = {"dtype": dtype, "device": device, "on_host": on_host}
+        place |= {"hold": base_rewrite(self.config.model)}
+        self.preview = preview_model(self.config.model, self.config.lora, **place)
         decoder = self.preview.decoder
         moe = None if decoder is None else decoder.moe
         if on_host == "experts":

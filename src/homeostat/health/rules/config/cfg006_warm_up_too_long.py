@@ -3,7 +3,8 @@
 ## What it sees
 Warm-up steps, or their share, of more than `max_share` of the run's steps; above `warn_share` it is
 a warning. Where the settings are not known, a logged rate that still climbs at such a share of a
-run whose length is known: this is information, since such a run may have learned all the same.
+run whose length is known, or to the end of a run that finished. This is information if the loss
+fell, since such a run has learned all the same, and a warning if it fell by less than a tenth.
 
 ## Why it matters
 The configured rate is hardly ever reached, or never, so the run learns less than intended.
@@ -24,6 +25,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.health.end_lines import End
+from homeostat.health.ending import ending_of
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView
@@ -44,8 +47,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if steps is not None and total:
         share = steps / total
     is_set = share is not None
+    is_idle = False
     if share is None:
-        share = _climbed(view)
+        share, is_idle = _climbed(view), _stood_still(view)
     if share is None and view.series("learning_rate") is None:
         yield Unknown("neither the length of the warm-up nor the learning rate is known")
         return
@@ -55,22 +59,44 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         message=f"The warm-up takes {share:.0%} of the run (usual: 5 to 10%): the learning rate is "
         "hardly ever what was asked for.",
         causes=(Cause("warm-up-too-long", f"{share:.0%} of the steps"),),
-        fixes=(Fix("trainer.schedule.warmup_share", "0.05", "the usual share", Grade.UNSAFE),),
+        fixes=(_fix(total or view.last_step),),
         value=share,
         limit=options.max_share,
-        level=Level.WARN if is_set and share >= options.warn_share else None,
+        level=Level.WARN if share >= options.warn_share and (is_set or is_idle) else None,
     )
+
+
+def _fix(total: float | None) -> Fix:
+    """Return the usual warm-up, in steps where the length of the run is known."""
+    if not total:
+        return Fix("trainer.schedule.warmup_share", "0.05", "the usual share", Grade.UNSAFE)
+    steps = max(1, round(0.05 * total))
+    return Fix("trainer.schedule.warmup_steps", str(steps), "5% of the run", Grade.UNSAFE)
 
 
 def _climbed(view: RunView) -> float | None:
     """Return the share of the run over which the logged rate climbed; None if it has ended that."""
     rates, total = view.series("learning_rate"), view.total_steps
-    if rates is None or not total or len(rates) < _MIN_RECORDS:
+    if rates is None or len(rates) < _MIN_RECORDS:
+        return None
+    if total is None and ending_of(view).how is End.FINISHED:
+        total = view.last_step
+    if not total:
         return None
     values = rates.finite().values
     if len(values) < _MIN_RECORDS or values[0] > 0.5 * values[-1] or np.diff(values).min() <= 0:
         return None
     return float(rates.steps[-1]) / total
+
+
+def _stood_still(view: RunView) -> bool:
+    """Return whether the training loss fell by less than a tenth."""
+    loss = view.series("train/loss")
+    values = loss.finite().values if loss is not None else np.zeros(0)
+    few = max(1, len(values) // 4)
+    if len(values) < 2 * _MIN_RECORDS:
+        return False
+    return float(values[-few:].mean()) > 0.9 * float(values[:few].mean()) > 0.0
 
 
 RULE = Rule(

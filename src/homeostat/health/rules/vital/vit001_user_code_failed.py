@@ -27,6 +27,7 @@ Scripts of a framework that were copied out of its package are taken for the use
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -50,6 +51,9 @@ _OF_DEVICES = ("cuda", "nccl", "out of memory", "hip error", "cudnn")
 _REWARD = ("reward", "score", "verif", "grade", "judge", "accuracy", "format")
 _DATA = ("data", "collat", "tokeniz", "preprocess", "map_fn", "getitem", "load", "prompt")
 _LOOK_UPS = ("AttributeError", "TypeError")
+# Where datasets calls the function that is mapped over rows, and words about a list.
+_MAPS_ROWS = ("datasets/arrow_dataset.py", "datasets/iterable_dataset.py")
+_LIST = re.compile(r"'list' object|concatenate list|got '?list|not '?\"?list")
 
 
 class Options(RuleOptions):
@@ -122,6 +126,15 @@ def _fixes(found: Traceback, frame: Frame, family: Family) -> Iterator[Fix]:
         f"open {frame.file} at line {frame.line}, and call {call} by hand with the input that it "
         "failed on",
     )
+    if found.kind.endswith("KeyError") and family is Family.DATA:
+        yield Fix("", "", "print one row, and rename the field in the data or in that line")
+    if _got_a_batch(found):
+        yield Fix(
+            "",
+            "",
+            "a function that map calls with batched=True gets lists, one entry a row: loop over "
+            "them, or leave batched out",
+        )
     if family is Family.REWARD:
         yield Fix("", "", "return 0 (or None) for an answer that cannot be scored")
     if failed_request(found, is_reward=family is Family.REWARD) is not None:
@@ -131,6 +144,12 @@ def _fixes(found: Traceback, frame: Frame, family: Family) -> Iterator[Fix]:
             "catch the failed request there: try again a few times with a longer time limit, then "
             "give a neutral value, so that one slow answer does not end the run",
         )
+
+
+def _got_a_batch(found: Traceback) -> bool:
+    """Return whether a mapped function failed on a list, as one does that expects a single row."""
+    is_mapped = any(frame.file.endswith(_MAPS_ROWS) for frame in found.frames)
+    return is_mapped and found.kind.endswith(_LOOK_UPS) and bool(_LIST.search(found.message))
 
 
 def family_of(frame: Frame, *, caller: str = "") -> Family:
@@ -159,7 +178,7 @@ def _causes(found: Traceback, frame: Frame, family: Family) -> Iterator[Cause]:
         by = f"{found.caller} called it" if "reward" in found.caller.lower() else "by its name"
         yield Cause("reward-fn-failing", f"it is a reward function ({by})")
     yield Cause("user-code-failed", f"{frame} raised {found.kind.rpartition('.')[2]}")
-    if found.kind.endswith(_LOOK_UPS):
+    if found.kind.endswith(_LOOK_UPS) and "NoneType" in found.message:
         yield column
 
 

@@ -135,7 +135,7 @@ def _read(view: RunView, reading: ExceptionReading) -> Sighting:
         message=" ".join(said),
         evidence=(
             *(f"line {number}: {shortened(text, 300)}" for number, text in lines.items()),
-            *(f"{one[0].upper()}{one[1:]}." for one in reading.others),
+            *(_quoted_or_said(one) for one in reading.others),
         ),
         causes=tuple(_causes(reading, known, shortened(found.error, 200))),
         fixes=(*_fixes(reading), *helped(known)),
@@ -144,6 +144,11 @@ def _read(view: RunView, reading: ExceptionReading) -> Sighting:
         # What the user's own code raised is rarely what a library's errors are: a mere hint.
         **_worth_a_warning(reading, () if reading.is_users_own else known),
     )
+
+
+def _quoted_or_said(words: str) -> str:
+    """Return a fact as a sentence; one that quotes a line keeps its form, by which it is known."""
+    return words if words.startswith("line ") else f"{words[0].upper()}{words[1:]}."
 
 
 def _sentence(words: str) -> str:
