@@ -35,6 +35,8 @@ _IN_RL = {"kl", "entropy", "clip_ratio/region_mean", "completions/mean_length", 
 # What only runs in games or simulations log: the share of random moves, a count of episodes.
 _OF_GAMES = {"epsilon", "episode"}
 _OF_EPISODES = ("episode_reward_mean", "ep_rew_mean", "episode_return_mean")
+# Stable-Baselines' names; its event files lack the number of updates.
+_OF_BASELINES = {"train/n_updates", "train/policy_gradient_loss", "train/clip_range"}
 _LOSSES = {"loss", "train_loss", "training_loss", "loss train", "raw/loss", "lm loss"}
 _HF_FORMS = {"dict", "swift", "llamafactory"}
 
@@ -313,7 +315,7 @@ def _as_entropy(metrics: dict[str, Series]) -> None:
         return
     values = entropy.finite().values
     # That of a Gaussian policy changes its sign while the policy narrows.
-    is_loss = "train/n_updates" in metrics
+    is_loss = not _OF_BASELINES.isdisjoint(metrics)
     if len(values) and values.min() < 0.0 and (values.max() <= 0.0 or is_loss):
         metrics["entropy"] = Series(entropy.steps, -entropy.values)
 

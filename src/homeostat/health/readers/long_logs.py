@@ -26,6 +26,8 @@ from homeostat.health.readers.text import MAX_SETTINGS, TextReader
 from homeostat.health.readers.traces import MAX_EVENTS
 
 _SPEAKS = tuple(word.encode() for word in line_rows.SPEAKS)
+# A line of these may begin a table, whose lines mean something only within it.
+_RULE = b"-" * 12
 # Number of lines whose shapes are looked up at once; few where headers often change what they mean.
 _MIN_WINDOW, _MAX_WINDOW = 64, 2_048
 
@@ -110,7 +112,7 @@ class LongLogReader(TextReader):
         """Return whether a reader may use a line, and remember those that none uses."""
         if self._shapes.is_known_plain(key):
             return False
-        if may_matter(line, has_digits=b"0" in key, speaks=_SPEAKS):
+        if line.startswith(_RULE) or may_matter(line, has_digits=b"0" in key, speaks=_SPEAKS):
             return True
         self._shapes.add_plain(key)
         return False

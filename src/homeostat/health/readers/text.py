@@ -29,6 +29,7 @@ from homeostat.health.readers.literals import is_json_object
 from homeostat.health.readers.own_lines import own_row
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.readers.rows import Row, RowKind
+from homeostat.health.readers.ruled_tables import RuledTables
 from homeostat.health.readers.script_rows import ScriptRows
 from homeostat.health.readers.settings import flat, settings_in, total_steps_in
 from homeostat.health.readers.traces import MAX_EVENTS, Samples, event_in
@@ -62,6 +63,7 @@ class TextReader:
         self._bar_at = (0, 0, 0)
         self._blocks = Blocks()
         self._tables = Tables()
+        self._ruled = RuledTables()
         self._verl = line_rows.VerlRows()
         self._in_traceback = False
         self._dumps = Dumps()
@@ -97,7 +99,7 @@ class TextReader:
 
     @property
     def _is_open(self) -> bool:
-        return self._dumps.is_open or self.samples.is_open
+        return self._dumps.is_open or self.samples.is_open or self._ruled.is_open
 
     def skip_settings(self) -> None:
         """Look for no settings in the lines that follow, as after the start of a long log."""
@@ -139,6 +141,12 @@ class TextReader:
         """Take the line's metrics. Return True if the line contains nothing else."""
         if not body or body.isspace():
             return False
+        row, is_table = self._ruled.feed(body)
+        if row is not None and rank == 0:
+            self.recorder.add(row)
+        self._num_uses += self._ruled.is_open
+        if is_table:
+            return True
         if "zero_advantage=" in body:
             self._ahead.update(line_rows.ahead_of_row(body))
             self._num_uses += 1

@@ -6,7 +6,7 @@ Evaluation loss has passed its minimum, is at least `min_rise` above it, has bee
 are enough if each is higher than the one before and the last by `steep` above the minimum. Noisy
 evaluations are judged by their median after the minimum, against the level before it; where the
 first one was the lowest, against their own spread. Where no training loss is logged, a rise over at
-least `alone` evaluations by `steep` is enough.
+least `alone` evaluations by `steep` is enough; if they fell before, it must be as steady.
 
 ## Why it matters
 The model memorises its rows. Every further step makes it worse at everything else.
@@ -92,15 +92,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _alone(held: Series, options: Options) -> Iterator[Sighting]:
-    """Report evaluations that rise from the first ones on, where nothing else is logged."""
+    """Report evaluations that rise steadily to the end, where nothing else is logged."""
     if len(held) < options.alone:
         return
     low = int(np.argmin(held.values))
     lowest, after = float(held.values[low]), held.values[low + 1 :]
     rise = held.latest - lowest
-    if low > len(held) // 4 or rise < max(options.steep * abs(lowest), 0.02):
+    if rise < max(options.steep * abs(lowest), 0.02) or rise < 5 * _noise(held.values, low):
         return
-    if rank_correlation(held) < 0.8 or rise < 5 * _noise(held.values, low):
+    is_first = low <= len(held) // 4 and rank_correlation(held) >= 0.8
+    since = held.since(int(held.steps[low]))
+    if not is_first and (len(after) < options.alone or rank_correlation(since) < 0.9):
         return
     best_step = int(held.steps[low])
     yield Sighting(
@@ -109,7 +111,7 @@ def _alone(held: Series, options: Options) -> Iterator[Sighting]:
         "Log the training loss, too: it tells overfitting from a rate that is too high.",
         evidence=(f"eval/loss {lowest:.4g} -> {held.latest:.4g} over {len(after)} evaluations",),
         causes=(
-            Cause("overfitting", "held-out loss rises from the first evaluations on"),
+            Cause("overfitting", "held-out loss rises from one evaluation to the next"),
             Cause("lr-too-high", "if the training loss rises as well"),
         ),
         fixes=(Fix("trainer.lr", "a third of it", "smaller steps", Grade.UNSAFE),),

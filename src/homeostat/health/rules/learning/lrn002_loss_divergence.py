@@ -7,8 +7,10 @@ level. In a log of at most `few` records three that rise are enough, from `few_f
 lowest one on. Once a run is over it is a warning, too, if the loss did come back but was at
 `lost_factor` times that level for a tenth of the records (at least `lost`), and ended no lower than
 before. A rise by `both_factor` is enough if the evaluation loss has risen as far and not come back.
-A loss that falls without bound, below zero by `bottomless` times what it began with, is an error as
-well.
+The first record of a log that begins amid a run does not count: it may be of a part of an interval.
+Against a target that follows the model (its rate is logged as `tau` or the like) a loss may well
+rise: information. A loss that falls without bound, below zero by `bottomless` times what it began
+with, is an error as well.
 
 ## Why it matters
 A model that has diverged does not recover by itself: the steps from there on are wasted, and the
@@ -44,6 +46,11 @@ from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import rolling_mean
 from homeostat.types import BoolArray, FloatArray64
 
+# Intervals between records that lie before the first one of a log that begins amid a run.
+_AMID = 10
+# Names of the rate at which a target follows the model: BYOL, DINO, MoCo and their like.
+_TARGET_RATES = frozenset({"tau", "ema_decay", "teacher_momentum", "target_momentum"})
+
 
 class Options(RuleOptions):
     factor: float = option(1.5, "Factor over the best level that the loss must have risen to.")
@@ -59,7 +66,7 @@ class Options(RuleOptions):
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     loss = needed(view, "train/loss")
-    loss = loss.finite()
+    loss = _from_whole_record(loss.finite())
     if len(loss) < options.fire + 1:
         return
     if np.min(loss.values) < 0:
@@ -92,6 +99,24 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     began = best_at + int(below[-1]) + 1
     yield _diverged(view, loss, (best_at, best), began, limit)
+
+
+def _from_whole_record(loss: Series) -> Series:
+    """Leave out the first record after a resume, whose interval has other bounds."""
+    if len(loss) < 3:
+        return loss
+    interval = median(np.diff(loss.steps))
+    return loss.since(int(loss.steps[1])) if loss.steps[0] > _AMID * interval else loss
+
+
+def _follows_model(view: RunView) -> bool:
+    """Return whether the loss compares the model with a copy that follows it."""
+    for name, one in view.metrics.items():
+        if name.rpartition("/")[2].lower() in _TARGET_RATES:
+            values = one.finite().values
+            if len(values) and 0.9 <= float(values.min()) <= float(values.max()) <= 1.0:
+                return True
+    return False
 
 
 def _bottomless(loss: Series, options: Options) -> Iterator[Sighting]:
@@ -147,6 +172,7 @@ def _diverged(
         last_step=int(loss.steps[-1]),
         value=median(newest),
         limit=limit,
+        level=Level.INFO if _follows_model(view) else None,
     )
 
 

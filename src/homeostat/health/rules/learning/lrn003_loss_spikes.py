@@ -6,7 +6,8 @@ than records of this run usually differ by (`unusual`), and later ones are back 
 One such step is information; `repeated` of them are a warning. So many and so evenly spread ones
 that each of `parts` parts of the run has a like number are how its batches differ, and four or more
 low ones at equal distances come at one place of every epoch: information. So are spikes that cost
-nothing: the last of `evaluations` or more is the best one.
+nothing: the last of `evaluations` or more is the best one, or the loss has since fallen below
+`outgrown` of the usual level around them, and no spike is in the last third of the run.
 
 ## Why it matters
 A spike that recovers costs little. Repeated spikes mean that some rows are broken, or that the run
@@ -50,6 +51,7 @@ class Options(RuleOptions):
     evaluations: int = option(
         10, "Evaluations of which the last must be best if spikes cost nothing."
     )
+    outgrown: float = option(0.2, "Share of the level around spikes that makes them past.")
     parts: int = option(5, "Parts of the run of which none may lack spikes if they are its noise.")
 
 
@@ -88,6 +90,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         level=Level.WARN
         if len(at) >= options.repeated
         and not _cost_nothing(view, options)
+        and not _are_outgrown(at, loss.values, around, options)
         and not _are_even(at, len(loss), options)
         and not (_are_periodic(at, loss.steps) and _are_low(loss.values[at], around[at], options))
         else Level.INFO,
@@ -99,6 +102,15 @@ def _cost_nothing(view: RunView, options: Options) -> bool:
     held = view.series("eval/loss")
     values = held.finite().values if held is not None else np.empty(0)
     return len(values) >= options.evaluations and bool(values[-1] == values.min())
+
+
+def _are_outgrown(
+    at: IntArray, values: FloatArray64, around: FloatArray64, options: Options
+) -> bool:
+    """Return whether later losses are far below the level at which the run had spikes."""
+    last_third = len(values) - len(values) // 3
+    ended = median(values[last_third:])
+    return int(at[-1]) < last_third and ended < options.outgrown * median(around[at])
 
 
 def _are_even(at: IntArray, count: int, options: Options) -> bool:
