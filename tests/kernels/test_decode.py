@@ -26,6 +26,7 @@ from homeostat.rollout.native.cuda.attention import (
     AttentionScratch,
     AttentionShape,
     decode_attention,
+    shares_for,
 )
 from homeostat.rollout.native.cuda.sampling import draw_from_hidden, draw_from_logits
 from homeostat.rollout.native.cuda.state import DecodeState
@@ -197,6 +198,8 @@ def attention_in_float64(
         pytest.param((6, 2, 64), (130, 5), 2, marks=pytest.mark.slow),
         pytest.param((2, 1, 128), (0, 70), 1, marks=pytest.mark.slow),
         ((2, 1, 128), (0, 70), 2),
+        # More shares than are read at once, with tiles of 128 keys.
+        ((2, 1, 32), (1200, 129), 16),
     ],
 )
 def test_attention_over_blocks(
@@ -234,6 +237,12 @@ def test_attention_over_blocks(
         wanted = attention_in_float64(qkv, turns, before, tables_BK[row], position)
         near(found[row], wanted.flatten())
     assert not scratch.arrived.any()
+
+
+def test_keys_are_shared_out_until_the_device_is_busy() -> None:
+    narrow, wide = AttentionShape(2, 7, 64, 16, EPS), AttentionShape(8, 4, 128, 16, EPS)
+    assert [shares_for(narrow, rows) for rows in (1, 16, 64, 256, 1024)] == [16, 16, 4, 1, 1]
+    assert [shares_for(wide, rows) for rows in (1, 8, 64)] == [16, 4, 1]
 
 
 # ---- sampling ----------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ _LOG2_E = 1.4426950408889634
 _LOWEST = tl.constexpr(-1.0e30)
 # tl.dot wants at least so many rows: a group of query heads is padded to it.
 MIN_ROWS = 16
+# Results of shares that are read at once, and the most shares.
+_AT_ONCE, _MAX_SHARES = tl.constexpr(8), 16
 
 
 @triton.jit
@@ -194,16 +196,31 @@ def _sum_of_shares(
         highest = tl.full((ROWS,), _LOWEST, tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         summed = tl.zeros((ROWS, WIDTH), tl.float32)
-        for other in range(num_shares):
-            its_top = tl.load(at_tops + other * ROWS * 2, cache_modifier=".cg")
-            its_total = tl.load(at_tops + other * ROWS * 2 + 1, cache_modifier=".cg")
-            its_sum = tl.load(at_sums + other * ROWS * WIDTH, cache_modifier=".cg")
-            top = tl.maximum(highest, its_top)
-            shrink, its_shrink = tl.exp2(highest - top), tl.exp2(its_top - top)
-            total = total * shrink + its_total * its_shrink
-            summed = summed * shrink[:, None] + its_sum * its_shrink[:, None]
-            highest = top
+        for first in range(0, num_shares, _AT_ONCE):
+            found = _results(at_sums, at_tops, first, num_shares, ROWS, WIDTH)
+            for number in tl.static_range(_AT_ONCE):
+                its_top, its_total, its_sum = found[number]
+                top = tl.maximum(highest, its_top)
+                shrink, its_shrink = tl.exp2(highest - top), tl.exp2(its_top - top)
+                total = total * shrink + its_total * its_shrink
+                summed = summed * shrink[:, None] + its_sum * its_shrink[:, None]
+                highest = top
     return is_whole, total, summed
+
+
+@triton.jit
+def _results(at_sums, at_tops, first, num_shares, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Read what the next shares found, all before any of it is used: the reads overlap."""
+    found = ()
+    for number in tl.static_range(_AT_ONCE):
+        share = first + number
+        is_there = tl.zeros((ROWS,), tl.int32) + share < num_shares
+        at_top, at_sum = at_tops + share * ROWS * 2, at_sums + share * ROWS * WIDTH
+        top = tl.load(at_top, mask=is_there, other=_LOWEST, cache_modifier=".cg")
+        total = tl.load(at_top + 1, mask=is_there, other=0.0, cache_modifier=".cg")
+        summed = tl.load(at_sum, mask=is_there[:, None], other=0.0, cache_modifier=".cg")
+        found += ((top, total, summed),)
+    return found
 
 
 @triton.jit
@@ -308,13 +325,30 @@ class AttentionScratch:
         self.arrived = torch.zeros(pairs, device=device, dtype=torch.int32)
 
 
-def _fit(shape: AttentionShape, shares: int) -> dict[str, Any]:
-    """A tile is read ahead into registers. Of wide heads it takes more threads to hold it, which is
-    worth it where a tile is most of a share."""
+def shares_for(shape: AttentionShape, num_rows: int) -> int:
+    """Return how many programs share the keys of a sequence, so that the device is busy."""
+    return min(max(_programs(shape) // (num_rows * shape.num_kv_heads), 1), _MAX_SHARES)
+
+
+def _programs(shape: AttentionShape) -> int:
+    """Return how many programs keep an H200 busy: narrow heads leave room for four of them on a
+    multiprocessor, wide ones for two."""
+    return 512 if shape.head_dim <= 64 else 256
+
+
+def _fit(shape: AttentionShape, num_programs: int, shares: int, *, fp8: bool) -> dict[str, Any]:
+    """Return the keys of a tile, and the options of a launch, the fastest on an H200.
+
+    Few programs read larger tiles, which take up to all registers of a multiprocessor: with more
+    programs the next kernel could not start early. The first tile of a share is read ahead, into
+    registers; with wide heads only where it is most of what a share reads.
+    """
+    if shares > 1 and 4 * num_programs <= _programs(shape) and not fp8:
+        return {"TILE": 128, "AHEAD": True, "num_warps": 8, "num_stages": 2}
     if shape.head_dim <= 64:
-        # Four programs to a multiprocessor: that is how many there are of 256 rows and two heads.
-        return {"AHEAD": True, "num_warps": 4, "num_stages": 2, "maxnreg": 128}
-    return {"AHEAD": shares > 1, "num_warps": 8 if shares > 1 else 4, "num_stages": 2}
+        return {"TILE": 64, "AHEAD": True, "num_warps": 4, "num_stages": 2, "maxnreg": 128}
+    warps = 8 if shares > 1 else 4
+    return {"TILE": 64, "AHEAD": shares > 1, "num_warps": warps, "num_stages": 2}
 
 
 def decode_attention(
@@ -336,6 +370,7 @@ def decode_attention(
     """[B, H * d]. `stores`: int64 [2], the addresses of this layer's keys and values; in FP8 [4],
     with those of their scales."""
     num_rows = q_BX.shape[0]
+    num_pairs = num_rows * shape.num_kv_heads
     out_BX = torch.empty_like(q_BX, memory_format=torch.contiguous_format)
     q_norm, k_norm = norms if norms is not None else (q_BX, q_BX)
     _attend[(num_rows, shape.num_kv_heads, scratch.shares)](
@@ -364,12 +399,11 @@ def decode_attention(
         ROWS=shape.rows,
         DIM=shape.head_dim,
         BLOCK_TOKENS=shape.block_tokens,
-        TILE=64,
         SHARES=scratch.shares,
         HAS_NORM=norms is not None,
         PRECISION="ieee" if q_BX.dtype == torch.float32 else "tf32",
         FP8=fp8_cache,
-        **_fit(shape, scratch.shares),
+        **_fit(shape, num_pairs * scratch.shares, scratch.shares, fp8=fp8_cache),
         **early(q_BX.device),
     )
     return out_BX

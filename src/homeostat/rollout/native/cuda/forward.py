@@ -36,6 +36,7 @@ from homeostat.rollout.native.cuda.attention import (
     AttentionScratch,
     AttentionShape,
     decode_attention,
+    shares_for,
 )
 from homeostat.rollout.native.cuda.candidates import sums_of_tiles
 from homeostat.rollout.native.cuda.cutting import draw_kept
@@ -49,9 +50,6 @@ from homeostat.rollout.native.cuda.sampling import (
 )
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
 
-# Programs that keep the whole device busy; with fewer sequences, keys are shared out.
-_PROGRAMS = 256
-_MAX_SHARES = 16
 # Of rows that enter, with their rotations: what they have become, and what is still to be added.
 Layers = Callable[[Tensor, list[Tensor], Rows], tuple[Tensor, Tensor | None]]
 
@@ -234,8 +232,7 @@ class DecodeForward:
     def _scratch_for(self, num_rows: int) -> AttentionScratch:
         """One for all layers: they run one after the other."""
         if num_rows not in self._scratch:
-            busy = num_rows * self.shape.num_kv_heads
-            shares = min(max(_PROGRAMS // busy, 1), _MAX_SHARES)
+            shares = shares_for(self.shape, num_rows)
             self._scratch[num_rows] = AttentionScratch(
                 self.shape, num_rows=num_rows, shares=shares, device=self.state.device
             )
