@@ -2,16 +2,16 @@
 
     python bench/made_failures.py [--half open|aside] [--wrong] [--name NAME]
 
-328 short scripts were written as a practitioner would write them, each with one mistake that people
-make, and run with the libraries that `make setup` installs (torch, transformers, peft, datasets,
-accelerate, TRL, Ray). bench/made/ holds what they printed, with paths replaced, and the cause, which
-was written down before the doctor read anything. They were parted by a hash of the script's name:
-rules were written from `open`, none from `aside`. Verdicts as in bench/threads.py.
+328 short scripts were written as a practitioner would write them, each with one mistake that
+people make, and run with the libraries that `make setup` installs (torch, transformers, peft,
+datasets, accelerate, TRL, Ray). bench/made/ holds what they printed, with paths replaced, and the
+cause, which was written down before the doctor read anything. They were parted by a hash of the
+script's name: rules were written from `open`, none from `aside`. Verdicts as in bench/threads.py.
 
 Real failures of today's versions, whose cause is sure; but whoever wrote the scripts chose what
 goes wrong in them, and names of several causes are accepted where several are right. Threads hold
-what people could not solve by themselves, and are harder. `--wrong` lists the cases of the open half
-that are not right.
+what people could not solve by themselves, and are harder. `--wrong` lists the cases of the open
+half that are not right.
 """
 
 from __future__ import annotations

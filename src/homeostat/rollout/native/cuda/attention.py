@@ -30,15 +30,12 @@ from torch import Tensor
 
 from homeostat.ops.kernels.e4m3 import scales_of, to_e4m3
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
-from homeostat.rollout.native.cuda.shares import is_last
+from homeostat.rollout.native.cuda.shares import LOWEST, softmax_of_shares
 
 _LOG2_E = 1.4426950408889634
-# Below any score, and finite: where no key is live, weights are 0 and not undefined.
-_LOWEST = tl.constexpr(-1.0e30)
 # tl.dot wants at least so many rows: a group of query heads is padded to it.
 MIN_ROWS = 16
-# Results of shares that are read at once, and the most shares.
-_AT_ONCE, _MAX_SHARES = tl.constexpr(8), 16
+_MAX_SHARES = 16
 
 
 @triton.jit
@@ -150,7 +147,7 @@ def _softmax_over_keys(
     FP8: tl.constexpr,
 ):  # fmt: skip
     """Over cached keys `first` to `last`, of which the first tile may have been read already."""
-    highest = tl.full((ROWS,), _LOWEST, tl.float32)
+    highest = tl.full((ROWS,), LOWEST, tl.float32)
     total = tl.zeros((ROWS, TILE), tl.float32)
     summed = tl.zeros((ROWS, DIM), tl.float32)
     if AHEAD:
@@ -177,50 +174,6 @@ def _share_of(position, share, SHARES: tl.constexpr, TILE: tl.constexpr):
     first = share * per_share
     last = tl.minimum(first + per_share, position)
     return first, last, tl.maximum(tl.cdiv(position, per_share), 1)
-
-
-@triton.jit
-def _sum_of_shares(
-    highest, total, summed, sums_ptr, tops_ptr, arrived_ptr, pair, share, num_shares,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, SHARES: tl.constexpr,
-):  # fmt: skip
-    """Return whether this share is the last one, and if so the sums of all shares."""
-    rows = pair * SHARES * ROWS + tl.arange(0, ROWS)
-    at_sums = sums_ptr + rows[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    at_tops = tops_ptr + rows * 2
-    tl.store(at_sums + share * ROWS * WIDTH, summed)
-    tl.store(at_tops + share * ROWS * 2, highest)
-    tl.store(at_tops + share * ROWS * 2 + 1, total)
-    is_whole = is_last(arrived_ptr + pair, num_shares)
-    if is_whole:
-        highest = tl.full((ROWS,), _LOWEST, tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
-        summed = tl.zeros((ROWS, WIDTH), tl.float32)
-        for first in range(0, num_shares, _AT_ONCE):
-            found = _results(at_sums, at_tops, first, num_shares, ROWS, WIDTH)
-            for number in tl.static_range(_AT_ONCE):
-                its_top, its_total, its_sum = found[number]
-                top = tl.maximum(highest, its_top)
-                shrink, its_shrink = tl.exp2(highest - top), tl.exp2(its_top - top)
-                total = total * shrink + its_total * its_shrink
-                summed = summed * shrink[:, None] + its_sum * its_shrink[:, None]
-                highest = top
-    return is_whole, total, summed
-
-
-@triton.jit
-def _results(at_sums, at_tops, first, num_shares, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Read what the next shares found, all before any of it is used: the reads overlap."""
-    found = ()
-    for number in tl.static_range(_AT_ONCE):
-        share = first + number
-        is_there = tl.zeros((ROWS,), tl.int32) + share < num_shares
-        at_top, at_sum = at_tops + share * ROWS * 2, at_sums + share * ROWS * WIDTH
-        top = tl.load(at_top, mask=is_there, other=_LOWEST, cache_modifier=".cg")
-        total = tl.load(at_top + 1, mask=is_there, other=0.0, cache_modifier=".cg")
-        summed = tl.load(at_sum, mask=is_there[:, None], other=0.0, cache_modifier=".cg")
-        found += ((top, total, summed),)
-    return found
 
 
 @triton.jit
@@ -287,7 +240,7 @@ def _attend(
         highest, total, summed = _with_new(highest, total, summed, q, key, value, scale)
     pair = sequence * NUM_KV_HEADS + head
     if SHARES > 1 and num_shares > 1:
-        is_whole, total, summed = _sum_of_shares(
+        is_whole, total, summed = softmax_of_shares(
             highest, total, summed, sums_ptr, tops_ptr, arrived_ptr, pair, share, num_shares,
             ROWS, DIM, SHARES,
         )  # fmt: skip
