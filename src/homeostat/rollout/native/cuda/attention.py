@@ -2,17 +2,19 @@
 in one kernel.
 
 A program serves one sequence, one key head and one share of the cached keys. The first share also
-rotates the new token's key, writes key and value to the cache, and adds them to its sums. With
-several shares the last program to finish sums up what all of them found, in their order: the result
-does not depend on who that was. Only live keys are read, and where registers allow it the first
-tile of them while the kernel before this one ends.
+rotates the new token's key, writes the key and the value to the cache, and adds them to its sums.
+If there are several shares, the last program to finish adds up the results of all of them, always
+in the order of the shares, so the result does not depend on which program was last. Only keys that
+exist are read. Where registers allow it, a program reads its first tile of keys before the previous
+kernel has ended.
 
-Weights of the softmax are powers of 2: what 2 is raised to is a score times log2(e).
+The softmax is computed with powers of 2: its exponents are scores times log2(e).
 
-A cache in FP8 (cache.py) is read as the numbers that it stands for, and a new key and value are
-used as they are stored.
+From an FP8 cache (cache.py) the kernel reads values times their scales. It also rounds the new key
+and value to FP8 before it uses them, so that later steps see the same numbers.
 
-The cache is known by addresses kept on the device, so that a captured graph outlives it.
+The kernel reads the addresses of the cache from device memory, so that a captured graph stays valid
+when the cache moves.
 
 Suffixes: `_B` sequences, `_H` heads, `_K` blocks of a sequence, `_d` head dim, `_F` half of it,
 `_X` all heads.
@@ -40,11 +42,13 @@ _MAX_SHARES = 16
 
 @triton.jit
 def _turned(at_rows, is_row, norm_ptr, cos, sin, eps, DIM: tl.constexpr, HAS_NORM: tl.constexpr):
-    """Rows of heads, normed where the model does so and rotated. In fp32, rounded where the modules
-    round."""
+    """Load rows of heads, apply the norm if the model has one, and rotate them.
+
+    Computed in fp32 and rounded wherever the model's modules round.
+    """
     element = norm_ptr.dtype.element_ty
     at = tl.arange(0, DIM)
-    # Each number turns with the one half a head away, the first half against its sign.
+    # Each element rotates together with the one half a head away; the first half has sin negated.
     partner = (at + DIM // 2) % DIM
     x = tl.load(at_rows + at[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
     other = tl.load(at_rows + partner[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
@@ -60,7 +64,7 @@ def _turned(at_rows, is_row, norm_ptr, cos, sin, eps, DIM: tl.constexpr, HAS_NOR
 
 @triton.jit
 def _numbers(stored, scales_ptr, slots, is_live, ELEMENT: tl.constexpr, FP8: tl.constexpr):
-    """Return what was stored as numbers: those of FP8 times their scales."""
+    """Return cached values as numbers; FP8 values are multiplied by their scales."""
     if FP8:
         scales = tl.load(scales_ptr + slots, mask=is_live, other=0.0)
         stored = (stored.to(tl.float32) * scales[:, None]).to(ELEMENT)
@@ -71,7 +75,7 @@ def _numbers(stored, scales_ptr, slots, is_live, ELEMENT: tl.constexpr, FP8: tl.
 def _quantised(x, ELEMENT: tl.constexpr):
     """Cast rows [rows, DIM], each with its own scale.
 
-    Return e4m3 numbers, their scales, and what both stand for.
+    Return the e4m3 values, their scales, and the product of both.
     """
     scales, inverses = scales_of(tl.max(tl.abs(x.to(tl.float32)), 1), False)
     cast = to_e4m3(x.to(tl.float32) * inverses[:, None])
@@ -99,13 +103,13 @@ def _cached(
     NUM_KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
     ELEMENT: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys and values, from `start` on."""
+    """Load a tile of keys and values, starting at key number `start`."""
     at_n = start + tl.arange(0, TILE)
     is_live = at_n < last
     block = tl.load(table_ptr + at_n // BLOCK_TOKENS, mask=is_live, other=0).to(tl.int64)
     slots = (block * NUM_KV_HEADS + head) * BLOCK_TOKENS + at_n % BLOCK_TOKENS
     at = slots[:, None] * DIM + tl.arange(0, DIM)[None, :]
-    # Values are loaded first: they are in flight while the keys that arrived are made ready.
+    # Load values first: they arrive while the keys are converted.
     values = tl.load(values_ptr + at, mask=is_live[:, None], other=0.0)
     keys = tl.load(keys_ptr + at, mask=is_live[:, None], other=0.0)
     values = _numbers(values, value_scales_ptr, slots, is_live, ELEMENT, FP8)
@@ -117,8 +121,11 @@ def _more(
     highest, total, summed, q, keys, values, start, last, scale, TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax: the largest score and the weighted sum of values per row, and the sum of
-    weights per row and place in a tile, with a tile of keys more."""
+    """Add a tile of keys to the online softmax.
+
+    Return the largest score of each row, the sum of weights of each row and place in a tile, and
+    the weighted sum of values of each row.
+    """
     is_live = start + tl.arange(0, TILE) < last
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
     scores = tl.where(is_live[None, :], scores * scale, float("-inf"))
@@ -131,7 +138,7 @@ def _more(
 
 @triton.jit
 def _with_new(highest, total, summed, q, key, value, scale):
-    """The same with the new token's own key and value more."""
+    """Add the new token's own key and value to the online softmax."""
     score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
     top = tl.maximum(highest, score)
     shrink, weight = tl.exp2(highest - top), tl.exp2(score - top)
@@ -146,7 +153,10 @@ def _softmax_over_keys(
     BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
     FP8: tl.constexpr,
 ):  # fmt: skip
-    """Over cached keys `first` to `last`, of which the first tile may have been read already."""
+    """Compute the softmax over cached keys `first` to `last`.
+
+    With AHEAD the first tile was already loaded, and is passed as `keys` and `values`.
+    """
     highest = tl.full((ROWS,), LOWEST, tl.float32)
     total = tl.zeros((ROWS, TILE), tl.float32)
     summed = tl.zeros((ROWS, DIM), tl.float32)
@@ -168,8 +178,10 @@ def _softmax_over_keys(
 
 @triton.jit
 def _share_of(position, share, SHARES: tl.constexpr, TILE: tl.constexpr):
-    """The cached keys of a share, and how many shares there are: of a short sequence, fewer than
-    there are programs for it."""
+    """Return the first and last cached key of a share, and the number of shares.
+
+    A short sequence has fewer shares than programs.
+    """
     per_share = tl.maximum(tl.cdiv(tl.cdiv(position, SHARES), TILE), 1) * TILE
     first = share * per_share
     last = tl.minimum(first + per_share, position)
@@ -178,7 +190,7 @@ def _share_of(position, share, SHARES: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _places(stores_ptr, sums_ptr, ELEMENT: tl.constexpr, FP8: tl.constexpr):
-    """Return where keys and values are, and in FP8 their scales."""
+    """Return pointers to keys, values and, in FP8, their scales."""
     stored: tl.constexpr = tl.float8e4nv if FP8 else ELEMENT
     keys_ptr = tl.multiple_of(tl.load(stores_ptr).to(tl.pointer_type(stored)), 16)
     values_ptr = tl.multiple_of(tl.load(stores_ptr + 1).to(tl.pointer_type(stored)), 16)
@@ -200,12 +212,12 @@ def _attend(
 ):  # fmt: skip
     let_next_start(EARLY)
     sequence, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    # What earlier steps left is whole by now: `rows.enter` sees to it.
+    # Earlier steps have ended by now (`rows.enter`), so what they wrote can be read.
     position = tl.load(positions_ptr + sequence)
     first, last, num_shares = _share_of(position, share, SHARES, TILE)
     if share >= num_shares:
         return
-    # Addresses make no promise of alignment; the allocator does.
+    # The compiler cannot see the alignment of raw addresses; the allocator guarantees it.
     element = q_ptr.dtype.element_ty
     keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr = _places(
         stores_ptr, sums_ptr, element, FP8
@@ -265,7 +277,7 @@ class AttentionShape:
 
 
 class AttentionScratch:
-    """Room for what shares of the keys found, for up to `num_rows` sequences."""
+    """Device memory for the results of the shares, for up to `num_rows` sequences."""
 
     def __init__(
         self, shape: AttentionShape, *, num_rows: int, shares: int, device: torch.device
@@ -320,8 +332,11 @@ def decode_attention(
     scale: float,
     fp8_cache: bool = False,
 ) -> Tensor:
-    """[B, H * d]. `stores`: int64 [2], the addresses of this layer's keys and values; in FP8 [4],
-    with those of their scales."""
+    """Return the attention outputs [B, H * d] and append the new keys and values to the cache.
+
+    `stores` holds the addresses of this layer's keys and values as int64 [2]; with an FP8 cache it
+    is [4], with the addresses of their scales.
+    """
     num_rows = q_BX.shape[0]
     num_pairs = num_rows * shape.num_kv_heads
     out_BX = torch.empty_like(q_BX, memory_format=torch.contiguous_format)

@@ -30,7 +30,7 @@ class _Burst:
 
 
 class CudaBursts:
-    # Rows that are padding write there (state.py).
+    # Padding rows write to this block (state.py).
     spare_blocks = 1
     prompts = None
 
@@ -54,11 +54,11 @@ class CudaBursts:
     def start(
         self, sequences: list[Sequence], cache: KVCache, reserve: Reserve, *, until: float
     ) -> None:
-        """Sends the first burst of these sequences, each with one token that is not cached."""
+        """Start the first burst. Each of the sequences has one token that is not cached yet."""
         # Milliseconds: never too late.
         del until
         assert not self._flying, "the last sequences are still on their way"
-        # A graph is captured over a first step, which needs a cache to write to.
+        # Capturing a graph runs a first step, which needs a cache to write to.
         self.state.see(cache)
         self.steps.refresh()
         self._is_cut = any(sequence.is_cut for sequence in sequences)
@@ -67,12 +67,12 @@ class CudaBursts:
         self._count = self.steps.make_ready(len(sequences), is_cut=self._is_cut)
         self.sequences = sequences
         self.state.load(sequences)
-        # Where there is no room for more, there is room for one: the scheduler saw to it.
+        # The scheduler guarantees room for at least one more token.
         wanted = self._wanted()
         self._launch(wanted if reserve(sequences, wanted) else 1, cache)
 
     def take(self, cache: KVCache, reserve: Reserve, *, may_go_on: bool) -> Taken:
-        """Waits for the oldest burst, after another was sent after it where that is of use."""
+        """Start another burst if that is useful; then wait for the oldest and return its tokens."""
         wanted = self._wanted()
         if may_go_on and wanted > 0 and reserve(self.sequences, self._ahead + wanted):
             self._launch(wanted, cache)
@@ -82,11 +82,11 @@ class CudaBursts:
         return Taken(self.sequences, tokens_SB.T, logps_SB.T, made_B, routes_BSLK, cut)
 
     def drop(self) -> None:
-        """Forget the bursts in flight: their tokens will be drawn again, and come out the same."""
+        """Discard the bursts in flight. Their tokens will be sampled again, and be the same."""
         self._flying.clear()
 
     def rest(self) -> None:
-        """Copies of the weights keep their memory; the next burst derives them again."""
+        """Keep the memory of weight copies; the next burst fills them again."""
         self.steps.forward.weights_changed()
 
     @property
@@ -94,12 +94,12 @@ class CudaBursts:
         return sum(burst.num_steps for burst in self._flying)
 
     def _wanted(self) -> int:
-        """Steps until all sequences are as long as they may get, or as many as make a burst."""
+        """Return the number of steps: until all sequences are complete, at most one burst."""
         left = max(s.max_length - len(s.tokens) for s in self.sequences) - self._ahead
         return min(left, BURST_STEPS)
 
     def _launch(self, num_steps: int, cache: KVCache) -> None:
-        # Room may have been had by moving the cache.
+        # Making room may have moved the cache.
         self.state.see(cache)
         self.state.prepare(self.sequences, ahead=self._ahead)
         self.steps.run(self._count, num_steps, is_cut=self._is_cut)

@@ -1,9 +1,9 @@
-"""Finds the words of each row that a cut may keep, on the device: the first half of cutting.py.
+"""Finds, on the device, the words of each row that a cut may keep: the first half of cutting.py.
 
     sums of tiles   the largest logit and the sum of weights of every 64 words
-    floor           per row, a logit that certainly is no larger than the least one that is kept:
-                    the k-th largest of the tiles' largest logits, or one below which all words
-                    together hold less than the share 1 - p, or the one that min-p demands
+    floor           per row, a logit that is certainly not above the smallest one that is kept:
+                    the k-th largest of the tiles' largest logits, or a logit below which all words
+                    together have less than the share 1 - p, or the logit that min-p asks for
     gather          ids of the words above the floor, in order; a few parts of the vocabulary each
 
 Suffixes: `_B` rows, `_V` vocabulary, `_T` tiles of it, `_P` parts of it, `_W` words of a part.
@@ -26,8 +26,8 @@ from homeostat.rollout.native.cuda.state import CutRows
 PARTS = 32
 # Values that a round of the search for a floor tries.
 _WAYS = 4
-# A floor may be too low by so many steps of its order (0.1 of a logit of 20): a few more words are
-# gathered.
+# A floor may be too low by this many steps of the order (0.1 for a logit of 20); then a few more
+# words are gathered.
 _SLACK = 1 << 16
 
 
@@ -60,7 +60,7 @@ def _sums_of_tiles(
     z = tl.load(at, mask=at_v < vocabulary, other=float("-inf")) * tl.load(scale_ptr + row)
     z = tl.reshape(z, (WORDS // TILE, TILE))
     tops = tl.max(z, 1)
-    # Tiles beyond the vocabulary are nowhere, and not stored.
+    # Tiles beyond the vocabulary are not stored.
     finite = tl.where(tops == float("-inf"), 0.0, tops)
     sums = tl.sum(tl.exp(z - finite[:, None]), 1)
     at_t = part * (WORDS // TILE) + tl.arange(0, WORDS // TILE)
@@ -85,10 +85,10 @@ def _value(order):
 
 @triton.jit
 def _below(order, masses, rests, tries, top, TILE: tl.constexpr):
-    """Return bounds of the mass of all words below some logits, from what tiles tell.
+    """Return bounds of the mass of all words below some logits, from the sums of the tiles.
 
-    A tile with a smaller largest logit counts with its mass. Of another one all words but the
-    largest, its rest, may lie below, each with less than the weight of that logit.
+    A tile whose largest logit is smaller counts with its whole mass. In any other tile, all words
+    except the largest may lie below, each with less than the weight of that logit.
     """
     most = (TILE - 1) * tl.exp(_value(tries) - top)
     inside = tl.minimum(rests[:, None], most[None, :])
@@ -131,9 +131,9 @@ def _floors(
             high = tl.minimum(high, low + stride)
         floor = tl.where(top_k <= NUM_TILES, _value(low), floor)
     elif top_p < 1.0:
-        # A little less than what may be left out, for rounding.
+        # Slightly less than may be left out, to allow for rounding.
         spare = ((1.0 - top_p) * total * (1.0 - 1e-4)).to(tl.float32)
-        # As many words as there are of this weight are still too little.
+        # All words of this weight together are still too few.
         low = order_of(top + tl.log(spare / vocabulary) - 0.01).to(tl.int64)
         while high - low > SLACK:
             stride = (high - low + WAYS - 1) // WAYS
@@ -142,7 +142,7 @@ def _floors(
             low += tl.sum((below <= spare).to(tl.int64), 0) * stride
             high = tl.minimum(high, low + stride)
         floor = _value(low)
-    # Shares among the first k words are of their sum, for which all of these are needed.
+    # With top-k, top-p is a share of the sum of the first k words, so all of these are needed.
     if (min_p > 0) & ((top_p >= 1.0) | (top_k >= vocabulary)):
         # A hundredth covers the rounding of exp.
         floor = tl.maximum(floor, top + tl.log(min_p) - 0.01)

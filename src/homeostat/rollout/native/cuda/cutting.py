@@ -1,13 +1,13 @@
-"""Draws from what top-k, top-p and min-p leave, on the device: ops/cut.py has the definition.
+"""Samples, on the device, from the words that top-k, top-p and min-p keep (defined in ops/cut.py).
 
-Nothing is sorted. A cut keeps a beginning of the order by logits, so it is known by its least
-logit, and by how many words with just this logit it keeps: the first ones. Among the words that may
-be kept (candidates.py) the least logit is searched exactly; the rest is cut off, and the request's
-noise falls on what is left.
+Nothing is sorted. A cut keeps the words with the largest logits, so two numbers describe it: its
+smallest logit, and how many words with exactly this logit it keeps (the first ones). The smallest
+logit is searched exactly among the words that may be kept (candidates.py); then a word is drawn
+from those at or above it.
 
-The search compares with eight values at a time, in the order of floats as integers. The candidates
-usually fit into one program's registers; where they do not, further ones are read again in each
-round, so that any cut of any distribution is right.
+The search tries eight values at a time, with floats compared as integers of the same order. The
+candidates usually fit into the registers of one program; further ones are read again in each round,
+so the result is exact for every cut and distribution.
 
 Suffixes: `_B` rows, `_V` vocabulary, `_T` tiles of it.
 """
@@ -47,7 +47,7 @@ def _words(
 
 @triton.jit
 def _reached(ids, order, weights, tries, BY_MASS: tl.constexpr):
-    """Return the number, or the mass, of words down to each of some orders."""
+    """Return the number, or the mass, of the words at or above each of some orders."""
     is_in = (order[:, None] >= tries[None, :]) & (ids >= 0)[:, None]
     value = weights[:, None] if BY_MASS else 1.0
     return tl.sum(tl.where(is_in, value, 0.0), 0)
@@ -117,7 +117,7 @@ def _bound(
             places_ptr, logits_ptr, scale, top, True, PARTS, PART_WORDS, SIZE, WAYS,
         )  # fmt: skip
         needed = tl.ceil((top_p * mass - held) / tl.maximum(weight, 1e-38))
-        # Where rounding leaves too little mass, as many as there are.
+        # If rounding leaves too little mass, keep all of them.
         own = tl.minimum(tl.maximum(needed, 1.0), 2147483000.0).to(tl.int32)
         ties = tl.where(low > least, own, tl.minimum(ties, own))
         least = tl.maximum(least, low)
@@ -185,7 +185,7 @@ def _draw_kept(
     position, moves = tl.load(positions_ptr + row), tl.load(moves_ptr + row)
     step = position - tl.load(starts_ptr + row)
     if tl.load(is_cut_ptr + row) == 0:
-        # It was drawn already, and moved on.
+        # This row has no cut: its token was already drawn.
         noted = (step - moves) * step_stride + row
         tl.store(sizes_ptr + noted, 0)
         tl.store(sampled_logps_ptr + noted, tl.load(logps_ptr + noted))
@@ -206,7 +206,7 @@ def _draw_kept(
         tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), total, ids, order, weights, num, ends,
         places_ptr, logits_ptr, scale, top, vocabulary, PARTS, PART_WORDS, SIZE, WAYS,
     )  # fmt: skip
-    # One pass for what is kept, and one for the token that the noise falls on.
+    # One pass finds what is kept, a second one the token that the noise selects.
     is_kept, num_ties = _is_kept(ids, order, weights, least, ties, 0, min_p)
     num_kept, kept_sum = _note(ids, weights, is_kept, 0, kept_ptr, width)
     first_ties = num_ties
@@ -232,7 +232,7 @@ def _draw_kept(
 
 
 def draw_kept(logits_BV: Tensor, tops_BT: Tensor, sums_BT: Tensor, state: Rows) -> None:
-    """Draw the next token of each row, of rows that are cut among what is kept."""
+    """Draw the next token of each row; in rows with a cut, among the words that it keeps."""
     (num_rows, vocabulary), cut = logits_BV.shape, state.cut
     assert cut is not None, "the state has been prepared for cut rows"
     found = find_candidates(logits_BV, tops_BT, sums_BT, state.scale_B, cut)

@@ -1,12 +1,14 @@
 """Kernels that start before the one before them has ended (programmatic dependent launch, Hopper).
 
-A kernel lets its follower start; the follower does what needs nothing of its predecessor, such as
-reading weights, and then waits for its end. Every kernel waits before it reads or writes anything
-that another one of its step writes: then the order of a chain is that of its launches. The first
-kernel of a step lets its follower start only when the last step has ended (`rows.enter`).
+A kernel allows the next one to start. That one first does work that needs no result of its
+predecessor, such as reading weights, and then waits for the predecessor to end. Every kernel waits
+before it reads or writes anything that another kernel of its step writes, so kernels take effect in
+the order of their launches. The first kernel of a step allows the next one to start only when the
+previous step has ended (`rows.enter`).
 
-The sooner a follower starts the better, unless two of its programs fit where one of this kernel's
-does: those that start while multiprocessors are busy crowd the free ones, and stay there.
+It pays to start the next kernel as soon as possible, with one exception: if two of its programs fit
+into the space of one of this kernel's, programs that start while some multiprocessors are busy
+crowd onto the free ones and stay there.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def can_start_early(device: torch.device) -> bool:
 
 
 def early(device: torch.device) -> dict[str, Any]:
-    """The flags of a launch."""
+    """Return the options of a launch that make a kernel start early, if the device can do so."""
     if can_start_early(device):
         return {"EARLY": True, "launch_pdl": True}
     return {"EARLY": False}

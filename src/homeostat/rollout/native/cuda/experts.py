@@ -1,12 +1,12 @@
 """A block of experts in a decoding step: router, choice, and the chosen experts' matrices.
 
-    narrow   norm, logits and choice in one launch; gate and up of every (row, slot) pair in one;
-             down, the weighted sum and the sum with x in one: bound by reading the weights alone
-    wide     a product and the choice; then pairs by expert, as in training (ops/kernels)
+    narrow   for few rows, three launches: norm, logits and choice; gate and up of every (row,
+             slot) pair; down, the weighted sum and the sum with x. Bound by reading weights
+    wide     a product and the choice; then pairs sorted by expert, as in training (ops/kernels)
 
-The choice of every row and its weights are noted in the state's routes, under its step. Nothing
-asks the host: what differs between steps is on the device, so that a step can be captured as a
-graph.
+The chosen experts of every row and their weights are recorded in the state's routes, by step.
+Nothing depends on the host: whatever differs between steps is on the device, so that a step can be
+captured as a graph.
 
 Suffixes: `_B` rows, `_K` slots, `_E` experts, `_D` model dim, `_I` width of an expert, `_J` twice
 that.
@@ -37,8 +37,8 @@ from homeostat.rollout.native.cuda.narrow_rows import normed_row, weights_of
 from homeostat.rollout.native.cuda.shares import is_last
 from homeostat.rollout.native.cuda.state import Rows
 
-# Experts whose logits a narrow program computes. Of one warp, so that the choice after them, one
-# expert after the other, needs no barriers.
+# Experts whose logits a narrow program computes. A program is one warp: choosing one expert after
+# the other then needs no barriers.
 _LOGITS, _ROUTE_WARPS = 2, 1
 _OUTPUTS, _GATED_WARPS = 1, 2
 # Sums of a program over its slots and outputs, and inputs that it multiplies at a time.
@@ -79,7 +79,7 @@ def narrow_experts(
     *,
     eps: float,
 ) -> Tensor:
-    """Add the experts' outputs to x, in place. Return [B, D]: the normed rows that they had."""
+    """Add the experts' outputs to x, in place. Return the normed rows [B, D], their inputs."""
     (num_rows, width), shape = x_BD.shape, block.gate.shape
     chosen = _Chosen.empty(num_rows, shape, x_BD.device)
     normed_BD = torch.empty_like(x_BD)
@@ -168,14 +168,14 @@ def _choose(
     IS_NORMALISED: tl.constexpr, GROUPS: tl.constexpr, GROUPS_KEPT: tl.constexpr,
     SLOTS: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Choose the experts of rows from their logits, weigh them, and note them as routes."""
+    """Choose the experts of rows from their logits, weigh them, and record them as routes."""
     expert = tl.arange(0, EXPERTS)
     is_expert = expert < NUM_EXPERTS
     scores = _scores(logits, is_expert, IS_SOFTMAX)
     wanted = scores
     if HAS_BIAS:
         wanted += tl.load(bias_ptr + expert, mask=is_expert, other=0.0)[None, :]
-    # Scores that are no numbers choose the first experts: a number that there is in any case.
+    # If scores are NaN, the first experts are chosen, so that the ids are always valid.
     wanted = tl.where(wanted == wanted, wanted, float("inf"))
     wanted = tl.where(is_expert[None, :], wanted, float("-inf"))
     if GROUPS > 1:
@@ -192,7 +192,7 @@ def _choose(
         tl.store(routes_ptr + place + slot, expert_number, mask=is_row)
         is_own = expert[None, :] == chosen[:, None]
         total += tl.sum(tl.where(is_own, scores, 0.0), 1)
-        # The slot of each chosen expert, from 1.
+        # The slot of each chosen expert, counted from 1.
         is_chosen = tl.where(is_own, slot + 1, is_chosen)
         wanted = tl.where(is_own, float("-inf"), wanted)
     if not IS_SOFTMAX:
@@ -271,7 +271,7 @@ def _gated(
 ):  # fmt: skip
     at_O, pair = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
     is_out = at_O < num_outputs
-    # In this order: the next kernel may read ids, which the last one wrote, before it waits.
+    # In this order, because the next kernel may read the ids of the previous one before it waits.
     wait_for_last(EARLY)
     let_next_start(EARLY)
     expert = tl.load(ids_ptr + pair).to(tl.int64)
@@ -292,7 +292,7 @@ def _gated(
 def _down_weights(
     down_ptr, expert, at_O, is_out, start, num_inputs, num_outputs, INPUTS: tl.constexpr
 ):  # fmt: skip
-    """[slots, outputs, inputs]: rows of the down projections of a row's experts."""
+    """Load rows of the down projections of a row's experts, [slots, outputs, inputs]."""
     at_K = start + tl.arange(0, INPUTS)
     row = expert[:, None] * num_outputs + at_O[None, :]
     at = row[:, :, None] * num_inputs + at_K[None, None, :]
@@ -314,7 +314,7 @@ def _added(
     SLOTS: tl.constexpr, SLOTS_PADDED: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
     IS_ONE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """All slots of a row at once, so that the weights of all its experts are in flight."""
+    """Add all slots of a row at once, so that the weights of all its experts are in flight."""
     row = tl.program_id(1)
     slot, at_O = tl.arange(0, SLOTS_PADDED), tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_slot, pair = slot < SLOTS, row * SLOTS + slot

@@ -4,14 +4,14 @@
 
 In layers with experts (experts.py) these take the place of the gate.
 
-The same weights as in the decoder's own forward, by fewer launches. There are three ways through
-the layers:
+A step uses the weights of the decoder's own forward, but takes fewer launches. There are three
+paths through the layers:
 
     narrow   up to `narrow.MAX_ROWS` rows: bound by reading the weights alone
-    tiled    more rows, while our own products are better than a library's
+    tiled    more rows, as long as our own products are faster than a library's
     wide     the decoder's linear modules
 
-Adapters are part of all of them, unmerged (low_rank.py).
+All of them apply adapters, unmerged (low_rank.py).
 
 Suffixes: `_B` rows, `_D` model dim, `_V` vocabulary.
 """
@@ -50,7 +50,8 @@ from homeostat.rollout.native.cuda.sampling import (
 )
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
 
-# Of rows that enter, with their rotations: what they have become, and what is still to be added.
+# A function of the rows that enter and their rotations. It returns the rows after all layers, and
+# what must still be added to them.
 Layers = Callable[[Tensor, list[Tensor], Rows], tuple[Tensor, Tensor | None]]
 
 
@@ -85,15 +86,20 @@ class DecodeForward:
         return self.model.config.vocab_size
 
     def refresh(self) -> bool:
-        """Derive copies of weights that have changed. Return whether steps must be captured again:
-        never, because it reads the model's own weights, which are written in place."""
+        """Update copies of changed weights, and return whether steps must be captured again.
+
+        Here there are no copies: steps read the model's own weights, which are written in place.
+        """
         return False
 
     def weights_changed(self) -> None:
-        """Nothing was derived from the weights."""
+        """Do nothing: there are no copies of the weights."""
 
     def step(self, num_rows: int, *, is_cut: bool) -> None:
-        """Moves the first rows of the state on by one token. `is_cut`: some of them may be cut."""
+        """Sample one more token for the first `num_rows` rows of the state.
+
+        `is_cut`: top-k, top-p or min-p may apply to some of them.
+        """
         state = self.state.rows(num_rows)
         trunk, eps = self.model.model, self.model.config.rms_norm_eps
         factor = self.model.config.rope.attention_factor
@@ -151,7 +157,7 @@ class DecodeForward:
     def _feed_narrow(
         self, x_BD: Tensor, layer: Layer, state: Rows, adapters: Sequence[LowRank | None]
     ) -> None:
-        """Add what the block after attention makes of the rows to them."""
+        """Add the output of the block after attention (an MLP or experts) to the rows."""
         eps, norm_D, mlp = (
             layer.input_layernorm.eps,
             layer.post_attention_layernorm.weight,
@@ -230,7 +236,7 @@ class DecodeForward:
         )
 
     def _scratch_for(self, num_rows: int) -> AttentionScratch:
-        """One for all layers: they run one after the other."""
+        """Return the scratch memory for so many rows. Layers share it, since they run in turn."""
         if num_rows not in self._scratch:
             shares = shares_for(self.shape, num_rows)
             self._scratch[num_rows] = AttentionScratch(
@@ -240,7 +246,7 @@ class DecodeForward:
 
 
 class Adapters:
-    """The adapters of a step's products, by layer: of q, k and v, of o, of gate and up, of down."""
+    """The adapters of a step's products. Each layer has four: q, k and v; o; gate and up; down."""
 
     def __init__(self, model: Decoder, *, max_rows: int) -> None:
         found = [[adapted_maps(maps) for maps in _fused_maps(layer)] for layer in model.layers]
@@ -258,18 +264,20 @@ class Adapters:
                 layer[index] = None if maps is None else room.at(next(numbers), maps)
 
     def of_layer(self, index: int) -> list[LowRank | None]:
-        """Return four; None where there is no adapter, or no such map."""
+        """Return the four adapters of a layer; None for a product without one."""
         return self._layers[index]
 
 
 def _fused_maps(layer: Layer) -> Iterator[tuple[nn.Linear, ...]]:
-    """Yield the maps that are products of the narrow and the tiled layers: not those beside
-    experts."""
+    """Yield the groups of maps that the narrow and tiled paths compute as one product.
+
+    The maps of shared experts are not among them.
+    """
     yield from islice(neighbours(layer), 2 if isinstance(layer.mlp, MoeBlock) else 4)
 
 
 def _draw_cut(hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
-    """Draw with logits kept: which words are cut is known only after all of them are."""
+    """Draw tokens where a cut applies. It needs all logits, so they are kept in memory."""
     num_rows = len(hidden_BD)
     if can_draw_from_hidden(num_rows, weight_VD):
         shape = (num_rows, weight_VD.shape[0])
@@ -282,14 +290,14 @@ def _draw_cut(hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
 
 
 def _logits(hidden_BD: Tensor, weight_VD: Tensor) -> Tensor:
-    """fp32 [B, V], summed in fp32 as the trainer's are."""
+    """Return fp32 logits [B, V], summed in fp32 as the trainer does."""
     if hidden_BD.is_cuda and weight_VD.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(hidden_BD, weight_VD.t(), out_dtype=torch.float32)
     return hidden_BD.float() @ weight_VD.float().t()
 
 
 def fed_forward(normed_BD: Tensor, mlp: MLP | MoeBlock, state: Rows) -> Tensor:
-    """[B, D], still to be added to x: what the block after attention makes of the normed rows."""
+    """Return the output [B, D] of an MLP or experts for normed rows; it is not yet added to x."""
     if isinstance(mlp, MoeBlock):
         added_BD = wide_experts(normed_BD, mlp, state)
         if mlp.shared_experts is None:
@@ -299,7 +307,7 @@ def fed_forward(normed_BD: Tensor, mlp: MLP | MoeBlock, state: Rows) -> Tensor:
 
 
 def maps_of(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
-    """Each linear map of the same rows: in one product where their weights lie side by side."""
+    """Apply several linear maps to the same rows, in one product if their weights are adjacent."""
     if not _are_joined(maps):
         return [linear(x_BD) for linear in maps]
     weight_OD, bias_O = _side_by_side(maps)
@@ -325,24 +333,28 @@ def _are_joined(maps: Sequence[Linear]) -> bool:
 
 
 def _side_by_side(maps: Sequence[Linear]) -> tuple[Tensor | None, Tensor | None]:
-    """All weights and all biases, each as one; None where they lie apart."""
+    """Return all weights and all biases, each as one tensor; None if they are not adjacent."""
     weight_OD, biases = joined(list(map(_weight, maps))), [linear.bias for linear in maps]
     return weight_OD, None if biases[0] is None else joined(biases)
 
 
 def _weight(linear: Linear) -> Tensor:
-    """The weight that a linear map multiplies by: a rounded copy in INT4."""
+    """Return the weight that a linear map multiplies by: with INT4 training, the rounded copy."""
     product = linear.product
     return product.weight(linear.weight) if isinstance(product, Int4Linear) else linear.weight
 
 
 def _dense_blocks(model: Decoder) -> list[MLP]:
-    """The ordinary gated blocks, those beside experts included."""
+    """Yield the dense gated blocks, including shared experts."""
     return [module for module in model.modules() if isinstance(module, MLP)]
 
 
 def _is_plain(model: Decoder) -> bool:
-    """Linear maps with at most adapters, and no bias where the narrow kernels have none."""
+    """Return whether the narrow kernels can compute all linear maps.
+
+    They can if nothing but adapters was added to the maps, and if there is no bias that the kernels
+    would leave out.
+    """
     config = model.config
     sizes = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return (
@@ -354,7 +366,7 @@ def _is_plain(model: Decoder) -> bool:
 
 
 def _can_be_tiled(model: Decoder) -> bool:
-    """Weights and biases lie side by side, and the device can copy tiles of them."""
+    """Return whether weights and biases are adjacent and the device can copy tiles of them."""
     return all(_has_tiles(layer) for layer in model.layers)
 
 

@@ -3,9 +3,10 @@
     narrow   up to `narrow.MAX_ROWS` rows: bound by reading the weights alone (fp8_narrow.py)
     wide     more rows: norm and cast, product, attention, cast, product (fp8_products.py)
 
-Halves of layers that are not all in FP8 (trainer.fp8.skip_layers), that have adapters or odd sizes,
-and experts are computed as in forward.py by the model's own products. Before the first version in
-FP8 everything is.
+A layer has two halves, attention and the block after it. The model's own products compute a half,
+as in forward.py, if it is not entirely in FP8 (trainer.fp8.skip_layers) or has adapters, experts or
+sizes that the kernels do not support. They also compute everything before the first FP8 version of
+the weights.
 
 Suffixes: `_B` rows, `_D` model dim, `_I` the MLP's inner dim, `_X` all heads.
 """
@@ -39,8 +40,10 @@ class Fp8Forward(DecodeForward):
         self._halves = _all_halves(model)
 
     def refresh(self) -> bool:
-        """Make copies of weights that have changed again. Return whether steps must be captured
-        again: if layers began to be in FP8, because copies are written to the same memory."""
+        """Update the copies of changed weights. Return whether steps must be captured again.
+
+        They must only if layers switched to FP8: updates are written to the same memory.
+        """
         is_switched = self._watch.refresh()
         if is_switched:
             self._halves = _all_halves(self.model)
@@ -85,7 +88,7 @@ class AttentionHalf:
         self.out.refresh()
 
     def add_narrow(self, x_BD: Tensor, norm_D: Tensor, attend: Attend, *, eps: float) -> None:
-        """Add what attention makes of few rows to them."""
+        """Add the output of attention to the rows, of which there are few."""
         heads = self.heads
         qkv_BX = fp8_narrow.into_heads(x_BD, norm_D, heads.weight, heads.bias_O, eps=eps)
         mixed_BX = attend(qkv_BX.split(heads.sizes, dim=1))
@@ -101,7 +104,7 @@ class AttentionHalf:
         *,
         eps: float,
     ) -> Tensor:
-        """Add `added_BD` to the rows; return what attention then adds."""
+        """Add `added_BD` to the rows. Return the output of attention, not yet added."""
         scaling = self.heads.weight.scaling
         cast = cast_normed(x_BD, added_BD, norm_D, scaling, eps=eps)
         qkv_BX = _product(cast, self.heads, scratch, like=x_BD)
@@ -122,7 +125,7 @@ class BlockHalf:
         self.down.refresh()
 
     def add_narrow(self, x_BD: Tensor, norm_D: Tensor, attend: Attend, *, eps: float) -> None:
-        """Add what the block makes of few rows to them."""
+        """Add the output of the block to the rows, of which there are few."""
         gated_BI = fp8_narrow.gated(x_BD, norm_D, self.gates.weight, eps=eps)
         fp8_narrow.added(x_BD, gated_BI, self.down.weight)
 
@@ -136,7 +139,7 @@ class BlockHalf:
         *,
         eps: float,
     ) -> Tensor:
-        """Add `added_BD` to the rows; return what the block then adds."""
+        """Add `added_BD` to the rows. Return the output of the block, not yet added."""
         scaling = self.gates.weight.scaling
         cast = cast_normed(x_BD, added_BD, norm_D, scaling, eps=eps)
         gated = fp8_products.gated(cast, self.gates.weight, dtype=x_BD.dtype)
@@ -153,7 +156,7 @@ def _all_halves(model: Decoder) -> list[Halves]:
 
 
 def _attention_half(layer: Layer) -> AttentionHalf | None:
-    """Return the maps of attention; None if they are not all in FP8, or of odd sizes."""
+    """Return the maps of attention; None if not all are in FP8 or a size is not supported."""
     attention = layer.self_attn
     heads = fp8_maps(attention.q_proj, attention.k_proj, attention.v_proj)
     out = fp8_maps(attention.o_proj)

@@ -1,4 +1,4 @@
-"""Linear maps of very few rows over e4m3 weights: narrow.py's in half the bytes.
+"""Linear maps of very few rows with e4m3 weights: the counterpart of narrow.py at half the bytes.
 
 A program owns some outputs of one row. It reads all their weights before it waits for its inputs,
 and sums products of e4m3 numbers in fp32, block by block.
@@ -7,8 +7,8 @@ and sums products of e4m3 numbers in fp32, block by block.
     gated        norm -> cast -> silu(gate) * up   one weight of both
     added        cast -> x += out @ weight.T       in place
 
-Programs cast short inputs themselves, which spares a launch. Long ones are cast before
-(fp8_rows.py), because each program would repeat the work.
+Programs cast short inputs themselves, which saves a launch. Long ones are cast by a launch of their
+own (fp8_rows.py), because every program would repeat the work.
 
 Inputs are handled in chunks of whole blocks, and within them in groups of 16, which a thread reads
 at once and sums up by itself. Loops over chunks are unrolled; a tuple has one entry for each.
@@ -31,7 +31,7 @@ from homeostat.rollout.native.fp8_weights import Fp8Weight
 
 # Inputs that each program casts for itself.
 _MAX_REPEATED = 2048
-# Below, programs are larger, so that more of the device works on each output.
+# With fewer outputs, programs have more warps, so that more threads work on each output.
 _FEW_OUTPUTS = 2048
 # Neighbouring inputs of a thread, and groups of them in a block.
 _GROUP, _GROUPS = tl.constexpr(16), tl.constexpr(8)
@@ -47,7 +47,7 @@ def _loaded(at, is_in, IS_WHOLE: tl.constexpr):
 
 @triton.jit
 def _row(x_ptr, num_inputs, BLOCKS: tl.constexpr, CHUNKS: tl.constexpr, IS_EVEN: tl.constexpr):
-    """A row of inputs, [groups, GROUP] by chunk."""
+    """Load a row of inputs, [groups, GROUP] for each chunk."""
     at_K = tl.arange(0, BLOCKS * _GROUPS)[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
     found = ()
     for chunk in tl.static_range(CHUNKS):
@@ -60,7 +60,7 @@ def _row(x_ptr, num_inputs, BLOCKS: tl.constexpr, CHUNKS: tl.constexpr, IS_EVEN:
 def _weights(
     weight_ptr, at_O, num_inputs, BLOCKS: tl.constexpr, CHUNKS: tl.constexpr, IS_EVEN: tl.constexpr
 ):
-    """The weights of some outputs, [outputs, groups, GROUP] by chunk."""
+    """Load the weights of some outputs, [outputs, groups, GROUP] for each chunk."""
     at_K = tl.arange(0, BLOCKS * _GROUPS)[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
     at_weight = weight_ptr + at_O[:, None, None].to(tl.int64) * num_inputs + at_K[None, :, :]
     found = ()
@@ -76,7 +76,7 @@ def _scales(
     scales_ptr, stride, num_inputs, BLOCKS: tl.constexpr, CHUNKS: tl.constexpr,
     IS_EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The scale of each group's block, [groups] by chunk."""
+    """Load the scale of each group's block, [groups] for each chunk."""
     at_K, found = tl.arange(0, BLOCKS * _GROUPS) * _GROUP, ()
     for chunk in tl.static_range(CHUNKS):
         at = chunk * BLOCKS * BLOCK + at_K
@@ -89,7 +89,7 @@ def _scales(
 def _normed(
     x_ptr, norm_ptr, width, eps, BLOCKS: tl.constexpr, CHUNKS: tl.constexpr, IS_EVEN: tl.constexpr
 ):
-    """A row after its norm, as the module rounds it: [groups, GROUP] by chunk."""
+    """Load a row and norm it, rounded as the module does: [groups, GROUP] for each chunk."""
     x, norm = (
         _row(x_ptr, width, BLOCKS, CHUNKS, IS_EVEN),
         _row(norm_ptr, width, BLOCKS, CHUNKS, IS_EVEN),
@@ -110,7 +110,7 @@ def _cast(
     x, BLOCKS: tl.constexpr, CHUNKS: tl.constexpr, BLOCKWISE: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
 ):  # fmt: skip
-    """Cast a row: e4m3 numbers [groups, GROUP], and the scale of each group, by chunk."""
+    """Cast a row. Return e4m3 values [groups, GROUP] and the scales of groups, for each chunk."""
     largest, of_row = (), 0.0
     for chunk in tl.static_range(CHUNKS):
         amax = tl.max(tl.abs(x[chunk].to(tl.float32)), 1)
@@ -136,7 +136,7 @@ def _inputs(
     HAS_NORM: tl.constexpr, BLOCKWISE: tl.constexpr, POWER_OF_TWO: tl.constexpr,
     BLOCKS: tl.constexpr, CHUNKS: tl.constexpr, IS_EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The inputs of a product in e4m3 [groups, GROUP], and the scale of each group, by chunk."""
+    """Return a product's inputs in e4m3 [groups, GROUP] and their scales, for each chunk."""
     x_ptr += row.to(tl.int64) * num_inputs
     if IS_CAST:
         values = _row(x_ptr, num_inputs, BLOCKS, CHUNKS, IS_EVEN)
@@ -156,11 +156,14 @@ def _matrix(
     weight_ptr, scales_ptr, pitch, first, num_inputs, BLOCKWISE: tl.constexpr,
     OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr, CHUNKS: tl.constexpr, IS_EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The weights of OUTPUTS outputs, and their scales: of their squares, by chunk, or of rows."""
+    """Load the weights of OUTPUTS outputs and their scales.
+
+    BLOCKWISE: scales of 128 x 128 squares, for each chunk; else one scale for each output.
+    """
     at_O = first + tl.arange(0, OUTPUTS)
     weights = _weights(weight_ptr, at_O, num_inputs, BLOCKS, CHUNKS, IS_EVEN)
     if BLOCKWISE:
-        # All of them lie in one row of squares.
+        # All outputs of a program lie in one row of squares.
         at_square = scales_ptr + first // BLOCK * pitch
         scales = _scales(at_square, 1, num_inputs, BLOCKS, CHUNKS, IS_EVEN)
     else:
@@ -268,7 +271,7 @@ def _added(
 def into_heads(
     x_BD: Tensor, norm_D: Tensor, weight: Fp8Weight, bias_O: Tensor | None, *, eps: float
 ) -> Tensor:
-    """[B, O]: q, k and v of the normed rows, one after the other."""
+    """Return [B, O]: q, k and v of the normed rows, side by side."""
     (num_rows, width), num_outputs = x_BD.shape, weight.num_outputs
     out_BO = x_BD.new_empty(num_rows, num_outputs)
     cast = _cast_if_long(x_BD, norm_D, weight, eps=eps)
@@ -292,7 +295,7 @@ def into_heads(
 
 
 def gated(x_BD: Tensor, norm_D: Tensor, weight: Fp8Weight, *, eps: float) -> Tensor:
-    """[B, I]. `weight`: gate's rows, then up's."""
+    """Return silu(gate) * up, [B, I]. `weight` holds the rows of gate, then those of up."""
     (num_rows, width), num_outputs = x_BD.shape, weight.num_outputs // 2
     out_BI = x_BD.new_empty(num_rows, num_outputs)
     cast = _cast_if_long(x_BD, norm_D, weight, eps=eps)
@@ -342,7 +345,7 @@ def _cast_if_long(
 
 
 def _rows(x_BK: Tensor, cast: Fp8Rows | None) -> tuple[Tensor, Tensor]:
-    """Return a launch's inputs and their scales; inputs that are not cast stand for both."""
+    """Return a launch's inputs and their scales. Inputs that are not cast are passed for both."""
     return (x_BK, x_BK) if cast is None else (cast.values_BK, cast.scales_GB)
 
 

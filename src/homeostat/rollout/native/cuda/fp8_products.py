@@ -1,11 +1,11 @@
 """Linear maps of a batch's rows in e4m3: both sides are cast, and tensor cores multiply them.
 
-Tiles are those of products.py. Products are summed over a block of inputs by the tensor cores, and
-over blocks in fp32, times the scales of both sides: Hopper's sums of e4m3 products have too few
-digits for more.
+Tiles are those of products.py. The tensor cores sum products over one block of inputs; the sums of
+blocks are multiplied by the scales of both sides and added in fp32. Tensor cores do not sum over
+more, because Hopper accumulates e4m3 products with too few digits.
 
     product   rows @ weight.T + bias
-    gated     silu(gate) * up, cast again for the product after it where a tile holds whole blocks
+    gated     silu(gate) * up, already cast for the next product if a tile holds whole blocks
 
 Suffixes: `_B` rows, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs, `_G` blocks of inputs.
 """
@@ -31,7 +31,7 @@ from homeostat.rollout.native.cuda.rows import gate
 from homeostat.rollout.native.cuda.shares import sum_of_shares
 from homeostat.rollout.native.fp8_weights import Fp8Weight
 
-# Programs, where tiles are shared out.
+# The number of programs if the inputs of tiles are shared out.
 _SHARED = 128
 # Rows and weights beyond which a library's product is faster.
 _FEW_ROWS, _LARGE = 64, 2**24
@@ -47,7 +47,7 @@ _ELEMENTS = {
 
 @triton.jit
 def _scaled(sums, w_scales_ptr, x_scales_ptr, at_O, at_B, is_output, is_row):
-    """Products [outputs, rows], times the scales of both sides."""
+    """Multiply products [outputs, rows] by the scales of both sides."""
     w_scales = tl.load(w_scales_ptr + at_O, mask=is_output, other=0.0)
     x_scales = tl.load(x_scales_ptr + at_B, mask=is_row, other=0.0)
     return sums * w_scales[:, None] * x_scales[None, :]
@@ -80,7 +80,7 @@ def _product(
     for block in range(first, last):
         found = _block_product(x_desc, weight_desc, row, output, block)
         if BLOCKWISE:
-            # All outputs of a tile are of one square.
+            # All outputs of a tile lie in one square.
             w_scale = tl.load(w_scales_ptr + output // BLOCK * pitch + block)
             x_scales = tl.load(x_scales_ptr + block * num_rows + at_B, mask=is_row, other=0.0)
             found = found * (x_scales * w_scale)[None, :]
@@ -185,7 +185,11 @@ class Tiles:
 
 
 def tiles_for(num_rows: int, weight: Fp8Weight) -> Tiles:
-    """Few rows: as few tiles as there can be, in shares. Many: enough tiles to be busy with."""
+    """Return the tiles of a product.
+
+    For few rows: as few tiles as possible, whose inputs are shared out over programs. For many
+    rows: enough tiles to keep the device busy.
+    """
     num_outputs, num_inputs = weight.values_OK.shape
     rows = _tile_rows(num_rows)
     if num_rows > _FEW_ROWS:
@@ -198,13 +202,16 @@ def tiles_for(num_rows: int, weight: Fp8Weight) -> Tiles:
 
 
 def tiles_for_gated(num_rows: int) -> Tiles:
-    """Tiles are many: they hold as many rows as there are."""
+    """Return the tiles of a gated product. There are many, so each holds all rows."""
     rows = min(_tile_rows(num_rows), 64)
     return Tiles(rows, outputs=BLOCK.value, sides=2, warps=8 if rows > 32 else 4)
 
 
 def is_better(num_rows: int, weight: Fp8Weight) -> bool:
-    """Than a library's product, which is the faster one of many rows with a large weight."""
+    """Return whether our kernel is faster than a library's product.
+
+    The library is faster for many rows with a large weight.
+    """
     is_small = num_rows <= _FEW_ROWS or weight.values_OK.numel() < _LARGE
     return is_small or not weight.values_OK.is_cuda
 
@@ -222,7 +229,7 @@ def product(
     dtype: torch.dtype,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """[B, O]: rows @ weight.T + bias, rounded to `dtype`."""
+    """Return rows @ weight.T + bias, [B, O], rounded to `dtype`."""
     (num_rows, num_inputs), num_outputs = x.values_BK.shape, weight.num_outputs
     if tiles is None and not is_better(num_rows, weight):
         out_BO = _by_library(x, weight).to(dtype)
@@ -251,9 +258,9 @@ def product(
 def gated(
     x: Fp8Rows, weight: Fp8Weight, *, dtype: torch.dtype, tiles: Tiles | None = None
 ) -> Fp8Rows | Tensor:
-    """silu(gate) * up: [B, I], cast already where scales are of blocks. `weight`: gate, then up.
+    """Return silu(gate) * up, [B, I]; with blockwise scales it is already cast.
 
-    `dtype`: what the modules would round to.
+    `weight` holds the rows of gate, then those of up. `dtype` is what the modules would round to.
     """
     (num_rows, num_inputs), num_outputs = x.values_BK.shape, weight.num_outputs // 2
     if tiles is None and not is_better(num_rows, weight):
@@ -285,7 +292,7 @@ def gated(
 
 
 def _by_library(x: Fp8Rows, weight: Fp8Weight) -> Tensor:
-    """bf16 [B, O], as the trainer's own products are computed."""
+    """Return bf16 [B, O], computed as the trainer's own products are."""
     is_blockwise = weight.scaling.is_blockwise
     rows = Operand(x.values_BK, x.scales_GB if is_blockwise else x.scales_GB.t())
     scales = weight.scales if is_blockwise else weight.scales.view(-1, 1)

@@ -22,7 +22,7 @@ _PART = 8
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
-    """Rows in e4m3. The scales lie block by block: products of many rows read them so."""
+    """Rows in e4m3. Scales are stored block by block, the order in which products read them."""
 
     values_BK: Tensor
     scales_GB: Tensor
@@ -59,7 +59,7 @@ def _cast(
 
 
 def cast_rows(x_BK: Tensor, scaling: Scaling) -> Fp8Rows:
-    """Cast rows, which may lie apart."""
+    """Cast rows. They need not be contiguous."""
     return _launch(x_BK, None, None, scaling, eps=0.0)
 
 
@@ -93,7 +93,7 @@ def _launch(
     num_blocks = triton.cdiv(width, BLOCK.value)
     blocks = triton.next_power_of_2(num_blocks)
     if norm_K is None and scaling.is_blockwise:
-        # Nothing is shared by the whole row.
+        # Nothing is computed over the whole row.
         blocks = min(blocks, _PART)
     _cast[(num_rows, triton.cdiv(num_blocks, blocks))](
         x_BK,

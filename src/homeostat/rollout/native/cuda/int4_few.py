@@ -1,11 +1,11 @@
-"""Linear maps of few rows by packed INT4 weights: bound by reading them.
+"""Linear maps of few rows with packed INT4 weights, bound by reading the weights.
 
-A program owns a tile of 16 outputs, of a gated product one of the gate and one of `up`. Its warps
-share the inputs; each reads whole tiles of the weights into registers, turns their integers into
+A program owns a tile of 16 outputs; in a gated product, one tile of gate and one of up. Its warps
+share the inputs. Each reads whole tiles of the weights into registers, turns their integers into
 bf16 and multiplies them with the rows on tensor cores, group by group. Nothing passes through
 shared memory until the warps' sums are added up. The first weights are read before the program
-waits for its inputs, and the next ones while it multiplies. A unit is the fewest inputs that are
-whole tiles and whole groups (int4_layout.py); all loops over units are unrolled.
+waits for its inputs, and the next ones while it multiplies. A unit is the smallest number of inputs
+that makes both whole tiles and whole groups (int4_layout.py). All loops over units are unrolled.
 
 Suffixes: `_B` rows, `_O` outputs, `_T` tiles of outputs.
 """
@@ -22,12 +22,12 @@ from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 from homeostat.rollout.native.cuda.int4_tiles import plane_of
 from homeostat.rollout.native.cuda.products import Scaled
 
-# The tensor cores take as many rows at once.
+# The number of rows that a tensor core instruction takes.
 MAX_ROWS = 8
-# As measured on an H200. A warp reads up to _MOST units before it waits for its inputs, and a
-# program has as many warps as that takes, at most _MOST_WARPS. A product that is added to the
-# residual stream has at least _MIN_ADDING. Weights with more inputs have _MANY_WARPS, each of which
-# reads _AHEAD units ahead.
+# Measured on an H200. A warp reads up to _MOST units before it waits for its inputs, and a program
+# has as many warps as that takes, but no more than _MOST_WARPS. A product that is added to the
+# residual stream has at least _MIN_ADDING warps. For weights with more inputs, a program has
+# _MANY_WARPS warps, each of which reads _AHEAD units ahead.
 _MOST, _MOST_WARPS, _MIN_ADDING, _MANY_WARPS, _AHEAD = 9, 8, 4, 16, 2
 
 
@@ -41,7 +41,7 @@ def _loaded(at, is_in, IS_WHOLE: tl.constexpr):
 
 @triton.jit
 def _places(words_ptr, scales_ptr, tile, num_units, GROUP: tl.constexpr, WARPS: tl.constexpr):
-    """The places of the words [WARPS * 256] and scales [WARPS, 16] of each warp's first unit."""
+    """Return where the words [WARPS * 256] and scales [WARPS, 16] of each warp begin."""
     blocks: tl.constexpr = GROUP // 64 if GROUP > 64 else 1
     groups: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
     at, warp = tl.arange(0, WARPS * 256), tl.arange(0, WARPS)
@@ -54,8 +54,10 @@ def _places(words_ptr, scales_ptr, tile, num_units, GROUP: tl.constexpr, WARPS: 
 @triton.jit
 def _read(places, number, num_units, GROUP: tl.constexpr, WARPS: tl.constexpr,
           IS_WHOLE: tl.constexpr):  # fmt: skip
-    """The words and scales of unit `number` of each warp: words by blocks of 64 inputs, scales by
-    groups. `IS_WHOLE`: every warp has such a unit."""
+    """Load the words and scales of unit `number` of each warp.
+
+    Words come by blocks of 64 inputs, scales by groups. `IS_WHOLE`: every warp has such a unit.
+    """
     blocks: tl.constexpr = GROUP // 64 if GROUP > 64 else 1
     groups: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
     at, words, scales = number * WARPS, (), ()
@@ -71,14 +73,16 @@ def _read(places, number, num_units, GROUP: tl.constexpr, WARPS: tl.constexpr,
 @triton.jit
 def _inputs(x_ptr, num_rows, num_inputs, number, GROUP: tl.constexpr, WARPS: tl.constexpr,
             ROWS: tl.constexpr, IS_WHOLE: tl.constexpr):  # fmt: skip
-    """The inputs of unit `number` of each warp, plane by plane: each [WARPS, 16, ROWS], in the
-    order in which threads hold weights."""
+    """Load the inputs of unit `number` of each warp, plane by plane.
+
+    Each plane is [WARPS, 16, ROWS], in the order in which threads hold weights.
+    """
     unit_size: tl.constexpr = GROUP if GROUP > 64 else 64
     at = tl.arange(0, WARPS * ROWS * 16)
     half, warp = at // (8 * ROWS * WARPS), at // (8 * ROWS) % WARPS
-    # Rows that are not there repeat the last one: their sums are not stored.
+    # Missing rows repeat the last one; their sums are not stored.
     row = tl.minimum(at // 8 % ROWS, num_rows - 1)
-    # Written so that the compiler sees pairs: a thread holds two inputs of each half.
+    # In this form the compiler sees pairs: a thread holds two inputs of each half.
     at_16 = half * 8 + at // 2 % 4 * 2 + at % 2
     at_x = x_ptr + row.to(tl.int64) * num_inputs + warp * unit_size + at_16
     first, found = number * WARPS * unit_size, ()
@@ -116,7 +120,7 @@ def _sums(
 @triton.jit
 def _rstd(squares_ptr, num_rows, width, eps, TILES: tl.constexpr, PADDED_TILES: tl.constexpr,
           ROWS: tl.constexpr):  # fmt: skip
-    """[1, ROWS]: what a norm multiplies rows by; ones if there is none."""
+    """Return the factor of the norm for each row, [1, ROWS]; ones if there is no norm."""
     at_B, at_T = tl.arange(0, ROWS), tl.arange(0, PADDED_TILES)
     if TILES == 0:
         return tl.full((1, ROWS), 1.0, tl.float32)
@@ -137,7 +141,7 @@ def _store_gated(gate, up, at_out, is_in):
 
 @triton.jit
 def _store_added(total, out_ptr, scaled_ptr, norm_ptr, squares_ptr, at_out, at_O, is_in):
-    """Add the sums to what is there, and store what the next norm needs of it."""
+    """Add the sums to the residual rows, and store what the next norm needs."""
     element = out_ptr.dtype.element_ty
     so_far = tl.load(out_ptr + at_out, mask=is_in, other=0.0).to(tl.float32)
     out = (so_far + total.to(element).to(tl.float32)).to(element)
@@ -227,7 +231,7 @@ def launch(
     eps: float = 0.0,
     sizes: tuple[int, int] | None = None,
 ) -> Scaled:
-    """Write a product to `out`; with `norm_O` add it. Return what the next norm needs then."""
+    """Write a product to `out`; with `norm_O`, add it to `out` and return the next norm's input."""
     num_rows, num_outputs = out_BO.shape
     num_programs = triton.cdiv(num_outputs, 16)
     warps, depth = sizes or sizes_for(matrix, is_added=norm_O is not None)
@@ -261,7 +265,7 @@ def launch(
         DEPTH=min(depth, units),
         IS_EVEN=units * warps * matrix.unit == matrix.num_inputs,
         ROWS=MAX_ROWS,
-        # The assembly is of bf16 on a GPU.
+        # The assembly handles bf16 on a GPU only.
         HAS_ASM=out_BO.is_cuda and out_BO.dtype == torch.bfloat16,
         PRECISION="ieee" if out_BO.dtype == torch.float32 else "tf32",
         num_warps=warps,

@@ -1,11 +1,11 @@
-"""A decoding step by packed INT4 weights, for models that are trained for them or exported in them.
+"""A decoding step with packed INT4 weights, for models trained for INT4 or exported in it.
 
-Up to `int4_products.MAX_ROWS` rows are multiplied by the packed weights. More of them take the
-decoder's linear modules: rounded copies in training, and weights that are dequantised for the
-moment in a model that holds packed ones only.
+Up to `int4_products.MAX_ROWS` rows are multiplied by the packed weights. More rows go through the
+decoder's linear modules. In training these hold rounded copies; in a model that holds packed
+weights only, they dequantise the weights for the moment.
 
-Maps that are not in INT4 (trainer.int4.skip_layers) and experts are computed as in forward.py;
-experts by their rounded copies. Before the first INT4 step of a run all layers are.
+Maps that are not in INT4 (trainer.int4.skip_layers) and experts are computed as in forward.py,
+experts with their rounded copies. So are all layers before the first INT4 step of a run.
 
 Suffixes: `_B` rows, `_D` model dim, `_X` heads, `_K` inputs.
 """
@@ -37,8 +37,10 @@ class Int4Forward(DecodeForward):
         self._shares = int4_products.Scratch(state.device)
 
     def refresh(self) -> bool:
-        """Pack weights that have changed. Return whether steps must be captured again: only if the
-        layers began or ceased to be rounded, because weights are packed into the same memory."""
+        """Pack weights that have changed. Return whether steps must be captured again.
+
+        They must only if layers switched to INT4 or back: weights are packed into the same memory.
+        """
         is_switched = self._watch.take_switch()
         if not self._watch.is_rounded:
             self._weights = None
@@ -50,7 +52,7 @@ class Int4Forward(DecodeForward):
         return is_switched
 
     def weights_changed(self) -> None:
-        """The next `refresh` packs the weights again."""
+        """Make the next `refresh` pack the weights again."""
         self._is_stale = True
 
     def _layers_for(self, num_rows: int) -> Layers:

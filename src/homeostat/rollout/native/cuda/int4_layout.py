@@ -47,12 +47,12 @@ class Int4Matrix:
 
     @property
     def num_tiles(self) -> int:
-        """The number of tiles of outputs."""
+        """Return the number of tiles of outputs."""
         return self.words_TBW.shape[0]
 
     @property
     def unit(self) -> int:
-        """The fewest inputs that are whole tiles and whole groups."""
+        """Return the smallest number of inputs that makes both whole tiles and whole groups."""
         return max(self.group_size, TILE_INPUTS)
 
     @property
@@ -65,7 +65,7 @@ class Int4Matrix:
 
     @classmethod
     def of(cls, weights: Sequence[Quantised]) -> Int4Matrix:
-        """Lay out matrices of the same inputs, one below the other."""
+        """Lay out matrices that have the same inputs, one below the other."""
         num_inputs = weights[0].values_K.shape[-1]
         group_size = num_inputs // weights[0].scales_G.shape[-1]
         values_OK = torch.cat([weight.values_K for weight in weights])
@@ -87,11 +87,11 @@ class Int4Matrix:
 
     @classmethod
     def of_weights(cls, weights: Sequence[Tensor], *, group_size: int) -> Int4Matrix:
-        """Quantise matrices of the same inputs, and lay them out one below the other."""
+        """Quantise matrices that have the same inputs, and lay them out one below the other."""
         return cls.of([quantise(weight, group_size=group_size) for weight in weights])
 
     def copy_(self, other: Int4Matrix) -> None:
-        """Take over the numbers of another matrix of the same shape, in place."""
+        """Copy another matrix of the same shape into this one's memory."""
         self.words_TBW.copy_(other.words_TBW)
         self.scales_TGP.copy_(other.scales_TGP)
 
@@ -112,7 +112,7 @@ class Int4Matrix:
 
 
 def _words(nibbles_OK: Tensor) -> Tensor:
-    """[O, K] integers from 0 to 15, as tiles of words."""
+    """Pack integers from 0 to 15, [O, K], into tiles of words."""
     tiles = nibbles_OK.unflatten(1, (-1, TILE_INPUTS)).unflatten(0, (-1, TILE_OUTPUTS))
     tiles = tiles.transpose(1, 2).reshape(*tiles.shape[:1], tiles.shape[2], *_TILE)
     parts = tiles.permute(0, 1, *(2 + axis for axis in _AS_READ)).flatten(2, 6).to(torch.int32)
@@ -122,7 +122,7 @@ def _words(nibbles_OK: Tensor) -> Tensor:
 
 
 def _nibbles(words_TBW: Tensor) -> Tensor:
-    """[O, K] integers from 0 to 15 of tiles of words."""
+    """Unpack tiles of words into integers from 0 to 15, [O, K]."""
     planes = torch.arange(0, 16, 4, dtype=torch.int32, device=words_TBW.device)
     parts = (words_TBW.to(torch.int32)[..., None] >> planes) & 15
     sizes = [_TILE[axis] for axis in _AS_READ]

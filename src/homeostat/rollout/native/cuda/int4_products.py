@@ -1,15 +1,15 @@
-"""Linear maps of rows by packed INT4 weights, on tensor cores, one launch each with what comes
-before and after them.
+"""Linear maps with packed INT4 weights on tensor cores: one launch each, which includes the norm
+before and the sum or gating after a map.
 
     into_heads   q, k and v              three weights, one matrix
     gated        silu(gate) * up         two weights, one matrix
     added        x += inputs @ weight.T  in place, and what the next norm needs
 
-A program owns a tile of outputs and rows and, where such tiles are few, a share of the inputs; the
-last share to arrive sums up all of them. It reads tiles of the weights into registers, turns their
-integers into bf16 and multiplies them with the rows, group by group: the weights are never in
-memory in any other form. A norm costs no launch, as in products.py. Few rows have a kernel of
-their own (int4_few.py).
+A program owns a tile of outputs and rows. If there are few such tiles, several programs share the
+inputs of one, and the last to finish adds up their results. A program reads tiles of the weights
+into registers, converts their integers to bf16 and multiplies them with the rows, group by group;
+the weights exist in memory only in packed form. A norm costs no launch, as in products.py. Few rows
+have a separate kernel (int4_few.py).
 
 Suffixes: `_B` rows, `_D` model dim, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs, `_T` tiles
 of outputs.
@@ -35,8 +35,8 @@ from homeostat.rollout.native.cuda.shares import is_last
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Outputs and rows of a program, parts of the inputs that are computed in parallel, and how the
-    program is compiled."""
+    """The tiling of a product: outputs and rows of a program, the number of programs that share the
+    inputs, and how the program is compiled."""
 
     outputs: int
     rows: int
@@ -47,7 +47,7 @@ class Tile:
 
 @triton.jit
 def _scales(scales_ptr, at_O, is_out, unit, num_units, GROUPS: tl.constexpr):
-    """The scales of a unit's groups; none are read beyond the last one."""
+    """Load the scales of a unit's groups; nothing is read beyond the last group."""
     at_first = ((at_O // 16).to(tl.int64) * num_units + unit) * (GROUPS * 16) + at_O % 16
     is_there = is_out & (at_O < tl.where(unit < num_units, at_O + 1, 0))
     found = ()
@@ -59,7 +59,7 @@ def _scales(scales_ptr, at_O, is_out, unit, num_units, GROUPS: tl.constexpr):
 @triton.jit
 def _weights(words, GROUP: tl.constexpr, HALF: tl.constexpr, HAS_ASM: tl.constexpr,
              dtype: tl.constexpr, OUTPUTS: tl.constexpr):  # fmt: skip
-    """[OUTPUTS, inputs] of tiles: all 64 inputs of them or, in groups of 32, one half."""
+    """Return weights [OUTPUTS, inputs] of tiles: all 64 inputs or, for groups of 32, one half."""
     if GROUP > 32:
         even = tl.join(plane_of(words, 0, HAS_ASM, dtype), plane_of(words, 2, HAS_ASM, dtype))
         odd = tl.join(plane_of(words, 1, HAS_ASM, dtype), plane_of(words, 3, HAS_ASM, dtype))
@@ -210,7 +210,7 @@ def _store_gated(gate, up, at_out, is_in, element: tl.constexpr):
 
 @triton.jit
 def _added(out, at_out, at_scaled, at_squares, norm, is_in, is_row):
-    """The sum with what is there, after what the next norm needs of it is stored."""
+    """Return the sum with the residual rows, after storing what the next norm needs."""
     so_far = tl.load(at_out, mask=is_in, other=0.0)
     total = (so_far.to(tl.float32) + out.to(tl.float32)).to(so_far.dtype)
     whole = total.to(tl.float32)
@@ -219,16 +219,16 @@ def _added(out, at_out, at_scaled, at_squares, norm, is_in, is_row):
     return total
 
 
-# Beyond, weights are dequantised for a library's products.
+# For more rows, weights are dequantised and a library multiplies.
 MAX_ROWS = 64
-# Programs that keep the device busy, and the most parts that the inputs are cut in.
+# Programs that keep the device busy, and the largest number of programs that share inputs.
 _BUSY, _MAX_SHARES = 264, 12
-# Most sums that shares may leave behind: tiles x shares x outputs x rows.
+# The largest number of partial sums: tiles x shares x outputs x rows.
 _ROOM = 1 << 20
 
 
 class Scratch:
-    """Room for the sums that shares of the inputs leave, one product after the other."""
+    """Device memory for the partial sums of shares. All products use it, one after the other."""
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.empty(_ROOM, device=device, dtype=torch.float32)
@@ -236,8 +236,11 @@ class Scratch:
 
 
 def tile_for(num_rows: int, num_outputs: int, matrix: Int4Matrix, *, is_gated: bool) -> Tile:
-    """Return the tile of a product: all rows at once, because each tile of rows makes the weights
-    again, and shares of the inputs where tiles are few."""
+    """Return the tile of a product.
+
+    It holds all rows, because every further tile of rows would convert the weights again. If there
+    are few tiles, programs share their inputs.
+    """
     rows = min(max(triton.next_power_of_2(num_rows), 16), MAX_ROWS)
     outputs = 64
     tiles = triton.cdiv(num_outputs, outputs) * triton.cdiv(num_rows, rows)
@@ -251,14 +254,14 @@ def tile_for(num_rows: int, num_outputs: int, matrix: Int4Matrix, *, is_gated: b
 def into_heads(
     x: Scaled, matrix: Int4Matrix, bias_O: Tensor | None, scratch: Scratch, *, eps: float
 ) -> Tensor:
-    """[B, O]: q, k and v of the normed rows, one after the other."""
+    """Return [B, O]: q, k and v of the normed rows, side by side."""
     out_BO = x.rows_BD.new_empty(len(x.rows_BD), matrix.num_outputs)
     launch(x, matrix, out_BO, scratch, bias_O=bias_O, eps=eps)
     return out_BO
 
 
 def gated(x: Scaled, matrix: Int4Matrix, scratch: Scratch, *, eps: float) -> Tensor:
-    """[B, I]: silu(gate) * up of the normed rows. The matrix has gate's rows, then up's."""
+    """Return silu(gate) * up of the normed rows, [B, I]. The matrix: rows of gate, then of up."""
     out_BI = x.rows_BD.new_empty(len(x.rows_BD), matrix.num_outputs // 2)
     launch(x, matrix, out_BI, scratch, is_gated=True, eps=eps)
     return out_BI
@@ -272,8 +275,7 @@ def added(
     norm_O: Tensor,
     scratch: Scratch,
 ) -> Scaled:
-    """Compute x += inputs @ weight.T + bias in place; return the input of a product after the
-    norm."""
+    """Compute x += inputs @ weight.T + bias in place. Return x as the next product's input."""
     how = {"bias_O": bias_O, "norm_O": norm_O}
     return launch(Scaled(inputs_BK), matrix, x_BO, scratch, **how)
 
@@ -290,7 +292,7 @@ def launch(
     eps: float = 0.0,
     tile: Tile | None = None,
 ) -> Scaled:
-    """Write a product to `out`; with `norm_O` add it. Return what the next norm needs then."""
+    """Write a product to `out`; with `norm_O`, add it to `out` and return the next norm's input."""
     num_rows, num_outputs = out_BO.shape
     if tile is None and num_rows <= int4_few.MAX_ROWS:
         how = {"bias_O": bias_O, "norm_O": norm_O, "is_gated": is_gated, "eps": eps}
@@ -333,7 +335,7 @@ def _options(tile: Tile, out_BO: Tensor) -> dict[str, Any]:
         "OUTPUTS": tile.outputs,
         "ROWS": tile.rows,
         "SHARES": tile.shares,
-        # The assembly is of bf16 on a GPU.
+        # The assembly handles bf16 on a GPU only.
         "HAS_ASM": out_BO.is_cuda and out_BO.dtype == torch.bfloat16,
         "PRECISION": "ieee" if out_BO.dtype == torch.float32 else "tf32",
         "num_warps": tile.warps,

@@ -7,8 +7,10 @@ import triton.language as tl
 
 
 def _assembly(plane: int) -> str:
-    """Two words of 16 bits to two bf16: a nibble below the bits 0x4300 is 128 + its value, and 136
-    is taken off."""
+    """Convert two words of 16 bits to two bf16 numbers.
+
+    A nibble below the bits 0x4300 is the bf16 number 128 + nibble, from which 136 is subtracted.
+    """
     return f"""{{
 .reg .b32 moved, less;
 shr.u32 moved, $1, {4 * plane};
@@ -26,7 +28,7 @@ _PLANE_3 = tl.constexpr(_assembly(3))
 
 @triton.jit
 def plane_of(words, NUMBER: tl.constexpr, HAS_ASM: tl.constexpr, dtype: tl.constexpr):
-    """An integer of each word, in the dtype of the rows."""
+    """Return one of the four integers of each word, in the dtype of the rows."""
     if HAS_ASM:
         if NUMBER == 0:
             asm: tl.constexpr = _PLANE_0
@@ -45,6 +47,6 @@ def plane_of(words, NUMBER: tl.constexpr, HAS_ASM: tl.constexpr, dtype: tl.const
 
 @triton.jit
 def words_at(words_ptr, tile, block, is_in, num_blocks):
-    """The words [n * 256] of n tiles, whose places are given for each word."""
+    """Load the words [n * 256] of n tiles, given the address of each word."""
     at = (tile.to(tl.int64) * num_blocks + block) * 256 + tl.arange(0, tile.shape[0]) % 256
     return tl.load(words_ptr + at, mask=is_in, other=0)

@@ -2,10 +2,10 @@
 
 A model that is trained for INT4 keeps its weights and rounded copies of them; the engine packs the
 weights when it is made and after every commit, by the trainer's own function, so that both multiply
-by the same numbers. A model that holds packed weights only (precision/int4_packed.py) is read as
-it is.
+by the same numbers. If a model holds packed weights only (precision/int4_packed.py), the engine
+reads these directly.
 
-Weights of the same inputs are one matrix: q, k and v; gate and up.
+Weights that have the same inputs form one matrix: q, k and v; gate and up.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from homeostat.rollout.native.cuda.int4_layout import TILE_OUTPUTS, Int4Matrix
 
 
 def int4_products(model: nn.Module) -> list[Int4Linear | Int4Experts | PackedLinear]:
-    """Return the products of a model's INT4 layers, also of those that are not rounded yet."""
+    """Return the INT4 products of a model, including those that are not rounded yet."""
     products = (getattr(module, "product", None) for module in model.modules())
     kinds = Int4Linear | Int4Experts | PackedLinear
     return [product for product in products if isinstance(product, kinds)]
 
 
 class SwitchWatch:
-    """Sees when the layers of a model begin or cease to be rounded."""
+    """Detects when the layers of a model switch to INT4 or back."""
 
     def __init__(self, model: nn.Module) -> None:
         self._products = int4_products(model)
@@ -54,7 +54,7 @@ class SwitchWatch:
 
 @dataclass(frozen=True, slots=True)
 class Maps:
-    """Linear maps of the same inputs, packed as one matrix."""
+    """Linear maps that have the same inputs, packed as one matrix."""
 
     maps: tuple[Linear, ...]
     matrix: Int4Matrix
@@ -62,8 +62,11 @@ class Maps:
 
     @classmethod
     def of(cls, *maps: Linear, can_have_bias: bool = True) -> Maps | None:
-        """Pack the maps; None if they are not all in INT4, if they are not whole tiles, or if they
-        have a bias that no kernel adds."""
+        """Pack the maps. Return None if they cannot be packed.
+
+        That is so if not all of them are in INT4, if they do not fill whole tiles, or if they have
+        a bias that no kernel adds.
+        """
         if any(module.out_features % TILE_OUTPUTS for module in maps):
             return None
         biases = [module.bias for module in maps if module.bias is not None]
@@ -76,7 +79,7 @@ class Maps:
         if biases:
             bias_O = joined(biases)
             if bias_O is None:
-                # Written in place, a copy would go stale.
+                # The bias is written in place by updates, so a copy of it would go stale.
                 return None
         return cls(maps, matrix, bias_O)
 
@@ -85,7 +88,7 @@ class Maps:
         return [module.out_features for module in self.maps]
 
     def refresh(self) -> None:
-        """Pack the weights again, into the same memory. What is held packed does not change."""
+        """Pack the weights again, into the same memory. Weights held packed never change."""
         if packed_matrix(self.maps) is None:
             self.matrix.copy_(_packed(self.maps))
 

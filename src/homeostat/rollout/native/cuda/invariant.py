@@ -2,13 +2,14 @@
 
     tokens and positions -> Decoder.hidden_in -> logits -> draw -> log-prob of what was drawn
 
-It serves invariant numerics, and in fast numerics the blocks that forward.py has no kernels for.
+It is used with invariant numerics and, in fast numerics, for blocks that forward.py has no kernels
+for.
 
-Invariant: every operation is the one that training and scoring use, in the same numerics, so that
-in invariant numerics the log-prob of a token has their bits. Only where keys lie is another matter:
-`CachedAttention` writes the new token's key and value into the cache and finds the others by the
-state's tables, in the same tiles and the same order. Nothing asks the host, so that a step can be
-captured as a graph.
+Invariant: every operation is the one that training and scoring use, in the same numerics. With
+invariant numerics the log-prob of a token therefore has the same bits. The only difference is where
+keys are stored: `CachedAttention` writes the new token's key and value into the cache and finds the
+others through the state's tables, in the same tiles and the same order. Nothing depends on the
+host, so that a step can be captured as a graph.
 
 Suffixes: `_B` rows, `_H` heads, `_d` head dim, `_K` blocks of a sequence, `_V` vocabulary.
 """
@@ -54,16 +55,21 @@ class InvariantForward:
         return self.model.config.vocab_size
 
     def refresh(self) -> bool:
-        """Make FP8 copies of weights again, which a captured step would not. Return whether layers
-        began or ceased to be rounded: then the steps are other ones."""
+        """Update FP8 copies of weights, which a captured step would not do.
+
+        Return whether steps must be captured again: layers switched to rounded weights or back.
+        """
         is_fp8 = self._fp8.refresh()
         return self._watch.take_switch() or is_fp8
 
     def weights_changed(self) -> None:
-        """The products of the model know which of their copies are stale."""
+        """Do nothing: the products of the model know which of their copies are stale."""
 
     def step(self, num_rows: int, *, is_cut: bool) -> None:
-        """Moves the first rows of the state on by one token. `is_cut`: some of them may be cut."""
+        """Sample one more token for the first `num_rows` rows of the state.
+
+        `is_cut`: top-k, top-p or min-p may apply to some of them.
+        """
         state = self.state.rows(num_rows)
         attention = CachedAttention(state, self.state.stores_LA, self.block_tokens)
         routing = Routing(records=True)
@@ -85,7 +91,7 @@ class InvariantForward:
 
 
 def _logp(logits_BV: Tensor, state: Rows) -> Tensor:
-    """fp32 [B], of the tokens that were drawn: the sums of ops/fused_logprobs.py."""
+    """Return log-probs of the sampled tokens, fp32 [B], by the sums of ops/fused_logprobs.py."""
     num_rows, vocabulary = logits_BV.shape
     chunks = Chunks.of(vocabulary, state.scale_B)
     chunks.add(logits_BV, state.tokens_B.long(), slice(0, num_rows), first=0)
@@ -93,13 +99,13 @@ def _logp(logits_BV: Tensor, state: Rows) -> Tensor:
 
 
 def _note(logp_B: Tensor, state: Rows) -> None:
-    """Under the step that was made, in place of what drawing found to rounding."""
+    """Record the log-probs under the step just made; drawing left them exact only to rounding."""
     step_B = (state.positions_B - state.starts_B - state.moves_B).long()
     state.logps_SB.scatter_(0, step_B[None], logp_B[None])
 
 
 def _note_kept(whole_logp_B: Tensor, hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
-    """The log-probs over what was kept, by the trainer's kernel; of rows without a set over all."""
+    """Record log-probs over the kept words, by the trainer's kernel; over all without a cut."""
     cut = state.cut
     assert cut is not None, "the state has been prepared for cut rows"
     step_B = (state.positions_B - state.starts_B - state.moves_B).long()
@@ -117,7 +123,7 @@ def _note_kept(whole_logp_B: Tensor, hidden_BD: Tensor, weight_VD: Tensor, state
 
 
 def _note_routes(routing: Routing, state: Rows) -> None:
-    """Under the step that is being made."""
+    """Record the chosen experts under the step that is being made."""
     assert state.routes_SBLK is not None, "a model with experts has routes"
     assert state.shares_SBLK is not None, "routes have weights"
     step_B = (state.positions_B - state.starts_B).long()
@@ -128,7 +134,7 @@ def _note_routes(routing: Routing, state: Rows) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CachedAttention:
-    """One query a row, over its cached blocks and its own key."""
+    """Attention of one query per row over its cached blocks and its own key."""
 
     state: Rows
     stores_LA: Tensor
@@ -168,7 +174,7 @@ def _attend(
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     now = tl.load(positions_ptr + sequence)
     table_ptr = tables_ptr + sequence * table_stride
-    # Addresses make no promise of alignment; the allocator does.
+    # The compiler cannot see the alignment of raw addresses; the allocator guarantees it.
     element = q_ptr.dtype.element_ty
     keys_ptr = tl.multiple_of(tl.load(stores_ptr).to(tl.pointer_type(element)), 16)
     values_ptr = tl.multiple_of(tl.load(stores_ptr + 1).to(tl.pointer_type(element)), 16)
@@ -181,7 +187,7 @@ def _attend(
     k, v = tl.load(k_ptr + at_new, mask=is_dim), tl.load(v_ptr + at_new, mask=is_dim)
     tl.store(keys_ptr + slot * WIDTH + at_d, k, mask=is_dim)
     tl.store(values_ptr + slot * WIDTH + at_d, v, mask=is_dim)
-    # The program's threads read below what others of them wrote.
+    # Below, threads of the program read what other threads wrote.
     tl.debug_barrier()
 
     row = tl.arange(0, ROWS)

@@ -3,20 +3,22 @@
     y = W x + scale * B (A x)
 
 The rows of A lie before those of W in memory (models/side_by_side.py), so that one product computes
-both. Its first programs leave A x (`low`); the others have summed up W x by then, wait until `low`
-is there, and add B's part. Programs start in the order of their number, so that those that are
-waited for never wait for room. For many rows several programs share the inputs of A x, so that it
-is there before the sums of W x are: each leaves a part, and B is multiplied by all of them.
+both. Its first programs store A x (`low`). The others compute W x meanwhile, wait until `low` is
+complete, and add B's part. Programs start in the order of their numbers, so a program that others
+wait for is always running. For many rows several programs share the inputs of A x, so that it is
+ready before the sums of W x are: each stores a part, and B is multiplied by all parts.
 
-Nothing but its numbers says that `low` is there: before, they are `EMPTY`, bits that no result has.
-Products take turns with few rooms for it. A product empties the room of the next one; no product
-uses that any more, because each waits for the end of the one before it.
+There is no flag that says that `low` is ready. Its memory is filled with `EMPTY` before, bits that
+no result has, and a number is ready as soon as it has other bits. A few buffers serve all products
+in turn. A product fills the buffer of the next product with `EMPTY`. No earlier product still reads
+that buffer, because each waits for its predecessor to end.
 
-Maps of one input (q, k and v; gate and up) share a product: A's rows of all of them, one map after
-the other, are filled up with zeros to whole tiles; B's are one matrix of all outputs.
+Maps that have the same input (q, k and v; gate and up) share a product. The rows of their A
+matrices follow each other and are padded with zeros to whole tiles; their B matrices form one
+matrix with all outputs.
 
 Suffixes: `_B` rows, `_O` outputs, `_K` inputs, `_R` rank, `_P` rows of A and W, padding included,
-`_W` the widest padded rows of A, `_Q` columns of all parts, `_N` parts, `_S` rooms.
+`_W` the widest padded rows of A, `_Q` columns of all parts, `_N` parts, `_S` buffers.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from torch import Tensor
 
 from homeostat.models.side_by_side import ADAPTER_ROWS, AdaptedMaps
 
-# The bits of a number that is not there yet: those of a NaN that no operation gives.
+# The bits of a number that is not ready: a NaN that no operation produces.
 EMPTY = -1
 _EMPTY = tl.constexpr(EMPTY)
-# Programs that share the inputs of A x, at most.
+# The largest number of programs that share the inputs of A x.
 MAX_PARTS = 4
 _MAX_PARTS = tl.constexpr(MAX_PARTS)
 
@@ -44,7 +46,7 @@ def leave_part(
     LOW_WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr, element: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile of A x, over one part of the inputs; empty the next product's."""
+    """Store a tile of A x for one part of the inputs, and empty the next product's buffer."""
     per_part = tl.cdiv(tl.cdiv(num_inputs, INPUTS), PARTS) * INPUTS
     first = part * per_part
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
@@ -62,7 +64,7 @@ def leave_part(
 @triton.jit
 def empty_rows(next_ptr, part, at_B, is_row, LOW_WIDTH: tl.constexpr, PART: tl.constexpr,
                PARTS: tl.constexpr, OUTPUTS: tl.constexpr):  # fmt: skip
-    """Empty rows of a part of the next product's `low`, and of parts that this product lacks."""
+    """Empty rows of one part of the next product's `low`, and of parts that this product lacks."""
     for other in tl.static_range(0, _MAX_PARTS, PARTS):
         if part + other < _MAX_PARTS:
             for first in tl.static_range(0, LOW_WIDTH, OUTPUTS):
@@ -76,8 +78,10 @@ def rows_of_b(
     b_ptr, at_O, is_output, first, RANK: tl.constexpr, COLUMNS: tl.constexpr,
     PADDED_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """[outputs, columns of all parts]: B from column `first` on, once for each part; zero where
-    there are no outputs, and elsewhere."""
+    """Load B from column `first` on, [outputs, columns of all parts].
+
+    Its columns are repeated for each part of A x. Everything beyond the outputs and the rank is 0.
+    """
     at_R = tl.arange(0, PADDED_PARTS * COLUMNS) % COLUMNS - first
     is_in = is_output[:, None] & ((at_R >= 0) & (at_R < RANK))[None, :]
     return tl.load(b_ptr + at_O[:, None] * RANK + at_R[None, :], mask=is_in, other=0.0)
@@ -89,8 +93,10 @@ def low_of(
     LOW_WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr,
     element: tl.constexpr,
 ):  # fmt: skip
-    """[columns of all parts, rows]: `COUNT` numbers of A x from `first` on, as soon as all of them
-    are there; zeros up to `COLUMNS`."""
+    """Wait for `COUNT` numbers of A x from `first` on; return them, [columns of all parts, rows].
+
+    They are padded with zeros to `COLUMNS` for each part.
+    """
     at_Q = tl.arange(0, PADDED_PARTS * COLUMNS)
     column, part = at_Q % COLUMNS, at_Q // COLUMNS
     is_in = ((column < COUNT) & (part < PARTS))[:, None] & is_row[None, :]
@@ -103,9 +109,9 @@ def low_of(
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The adapters of maps that share a product, and where their parts meet in a step.
+    """The adapters of maps that share a product, with the buffers of this product and the next.
 
-    `starts` are the first outputs of the second and third map; where there is none, the end.
+    `starts` are the first outputs of the second and third map, or the end if there is no such map.
     """
 
     maps: AdaptedMaps
@@ -121,8 +127,10 @@ class LowRank:
         return self.maps.b_OR, self.low_NBW, self.next_NBW
 
     def options(self, parts: int, *, num_maps: int) -> dict[str, int]:
-        """Return the options of a product whose A x is computed in parts, and whose tiles have
-        outputs of so many maps."""
+        """Return the options of a product.
+
+        A x is computed in so many parts, and a tile may have outputs of so many maps.
+        """
         rank, (_, max_rows, width) = self.maps.rank, self.low_NBW.shape
         return {
             "AHEAD": self.ahead,
@@ -151,7 +159,7 @@ NO_ADAPTER = {
 class Factors:
     """The matrices of a product, and the arguments of its kernel for their adapters.
 
-    Without an adapter the weight stands for its tensors, which are not read then.
+    Without an adapter the weight is passed in place of its tensors, which are then not read.
     """
 
     weight_PK: Tensor
@@ -166,7 +174,7 @@ class Factors:
         return len(self.weight_PK) - (0 if self.adapter is None else self.adapter.ahead)
 
     def num_rows(self, parts: int) -> int:
-        """Rows of W, and those of A for each part of A x."""
+        """Return the number of rows: those of W, and those of A once for each part of A x."""
         return self.num_outputs + (0 if self.adapter is None else parts * self.adapter.ahead)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,18 +193,18 @@ class Factors:
 
 
 class LowRankRoom:
-    """Memory for the `low` of the products of a step, at least two, in their order.
+    """The buffers for `low` of all products of a step, of which there are at least two.
 
-    They take turns with three rooms; the last one has its own, so that the first is empty when the
-    next step begins.
+    Products use three buffers in turn. The last product has a separate one, so that the first
+    buffer is empty when the next step begins.
     """
 
     def __init__(self, num_products: int, *, max_rows: int, width: int, like: Tensor) -> None:
-        # A product empties the room of the next one, so that there are at least two.
+        # A product empties the buffer of the next one, so there must be at least two.
         assert num_products > 1, "a model has more than one product with adapters"
         self._last = num_products - 1
         shape = (4, MAX_PARTS, max_rows, width)
-        # Bits of the model's own numbers.
+        # Integers as wide as the model's numbers, to compare their bits.
         dtype = torch.int16 if like.itemsize == 2 else torch.int32
         self._low_SNBW = torch.full(shape, EMPTY, dtype=dtype, device=like.device)
 

@@ -1,9 +1,9 @@
-"""Linear maps of very few rows, bound by reading the weights: one launch each, with what comes
-before and after them.
+"""Linear maps of very few rows, bound by reading the weights: one launch each, which includes the
+norm before and the sum or gating after a map.
 
-A program owns some outputs of one row. It reads their weights before it waits for its inputs, norms
-these itself where a norm comes first (a row of them is small, the weights are not), and adds the
-bias, or the sum so far, or gates.
+A program owns some outputs of one row. It reads their weights before it waits for its inputs. If a
+norm comes first, every program computes it again, because a row is small compared to the weights.
+At the end it adds the bias or the residual, or gates.
 
     into_heads   norm -> q, k and v           three weights, one launch
     gated        norm -> silu(gate) * up      two weights, one launch
@@ -35,11 +35,11 @@ from homeostat.rollout.native.cuda.narrow_rows import (
     weights_of,
 )
 
-# Rows up to which reading the weights costs more than multiplying by them one by one.
+# Up to so many rows, reading the weights costs more than multiplying row by row.
 MAX_ROWS = 4
-# A norm's inputs are held at once.
+# The widest row that a norm can hold in registers.
 MAX_WIDTH = 4096
-# Outputs of a program, and inputs that it multiplies at a time.
+# Outputs of a program, and the inputs that it multiplies at a time.
 OUTPUTS = 4
 INPUTS = 1024
 # Threads of a program, and inputs that each of them reads at once.
@@ -175,7 +175,7 @@ def _added(
         at_K = start + tl.arange(0, INPUTS)
         x = tl.load(x_ptr + row * num_inputs + at_K, mask=at_K < num_inputs, other=0.0)
         sums += sums_of_threads(weight, x, THREADS, NEIGHBOURS)
-        # Beyond the end nothing is read.
+        # This reads nothing beyond the end.
         weight = weights_of(weight_ptr, at_W, is_read, start + INPUTS, num_inputs, INPUTS)
     element = out_ptr.dtype.element_ty
     if is_low:
@@ -202,7 +202,7 @@ def _low(
 ) -> tuple[tuple[Tensor, ...], float, dict[str, int]]:
     """Return a launch's arguments for adapters: tensors, scale and options.
 
-    Without adapters the weight stands for the tensors, which are not read then.
+    Without adapters the weight is passed in place of the tensors, which are then not read.
     """
     if adapter is None:
         return (weight_OK,) * 4, 0.0, {"LOW_WIDTH": 0, "PART": 0, "RANK": 0, "LOWS": 0}
@@ -215,9 +215,9 @@ def _low(
 
 
 def _threads(inputs: int, num_columns: int) -> dict[str, int]:
-    """Return by how many threads, and how many neighbours at a time, inputs are summed up.
+    """Return how many threads sum up inputs, and how many neighbouring ones each reads at once.
 
-    There are columns of B to be summed up with them.
+    The same threads sum up `num_columns` columns of B.
     """
     threads = triton.next_power_of_2(max(min(inputs, _THREADS), num_columns))
     return {"THREADS": threads, "NEIGHBOURS": min(max(inputs // threads, 1), _NEIGHBOURS)}
@@ -236,7 +236,7 @@ def into_heads(
     eps: float,
     adapter: LowRank | None = None,
 ) -> tuple[Tensor, ...]:
-    """q, k and v [B, heads * d] of the normed rows: views of one tensor."""
+    """Return q, k and v [B, heads * d] of the normed rows, as views of one tensor."""
     num_rows, width = x_BD.shape
     sizes = [weight.shape[0] for weight in maps.weights]
     assert all(size % OUTPUTS == 0 for size in sizes), sizes

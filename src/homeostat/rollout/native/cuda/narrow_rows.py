@@ -1,5 +1,7 @@
-"""Parts of the kernels for very few rows (narrow.py): weights and a row are read, normed and summed
-up, and A x of adapters (low_rank.py) is left and waited for.
+"""Parts of the kernels for very few rows (narrow.py).
+
+They load weights and a row, apply the norm, sum up products, and store A x of adapters or wait for
+it (low_rank.py).
 
 Suffixes: `_D` model dim, `_O` outputs, `_K` inputs, `_T` threads.
 """
@@ -24,7 +26,7 @@ def weights_of(weight_ptr, at_O, is_out, start, num_inputs, INPUTS: tl.constexpr
 
 @triton.jit
 def row_and_norm(x_ptr, norm_ptr, row, width, WIDTH: tl.constexpr):
-    """[inputs] each, in fp32: a row, and the weight of the norm before a product."""
+    """Load a row and the weight of the norm before a product, [inputs] each, in fp32."""
     at_D = tl.arange(0, WIDTH)
     is_in = at_D < width
     x = tl.load(x_ptr + row * width + at_D, mask=is_in, other=0.0).to(tl.float32)
@@ -40,7 +42,7 @@ def normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH: tl.constexpr):
 
 @triton.jit
 def sums_of_threads(weight, x, THREADS: tl.constexpr, NEIGHBOURS: tl.constexpr):
-    """[outputs, threads]: products with the inputs, summed up by the thread that has them."""
+    """Return products with the inputs, [outputs, threads], summed up within each thread."""
     outputs: tl.constexpr = weight.shape[0]
     rounds: tl.constexpr = weight.shape[1] // (THREADS * NEIGHBOURS)
     parts = weight.to(tl.float32) * x.to(tl.float32)[None, :]
@@ -50,8 +52,11 @@ def sums_of_threads(weight, x, THREADS: tl.constexpr, NEIGHBOURS: tl.constexpr):
 @triton.jit
 def columns_of_b(b_ptr, at_O, is_output, number, RANK: tl.constexpr, PARTS: tl.constexpr,
                  THREADS: tl.constexpr):  # fmt: skip
-    """[outputs, threads]: rows of B, once for each part of A x, after the columns of `number` other
-    maps; zeros elsewhere."""
+    """Load rows of B, [outputs, threads].
+
+    They are repeated for each part of A x, and follow the columns of `number` other maps. All other
+    numbers are 0.
+    """
     column = tl.arange(0, THREADS) - number * RANK
     is_in = (column >= 0) & (column < PARTS * RANK)
     at = b_ptr + at_O[:, None] * RANK + (column % RANK)[None, :]
@@ -61,8 +66,10 @@ def columns_of_b(b_ptr, at_O, is_output, number, RANK: tl.constexpr, PARTS: tl.c
 @triton.jit
 def asked_low(low_ptr, first, row, COUNT: tl.constexpr, LOW_WIDTH: tl.constexpr,
               PART: tl.constexpr, PARTS: tl.constexpr, THREADS: tl.constexpr):  # fmt: skip
-    """Read `COUNT` numbers of A x from the rank `first` on, of each part, [threads]. Those of a
-    program that starts late are there already."""
+    """Request `COUNT` numbers of A x from `first` on, of each part, [threads].
+
+    For a program that starts late they are already complete.
+    """
     at_T = tl.arange(0, THREADS)
     at = low_ptr + at_T // COUNT * PART + row * LOW_WIDTH + first + at_T % COUNT
     is_in = at_T < PARTS * COUNT
@@ -71,7 +78,7 @@ def asked_low(low_ptr, first, row, COUNT: tl.constexpr, LOW_WIDTH: tl.constexpr,
 
 @triton.jit
 def low_row(asked, element: tl.constexpr):
-    """[threads]: what was asked for, as soon as all of it is there; zeros beyond."""
+    """Wait for the requested numbers and return them, [threads]; zeros beyond."""
     bits, at, is_in = asked
     while tl.min((bits != _EMPTY).to(tl.int32), 0) == 0:
         bits = tl.load(at, mask=is_in, other=0, volatile=True)
@@ -81,7 +88,7 @@ def low_row(asked, element: tl.constexpr):
 @triton.jit
 def leave_low(sums, low_ptr, place, part, row, element: tl.constexpr, LOW_WIDTH: tl.constexpr,
               PART: tl.constexpr):  # fmt: skip
-    """Store a part of A x of this program."""
+    """Store this program's part of A x."""
     outputs: tl.constexpr = sums.shape[0]
     bits = tl.sum(sums, 1).to(element).to(low_ptr.dtype.element_ty, bitcast=True)
     at = part * PART + row * LOW_WIDTH + place + tl.arange(0, outputs)
@@ -91,7 +98,7 @@ def leave_low(sums, low_ptr, place, part, row, element: tl.constexpr, LOW_WIDTH:
 @triton.jit
 def empty_row(next_ptr, place, row, LOWS: tl.constexpr, LOW_WIDTH: tl.constexpr,
               PART: tl.constexpr):  # fmt: skip
-    """Empty a row of the next product's `low`, if this program is the first after A's."""
+    """Empty a row of the next product's buffer, in the first program after those of A x."""
     if LOW_WIDTH > 0:
         if place == LOWS:
             at = tl.arange(0, _MAX_PARTS)[:, None] * PART + tl.arange(0, 64)[None, :]

@@ -1,7 +1,7 @@
-"""The addresses that captured steps read a model from. They must not change while the steps serve.
+"""The addresses from which captured steps read a model. They must not change while these are used.
 
-A captured step reads whatever lies at its addresses, also after the memory was freed and given to
-something else: log-probs would be wrong, and nothing would say so.
+A captured step reads whatever lies at its addresses, even if that memory was freed and reused. Then
+log-probs would silently be wrong.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Linear maps of a batch's rows, one launch each with what comes before and after them.
+"""Linear maps of a batch's rows: one launch each, which includes the norm before and the sum or
+gating after a map.
 
-A program owns a tile of outputs and rows, and where such tiles are few, a share of the inputs; the
-last share to arrive sums up all of them. Outputs are the tall side of a product: a tensor core
-takes 64 of them, but as few as 8 rows.
+A program owns a tile of outputs and rows. If there are few such tiles, several programs share the
+inputs of one, and the last to finish adds up their results. Outputs are the first dimension of a
+tile, because a tensor core takes 64 of these, but as few as 8 rows.
 
     into_heads   q, k and v              three weights side by side, one product
     gated        silu(gate) * up         two weights side by side, one product
     added        x += inputs @ weight.T  in place, and what the next norm needs
 
-A norm costs no launch. `added` gives the rows times the norm's weight, and of each tile of x the
-sums of squares; a product is linear, so that the next one divides its sums by the root of the mean
+A norm costs no launch. `added` returns the rows times the norm's weight, and the sums of squares of
+each tile of x. Since a product is linear, the next one can divide its sums by the root of the mean
 square, row by row.
 
 Adapters cost no launch either: their rows lie before those of the weight (low_rank.py).
@@ -74,7 +75,7 @@ def _rstd(squares, width, eps):
 
 @triton.jit
 def _place(AHEAD: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Return the first row of A and W of this program's tile, and the part of A x, if it is A's."""
+    """Return the first row of this program's tile in A and W, and for A the part of A x."""
     lows: tl.constexpr = AHEAD // OUTPUTS
     tile, part = tl.program_id(1), 0
     if AHEAD > 0:
@@ -107,7 +108,7 @@ def _into_heads(
         b = rows_of_b(b_ptr, at_O, is_output, 0, RANK, COLUMNS, PADDED_PARTS)
     wait_for_last(EARLY)
     let_next_start(EARLY)
-    # Loaded early, so that what the end needs is in flight while the sums are computed.
+    # Load early what the end needs, so that it arrives while the sums are computed.
     if TILES > 0:
         squares = _squares(squares_ptr, at_B, is_row, TILES, PADDED_TILES)
     is_low = tl.program_id(1) < AHEAD // OUTPUTS * PARTS if AHEAD > 0 else False
@@ -132,7 +133,7 @@ def _into_heads(
             last = tl.minimum(output + OUTPUTS, num_outputs) - 1
             first_map = (output >= second).to(tl.int32) + (output >= third).to(tl.int32)
             last_map = (last >= second).to(tl.int32) + (last >= third).to(tl.int32)
-            # A tile has outputs of one map, most often.
+            # Most tiles have outputs of a single map.
             for number in range(first_map, last_map + 1):
                 low = low_of(
                     low_ptr, number * RANK, at_B, is_row, RANK, COLUMNS, LOW_WIDTH, PART, PARTS,
@@ -209,7 +210,7 @@ def _store_sum(
     sums, x, norm, x_ptr, scaled_ptr, squares_ptr, at, at_B, tile, is_in, is_row, num_outputs,
     OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """Store x with what is added to it, the same times the norm's weight, and its squares."""
+    """Store the new x, x times the norm's weight, and the sums of its squares."""
     element = x_ptr.dtype.element_ty
     added = tl.trans(sums).to(element).to(tl.float32)
     rounded = (x.to(tl.float32) + added).to(element)
@@ -230,7 +231,7 @@ def _added(
     SHARES: tl.constexpr, OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    # Shares of A's tile are parts of A x.
+    # For a tile of A, the shares are the parts of A x.
     in_share: tl.constexpr = PARTS // SHARES
     lows: tl.constexpr = AHEAD // OUTPUTS
     row, share = tl.program_id(0) * ROWS, tl.program_id(2)
@@ -285,8 +286,10 @@ def _added(
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Rows times the weight of a norm, and the sums of squares of the rows themselves; none where
-    the rows are normed already."""
+    """Rows times the weight of a norm, and the sums of squares of the rows without it.
+
+    There are no sums if the rows are already normed.
+    """
 
     rows_BD: Tensor
     squares_BT: Tensor | None = None
@@ -304,7 +307,7 @@ def into_heads(
     eps: float,
     adapter: LowRank | None = None,
 ) -> Tensor:
-    """[B, O]: q, k and v of the normed rows, one after the other."""
+    """Return [B, O]: q, k and v of the normed rows, side by side."""
     factors = Factors.of(weight_OD, adapter)
     (num_rows, width), num_outputs = x.rows_BD.shape, factors.num_outputs
     tiles = tiles_for(num_rows, factors.weight_PK)
@@ -330,7 +333,7 @@ def into_heads(
 
 
 def gated(x: Scaled, weight_OD: Tensor, *, eps: float, adapter: LowRank | None = None) -> Tensor:
-    """[B, I]. `weight_OD`: gate's rows, then up's."""
+    """Return silu(gate) * up, [B, I]. `weight_OD` holds the rows of gate, then those of up."""
     factors = Factors.of(weight_OD, adapter)
     (num_rows, width), num_outputs = x.rows_BD.shape, factors.num_outputs // 2
     tiles = tiles_for_gated(num_rows, factors.weight_PK)
@@ -361,7 +364,7 @@ def added(
     *,
     adapter: LowRank | None = None,
 ) -> Scaled:
-    """Compute x += inputs @ weight.T in place; return the input of a product after the norm."""
+    """Compute x += inputs @ weight.T in place. Return x as the next product's input."""
     factors = Factors.of(weight_OK, adapter)
     (num_rows, num_outputs), num_inputs = x_BO.shape, inputs_BK.shape[1]
     tiles = tiles_for(num_rows, factors.weight_PK)

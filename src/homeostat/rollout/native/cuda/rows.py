@@ -1,5 +1,5 @@
-"""Work on single rows of a decoding step, each in one launch: entering, norms with the sum before
-them, gating.
+"""Kernels for single rows of a decoding step, one launch each: embedding and rotations, a sum with
+the norm after it, gating.
 
 Everything is computed in fp32 and rounded where the modules of the decoder round.
 
@@ -32,8 +32,8 @@ def _enter(
     WIDTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    # In this order: no kernel of this step starts before the last step's have ended, so that all of
-    # them may read what that one left before they wait.
+    # In this order, no kernel of this step starts before the previous step has ended. So all of them
+    # may read what that step wrote before they wait.
     wait_for_last(EARLY)
     let_next_start(EARLY)
     row = tl.program_id(0)
@@ -57,7 +57,7 @@ def enter(
     frequencies_F: Tensor,
     factor: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings [B, D], and the rotations' cos and sin [B, F] in fp32."""
+    """Return embeddings [B, D], and cos and sin of the rotations [B, F] in fp32."""
     num_rows, width, half = len(tokens_B), embedding_VD.shape[1], len(frequencies_F)
     x_BD = embedding_VD.new_empty(num_rows, width)
     cos_BF = frequencies_F.new_empty(num_rows, half)
@@ -111,7 +111,7 @@ def _add_norm(
 
 
 def add_norm(x_BD: Tensor, added_BD: Tensor | None, weight_D: Tensor, *, eps: float) -> Tensor:
-    """Compute x += added in place; return the RMS norm of x, [B, D]."""
+    """Compute x += added in place. Return the RMS norm of x, [B, D]."""
     num_rows, width = x_BD.shape
     assert added_BD is None or added_BD.is_contiguous(), "rows are read one after the other"
     out_BD = torch.empty_like(x_BD)
@@ -155,7 +155,7 @@ def _gate(
 
 
 def gate(gate_BI: Tensor, up_BI: Tensor) -> Tensor:
-    """silu(gate) * up. Rows may lie apart."""
+    """Return silu(gate) * up. Rows need not be contiguous."""
     num_rows, width = gate_BI.shape
     out_BI = gate_BI.new_empty(num_rows, width)
     tile = 1024

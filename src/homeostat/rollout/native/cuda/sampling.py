@@ -4,14 +4,15 @@ The vocabulary is cut into tiles. A first pass finds each tile's largest logit a
 weights; a second finds, per sequence, the tile in which the request's noise falls, and then the
 token in it: inverse CDF, as in `native.sampler`, whose definition this follows to rounding.
 
-    draw_from_logits    of logits in memory
-    draw_from_hidden    of many rows: the first pass multiplies and keeps no logits, the second one
-                        multiplies the row by the words of its tile again
+    draw_from_logits    from logits in memory
+    draw_from_hidden    for many rows: the first pass computes logits but does not store them, and
+                        the second one computes those of the chosen tile again
 
-Rows that are cut (cutting.py) are drawn again among what is kept, for which logits are kept.
+Rows to which top-k, top-p or min-p applies are drawn by cutting.py, which needs stored logits.
 
-The second pass also moves the sequence on: the token is its next input, its position grows by one,
-and what was drawn is noted under the number of the step. A graph of it needs nothing of the host.
+The second pass also advances the sequence: the token becomes its next input, its position grows by
+one, and the token and its log-prob are recorded under the number of the step. A captured graph of
+this needs nothing from the host.
 
 Suffixes: `_B` sequences, `_D` model dim, `_V` vocabulary, `_T` tiles of it, `_S` steps of a burst.
 """
@@ -30,14 +31,14 @@ from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_
 from homeostat.rollout.native.cuda.products import can_multiply
 from homeostat.rollout.native.cuda.state import Rows
 
-# Words of a tile: of logits in memory, and where those of the tile drawn are computed again.
+# Words of a tile: for logits in memory, and for logits that are computed again.
 TILE, TILE_AGAIN = 2048, 64
-# Rows from which a product that keeps no logits is better than a library's.
+# From so many rows on, a product that stores no logits is faster than a library's.
 MIN_ROWS = 32
-# Rows, words and inputs of a product's tile, and how many of its steps are in flight. There are
-# fewer words where logits are kept: these take shared memory before they are written.
+# Rows, words and inputs of a product's tile, and the number of its pipeline stages. A tile that
+# stores logits has fewer words, because logits take shared memory before they are written.
 _MAX_TILE_ROWS, _WORDS, _WORDS_KEPT, _INPUTS, _STAGES = 128, 256, 128, 64, 4
-# Inputs that the tile drawn is multiplied by at a time.
+# Inputs of one step when the logits of the chosen tile are computed again.
 _INPUTS_AGAIN = 128
 
 
@@ -80,8 +81,8 @@ def _multiplied_tile_sums(
     row_tiles = tl.cdiv(num_rows, ROWS)
     tiles: tl.constexpr = WORDS // TILE
     num_products = row_tiles * tl.cdiv(vocabulary, WORDS)
-    # Programs that multiply the same words are neighbours. Flat: a product's inputs are on their
-    # way while the last one's sums are taken.
+    # Programs that multiply the same words are neighbours. The loop is flattened, so that a tile's
+    # inputs are loaded while the sums of the previous tile are computed.
     for index in tl.range(tl.program_id(0), num_products, tl.num_programs(0), flatten=True):
         row, word = (index % row_tiles) * ROWS, (index // row_tiles) * WORDS
         logits = tl.zeros((ROWS, WORDS), tl.float32)
@@ -121,8 +122,10 @@ def _logits(hidden_ptr, weight_ptr, at_v, is_word, width, TILE: tl.constexpr, IN
 
 @triton.jit
 def _first_above(cdf, weights, wanted, at, is_in, none):
-    """The first place with a weight whose sum so far is above what is wanted; where rounding leaves
-    none, the last one with a weight."""
+    """Return the first place with a weight at which the running sum exceeds `wanted`.
+
+    If rounding leaves none, it is the last place with a weight.
+    """
     has_weight = is_in & (weights > 0)
     found = tl.min(tl.where(has_weight & (cdf > wanted), at, none), 0)
     return tl.minimum(found, tl.max(tl.where(has_weight, at, 0), 0))
@@ -140,7 +143,7 @@ def _draw(
     wait_for_last(EARLY)
     row = tl.program_id(0)
     if HAS_CUT:
-        # It is drawn by cutting.py.
+        # cutting.py draws this row.
         if tl.load(is_cut_ptr + row) != 0:
             return
     position = tl.load(positions_ptr + row)
@@ -158,7 +161,7 @@ def _draw(
     wanted = noise * total
     by_noise = _first_above(tl.cumsum(weights, 0), weights, wanted, at_t, is_tile, PADDED_TILES)
     by_size = tl.min(tl.where(tops == top, at_t, PADDED_TILES), 0)
-    # Only where nothing is a number is none of them found; the engine refuses the log-prob.
+    # If all logits are NaN, none is found; the engine then refuses the log-prob.
     tile = tl.minimum(tl.where(is_greedy, by_size, by_noise), NUM_TILES - 1)
     before = tl.sum(tl.where(at_t < tile, weights, 0.0), 0)
 
@@ -178,7 +181,7 @@ def _draw(
     by_size = tl.min(tl.where(is_word & (z == tl.max(z, 0)), at_v, vocabulary), 0)
     token = tl.minimum(tl.where(is_greedy, by_size, by_noise), vocabulary - 1)
     chosen = tl.max(tl.where(at_v == token, z, float("-inf")), 0)
-    # A logit that is computed again may be above the largest one by a rounding.
+    # A logit that is computed again may exceed the largest one by a rounding error.
     logp = tl.where(chosen > top, 0.0, chosen - top).to(tl.float64) - tl.log(total)
 
     tl.store(drawn_ptr + step * step_stride + row, token)
@@ -218,9 +221,9 @@ def draw_from_hidden(hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
 def multiplied_sums(
     hidden_BD: Tensor, weight_VD: Tensor, scale_B: Tensor, *, logits_BV: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return [B, T] each: the largest logit, over the temperature, and the sum of a tile's weights.
+    """Return the largest logit, divided by the temperature, and the sum of weights of each tile.
 
-    The logits themselves are written to `logits_BV` if it is given.
+    Both are [B, T]. The logits themselves are written to `logits_BV` if it is given.
     """
     (num_rows, width), vocabulary = hidden_BD.shape, weight_VD.shape[0]
     num_tiles = triton.cdiv(vocabulary, TILE_AGAIN)
@@ -255,7 +258,7 @@ def multiplied_sums(
 
 @cache
 def _num_programs(device: torch.device) -> int:
-    """One for each multiprocessor, whose registers its sums fill."""
+    """Return one program for each multiprocessor, because its sums fill all registers."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -272,7 +275,7 @@ def draw_and_move(
     product: tuple[Tensor, Tensor] | None = None,
     is_cut_B: Tensor | None = None,
 ) -> None:
-    """Draw from what the tiles' sums say, and move the rows on, except those that are cut."""
+    """Draw tokens from the tiles' sums and advance the rows, except those with a cut."""
     num_rows, num_tiles = tops_BT.shape
     hidden_BD, weight_VD = product if product is not None else (tops_BT, tops_BT)
     _draw[(num_rows,)](

@@ -1,6 +1,6 @@
-"""Work that several programs share: the last of them to arrive sums up what all of them left.
+"""Work that several programs share: the last of them to finish adds up the results of all.
 
-It sums in the order of the shares, so that the result does not depend on who was the last one.
+It adds in the order of the shares, so that the result does not depend on which one was last.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Below any score of attention, and finite: where no key is live, weights are 0 and not undefined.
+# Below any attention score, but finite: without any key, weights are 0 and not NaN.
 LOWEST = tl.constexpr(-1.0e30)
 # Softmaxes of shares that are read at once.
 _AT_ONCE = tl.constexpr(8)
@@ -77,7 +77,7 @@ def softmax_of_shares(
 
 @triton.jit
 def _softmaxes(at_sums, at_tops, first, num_shares, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Read what the next shares found, all before any of it is used: the reads overlap."""
+    """Load the results of the next shares before any of them is used, so that the loads overlap."""
     found = ()
     for number in tl.static_range(_AT_ONCE):
         share = first + number

@@ -1,11 +1,10 @@
 """The state of decoding sequences on the device: the inputs of a step, and its outputs.
 
 Addresses never change, so that graphs can be captured over them. Rows beyond the sequences are
-padding: they do not move, and what they write goes to the cache's spare block.
+padding: their positions stay the same, and they write to the cache's spare block.
 
-Suffixes: `_B` rows, `_K` blocks of a sequence, `_S` steps of a burst, `_L` layers, `_A`
-addresses of a layer; of routes, `_L`
-layers with experts and `_K` slots.
+Suffixes: `_B` rows, `_K` blocks of a sequence, `_S` steps of a burst, `_L` layers, `_A` addresses
+of a layer. In routes, `_L` stands for layers with experts and `_K` for slots.
 """
 
 from __future__ import annotations
@@ -27,12 +26,13 @@ from homeostat.rollout.native.sequence import Sequence
 from homeostat.rollout.noise import uniforms
 from homeostat.rollout.routes import joined
 
-# Steps that the device makes without a word from the host. A sequence that ends is computed on for
-# up to twice as many.
+# Steps that the device makes without the host. A sequence that has ended is still computed for up
+# to twice as many.
 BURST_STEPS = 8
-# Ids of a kept set, on average, that come to the host with the tokens; more take another copy.
+# The average number of kept ids that are copied to the host with the tokens; more need a second
+# copy.
 FEW_IDS = 128
-# No sequence owns it: rows without a place of their own write there.
+# Padding rows write to this block; no sequence owns it.
 SPARE_BLOCK = 0
 
 
@@ -77,7 +77,7 @@ class DecodeState:
         self.cut: CutRows | None = None
 
     def make_cut(self, vocabulary: int) -> None:
-        """Make room for rows whose distributions are cut, when the first of them comes."""
+        """Allocate memory for rows with a cut, when the first of them comes."""
         if self.cut is not None:
             return
         rows, width, device = self.max_rows, min(vocabulary, MAX_KEPT_IDS), self.device
@@ -111,19 +111,19 @@ class DecodeState:
         )
 
     def see(self, cache: KVCache) -> None:
-        """Send the addresses of the cache to the device if they have changed."""
+        """Copy the addresses of the cache to the device if they have changed."""
         stores = cache.addresses()
         if stores != self._stores:
             self._stores = stores
             self._send(self.stores_LA, np.array(stores, dtype=np.int64))
 
     def clear(self) -> None:
-        """Nothing but padding."""
+        """Turn all rows into padding."""
         for tensor in (self.positions_B, self.starts_B, self.moves_B, self.tables_BK):
             tensor.zero_()
 
     def load(self, sequences: list[Sequence]) -> None:
-        """The next inputs of these sequences; the rows after them become padding."""
+        """Load the next inputs of these sequences; the rows after them become padding."""
         rows = np.zeros((5, self.max_rows), dtype=np.int32)
         scale_B = np.ones(self.max_rows, dtype=np.float32)
         for row, sequence in enumerate(sequences):
@@ -150,7 +150,7 @@ class DecodeState:
             self._send(target, values)
 
     def prepare(self, sequences: list[Sequence], *, ahead: int) -> None:
-        """Send blocks and noise of the next burst. `ahead`: tokens in flight before it."""
+        """Copy the blocks and noise of the next burst. `ahead`: tokens in flight before it."""
         tables_BK = np.full((self.max_rows, self.num_blocks), SPARE_BLOCK, dtype=np.int32)
         for row, sequence in enumerate(sequences):
             tables_BK[row, : len(sequence.blocks)] = sequence.blocks
@@ -166,9 +166,9 @@ class DecodeState:
     def drawn(
         self, num_rows: int, num_steps: int, *, with_weights: bool = False, is_cut: bool = False
     ) -> Drawing:
-        """Start to copy what a burst sampled to the host, and return the copy.
+        """Start copying a burst's results to the host, and return the copy.
 
-        `with_weights`: the weights of experts, too. `is_cut`: what was kept of the distributions.
+        `with_weights` includes the weights of experts, `is_cut` the words that cuts kept.
         """
 
         def fetched(tensor_SB: Tensor) -> Tensor:
