@@ -32,8 +32,8 @@ def _enter(
     WIDTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    # In this order, no kernel of this step starts before the previous step has ended. So all of them
-    # may read what that step wrote before they wait.
+    # In this order, no kernel of this step starts before the previous step has ended, so all of
+    # them may read what that step wrote before they wait.
     wait_for_last(EARLY)
     let_next_start(EARLY)
     row = tl.program_id(0)
