@@ -22,7 +22,7 @@ from homeostat.rollout.native.sequence import Sequence
 if TYPE_CHECKING:
     from homeostat.rollout.native.cpu.prompts import CpuPrompts
 
-# Makes room for so many tokens more of each sequence, or says that there is none.
+# Makes room for so many more tokens of each sequence; returns False if there is none.
 Reserve = Callable[[list[Sequence], int], bool]
 
 
@@ -30,10 +30,10 @@ Reserve = Callable[[list[Sequence], int], bool]
 class Taken:
     """The tokens that a burst drew for its sequences: [B, S], of which the first `made` count.
 
-    `routes_BSLK`: per step the experts of the token that it ran, which is the one before the token
-    that it drew, in the smallest integer type, with their weights if a sequence asks for those
-    (rollout/routes.py); None where no sequence asks for experts. `cut` is there where a sequence is
-    cut.
+    `routes_BSLK` holds, for each step, the experts of the token that it computed (the one before
+    the token that it drew) in the smallest integer type, and their weights if a sequence asks for
+    them (rollout/routes.py). It is None if no sequence asks for experts. `cut` is set if top-k,
+    top-p or min-p applies to a sequence.
     """
 
     sequences: list[Sequence]
@@ -48,9 +48,9 @@ class Taken:
 class TakenCut:
     """The results of a burst with cut distributions, beside its tokens.
 
-    `sampled_logps_BS` are log-probs over what was kept, and `sizes_BS` the number of ids that were
-    kept (0: all of them). `values` are the ids themselves, ascending, end to end and row by row; of
-    a set of more than `MAX_KEPT_IDS` as many as that.
+    `sampled_logps_BS` are log-probs over the kept words, and `sizes_BS` the number of kept ids (0:
+    all of them). `values` are the ids themselves, ascending, row by row without gaps, at most
+    `MAX_KEPT_IDS` of each set.
     """
 
     sampled_logps_BS: np.ndarray
@@ -58,7 +58,7 @@ class TakenCut:
     values: np.ndarray
 
     def give(self, kept: KeptIds, row: int, num_tokens: int) -> None:
-        """Hand over the sets of a row's first tokens. Raises EngineError if one is too large."""
+        """Give the kept sets of a row's first tokens. Raises EngineError if one is too large."""
         if self._largest > MAX_KEPT_IDS:
             kept.require_bounded(int(self.sizes_BS[row, :num_tokens].max(initial=0)))
         start = row * self.sizes_BS.shape[1]
@@ -75,7 +75,7 @@ class TakenCut:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """The end of the ids of the first so many tokens. A list: single numbers are read."""
+        """Return where the ids of each token end, as a list: single numbers are read from it."""
         return [0, *np.cumsum(self._sizes_T).tolist()]
 
 
@@ -99,24 +99,26 @@ class Bursts(Protocol):
 
     @property
     def warmup_s(self) -> float:
-        """Seconds spent on making steps ready: kernels compiled, graphs captured."""
+        """Return the seconds spent on compiling kernels and capturing graphs."""
         ...
 
     def start(
         self, sequences: list[Sequence], cache: KVCache, reserve: Reserve, *, until: float
     ) -> None:
-        """The first burst of these sequences, each with one token that is not cached. `until`: on
-        the monotonic clock, when whoever is to take it wants to be back."""
+        """Start the first burst. Each of the sequences has one token that is not cached yet.
+
+        `until` is the time, on the monotonic clock, by which the caller wants its results.
+        """
         ...
 
     def take(self, cache: KVCache, reserve: Reserve, *, may_go_on: bool) -> Taken:
-        """Return what the oldest burst drew. `may_go_on`: another may be sent after it."""
+        """Return the tokens of the oldest burst. `may_go_on`: another may be started after it."""
         ...
 
     def drop(self) -> None:
-        """Forget the bursts in flight: their tokens will be drawn again, and come out the same."""
+        """Discard the bursts in flight. Their tokens will be sampled again, and be the same."""
         ...
 
     def rest(self) -> None:
-        """Weights may change from now on: copies of them are given back."""
+        """Release copies of the weights, which may change from now on."""
         ...

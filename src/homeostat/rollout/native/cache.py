@@ -2,15 +2,15 @@
 
     per layer [2, blocks, heads, block_tokens, d]
 
-One storage, two uses. With small blocks a sequence has a list of them, prompts are shared block by
-block, and a batch is gathered before attention. With blocks as long as a sequence, each sequence is
-one row, and a batch whose rows are 0 .. B-1 is a view: nothing is gathered or copied in a decoding
-step, which on the CPU would double its cost.
+One storage serves two layouts. With small blocks a sequence has a list of blocks, prompts are
+shared block by block, and a batch is gathered before attention. With blocks as long as a sequence,
+each sequence is one row, and a batch with the rows 0 .. B-1 is a view: a decoding step gathers and
+copies nothing, which on a CPU would double its cost.
 
-In FP8 (`Fp8Cache`) each key and value of a token and head has its own scale: it is known when the
-token is written, and does not depend on the other tokens.
+In FP8 (`Fp8Cache`) each key and value of a token and head has its own scale. It is known when the
+token is written, and does not depend on other tokens.
 
-Invariant: memory is zero before it is written, so that what a mask hides is finite.
+Invariant: memory is zero before it is written, so masked entries are always finite.
 
 Suffixes: `_N` packed tokens, `_B` sequences, `_H` key heads, `_L` keys, `_d` head dim.
 """
@@ -38,7 +38,7 @@ def token_bytes(
     return 2 * config.num_layers * config.num_kv_heads * head
 
 
-# Of the scale of a key or value in FP8.
+# The bytes of the scale of a key or value in FP8.
 SCALE_BYTES = 4
 
 
@@ -62,7 +62,7 @@ class KVCache:
         shape = (2, 0, config.num_kv_heads, block_tokens, config.head_dim)
         place = {"dtype": dtype, "device": device}
         self._layers = [torch.zeros(shape, **place) for _ in range(config.num_layers)]
-        # Everything that is kept, each by layers: [2, blocks, heads, block_tokens, ...].
+        # All stored tensors, a list by layers each: [2, blocks, heads, block_tokens, ...].
         self._kept = [self._layers]
 
     @property
@@ -91,8 +91,11 @@ class KVCache:
         return grown
 
     def copy(self, copies: list[Copy]) -> None:
-        """In order, and all at once where none reads what another writes. What is copied beyond a
-        copy's own tokens has not been written in its target either."""
+        """Make copies in order, or all at once if none reads what another writes.
+
+        Whole blocks are copied. In a target nothing was written beyond the tokens of its copy, so
+        the rest of the block does no harm.
+        """
         sources, targets = [copy.source for copy in copies], [copy.target for copy in copies]
         if set(sources) & set(targets):
             for copy in copies:
@@ -147,9 +150,9 @@ class KVCache:
 
 
 class Fp8Cache(KVCache):
-    """Keys and values in e4m3, with a scale for each token and head. `dtype`: what is computed in.
+    """Keys and values in e4m3 with a scale for each token and head. `dtype`: for computation.
 
-    Bytes are stored: torch copies and gathers few kinds of FP8.
+    They are stored as bytes, because torch cannot copy and gather every FP8 type.
     """
 
     def __init__(

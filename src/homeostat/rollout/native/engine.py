@@ -2,7 +2,7 @@
 
     submit -> Scheduler.plan -> Runner (forward over the cache) -> draw -> Sequence.append -> poll
 
-One step computes the next token of every running request, or the prompts of those that join; a
+One step computes the next token of every running request, or the prompts of requests that join. A
 request that ends leaves at once. Nothing is copied when weights change: the model is the trainer's
 module, and between `begin_update` and `commit` nothing is computed.
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 def native_capabilities(
     *, shares_weights: bool, numerics: Numerics, max_tokens: int, has_experts: bool
 ) -> Capabilities:
-    """Return what the engine can do; known before it is made."""
+    """Return what the engine can do. It can be called before the engine exists."""
     return Capabilities(
         name="native",
         shares_weights=shares_weights,
@@ -67,9 +67,9 @@ def native_capabilities(
 class NativeEngine(SteppingEngine[Sequence]):
     """Samples with the trainer's own module: the native decoder, or a model of transformers.
 
-    `max_tokens` is the most that a request may have in all; `decode` turns tokens into the text
-    that stop strings are looked for in. `in_rows` is how the cache is laid out (cache.py), where
-    it is said. With `bursts` several steps are decoded at a time, on a CPU by so many `threads`.
+    `max_tokens` limits the tokens of a request in all. `decode` turns tokens into text, in which
+    stop strings are searched. `in_rows` sets the layout of the cache (cache.py), if it is given.
+    With `bursts` several steps are decoded at a time, on a CPU by so many `threads`.
     `fp8`: which linear maps are served in FP8, from which version on.
     """
 
@@ -135,7 +135,7 @@ class NativeEngine(SteppingEngine[Sequence]):
         self._longest = self._num_new = 0
 
     def _choose_path(self, model: Decoder, threads: int | None, *, is_fp8: bool) -> str:
-        """Return the decode path, and make what decodes several steps at a time, if it does."""
+        """Return the decode path, and make its burst decoder if it has one."""
         how = {"device": self.device, "is_fp8": is_fp8}
         kinds = {"numerics": model.numerics, "is_int4": is_int4(model)}
         path = decode_path(model.config, self.config, **kinds, **how)
@@ -191,7 +191,7 @@ class NativeEngine(SteppingEngine[Sequence]):
     def _start(self, flight: Sequence) -> None:
         longest = flight.max_length
         if flight.request.keep_cache and self.room.holds(self.max_tokens):
-            # The next turn is longer: in a wider row it finds what this one leaves.
+            # The next turn is longer: in a wider row it finds the tokens of this one.
             longest = self.max_tokens
         self._longest = max(self._longest, longest)
         self.scheduler.add(flight)
@@ -239,7 +239,7 @@ class NativeEngine(SteppingEngine[Sequence]):
                 self._plan_and_compute(until)
             is_whole = True
         finally:
-            # After half a step nobody knows what is cached: all of it is computed again.
+            # After an interrupted step it is unknown what is cached, so all is computed again.
             if not is_whole:
                 self._free_cache()
 
@@ -254,7 +254,7 @@ class NativeEngine(SteppingEngine[Sequence]):
             self._take(sequences, hidden_BD)
 
     def _may_go_on(self) -> bool:
-        """Return whether nobody ended since the burst was sent, and nobody could join it."""
+        """Return whether no sequence ended since the burst was started, and none could join."""
         assert self.bursts is not None
         has_place = len(self.scheduler.running) < self.scheduler.max_running
         all_fly = all(self._is_flying(s) for s in self.bursts.sequences)
@@ -287,7 +287,7 @@ class NativeEngine(SteppingEngine[Sequence]):
                 self._finish(sequence, reason)
 
     def _land(self) -> None:
-        """Take what the device has drawn ahead of the host."""
+        """Take the tokens that the device has sampled ahead of the host."""
         while self.bursts is not None and self.bursts.is_flying:
             self._take_burst(self.bursts, may_go_on=False)
 
@@ -295,14 +295,14 @@ class NativeEngine(SteppingEngine[Sequence]):
         return self.life.in_flight.get(sequence.request.id) is sequence
 
     def _reserve(self, sequences: list[Sequence], num_tokens: int) -> bool:
-        """Make room for `num_tokens` more tokens of each, memory included, or return False."""
+        """Make room and memory for `num_tokens` more tokens of each sequence, or return False."""
         if not self.scheduler.reserve_ahead(sequences, num_tokens):
             return False
         self.runner.copy([], extent=self.scheduler.pool.extent)
         return True
 
     def _compute(self, plan: Plan) -> tuple[list[Sequence], Tensor]:
-        """Return the sequences that get a token now, and the hidden state that predicts each."""
+        """Return the sequences that get a token now, and the hidden states that predict them."""
         if plan.decode:
             return plan.decode, self.runner.decode(plan.decode)
         sequences, parts = plan.forked, [self.scheduler.kept_hidden(s)[None] for s in plan.forked]
@@ -310,7 +310,7 @@ class NativeEngine(SteppingEngine[Sequence]):
             sequences, hidden_BD = self.runner.prefill(plan.chunks)
             for sequence, hidden_D in zip(sequences, hidden_BD, strict=True):
                 self.scheduler.keep_prompt(sequence, hidden_D)
-            # Who waited for these prompts joins before a first token can end their holders.
+            # Sequences waiting for these prompts join before a first token can end the holders.
             joined = self.scheduler.admit()
             self._copy(joined)
             parts = [hidden_BD, *(self.scheduler.kept_hidden(s)[None] for s in joined.forked)]
@@ -338,7 +338,7 @@ class NativeEngine(SteppingEngine[Sequence]):
                 self._finish(sequence, reason)
 
     def _fit_cache(self) -> None:
-        """Make the cache if there is none, and a new one if its rows are too short."""
+        """Make the cache if there is none, or a new one if its rows are too short."""
         cache = self.runner.cache
         if cache is not None and self.room.fits(cache, self._longest):
             return

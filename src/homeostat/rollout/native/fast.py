@@ -1,11 +1,11 @@
-"""The decode path: the fastest that the device and the model allow, or the one that is asked for.
+"""Chooses the decode path: the fastest that device and model allow, or the one that is configured.
 
 plain      one step at a time through the decoder's own forward: the reference
-compact    the same on a CPU over copies of the weights, by fewer calls (compact.py)
-compiled   several steps at a time on a CPU by compiled code (cpu/)
-fused      several steps at a time on a GPU by kernels of fewer launches (cuda/); in invariant
-           numerics, and for blocks other than Llama's, by the model's own forward over the state
-           on the GPU (cuda/invariant.py)
+compact    the same on a CPU with copies of the weights and fewer calls (compact.py)
+compiled   several steps at a time on a CPU, in compiled code (cpu/)
+fused      several steps at a time on a GPU, with fused kernels (cuda/); in invariant numerics, and
+           for blocks other than Llama's, with the model's own forward over the state on the GPU
+           (cuda/invariant.py)
 graphs     the same, captured as CUDA graphs
 """
 
@@ -72,9 +72,10 @@ def make_bursts(
     threads: int | None,
     is_fp8: bool = False,
 ) -> Bursts | None:
-    """None where decoding goes one step at a time. `threads`: on a CPU; as torch has where None.
+    """Make the burst decoder of a path; None if the path decodes one step at a time.
 
-    `is_fp8`: layers of the model are in FP8, now or later.
+    `threads` is for a CPU; None means as many as torch uses. `is_fp8`: layers of the model are in
+    FP8, now or later.
     """
     if path in ("plain", "compact"):
         return None
@@ -85,13 +86,13 @@ def make_bursts(
             f"engine.decode is {config.decode}, whose kernels read all experts from the GPU, and "
             "trainer.backend.offload_experts leaves them in host memory. Set engine.decode=plain."
         )
-    # Parameters that are held packed take no memory, on any device.
+    # Parameters of packed weights are empty, on whatever device.
     if device.type == "cuda" and any(p.device.type == "cpu" for p in model.parameters()):
         raise EngineError(
             f"engine.decode is {config.decode}, whose kernels read all weights from the GPU, and "
             "trainer.backend.offload_params leaves them in host memory. Set engine.decode=plain."
         )
-    # Its kernels need Triton to be imported at all.
+    # Imported here because these modules need Triton.
     from homeostat.rollout.native.cuda.bursts import CudaBursts
     from homeostat.rollout.native.cuda.forward import DecodeForward
     from homeostat.rollout.native.cuda.fp8_forward import Fp8Forward
@@ -122,7 +123,10 @@ def make_bursts(
 
 
 def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> Bursts | None:
-    """None where the model is more than its weights, and nobody insists."""
+    """Make the compiled burst decoder. Return None if weights alone do not describe the model.
+
+    If the recipe asks for the compiled path, that is an EngineError instead.
+    """
     if can_be_copied(model):
         return CpuBursts(CompiledModel(model, load_library(), threads=threads))
     if config.decode == "compiled":
@@ -206,5 +210,5 @@ def _obstacle_to_compiled(device: torch.device) -> str:
 
 
 def _is_interpreted() -> bool:
-    """Triton runs kernels in Python, on any device."""
+    """Return whether Triton interprets kernels in Python, which works on any device."""
     return os.environ.get("TRITON_INTERPRET") == "1"

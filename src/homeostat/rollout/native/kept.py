@@ -2,9 +2,9 @@
 
     request ends, keep_cache -> keep -> find(next request of the session) -> fork its blocks
 
-A prefix is kept under the policy and the session of its request. It owns its blocks like a sequence
-does, and nobody writes to them. It takes only room that nobody else wants: the scheduler evicts the
-least recently used one when it needs blocks, and drops all of them with new weights or the cache.
+A prefix is stored under the policy and the session of its request. It owns its blocks as a sequence
+does, and they are never written to. It uses only free room: the scheduler evicts the least recently
+used prefix when it needs blocks, and drops all of them when weights change or the cache is freed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ SessionKey = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class KeptPrefix:
-    """Tokens whose keys and values are in `blocks`. `routes_TLK`: the experts that they went to,
-    where the request asked for them."""
+    """Tokens whose keys and values are in `blocks`.
+
+    `routes_TLK` are the experts that they went to, if the request asked for them.
+    """
 
     session: SessionKey
     tokens_T: IntArray
@@ -37,8 +39,11 @@ class KeptPrefix:
         return int(differ_T.argmax()) if differ_T.any() else length
 
     def num_usable(self, sequence: Sequence, tokens_T: IntArray) -> int:
-        """Number of tokens that a sequence can take over: all but its last one, whose hidden state
-        predicts the next, and with their experts if it asks for them."""
+        """Return the number of tokens that a sequence can take over.
+
+        The last token of the sequence is not among them, because its hidden state predicts the next
+        one. If the sequence asks for experts, those of the tokens must be known.
+        """
         shared = min(self.num_shared(tokens_T), len(tokens_T) - 1)
         if sequence.routes is None:
             return shared
@@ -48,7 +53,7 @@ class KeptPrefix:
 
 
 class KeptPrefixes:
-    """All that are kept, the least recently used one first."""
+    """All kept prefixes, the least recently used one first."""
 
     def __init__(self) -> None:
         self._sessions: dict[SessionKey, list[KeptPrefix]] = {}
@@ -87,8 +92,7 @@ class KeptPrefixes:
         ]
 
     def find(self, sequence: Sequence) -> tuple[KeptPrefix, int] | None:
-        """Return the prefix that has the most in common with the sequence, and how many tokens it
-        can take over."""
+        """Return the prefix that shares most tokens with the sequence, and how many are usable."""
         known = self._sessions.get(session_of(sequence) or ("", ""), [])
         tokens_T = np.array(sequence.tokens) if known else np.zeros(0, dtype=np.int64)
         best, most = None, 0
@@ -98,7 +102,7 @@ class KeptPrefixes:
                 best, most = prefix, usable
         if best is None:
             return None
-        # It is the most recently used one now.
+        # This makes it the most recently used one.
         del self._by_use[best]
         self._by_use[best] = None
         return best, most

@@ -47,13 +47,13 @@ class Runner:
         self.num_prefilled = 0
 
     def copy(self, copies: list[Copy], *, extent: int) -> None:
-        """Gives the first `extent` blocks memory, and copies between them."""
+        """Allocate memory for the first `extent` blocks, and make copies between blocks."""
         cache = self.cache_now()
         cache.reserve(extent)
         cache.copy(copies)
 
     def prefill(self, chunks: list[Chunk]) -> tuple[list[Sequence], Tensor]:
-        """The sequences that are cached whole now, and the hidden state of each one's end."""
+        """Return the sequences that are fully cached now, and each one's last hidden state."""
         cache = self.cache_now()
         # Equal lengths as neighbours: packed attention takes them as one batch.
         chunks = sorted(chunks, key=lambda chunk: (chunk.start > 0, chunk.end - chunk.start))
@@ -70,7 +70,7 @@ class Runner:
         return whole, hidden_ND[to_device(np.array(last, dtype=np.int64), cache.device)]
 
     def decode(self, sequences: list[Sequence]) -> Tensor:
-        """[B, D]: the hidden state of each sequence's last token."""
+        """Return the hidden state of each sequence's last token, [B, D]."""
         cache = self.cache_now()
         last_B = np.array([(sequence.tokens[-1], sequence.cached) for sequence in sequences])
         tokens_B, positions_B = to_device(last_B.T.copy(), cache.device)

@@ -2,11 +2,11 @@
 
     z = logits / temperature;   token = first v with cdf(v) > u * cdf(V)
 
-`u` is the request's own noise. The sum is float64 over fp32 weights exp(z - max): the token always
-has a weight above zero. Temperature 0 takes the likeliest; log-probs are then at temperature 1.
-Top-k, top-p and min-p (ops/cut.py) set the weights of what they cut to zero; the engine's log-prob
-is taken before, the sampled one after. In invariant numerics the trainer's own function computes
-both, so that they are bitwise equal to the trainer's.
+`u` is the request's own noise. The sum is float64 over fp32 weights exp(z - max), so a token with
+weight zero is never drawn. Temperature 0 takes the likeliest token; log-probs are then at
+temperature 1. Top-k, top-p and min-p (ops/cut.py) set the weights of the words that they cut to
+zero. The engine's log-prob is computed before that, the sampled log-prob after it. In invariant
+numerics the trainer's own function computes both, so that they are bitwise equal to the trainer's.
 
 Suffixes: `_B` sequences, `_V` vocabulary, `_D` model dim.
 """
@@ -45,7 +45,7 @@ class Drawn:
 
 
 def draw(model: Model, hidden_BD: Tensor, sequences: list[Sequence], *, chunk_bytes: int) -> Drawn:
-    """One token per sequence; one copy to the host."""
+    """Draw one token per sequence, with a single copy to the host."""
     temperature_B = np.array([s.request.sampling.temperature for s in sequences])
     logp_temperature_B = np.where(temperature_B > 0, temperature_B, 1.0)
     z_BV = _scaled_logits(model, hidden_BD, logp_temperature_B)
@@ -75,7 +75,7 @@ def draw(model: Model, hidden_BD: Tensor, sequences: list[Sequence], *, chunk_by
         kept_B = _sets(kept_BV, sequences)
         if is_invariant:
             logp_B = _trainer_logp(*scored, chunk_bytes=chunk_bytes, kept_B=kept_B).cpu().numpy()
-            # A row that kept everything has the trainer's log-prob already.
+            # A row without a cut already has the trainer's log-prob.
             is_whole_B = kept_total_B == total_B
             sampled_logp_B = np.where(is_whole_B, engine_logp_B, sampled_logp_B)
             sampled_logp_B = np.where(kept_B.sizes_T > 0, logp_B, sampled_logp_B)
@@ -85,7 +85,7 @@ def draw(model: Model, hidden_BD: Tensor, sequences: list[Sequence], *, chunk_by
 
 
 def _scaled_logits(model: Model, hidden_BD: Tensor, temperature_B: np.ndarray) -> Tensor:
-    """fp32 [B, V], summed in fp32 as the trainer's are."""
+    """Return logits over temperatures, fp32 [B, V], summed in fp32 as the trainer does."""
     weight_VD = model.output_weight()
     if model.numerics == "invariant":
         z_BV = tiled_product(hidden_BD, weight_VD, out_dtype=torch.float32)
@@ -109,9 +109,9 @@ def _trainer_logp(
     chunk_bytes: int,
     kept_B: Ragged | None = None,
 ) -> Tensor:
-    """fp32 [B], from the function that the trainer calls, once per temperature.
+    """Return log-probs, fp32 [B], by the trainer's function, called once per temperature.
 
-    With `kept_B`, of the rows that have a set alone, over that set.
+    With `kept_B`, only for rows that have a kept set, and over that set.
     """
     logp_B = hidden_BD.new_zeros(len(tokens_B), dtype=torch.float32)
     is_scored_B = np.ones(len(tokens_B), dtype=bool) if kept_B is None else kept_B.sizes_T > 0
@@ -141,19 +141,19 @@ def _trainer_logp(
 
 
 def noise_of(sequences: list[Sequence], *, num_steps: int = 1) -> np.ndarray:
-    """float64 [S, B]: of each one's next tokens."""
+    """Return the noise of the next tokens of each sequence, float64 [S, B]."""
     keys_B = np.array([sequence.noise_key for sequence in sequences], dtype=np.uint64)
     first_B = np.array([sequence.num_new for sequence in sequences], dtype=np.uint64)
     positions_SB = first_B + np.arange(num_steps, dtype=np.uint64)[:, None]
-    # The largest number below 1 times a total may round up to the total, which no entry is above;
+    # The largest number below 1, times a total, may round up to the total, and no entry exceeds it;
     # the one before it never does.
     return np.minimum(uniforms(keys_B, positions_SB), 1.0 - 2.0**-52)
 
 
 def _inverse_cdf(cdf_BV: Tensor, noise_B: Tensor) -> Tensor:
-    """[B, 1]: the first entry above the share `noise` of the total, which is its own step up."""
+    """Return the first entry of each row above the share `noise` of its total, [B, 1]."""
     found_B1 = torch.searchsorted(cdf_BV, noise_B[:, None] * cdf_BV[:, -1:], right=True)
-    # Only a total that is not a number leads outside; the engine refuses its log-prob.
+    # Only a NaN total leads beyond the end; the engine then refuses the log-prob.
     return found_B1.clamp_(max=cdf_BV.shape[1] - 1)
 
 
@@ -162,7 +162,7 @@ def _kept(z_BV: Tensor, sequences: list[Sequence]) -> Tensor | None:
     if not any(sequence.is_cut for sequence in sequences):
         return None
     settings = [sequence.request.sampling for sequence in sequences]
-    # Greedy rows have settings of a cut that does nothing.
+    # Greedy rows have the settings of a cut that keeps everything.
     cuts = [Cut(s.top_k, s.top_p, s.min_p) if s.is_cut else Cut() for s in settings]
     return kept_mask(z_BV, cuts)
 

@@ -1,17 +1,18 @@
-"""Decides what the next step computes: who is admitted, who is prefilled, who gives way.
+"""Decides what the next step computes: which sequences are admitted, prefilled or retracted.
 
     waiting --admit--> running: prefill until one token is uncached, then decode until it ends
        ^------------------retract-----------'
 
-Invariants: requests are admitted in the order they came, and none overtakes another for a place or
-a block; every running sequence owns blocks for all its tokens; when blocks run out the youngest
-gives its own back and is computed again later, so that the oldest always gets on.
+Invariants: requests are admitted in the order of their arrival, and none overtakes another for a
+place or a block. Every running sequence owns blocks for all its tokens. When blocks run out, the
+youngest sequence returns its blocks and is computed again later, so that the oldest always
+progresses.
 
 A prompt that several requests share is computed by the first of them. The others wait for it (their
 places are kept), then fork its blocks: full ones are shared, the last partial one is copied. Only
-sequences that are running hold a prompt: those that wait for a place when the last of them ends
-compute it again, unless a request asks for its cache to be kept for the next one of its session
-(kept.py). `forget_prompts` makes sure that nothing computed by old weights is passed on.
+running sequences hold a prompt. Requests that still wait for a place when the last of these ends
+compute the prompt again, unless a request asked for its cache to be kept for the next one of its
+session (kept.py). `forget_prompts` makes sure that nothing computed by old weights is reused.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The first `num_tokens` tokens of one block go to another."""
+    """A copy of the first `num_tokens` tokens of one block to another."""
 
     source: int
     target: int
@@ -57,7 +58,7 @@ class SharedPrompt:
 
 @dataclass(slots=True)
 class Plan:
-    """One step: copies first, then one of the other three, which are never together."""
+    """The work of one step: copies, then one of the other three kinds of work."""
 
     copies: list[Copy] = field(default_factory=list)
     forked: list[Sequence] = field(default_factory=list)
@@ -87,7 +88,7 @@ class Scheduler:
         self._num_commits = 0
 
     def refit(self, pool: BlockPool, *, block_tokens: int) -> None:
-        """Use other blocks from now on. No sequence is running."""
+        """Use other blocks from now on. No sequence may be running."""
         holders = len(self.running) + len(self.kept)
         assert not holders, f"{holders} sequences or prefixes have blocks of the old pool"
         self.pool, self.block_tokens = pool, block_tokens
@@ -120,9 +121,9 @@ class Scheduler:
             num_blocks = self.blocks_for(len(sequence.tokens))
             prompt = self._prompts.get(sequence.share_key) if sequence.share_key else None
             full = len(self.running) + held_places >= self.max_running
-            # Looked for before room is made, so that it is the last one to be evicted for it.
+            # Found before room is made, so that this prefix is the last to be evicted.
             found = self.kept.find(sequence) if self.kept and prompt is None and not full else None
-            # Shared blocks are left out of the account here: it errs on the safe side.
+            # Ignoring shared blocks here overestimates the need, which is safe.
             if full or not self._make_room(num_blocks + held_blocks):
                 still_waiting += self.waiting[index:]
                 break
@@ -148,7 +149,7 @@ class Scheduler:
         return plan
 
     def keep_prompt(self, sequence: Sequence, hidden_D: Tensor) -> None:
-        """Let sequences that wait for this prompt fork it: its tokens are all cached."""
+        """Let waiting sequences fork this prompt, whose tokens are all cached now."""
         prompt = self._prompts.get(sequence.share_key) if sequence.share_key else None
         if prompt is not None and sequence in prompt.holders and not prompt.is_ready:
             prompt.is_ready = True
@@ -161,7 +162,7 @@ class Scheduler:
         return hidden_D
 
     def forget_prompts(self) -> None:
-        """Pass nothing that is cached so far on to sequences that start later."""
+        """Stop sharing anything that is cached so far with sequences that start later."""
         self._prompts.clear()
         self._drop_kept()
         self._num_commits += 1
@@ -181,7 +182,7 @@ class Scheduler:
         self.add(sequence)
 
     def retract_all(self) -> None:
-        """Retract every sequence and drop what is kept: nothing is cached afterwards."""
+        """Retract every sequence and drop kept prefixes, so that nothing is cached afterwards."""
         for sequence in list(self.running):
             self.retract(sequence)
         self._drop_kept()
