@@ -21,10 +21,10 @@ class ReportFormat(StrEnum):
     MARKDOWN = "markdown"
 
 
-RunPath = Annotated[
-    str,
+RunPaths = Annotated[
+    list[str],
     typer.Argument(
-        metavar="PATH",
+        metavar="PATH...",
         help="A run folder, a console log, JSONL or CSV metrics, trainer_state.json, "
         "TensorBoard events or a W&B offline folder, of any framework. - reads standard input.",
         show_default=False,
