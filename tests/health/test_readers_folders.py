@@ -136,6 +136,7 @@ def test_loose_logs_are_reported_one_by_one_with_their_names(
     text = capsys.readouterr().out
     assert f"=== {tmp_path / 'run1.log'} ===" in text
     assert f"=== {tmp_path / 'run2.err'}, run2.out ===" in text
+    assert f"{tmp_path / 'run1.log'}: " in text.partition("2 runs, newest first")[2]
     assert "2 files, taken as one run: run2.err, run2.out." in text
 
 

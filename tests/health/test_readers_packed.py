@@ -88,7 +88,7 @@ def test_an_archive_is_refused_with_what_to_do(tmp_path: Path) -> None:
     "text",
     [
         b"\x00" * 5000 + LOG.encode(),
-        "\x1b[32mINFO\x1b[0m epoch 3\r 10%|#| 1/10 \x08\x08\n".encode() * 50,
+        b"\x1b[32mINFO\x1b[0m epoch 3\r 10%|#| 1/10 \x08\x08\n" * 50,
         "训练损失 1.5\n".encode("gb18030") * 50,
         b"\x01",
         b"",

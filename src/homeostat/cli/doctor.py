@@ -28,7 +28,7 @@ from homeostat.cli.health_options import (
 from homeostat.errors import HomeostatError
 from homeostat.health.finding import Finding, Level
 from homeostat.observe.redact import Scrubber, mask_text
-from homeostat.observe.safe_text import safe_page
+from homeostat.observe.safe_text import safe_page, safe_text
 from homeostat.user_code import absolute
 
 if TYPE_CHECKING:
@@ -136,9 +136,27 @@ def _show(reports: list[Report], *, format: ReportFormat, verbose: bool) -> None
 
         _write(as_markdown(reports))
     else:
-        for report in reports:
-            head = f"=== {report.path} ===\n\n" if len(reports) > 1 else ""
-            _write(head + _page(report, verbose=verbose))
+        _write(_pages(reports, verbose=verbose))
+
+
+def _pages(reports: list[Report], *, verbose: bool) -> str:
+    """Return the page of each run; of several also their verdicts, where a terminal stands."""
+    pages = [_page(report, verbose=verbose) for report in reports]
+    if len(reports) == 1:
+        return pages[0]
+    heads = [f"=== {safe_text(report.path)} ===" for report in reports]
+    parts = [f"{head}\n\n{page}" for head, page in zip(heads, pages, strict=True)]
+    verdicts = "\n".join(f"  {_in_short(report)}" for report in reports)
+    return "\n\n".join([*parts, f"=== {len(reports)} runs, newest first ===\n\n{verdicts}"])
+
+
+def _in_short(report: Report) -> str:
+    """Return one line about a run: the verdict, and the most likely illness."""
+    said = report.verdict.value.replace("_", " ").upper()
+    first = next((one for one in report.findings if one.level is not Level.INFO), None)
+    since = f" since step {first.first_step:,}" if first and first.first_step is not None else ""
+    illness = f": {first.code} {first.name}{since}" if first is not None else ""
+    return mask_text(f"{safe_text(report.path)}: {said}{illness}")
 
 
 def _as_json(reports: list[Report]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ ForMaintainers = Annotated[
     typer.Option(
         "--for-maintainers",
         help="Write the text of an issue, as Markdown: versions, the lines that matter, "
-        "settings that reproduce the run, what was ruled out. Read it before you send it.",
+        "settings that reproduce the run, the rules that found nothing. Read it first.",
     ),
 ]
 Select = Annotated[
