@@ -211,11 +211,8 @@ def test_what_a_framework_does_not_have_is_left_out_where_something_is_left() ->
     fixes = (Fix("trainer.lr", "1e-6", "lower"), Fix("data.bad_rows", "drop", "leaves rows out"))
     assert [fix.setting for fix in told_all(fixes, ALL["trl"])] == ["learning_rate"]
     (alone,) = told_all(fixes[1:], ALL["trl"])
-    assert (alone.setting, alone.value, alone.advice) == (
-        None,
-        "",
-        "treatment of rows that cannot be used (drop)",
-    )
+    assert (alone.setting, alone.value) == (None, "")
+    assert alone.advice == "treatment of rows that cannot be used (drop)"
     assert len(told_all(fixes, UNKNOWN)) == 2
 
 
@@ -227,4 +224,5 @@ def test_what_only_our_trainer_does_is_no_advice_to_others() -> None:
 
 @pytest.mark.parametrize("key", [*PLAIN_WORDS, *OURS_ALONE])
 def test_plain_words_are_of_keys_that_exist(key: str) -> None:
-    assert known("homeostat").spelling(key)
+    # Some keys are listed for other frameworks alone.
+    assert known("homeostat").spelling(key) or any(key in ALL[name].settings for name in NAMED)

@@ -1,4 +1,4 @@
-"""What our keys are in plain words, for advice to runs of frameworks without such a setting.
+"""Our keys in plain words, for advice to runs of frameworks without such a setting.
 
 A key that is not listed is described by its last part, which is plain enough.
 """
