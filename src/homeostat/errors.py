@@ -32,13 +32,11 @@ class Problem:
 
     def render(self, file: str | None = None) -> str:
         """Return the problem as text for people."""
-        where = self.place or "(whole file)"
-        if self.line == COMMAND_LINE:
-            where = f"command line: {where}"
-        elif file is not None:
-            where = f"{file}:{self.line}: {where}" if self.line else f"{file}: {where}"
+        where = "command line" if self.line == COMMAND_LINE else file
+        if where is not None and self.line:
+            where = f"{where}:{self.line}"
         tail = f" {self.hint}" if self.hint else ""
-        return f"{where}: {self.message}{tail}"
+        return ": ".join(filter(None, (where, self.place, f"{self.message}{tail}")))
 
 
 class ConfigError(HomeostatError, ValueError):

@@ -124,7 +124,7 @@ def test_an_issue_has_versions_lines_settings_and_what_was_ruled_out(oom: Report
     assert "OutOfMemoryError" in page.split("\n")[0]
     assert "actor_rollout_ref.actor.optim.lr=1e-06" in page
     assert TOKEN not in page
-    ruled_out = page.partition("## What was ruled out")[2]
+    ruled_out = page.partition("## Rules that judged this run and found nothing")[2]
     assert "lr-out-of-band" in ruled_out
     clear = set(oom.diagnosis.clear)
     assert clear.isdisjoint(finding.code for finding in oom.findings)

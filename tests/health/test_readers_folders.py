@@ -125,17 +125,18 @@ def test_loose_logs_are_reported_one_by_one_with_their_names(
     write_log(tmp_path / "run2.out", age_s=100)
     write_log(tmp_path / "run2.err", OOM, age_s=100)
     with pytest.raises(typer.Exit) as end:
-        doctor(str(tmp_path), format=ReportFormat.JSON)
+        doctor([str(tmp_path)], format=ReportFormat.JSON)
     first, second = json.loads(capsys.readouterr().out)["runs"]
     assert end.value.exit_code == 1
     assert (first["verdict"], second["verdict"]) != ("ill", "ill")
     assert second["findings"][0]["family"] == "memory"
     assert [Path(file).name for file in second["files"]] == ["run2.err", "run2.out"]
     with pytest.raises(typer.Exit):
-        doctor(str(tmp_path))
+        doctor([str(tmp_path)])
     text = capsys.readouterr().out
     assert f"=== {tmp_path / 'run1.log'} ===" in text
     assert f"=== {tmp_path / 'run2.err'}, run2.out ===" in text
+    assert f"{tmp_path / 'run1.log'}: " in text.partition("2 runs, newest first")[2]
     assert "2 files, taken as one run: run2.err, run2.out." in text
 
 
@@ -154,7 +155,7 @@ def test_what_was_passed_over_in_a_folder_is_said(
     write_log(tmp_path / "train.log")
     os.mkfifo(tmp_path / "rank1.log")
     with pytest.raises(typer.Exit):
-        doctor(str(tmp_path))
+        doctor([str(tmp_path)])
     assert "rank1.log: is no regular file and was passed over." in capsys.readouterr().err
 
 
@@ -174,12 +175,12 @@ def test_a_folder_of_runs_is_reported_run_by_run_with_the_worst_exit_code(
     write_run(tmp_path / "ill", OOM, age_s=1_000)
     write_run(tmp_path / "well")
     with pytest.raises(typer.Exit) as end:
-        doctor(str(tmp_path), format=ReportFormat.JSON)
+        doctor([str(tmp_path)], format=ReportFormat.JSON)
     answers = json.loads(capsys.readouterr().out)["runs"]
     assert [Path(one["path"]).name for one in answers] == ["well", "ill"]
     assert end.value.exit_code == 1
     with pytest.raises(typer.Exit):
-        doctor(str(tmp_path))
+        doctor([str(tmp_path)])
     text = capsys.readouterr().out
     assert text.index(f"=== {tmp_path / 'well'} ===") < text.index(f"=== {tmp_path / 'ill'} ===")
 

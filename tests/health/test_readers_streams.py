@@ -94,7 +94,7 @@ def test_ctrl_c_ends_the_reading_and_not_the_doctor(
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(pipe))
         threading.Thread(target=press).start()
         with pytest.raises(typer.Exit):
-            doctor("-")
+            doctor(["-"])
     os.close(writing)
     shown = capsys.readouterr()
     assert "reading was interrupted" in shown.err
@@ -139,7 +139,7 @@ def test_an_over_long_line_keeps_its_beginning_and_its_end_and_is_told(tmp_path:
     assert found.text.endswith(" last")
     assert found.number == 9
     notes = " ".join(view.facts["reading"].notes)
-    assert f"1 lines are longer than {MAX_LINE:,} bytes" in notes
+    assert f"1 line is longer than {MAX_LINE:,} bytes" in notes
     assert f"more than {MAX_TEXT:,} characters" in notes
 
 

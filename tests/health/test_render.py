@@ -134,13 +134,14 @@ def test_text_says_the_verdict_the_cause_and_their_setting() -> None:
     assert "1. error GEN001 truncation-at-cap" in lines
     assert "   generation, measured, since step 1,204" in lines
     assert "     1. truncation-at-cap: they reach 512 tokens" in lines
-    assert "     - data.max_response_length = 2048: room to finish" in lines
+    assert "     - data.max_response_length = 2048: room to finish [changes how the run" in lines
     assert "     - look at completions: see whether they end" in lines
     assert "verify logprobs" not in text, "verl has no such setting"
     tail = (
-        "Not evaluated: 2 rules (metric not logged 1, setting not known 1). --verbose lists them."
+        "2 rules could not be evaluated (1: metric not logged; 1: setting not known (--config)). "
+        "--verbose lists them."
     )
-    assert text.endswith(tail[:79].rsplit(" ", 1)[0] + "\nlists them.\n")
+    assert " ".join(text.split()).endswith(tail)
     assert "RWD001" not in text
     assert "RWD001 zero-std-groups: the metric" in as_text(ill(FINDING), view(), verbose=True)
 
@@ -165,7 +166,7 @@ def test_a_clear_run_is_called_clear_and_an_unread_one_unknown() -> None:
     unknown = as_text(ill(), view(metrics=False, log=("hello",)))
     assert "NOT KNOWN" in unknown
     assert "I do not know this: no rule matched." in unknown
-    assert "2 rules could not be evaluated because" in " ".join(unknown.split())
+    assert "2 rules could not be evaluated (" in " ".join(unknown.split())
     assert "framework not recognised" in as_text(ill(), view(framework=UNKNOWN.name))
 
 
@@ -200,3 +201,34 @@ def test_settings_in_sentences_are_called_what_the_framework_calls_them() -> Non
     theirs = "Raise data.max_response_length or verify logprobs; see trainer.py."
     assert in_their_words(text, ALL["verl"]) == theirs
     assert in_their_words(text, ALL["homeostat"]) == text
+
+
+def test_an_end_that_a_finding_quotes_is_not_quoted_twice() -> None:
+    quotes = dataclasses.replace(FINDING, evidence=(f"line 4: {TRACE[3]}",))
+    text = as_text(ill(quotes), view(log=TRACE))
+    assert "Vital signs: it ended in an exception (line 4)" in text
+    assert text.count("out of flurb") == 1
+    other = dataclasses.replace(FINDING, evidence=())
+    assert "line 4): FlurbError" in as_text(ill(other), view(log=TRACE), width=110)
+
+
+def test_a_run_that_died_before_its_first_record_is_not_asked_for_metrics() -> None:
+    text = as_text(ill(FINDING), view(metrics=False, log=TRACE))
+    assert "not logged:" not in text
+    assert "vital signs are logged" not in text
+    assert "vital signs are logged" in as_text(ill(FINDING), view(log=TRACE))
+
+
+def test_guesses_are_no_causes() -> None:
+    causes = (Cause("truncation-at-cap", "they reach it"), Cause("no-eos", "a guess", guess=0.15))
+    text = as_text(ill(dataclasses.replace(FINDING, causes=causes)), view())
+    sure, _, guessed = text.partition("   Guesses, from similar errors of others\n")
+    assert "1. truncation-at-cap: they reach it" in sure
+    assert "- no-eos: a guess" in guessed
+    assert "no-eos" not in sure
+
+
+def test_known_texts_are_only_claimed_where_a_text_was_read() -> None:
+    assert "known error texts" not in as_text(ill(), view(metrics=False))
+    read = Diagnosis((), MISSING, ("NUM001", "ERR001"))
+    assert "known error texts" in as_text(read, view(metrics=False, log=("hello",)))

@@ -67,7 +67,7 @@ def test_the_one_run_of_a_project_is_its_run_everywhere(
         assert followed_path(path, config=None)[0].path == run
         assert [one.place.path for one in Shelf([path]).runs()] == [run]
     with pytest.raises(typer.Exit) as end:
-        doctor(str(project), format=ReportFormat.JSON)
+        doctor([str(project)], format=ReportFormat.JSON)
     said = capsys.readouterr()
     answer = json.loads(said.out)
     assert f"the run that it holds is {run}." in said.err

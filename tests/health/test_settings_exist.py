@@ -13,6 +13,7 @@ import homeostat.health.rules
 from homeostat.health.finding import Fix
 from homeostat.health.frameworks import ALL, HOMEOSTAT, UNKNOWN, Framework
 from homeostat.health.frameworks.known import KINDS, is_same_value, known, literal, written
+from homeostat.health.frameworks.plain_words import OURS_ALONE, PLAIN_WORDS
 from homeostat.health.frameworks.planned import FOREIGN, PLANNED
 from homeostat.health.frameworks.telling import (
     ToldFix,
@@ -210,5 +211,18 @@ def test_what_a_framework_does_not_have_is_left_out_where_something_is_left() ->
     fixes = (Fix("trainer.lr", "1e-6", "lower"), Fix("data.bad_rows", "drop", "leaves rows out"))
     assert [fix.setting for fix in told_all(fixes, ALL["trl"])] == ["learning_rate"]
     (alone,) = told_all(fixes[1:], ALL["trl"])
-    assert (alone.setting, alone.value, alone.advice) == (None, "", "bad rows: drop")
+    assert (alone.setting, alone.value) == (None, "")
+    assert alone.advice == "treatment of rows that cannot be used (drop)"
     assert len(told_all(fixes, UNKNOWN)) == 2
+
+
+def test_what_only_our_trainer_does_is_no_advice_to_others() -> None:
+    ours = (Fix("engine.max_restarts", "3", "a dead engine is replaced"),)
+    assert told_all(ours, ALL["prime_rl"]) == told_all(ours, UNKNOWN) == []
+    assert len(told_all(ours, ALL["homeostat"])) == 1
+
+
+@pytest.mark.parametrize("key", [*PLAIN_WORDS, *OURS_ALONE])
+def test_plain_words_are_of_keys_that_exist(key: str) -> None:
+    # Some keys are listed for other frameworks alone.
+    assert known("homeostat").spelling(key) or any(key in ALL[name].settings for name in NAMED)

@@ -110,7 +110,7 @@ def test_a_file_that_is_no_family_needs_families() -> None:
 
 
 def test_what_is_not_toml_is_told_with_its_line() -> None:
-    assert "memory.toml: (whole file): not TOML: " in message("[[signature]]\ncode = \n")
+    assert "memory.toml: not TOML: " in message("[[signature]]\ncode = \n")
     assert "at line 2" in message("[[signature]]\ncode = \n")
 
 

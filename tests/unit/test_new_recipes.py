@@ -206,7 +206,7 @@ def test_nothing_is_asked_where_no_one_answers(place: Path) -> None:
 def test_a_model_that_is_elsewhere_gives_a_recipe_with_a_remark(place: Path) -> None:
     new("--task", "sft", "--model", "some/model", "--data", "some/rows", "--method", "qlora")
     text = (place / "recipe.yaml").read_text()
-    assert "not estimated: some/model and some/rows not on this disk" in text
+    assert "not estimated: some/model and some/rows could not be found on this" in text
     config = load_config("recipe.yaml")
     assert config.lora is not None
     assert config.model.quantization == "nf4"

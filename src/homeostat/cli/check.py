@@ -64,7 +64,7 @@ def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Fo
     else:
         console.print(_table(items))
         good = preflight.exit_code == 0
-        verdict = "[green]ready to train[/green]" if good else "[red]not yet[/red]"
+        verdict = "[green]ready to train[/green]" if good else "[red]not ready to train[/red]"
         console.print(f"{escape(str(recipe))}: {verdict}", highlight=False)
     raise typer.Exit(preflight.exit_code)
 

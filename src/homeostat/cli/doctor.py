@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -21,14 +21,14 @@ from homeostat.cli.health_options import (
     MetricNames,
     ReportFormat,
     RunConfigFile,
-    RunPath,
+    RunPaths,
     Select,
     ShownLevel,
 )
 from homeostat.errors import HomeostatError
 from homeostat.health.finding import Finding, Level
 from homeostat.observe.redact import Scrubber, mask_text
-from homeostat.observe.safe_text import safe_page
+from homeostat.observe.safe_text import safe_page, safe_text
 from homeostat.user_code import absolute
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ MAX_RUNS = 20
 
 
 def doctor(
-    path: RunPath,
+    paths: RunPaths,
     config: RunConfigFile = None,
     map_: MetricNames = None,
     format: AnswerFormat = ReportFormat.TEXT,
@@ -65,6 +65,9 @@ def doctor(
 ) -> None:
     """Report what is wrong with a run, since which step, why, and which setting to change.
 
+    Several files are taken as those of one folder: rank0.log and rank1.log are one run, run1.log
+    and run2.log are two. A compressed log (gz, bz2, xz) is read as it is.
+
     A folder with several runs, in folders or loose logs, is reported run by run, the newest first.
     Runs of homeostat are found further down, too: a project's folder stands for its runs.
     Standard input is read until it ends, until Ctrl-C, or up to 4 GB; then all of it is judged.
@@ -85,7 +88,7 @@ def doctor(
     names = given_names(map_ or ())
     reports = [
         _report(place, config, rules=rules, level=level, names=names)
-        for place in ([None] if path == STDIN else _places(path))
+        for place in ([None] if paths == [STDIN] else _places(paths))
     ]
     if for_maintainers:
         _show_issues(reports)
@@ -133,9 +136,27 @@ def _show(reports: list[Report], *, format: ReportFormat, verbose: bool) -> None
 
         _write(as_markdown(reports))
     else:
-        for report in reports:
-            head = f"=== {report.path} ===\n\n" if len(reports) > 1 else ""
-            _write(head + _page(report, verbose=verbose))
+        _write(_pages(reports, verbose=verbose))
+
+
+def _pages(reports: list[Report], *, verbose: bool) -> str:
+    """Return the page of each run; of several also their verdicts, where a terminal stands."""
+    pages = [_page(report, verbose=verbose) for report in reports]
+    if len(reports) == 1:
+        return pages[0]
+    heads = [f"=== {safe_text(report.path)} ===" for report in reports]
+    parts = [f"{head}\n\n{page}" for head, page in zip(heads, pages, strict=True)]
+    verdicts = "\n".join(f"  {_in_short(report)}" for report in reports)
+    return "\n\n".join([*parts, f"=== {len(reports)} runs, newest first ===\n\n{verdicts}"])
+
+
+def _in_short(report: Report) -> str:
+    """Return one line about a run: the verdict, and the most likely illness."""
+    said = report.verdict.value.replace("_", " ").upper()
+    first = next((one for one in report.findings if one.level is not Level.INFO), None)
+    since = f" since step {first.first_step:,}" if first and first.first_step is not None else ""
+    illness = f": {first.code} {first.name}{since}" if first is not None else ""
+    return mask_text(f"{safe_text(report.path)}: {said}{illness}")
 
 
 def _as_json(reports: list[Report]) -> dict[str, Any]:
@@ -169,17 +190,26 @@ def _show_issues(reports: list[Report]) -> None:
     _write("\n\n---\n\n".join(as_issue(report) for report in reports))
 
 
-def _places(path: str) -> list[RunPlace]:
-    """Return the path, or the newest runs in it if it is a folder that holds them."""
-    from homeostat.health.readers import runs_at
+def _places(paths: Sequence[str]) -> list[RunPlace]:
+    """Return the runs at the paths; of a folder that holds many, the newest."""
+    from homeostat.health.readers import runs_at, runs_of_files
 
-    found = runs_at(Path(path))
-    if len(found) == 1 and found[0].path != Path(path):
-        typer.echo(f"{path}: the run that it holds is {found[0].name}.", err=True)
+    if STDIN in paths:
+        raise HomeostatError("- (standard input) cannot be read together with other paths.")
+    named = [Path(path) for path in dict.fromkeys(paths)]
+    if len(named) > 1:
+        files = [path for path in named if not path.is_dir()]
+        folders = [path for path in named if path.is_dir()]
+        found = [*runs_of_files(files), *(run for path in folders for run in runs_at(path))]
+        name = f"{len(named)} paths"
+    else:
+        found, name = runs_at(named[0]), paths[0]
+        if len(found) == 1 and found[0].path != named[0]:
+            typer.echo(f"{name}: the run that it holds is {found[0].name}.", err=True)
     if len(found) > MAX_RUNS:
         typer.echo(
-            f"{path}: holds {len(found)} runs; the {MAX_RUNS} newest are judged. Name another one "
-            "to have it judged.",
+            f"{name}: {len(found)} runs were found; the {MAX_RUNS} newest are judged. Name another "
+            "one to have it judged.",
             err=True,
         )
     return found[:MAX_RUNS]
@@ -195,14 +225,17 @@ def _without_secrets(finding: Finding) -> Finding:
 
 def _read(place: RunPlace | None, config: Path | None, *, names: Mapping[str, str]) -> RunView:
     """The run as it was read; what could not be read is said on standard error."""
+    from homeostat.health.readers import refuse_empty
+
     view = _opened(place, config, names=names)
+    refuse_empty(view, name=place.name if place is not None else "standard input")
     for note in view.facts["reading"].notes:
         typer.echo(safe_page(note), err=True)
     return view
 
 
 def _opened(place: RunPlace | None, config: Path | None, *, names: Mapping[str, str]) -> RunView:
-    from homeostat.health.readers import Source, open_run, read_stream
+    from homeostat.health.readers import Source, open_run, read_stream, unpacked
     from homeostat.health.readers.settings import read_config
     from homeostat.health.readers.source import MAX_STREAM_BYTES
 
@@ -212,7 +245,8 @@ def _opened(place: RunPlace | None, config: Path | None, *, names: Mapping[str, 
     sources: list[Source] = []
     before = signal.signal(signal.SIGINT, lambda *_: _interrupt(sources))
     try:
-        sources.append(Source(sys.stdin.buffer, name=STDIN, limit=MAX_STREAM_BYTES))
+        text = unpacked(sys.stdin.buffer)
+        sources.append(Source(text, name=STDIN, limit=MAX_STREAM_BYTES))
         return read_stream(sources[0], config=settings, names=names)
     finally:
         signal.signal(signal.SIGINT, before)

@@ -59,7 +59,7 @@ def page(rule: Rule) -> Iterator[str]:
     yield f"# {rule.code} {rule.name}"
     yield f"{rule.family.value}, {rule.level.value}, {rule.confidence.value}"
     if rule.kinds:
-        yield "Of runs that do: " + ", ".join(kind.value for kind in rule.kinds)
+        yield "Judges only runs of: " + ", ".join(kind.value for kind in rule.kinds)
     if rule.needs:
         yield "Needs: " + ", ".join(rule.needs)
     yield ""

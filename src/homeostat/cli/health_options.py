@@ -21,10 +21,10 @@ class ReportFormat(StrEnum):
     MARKDOWN = "markdown"
 
 
-RunPath = Annotated[
-    str,
+RunPaths = Annotated[
+    list[str],
     typer.Argument(
-        metavar="PATH",
+        metavar="PATH...",
         help="A run folder, a console log, JSONL or CSV metrics, trainer_state.json, "
         "TensorBoard events or a W&B offline folder, of any framework. - reads standard input.",
         show_default=False,
@@ -68,7 +68,7 @@ ForMaintainers = Annotated[
     typer.Option(
         "--for-maintainers",
         help="Write the text of an issue, as Markdown: versions, the lines that matter, "
-        "settings that reproduce the run, what was ruled out. Read it before you send it.",
+        "settings that reproduce the run, the rules that found nothing. Read it first.",
     ),
 ]
 Select = Annotated[

@@ -234,7 +234,8 @@ def _make(answers: Answers, machine: _Machine, *, folder: Path) -> tuple[Draft, 
         if machine.method is Method.QLORA:
             draft.set("model.quantization", "nf4")
         missing = [path for path in (answers.model, answers.data) if not Path(path).exists()]
-        why = str(lacks) if lacks is not None else f"{' and '.join(missing)} not on this disk"
+        lost = f"{' and '.join(missing)} could not be found on this disk"
+        why = str(lacks) if lacks is not None else lost
         return draft, [f"Sizes are defaults and were not estimated: {why}."]
     from homeostat.authoring.facts import read_data, read_model
 

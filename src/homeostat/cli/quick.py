@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from typer.models import OptionInfo
 
@@ -44,6 +44,8 @@ def arguments_of(verb: Callable[..., None], words: Sequence[str]) -> dict[str, A
 
 def _plain_type(annotation: Any) -> type:
     """Return the type of a value that was given: `Path | None` is a Path."""
+    if get_origin(annotation) is list:
+        return annotation
     found = [part for part in get_args(annotation) if part is not NoneType]
     return found[0] if found else annotation
 
@@ -58,7 +60,10 @@ def _said(
         if word == "-" or not word.startswith("-"):
             if not waiting:
                 return None
-            name, text = waiting.pop(0), word
+            name, text = waiting[0], word
+            # An argument that may be repeated takes all words that are left.
+            if types[name] != list[str]:
+                waiting.pop(0)
         else:
             option, has_value, text = word.partition("=")
             name = options.get(option, "")
@@ -73,7 +78,7 @@ def _said(
                 if not rest:
                     return None
                 text = rest.pop(0)
-        # An option that may be repeated is a list of words.
+        # What may be repeated is a list of words.
         if types[name] == list[str]:
             said.setdefault(name, []).append(text)
             continue

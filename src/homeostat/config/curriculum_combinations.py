@@ -41,7 +41,7 @@ def find_mixing_conflicts(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 f"data.train.{index}.weight",
                 "other sources have a weight, so this one needs one, too.",
-                "Set it; 1.0 say.",
+                "Set it, for example to 1.0.",
             )
     if data.is_mixed:
         yield from _empty_steps(config)

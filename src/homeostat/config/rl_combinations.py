@@ -175,7 +175,7 @@ def _rewards(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "rewards",
             "RL needs to know what a completion earns.",
-            "Add rewards.functions, {type: exact_match, column: answer} say.",
+            "Add rewards.functions, for example {type: exact_match, column: answer}.",
         )
         return
     names = {reward.label for reward in functions}

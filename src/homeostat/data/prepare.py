@@ -217,7 +217,7 @@ def split_rows(made_from_B: IntArray, share: float, seed: int) -> tuple[IntArray
     num_rows = int(made_from_B.max()) + 1
     if num_rows < 2:
         raise DataError(
-            f"data.validation_share: {num_rows} row(s) cannot be split into two parts. Add rows, "
+            "data.validation_share: a single row cannot be split into two parts. Add rows, "
             "or set data.validation_share=0."
         )
     num_held_out = min(max(1, round(num_rows * share)), num_rows - 1)

@@ -47,7 +47,8 @@ class Ending:
     """The end of a run with its evidence: `line` of the log, or `traceback` of an exception.
 
     `is_early` means that it ended by itself, well before the planned number of steps; `is_stale`
-    that nothing was written to the log for so long that the run cannot be going on.
+    that nothing was written to the log for so long that the run cannot be going on. `quote` is what
+    `words` quote from the log.
     """
 
     how: End
@@ -56,6 +57,12 @@ class Ending:
     traceback: Traceback | None = None
     is_early: bool = False
     is_stale: bool = False
+    quote: str = ""
+
+    @property
+    def brief(self) -> str:
+        """Return the words without what they quote."""
+        return self.words.removesuffix(f": {self.quote}")
 
     @property
     def is_death(self) -> bool:
@@ -124,11 +131,10 @@ def _by_exception(found: Traceback) -> Ending:
         signal = _SIGNALS.get(number, f"signal {number}")
         how = End.STOPPED if number == 2 else End.KILLED
         return Ending(how, f"{signal} ended it (line {at})", found.end, found)
-    if found.is_native:
-        words = f"it crashed in compiled code (line {at}): {shortened(found.error, 300)}"
-        return Ending(End.EXCEPTION, words, found.end, found)
-    words = f"it ended in an exception (line {at}): {shortened(found.error, 300)}"
-    return Ending(End.EXCEPTION, words, found.end, found)
+    what = "crashed in compiled code" if found.is_native else "ended in an exception"
+    quote = shortened(found.error, 300)
+    words = f"it {what} (line {at}): {quote}"
+    return Ending(End.EXCEPTION, words, found.end, found, quote=quote)
 
 
 def _by_steps(view: RunView) -> Ending:
@@ -153,9 +159,8 @@ def _by_steps(view: RunView) -> Ending:
     error = error_at_end(view.log.lines)
     if error is not None and num_steps_after(view, error) <= MAX_STEPS_AFTER:
         quote = shortened(error.text.strip(), 200)
-        return Ending(
-            End.EXCEPTION, f"the log ends in an error (line {error.number}): {quote}", error
-        )
+        words = f"the log ends in an error (line {error.number}): {quote}"
+        return Ending(End.EXCEPTION, words, error, quote=quote)
     if reach is not None:
         return _without_end(view, reach.words)
     bar = view.facts.get("open_bar")

@@ -11,9 +11,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from homeostat.health.diagnose import Diagnosis
+from homeostat.health.diagnose import Diagnosis, quoted_lines
 from homeostat.health.end_lines import End
-from homeostat.health.finding import Finding, Grade, Level, NotEvaluated
+from homeostat.health.finding import Cause, Finding, Grade, Level, NotEvaluated
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import in_their_words, told_all
 from homeostat.health.purpose import Trend
@@ -41,19 +41,20 @@ _KINDS = {
     Kind.RL: "reinforcement learning",
     Kind.PREFERENCE: "preference training",
     Kind.REWARD_MODEL: "training of a reward model",
-    Kind.UNKNOWN: "a kind of run that the log does not tell",
+    Kind.UNKNOWN: "",
 }
 _GRADES = {
-    Grade.SAFE.value: "safe: what is learned stays the same",
-    Grade.UNSAFE.value: "changes how the run learns",
+    Grade.SAFE.value: " [safe]",
+    Grade.UNSAFE.value: " [changes how the run learns]",
     Grade.ADVICE.value: "",
 }
+_SAFE = "[safe]: what is learned stays the same"
 # Reason why a rule was not evaluated -> the same in a few words.
 _REASONS = {
     "the metric ": "metric not logged",
-    "the setting ": "setting not known",
-    "nothing probed ": "needs our own run",
-    "there is no ": "nothing of the kind in the input",
+    "the setting ": "setting not known (--config)",
+    "nothing probed ": "only runs of homeostat measure it",
+    "there is no ": "no log text, events or completions to read",
 }
 
 
@@ -114,6 +115,7 @@ def as_text(
         names = ", ".join(joined[:_MAX_NAMES])
         page.add(f"{len(joined)} files, taken as one run: {names}{more}.", style="dim")
     _verdict(page, diagnosis, view)
+    _vital_signs(page, shown, view)
     for place, finding in enumerate(shown, start=1):
         page.gap()
         _finding(page, finding, view, place=place)
@@ -130,12 +132,13 @@ def as_text(
 def _subject(view: RunView) -> str:
     """Describe what was read: framework, kind, length, and how much of it."""
     known = view.framework is not UNKNOWN
-    parts = [view.framework.title if known else "framework not recognised", _KINDS[view.kind]]
+    parts = [view.framework.title if known else "framework not recognised"]
+    parts += filter(None, [_KINDS[view.kind]])
     if view.last_step is not None:
         of = f" of {view.total_steps:,}" if view.total_steps else ""
         parts.append(f"step {view.last_step:,}{of}")
-    parts.append(_count(len(view.metrics), "metric"))
-    parts.append(_count(len(view.log.lines), "log line"))
+    amounts = (("metric", len(view.metrics)), ("log line", len(view.log.lines)))
+    parts += [_count(number, what) for what, number in amounts if number]
     return "Read: " + ", ".join(parts) + "."
 
 
@@ -146,7 +149,7 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
     if unknown is not None:
         page.add("NOT KNOWN: the log ends in an error that no rule knows.", style="warn")
         page.add(shortened(unknown.text.strip(), 600), indent=2, first=f"line {unknown.number}: ")
-        page.add("What its frames and words say was read, not recognised. " + _asked(diagnosis))
+        page.add("No rule recognises it, so its frames and words were read. " + _asked(diagnosis))
     elif said in (Verdict.ILL, Verdict.LOOK):
         counts = [_count(levels[one], one.value) for one in reversed(Level) if levels[one]]
         worst = Level.ERROR if said is Verdict.ILL else Level.WARN
@@ -170,26 +173,40 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
             "NOT KNOWN: too little of this log is understood to call it healthy.", style="warn"
         )
         page.add("No rule found an illness, which says little here. " + _asked(diagnosis))
-    _vital_signs(page, signs, view)
 
 
-def _vital_signs(page: Page, signs: Vitals, view: RunView) -> None:
+def _vital_signs(page: Page, shown: Sequence[Finding], view: RunView) -> None:
     """Describe how the run ended, how it developed, and how much of it could be judged."""
-    parts = [shortened(signs.ending.words, 300), signs.purpose.words]
+    signs = vital_signs(view)
+    # Of a run that died before its first record, an error says more than what was not logged.
+    is_dead = not view.metrics and any(one.level is not Level.INFO for one in shown)
+    parts = [_ending(signs, shown), signs.purpose.words]
     bad = tuple(dict.fromkeys((*signs.not_finite, *signs.ends_not_finite)))
     for what, names in (
         ("not finite", bad),
         ("0 throughout", signs.zero),
         ("frozen", signs.frozen),
         ("no longer logged", signs.gone),
-        ("not logged", signs.missing),
+        ("not logged", () if is_dead else signs.missing),
     ):
         parts.append(f"{what}: {', '.join(names)}" if names else "")
     if signs.purpose.trend is Trend.WORSE:
         parts.append("the wrong direction")
-    page.add("; ".join(filter(None, parts)) + ".", first="Vital signs: ", style="dim")
-    page.add(_judged(signs), style="dim")
-    _not_understood(page, signs, view)
+    if any(parts):
+        page.add("; ".join(filter(None, parts)) + ".", first="Vital signs: ", style="dim")
+    if not is_dead:
+        page.add(_judged(signs), style="dim")
+        _not_understood(page, signs, view)
+
+
+def _ending(signs: Vitals, shown: Sequence[Finding]) -> str:
+    """Say how the run ended, without what a finding below says in the same words."""
+    ending = signs.ending
+    if any(one.message.lower().startswith(ending.words) for one in shown):
+        return ""
+    lines = {number for one in shown for number in quoted_lines(one)}
+    is_quoted = ending.line is not None and ending.line.number in lines
+    return ending.brief if is_quoted else shortened(ending.words, 300)
 
 
 def _not_understood(page: Page, signs: Vitals, view: RunView) -> None:
@@ -231,21 +248,9 @@ def _judged(signs: Vitals) -> str:
 
 
 def _asked(diagnosis: Diagnosis) -> str:
-    clear, missing = diagnosis.num_clear, len(diagnosis.not_evaluated)
-    why = f" because {_why(diagnosis.not_evaluated)}" if missing else ""
-    could = f"{_count(missing, 'rule')} could not be evaluated{why}" if missing else ""
-    found = f"{_count(clear, 'rule')}, known error texts among them, found nothing"
-    return found + (f"; {could}." if could else ".")
-
-
-def _why(missing: Sequence[NotEvaluated]) -> str:
-    most = Counter(_reason(one) for one in missing).most_common(1)[0][0]
-    return {
-        "metric not logged": "their metrics were not logged",
-        "setting not known": "settings are not known (--config)",
-        "needs our own run": "only our own runs probe what they need",
-        "nothing of the kind in the input": "the input has nothing of the kind",
-    }.get(most, "what they need is not there")
+    has_texts = any(code.startswith("ERR") for code in diagnosis.clear)
+    known = ", known error texts among them," if has_texts else ""
+    return f"{_count(diagnosis.num_clear, 'rule')}{known} found nothing."
 
 
 def _finding(page: Page, finding: Finding, view: RunView, *, place: int) -> None:
@@ -256,15 +261,15 @@ def _finding(page: Page, finding: Finding, view: RunView, *, place: int) -> None
     page.add(f"{finding.family}, {finding.confidence}{since}", indent=3, style="dim")
     page.add(in_their_words(finding.message, view.framework), indent=3)
     if finding.evidence:
-        _list(page, "Evidence", [(line, "") for line in finding.evidence])
+        _list(page, "Evidence", finding.evidence)
     if finding.causes:
-        causes = [
-            (f"{cause.name}: {in_their_words(cause.why, view.framework)}", "")
-            for cause in finding.causes
-        ]
-        _list(page, "Likely causes, in order", causes, numbered=True)
+        known = [cause for cause in finding.causes if cause.guess is None]
+        guesses = [cause for cause in finding.causes if cause.guess is not None]
+        _list(page, "Likely causes, in order", _causes(known, view), numbered=True)
+        _list(page, "Guesses, from similar errors of others", _causes(guesses, view))
     if finding.fixes:
-        _list(page, _fixes_title(view), list(_fixes(finding, view)))
+        fixes = list(_fixes(finding, view))
+        _list(page, _fixes_title(view, fixes), fixes)
     page.add(f"homeostat explain {finding.code}", indent=3, first="More: ", style="dim")
 
 
@@ -280,28 +285,32 @@ def _differential(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
         page.add(decider_line(decider, view.framework))
 
 
-def _fixes_title(view: RunView) -> str:
+def _causes(causes: Sequence[Cause], view: RunView) -> list[str]:
+    return [f"{cause.name}: {in_their_words(cause.why, view.framework)}" for cause in causes]
+
+
+def _fixes_title(view: RunView, fixes: Sequence[str]) -> str:
     known = view.framework is not UNKNOWN
-    return f"What to do, with {view.framework.title}" if known else "What to do"
+    title = f"What to do, with {view.framework.title}" if known else "What to do"
+    safe = _GRADES[Grade.SAFE.value]
+    return f"{title} ({_SAFE})" if any(one.endswith(safe) for one in fixes) else title
 
 
-def _list(
-    page: Page, title: str, items: Sequence[tuple[str, str]], *, numbered: bool = False
-) -> None:
-    """Add a title and its lines, each with a second one below it or "" for none."""
-    page.lines.append("   " + page.style(title, "bold"))
-    for place, (text, below) in enumerate(items, start=1):
+def _list(page: Page, title: str, items: Sequence[str], *, numbered: bool = False) -> None:
+    """Add a title and its items, if there are any."""
+    if items:
+        page.add(title, indent=3, style="bold")
+    for place, text in enumerate(items, start=1):
         page.add(text, indent=5, first=f"{place}. " if numbered else "- ")
-        if below:
-            page.add(below, indent=7, style="dim")
 
 
-def _fixes(finding: Finding, view: RunView) -> Iterator[tuple[str, str]]:
+def _fixes(finding: Finding, view: RunView) -> Iterator[str]:
     for here in told_all(finding.fixes, view.framework):
         value = f" = {here.value}" if here.value else ""
         advice = f" ({here.advice})" if here.advice else ""
         head = f"{here.setting}{value}{advice}" if here.setting else here.advice
-        yield f"{head}: {here.why}" if head else here.why, _GRADES[here.grade]
+        text = f"{head}: {here.why}" if head else here.why
+        yield text + _GRADES[here.grade]
 
 
 def _not_evaluated(page: Page, diagnosis: Diagnosis, *, verbose: bool) -> None:
@@ -309,9 +318,10 @@ def _not_evaluated(page: Page, diagnosis: Diagnosis, *, verbose: bool) -> None:
     if not missing:
         return
     counts = Counter(_reason(one) for one in missing).most_common()
-    parts = ", ".join(f"{reason} {count}" for reason, count in counts)
+    parts = "; ".join(f"{count:,}: {reason}" for reason, count in counts)
     tail = "" if verbose else " --verbose lists them."
-    page.add(f"Not evaluated: {_count(len(missing), 'rule')} ({parts}).{tail}", style="dim")
+    number = _count(len(missing), "rule")
+    page.add(f"{number} could not be evaluated ({parts}).{tail}", style="dim")
     for one in missing if verbose else ():
         page.add(f"{one.code} {one.name}: {one.why}", indent=2, style="dim")
 

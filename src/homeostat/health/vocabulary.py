@@ -44,7 +44,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "setting-missing": "A setting without default was not given.",
         "settings-exclusive": "Two settings that exclude each other.",
         "config-file-unreadable": "A settings file is no valid YAML, JSON or TOML.",
-        "setting-wrong-type": "A setting of the wrong type, text in place of a number, say.",
+        "setting-wrong-type": "A setting of the wrong type, for example text in place of a number.",
         "path-missing": "A file or folder that the settings name is not there.",
         "path-too-long": "A path or file name is longer than the system allows, that of a socket mostly.",
         "object-not-picklable": "An object that cannot be sent to another process or be saved: a lock, a lambda, an open file.",

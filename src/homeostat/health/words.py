@@ -1,4 +1,4 @@
-"""Shorten sentences about a run between words."""
+"""Count and shorten in sentences about a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ def rough_time(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{int(seconds // length)} {unit}s"
     return f"{seconds:.0f} seconds"
+
+
+def counted(number: object, noun: str) -> str:
+    """Return a number with its noun: "1 step", "2 steps"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def steps_have(number: int) -> str:
+    return f"{counted(number, 'step')} {'has' if number == 1 else 'have'}"
 
 
 def shortened(text: str, most: int) -> str:

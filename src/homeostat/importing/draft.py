@@ -41,7 +41,7 @@ class Draft:
     def __post_init__(self) -> None:
         for given in self.file.settings:
             if given.is_computed:
-                self._enter(given, Status.UNKNOWN, why=f"{_COMPUTED} ({given.value!s:.60})")
+                self._enter(given, Status.UNKNOWN, why=_COMPUTED)
             elif given.value in (None, "", [], {}):
                 self._enter(given, Status.NOT_NEEDED, why="it is not set")
             elif _is_open(given.value) and not set(self.keys(given)) & set(_PATHS):

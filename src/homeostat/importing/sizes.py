@@ -78,7 +78,8 @@ def _enter_product(
         return
     completions = rows * accumulated * (devices or 1)
     size = max(1, math.ceil(completions / samples))
-    terms = f"{rows} rows x {accumulated} accumulated x {devices or 1} devices"
+    on = "1 device" if (devices or 1) == 1 else f"{devices} devices"
+    terms = f"{rows} rows x {accumulated} accumulated x {on}"
     terms += f" / {samples} samples" if samples > 1 else ""
     how = "" if devices else f"{terms}, as if on one device: --devices says how many there are"
     if completions % samples:

@@ -42,6 +42,12 @@ _KNOWN_TOKEN = re.compile(
 _LIKE_A_NAME = re.compile(r"(?:hf|api_org|sk|pk|rk|gsk|r8|npm|ntn)_")
 # The random part of such a token is at least that long; words of a name are shorter than the other.
 _MIN_RANDOM, _MAX_NAME = 10, 30
+# Names of code that begin as tokens do (hf_overrides, hf_to_mcore_config_dpskv3): short words.
+_NAME_OF_CODE = re.compile(r"(?:[a-z]{1,14}\d{0,2}[_.]){1,12}[a-z]{1,14}\d{0,2}")
+_CAMEL_WORD = re.compile(r"[A-Z]?[a-z]{2,}")
+# Share of a name in CamelCase that is in words: AutoModelForSeq2SeqLM has 0.857, and one of 600
+# random words of that length as much.
+_MIN_IN_WORDS = 0.85
 _URL = re.compile(r"\b([a-z][a-z0-9+.\-]{1,20}://)([^\s\"'<>`\\]+)", re.I)
 _BEARER = re.compile(r"(?i)\b(bearer|basic|digest|apikey)(\s+)([A-Za-z0-9+/=_.~\-]{8,})")
 _WORDS = (
@@ -192,7 +198,7 @@ def mask_text(text: str) -> str:
     """Return free text with everything removed that looks like a secret."""
     text = _PEM.sub(MASK, text)
     text = _URL.sub(_mask_url, text)
-    text = _KNOWN_TOKEN.sub(MASK, text)
+    text = _KNOWN_TOKEN.sub(_mask_token, text)
     text = _BEARER.sub(_mask_bearer, text)
     if may_name_a_secret(text):
         text = _NAMED_VALUE.sub(_mask_named, text)
@@ -241,6 +247,12 @@ def _has_random_part(path: str) -> bool:
     return is_hook or any(_is_random(part) for part in parts)
 
 
+def _mask_token(match: re.Match[str]) -> str:
+    word = match.group(0)
+    is_name = _LIKE_A_NAME.match(word) and _NAME_OF_CODE.fullmatch(word.rstrip("."))
+    return word if is_name else MASK
+
+
 def _mask_bearer(match: re.Match[str]) -> str:
     word = match.group(3)
     is_word = word.isalpha() and word.islower()
@@ -253,10 +265,18 @@ _NO_SECRET = re.compile(r"(?:(?:by|sort|primary|foreign|cache|group)_)?key|pass|
 
 def _mask_named(match: re.Match[str]) -> str:
     name, value = match.groups()
-    bare = value.strip("\\\"'")
+    bare = value.strip("\\\"'`,.)")
     word = name.strip("-\\\"' =:\n\t").lower()
     is_plain = _is_harmless(bare) or bare == MASK or _NO_SECRET.fullmatch(word)
-    return match.group(0) if is_plain else f"{name}{MASK}"
+    return match.group(0) if is_plain or _is_prose(match) else f"{name}{MASK}"
+
+
+def _is_prose(match: re.Match[str]) -> bool:
+    """Return whether it is a sentence about a token of text: "every pad token: the end of ..."."""
+    name, value = match.groups()
+    before = match.string[max(0, match.start() - 2) : match.start()]
+    is_word = value.isascii() and value.isalpha() and value.islower() and len(value) <= 12
+    return name == "token: " and is_word and before[:1].isalpha() and before[1:] == " "
 
 
 def _is_harmless(value: str) -> bool:
@@ -289,6 +309,8 @@ def _is_random(word: str) -> bool:
         return False
     digits, changes = sum(char.isdigit() for char in word), _changes(word) / len(word)
     if _mixes(word):
+        if sum(map(len, _CAMEL_WORD.findall(word))) >= _MIN_IN_WORDS * len(word):
+            return False
         return changes >= 0.46 or (digits >= 3 and changes >= 0.33)
     letters = sum(char.isalpha() for char in word)
     return min(digits, letters) >= 4 and changes >= 0.25

@@ -2,7 +2,7 @@
 
 It holds what happened, the versions that the log states, the lines that matter with secrets
 removed, the metrics around the step at which it began, settings that start the same run on a small
-scale, and what was ruled out. It is a draft: a person reads it before sending it.
+scale, and which rules found nothing. It is a draft: a person reads it before sending it.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _MOST_VERSIONS = 24
+_SENTENCE_END = re.compile(r"(?<=[.:;]) ")
 
 
 def as_issue(report: Report) -> str:
@@ -67,7 +68,7 @@ def _parts(report: Report) -> Iterator[str]:
     yield from _section("Metrics where it began", _metrics(report))
     yield from _section("To reproduce", reproduction(report))
     yield from _section("Likely causes, in order", _causes(report))
-    yield from _section("What was ruled out", _ruled_out(report))
+    yield from _section("Rules that judged this run and found nothing", _clear(report))
     yield f"Drafted by `homeostat doctor --for-maintainers` (homeostat {__version__})."
 
 
@@ -84,7 +85,8 @@ def _title(report: Report) -> str:
     if report.unknown is not None:
         return plain(known + shortened(report.unknown.text.strip(), 120))
     if report.findings:
-        return plain(known + shortened(message_of(report, report.findings[0]), 120))
+        said = _SENTENCE_END.split(message_of(report, report.findings[0]), maxsplit=1)[0]
+        return plain(known + shortened(said.rstrip("."), 120))
     return plain(f"{known}{report.verdict.value.replace('_', ' ')}")
 
 
@@ -194,7 +196,7 @@ def _causes(report: Report) -> list[str]:
     return lines or ["None is known."]
 
 
-def _ruled_out(report: Report) -> list[str]:
+def _clear(report: Report) -> list[str]:
     """Return the rules that judged this run and found nothing, by family.
 
     Signatures are left out: that a text is not in the log rules nothing out.

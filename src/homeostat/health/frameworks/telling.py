@@ -20,6 +20,7 @@ from homeostat.health.frameworks.known import (
     literal,
     written,
 )
+from homeostat.health.frameworks.plain_words import OURS_ALONE, PLAIN_WORDS
 
 _OUR_KEY = re.compile(
     r"\b(?:agents|algorithm|checkpoint|cluster|critic|data|ebft|engine|eval|health|lora|model"
@@ -27,9 +28,7 @@ _OUR_KEY = re.compile(
 )
 _SEVERAL = ", "
 # Last parts of keys that are unclear without their section.
-_SHARED = frozenset(
-    {"coefficient", "estimator", "interval", "lr", "path", "timeout_s", "train", "type", "workers"}
-)
+_SHARED = frozenset({"coefficient", "interval", "lr", "path", "timeout_s", "type"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +52,9 @@ def told(fix: Fix, framework: Framework) -> ToldFix:
     found = _named(fix, framework)
     if not found:
         # If we cannot name their setting, describe it.
-        words = [_plainly(fix.setting)] if fix.setting else []
-        words += [in_their_words(fix.value, framework)] if fix.value else []
-        return ToldFix(None, "", ": ".join(words), why, fix.grade.value)
+        words, value = _plainly(fix.setting), in_their_words(fix.value, framework)
+        advice = f"{words} ({value})" if words and value else words or value
+        return ToldFix(None, "", advice, why, fix.grade.value)
     (setting, given), *others = found
     value, advice = _value(fix, given, kind=known(framework.name).kind(setting))
     if not value:
@@ -69,14 +68,17 @@ def told_all(fixes: Sequence[Fix], framework: Framework) -> list[ToldFix]:
     """Return the fixes of a finding, without those about something that the framework does not
     have.
 
-    If none would be left, all stay, in words. Of an unknown framework we cannot say what it has.
+    If none would be left, those stay, in words, that can be done without a setting. Of an unknown
+    framework we cannot say what it has.
     """
-    all_of_them = [told(fix, framework) for fix in fixes]
-    if framework is UNKNOWN:
-        return all_of_them
-    pairs = zip(fixes, all_of_them, strict=True)
+    pairs = [(fix, told(fix, framework)) for fix in fixes]
+    if framework is not HOMEOSTAT:
+        pairs = [
+            (fix, here) for fix, here in pairs if here.setting or fix.setting not in OURS_ALONE
+        ]
     there = [here for fix, here in pairs if here.setting or not fix.setting]
-    return there or all_of_them
+    everything = [here for _, here in pairs]
+    return everything if framework is UNKNOWN else there or everything
 
 
 def in_their_words(text: str, framework: Framework) -> str:
@@ -156,7 +158,9 @@ def _is_our_choice(fix: Fix) -> bool:
 
 
 def _plainly(key: str) -> str:
-    """Describe one of our keys in words."""
+    """Describe one of our keys in words; "" is described by nothing."""
+    if key in PLAIN_WORDS:
+        return PLAIN_WORDS[key]
     *sections, last = key.replace("[]", "").split(".")
     words = last.removesuffix("_s").replace("_", " ")
     return f"{sections[-1]} {words}" if sections and last in _SHARED else words

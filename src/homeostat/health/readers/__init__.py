@@ -2,6 +2,7 @@
 
     open_run(path)     a file or a folder; of a folder with several runs the newest
     runs_at(path)      the runs at a path: it, or those that a folder holds
+    runs_of_files(...) the runs that several files are of, by their names
     read_text(text)    text that a user pasted
     read_stream(file)  standard input
 
@@ -17,10 +18,11 @@ from typing import Any
 
 from homeostat.errors import DataError
 from homeostat.health.readers.build import Found, view_of
-from homeostat.health.readers.files import found_in_named, found_in_source, found_in_text
+from homeostat.health.readers.files import found_in_named, found_in_stream, found_in_text
 from homeostat.health.readers.own_runs import is_our_run
+from homeostat.health.readers.packed import unpacked
 from homeostat.health.readers.run_dir import view_of_run
-from homeostat.health.readers.run_places import RunPlace, runs_at, runs_in
+from homeostat.health.readers.run_places import RunPlace, runs_at, runs_in, runs_of_files
 from homeostat.health.readers.settings import read_config
 from homeostat.health.readers.source import Source
 from homeostat.health.reading import Reading
@@ -33,8 +35,11 @@ __all__ = [
     "open_run",
     "read_stream",
     "read_text",
+    "refuse_empty",
     "runs_at",
     "runs_in",
+    "runs_of_files",
+    "unpacked",
     "view_of_run",
 ]
 
@@ -80,7 +85,22 @@ def read_stream(
     names: Mapping[str, str] | None = None,
 ) -> RunView:
     """Read the run that a stream describes, as far as it could be read."""
-    return view_of(found_in_source(source), config=config, names=names)
+    return view_of(found_in_stream(source), config=config, names=names)
+
+
+def refuse_empty(view: RunView, *, name: str) -> None:
+    """Raise DataError if there was nothing to read, so that silence is not taken for health.
+
+    A folder of ours is never empty: it has the settings of the run.
+    """
+    reading: Reading = view.facts["reading"]
+    is_read = reading.num_lines or reading.num_rows or reading.num_unread_rows or view.log.lines
+    if is_read or view.metrics or view.settings or view.events:
+        return
+    raise DataError(
+        f"{name}: is empty. Either nothing has been written yet, or the run prints to another "
+        "file; a job of a cluster has one for errors (.err)."
+    )
 
 
 def _refuse_recipe(path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from homeostat.health.readers.loose_logs import LOG_SUFFIXES, is_rotated
+from homeostat.health.readers.packed import plain_name
 
 LOG_NAMES = frozenset({"log.txt", "train_log.txt", "output.txt"})
 # Files of settings that lie beside a run's logs.
@@ -48,6 +49,7 @@ def is_rows(name: str) -> bool:
 
 def is_console(name: str) -> bool:
     """Return whether a name is that of a console log."""
+    name = plain_name(name)
     return (
         name.endswith(LOG_SUFFIXES)
         or is_rotated(name)
@@ -58,7 +60,7 @@ def is_console(name: str) -> bool:
 
 def is_suffixed(file: Path) -> bool:
     """Return whether a name ends as that of a console log, rotated or not."""
-    return file.suffix in LOG_SUFFIXES or is_rotated(file.name)
+    return plain_name(file.name).endswith(LOG_SUFFIXES) or is_rotated(file.name)
 
 
 def is_redirected(file: Path) -> bool:

@@ -5,7 +5,7 @@
     *.csv                   metrics in columns
     events.out.tfevents.*   TensorBoard
     *.wandb                 W&B, offline
-    anything else           a console log
+    anything else           a console log, which may be compressed (packed.py)
 
 A file is read as a stream, in lines of bounded length; so is standard input or a named pipe.
 """
@@ -34,6 +34,7 @@ from homeostat.health.readers.column_batches import (
 from homeostat.health.readers.dict_rows import row_of
 from homeostat.health.readers.examples import refuse_example_document, refuse_examples
 from homeostat.health.readers.long_logs import LongLogReader
+from homeostat.health.readers.packed import unpacked, why_no_text
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.readers.source import MAX_STREAM_BYTES, Source
 from homeostat.health.readers.text import TextReader
@@ -76,7 +77,7 @@ class _Parts(io.RawIOBase):
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__()
         self._waiting = list(paths)
-        self._file: io.FileIO | None = None
+        self._file: BinaryIO | None = None
 
     def readable(self) -> bool:
         return True
@@ -84,8 +85,10 @@ class _Parts(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while self._file is not None or self._waiting:
             if self._file is None:
-                self._file = io.FileIO(self._waiting.pop(0))
-            count = self._file.readinto(buffer)
+                self._file = unpacked(self._waiting.pop(0).open("rb"))
+            data = self._file.read(len(buffer))
+            count = len(data)
+            buffer[:count] = data
             if count:
                 return count
             self._file.close()
@@ -107,8 +110,9 @@ def found_in_named(path: Path) -> Found:
 
 def _opened(path: Path, *, limit: int | None) -> Found:
     try:
-        with path.open("rb") as file:
-            return _found(file, path, limit=limit)
+        with path.open("rb") as file, unpacked(file) as text:
+            # A small file may unpack to any size.
+            return _found(text, path, limit=limit if text is file else MAX_STREAM_BYTES)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}.") from None
 
@@ -136,7 +140,14 @@ def _found(file: BinaryIO, path: Path, *, limit: int | None) -> Found:
         return tensorboard.found_in(file, name=name)
     if path.name.endswith(".wandb"):
         return wandb_log.found_in(file, name=name)
-    return found_in_source(Source(file, name=name, limit=limit))
+    return found_in_stream(Source(file, name=name, limit=limit))
+
+
+def found_in_stream(source: Source) -> Found:
+    """Read bytes of any kind. Raises DataError as `found_in_source`, or if they are no text."""
+    if what := why_no_text(source.head):
+        raise DataError(f"{source.name}: is {what}.")
+    return found_in_source(source)
 
 
 def found_in_text(text: str, *, name: str) -> Found:

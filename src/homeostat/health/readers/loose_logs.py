@@ -1,6 +1,6 @@
 """Console logs that lie side by side in a folder: which of them belong to one run, by their names.
 
-    train.log, train.log.1, train.log.2026-11-16    one log that was rotated, oldest part first
+    train.log, train.log.1, train.log.2.gz          one log that was rotated, oldest part first
     slurm-7.out, slurm-7.err                        the two streams of one job
     rank0.log, rank1.log, trainer.log, vllm.log     processes of one run
     run1.log, run2.log                              two runs
@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from homeostat.health.readers.packed import plain_name
 
 LOG_SUFFIXES = (".log", ".out", ".err")
 # What rotation writes behind the name: a number, or the day (and time) of the part.
@@ -39,7 +41,12 @@ _RAY_SESSION = ("raylet", "gcs_server")
 
 def is_rotated(name: str) -> bool:
     """Return whether a name is that of an older part of a log."""
-    return _ROTATED.fullmatch(name) is not None
+    return _rotated(name) is not None
+
+
+def _rotated(name: str) -> re.Match[str] | None:
+    # Rotation often compresses the older parts: train.log.2.gz.
+    return _ROTATED.fullmatch(plain_name(name))
 
 
 def runs_of(files: Iterable[Path]) -> list[tuple[Path, ...]]:
@@ -59,14 +66,14 @@ def with_parts(files: Sequence[Path]) -> list[tuple[Path, ...]]:
     """The files in their order, the parts of a rotated log together, the oldest part first."""
     parts: dict[Path, list[Path]] = {}
     for file in files:
-        found = _ROTATED.fullmatch(file.name)
+        found = _rotated(file.name)
         parts.setdefault(file.with_name(found["log"]) if found else file, []).append(file)
     return [tuple(sorted(group, key=_age)) for group in parts.values()]
 
 
 def _age(file: Path) -> tuple[int, int, str]:
     """A key that sorts the oldest part first: log.2, log.1, log; or by the day."""
-    found = _ROTATED.fullmatch(file.name)
+    found = _rotated(file.name)
     if found is None:
         return 1, 0, ""
     # More digits than a count has are a day, and days grow.
@@ -76,10 +83,10 @@ def _age(file: Path) -> tuple[int, int, str]:
 
 def _run_name(name: str) -> str:
     """Return what a file's name says about its run; "" if it says nothing."""
-    found = _ROTATED.fullmatch(name)
+    found = _rotated(name)
     kept: list[str] = []
     is_numbered = False
-    for word in _WORDS.findall((found["log"] if found else name).lower()):
+    for word in _WORDS.findall((found["log"] if found else plain_name(name)).lower()):
         if word in _PROCESSES:
             is_numbered = True
         elif not (is_numbered and word.isdigit()):

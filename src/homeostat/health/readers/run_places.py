@@ -80,6 +80,19 @@ def runs_in(path: Path) -> list[RunPlace]:
     return runs
 
 
+def runs_of_files(files: Sequence[Path]) -> list[RunPlace]:
+    """Return the runs that several files are of, newest first.
+
+    Logs of one folder are grouped by their names, as in `runs_in`; any other file is a run.
+    """
+    logs = [file for file in files if is_console(file.name) and file.is_file()]
+    runs = [RunPlace(file) for file in files if file not in logs]
+    for folder in dict.fromkeys(file.parent for file in logs):
+        there = [file for file in logs if file.parent == folder]
+        runs += [RunPlace(folder, group) for group in runs_of(there)]
+    return sorted(runs, key=lambda run: run.modified, reverse=True)
+
+
 def _of_others(path: Path) -> list[RunPlace]:
     children: list[Path] = []
     logs: list[Path] = []

@@ -12,12 +12,15 @@ import io
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from homeostat.health.readers.packed import Unpacking
+
 MAX_STREAM_BYTES = 4_000_000_000
 MAX_LINE = 4_000_000
 _LINE_HEAD, _LINE_TAIL = 3_000_000, 1_000_000
 _CHUNK = 1 << 20
 # Number of bytes at the start from which the kind of a file is recognised.
 HEAD_BYTES = 65_536
+_BREAKS_OFF = "the compressed file is damaged or incomplete; it was read as far as it goes."
 
 
 class Source:
@@ -38,13 +41,19 @@ class Source:
     @property
     def notes(self) -> list[str]:
         """Return sentences about what was not read."""
+        raw = self._file.raw if isinstance(self._file, io.BufferedReader) else None
+        if isinstance(raw, Unpacking) and raw.is_cut:
+            return [*self._notes, f"{self.name}: {_BREAKS_OFF}", *self._cut()]
+        return [*self._notes, *self._cut()]
+
+    def _cut(self) -> list[str]:
         if not self._num_cut:
-            return self._notes
-        cut = (
-            f"{self.name}: {self._num_cut} lines are longer than {MAX_LINE:,} bytes; of each the "
+            return []
+        are = "1 line is" if self._num_cut == 1 else f"{self._num_cut:,} lines are"
+        return [
+            f"{self.name}: {are} longer than {MAX_LINE:,} bytes; of each the "
             f"first {_LINE_HEAD:,} and the last {_LINE_TAIL:,} were read."
-        )
-        return [*self._notes, cut]
+        ]
 
     def interrupt(self) -> None:
         """Stop reading. Raises KeyboardInterrupt out of a read that is waiting."""

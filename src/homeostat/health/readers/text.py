@@ -302,7 +302,8 @@ class TextReader:
 
 
 def _cut_note(count: int) -> str:
+    have = "1 line has" if count == 1 else f"{count:,} lines have"
     return (
-        f"{count} lines have more than {MAX_TEXT:,} characters; of each the first "
+        f"{have} more than {MAX_TEXT:,} characters; of each the first "
         f"{MAX_TEXT - _TEXT_TAIL:,} and the last {_TEXT_TAIL:,} were read."
     )

@@ -124,12 +124,16 @@ class Preflight:
             ("run folder", self._run_folder),
             ("health", self._health),
         )
+        said: set[str] = set()
         for name, check in checks:
             try:
                 yield from check()
             except HomeostatError as error:
                 self.exit_code = max(self.exit_code, error.exit_code)
-                yield Item(name, "error", str(error))
+                # Tokenizer and model are in one folder: what is wrong with it is said once.
+                if str(error) not in said:
+                    yield Item(name, "error", str(error))
+                said.add(str(error))
 
     def read_inputs(self) -> None:
         """Load only device, tokenizer, model shape and rows. Raises on the first problem."""

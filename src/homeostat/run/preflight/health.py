@@ -53,7 +53,8 @@ def health_items(config: RunConfig, facts: Mapping[str, Any]) -> Iterator[Item]:
         yield Item("health", _ITEM_LEVELS[level], _line(finding), {"code": finding.code})
     text = (
         f"{found.num_clear + len(found.findings)} rules judged the recipe; "
-        f"{len(found.not_evaluated)} need the metrics of a run. Remedies: {config.health.heal}"
+        f"{len(found.not_evaluated)} need the metrics of a run. Remedies that "
+        f"may be applied: {config.health.heal}"
     )
     yield Item("health", "ok", text, {"findings": len(findings)})
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import NoOptions, Rule
 from homeostat.health.view import RunView
-from homeostat.health.words import shortened
+from homeostat.health.words import counted, shortened
 
 _FULL = ("no space", "quota", "errno 28", "errno 122", "disk full")
 
@@ -40,7 +40,8 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
     full = any(word in error.lower() for word in _FULL)
     cause = Cause("disk-full-or-quota" if full else "checkpoint-failing", error or "it failed")
     yield Sighting(
-        message=f"{len(failed)} checkpoint(s) could not be written, last at step {failed[-1].step}"
+        message=f"{counted(len(failed), 'checkpoint')} could not be written, last at step "
+        f"{failed[-1].step}"
         + (", later ones could" if again else "")
         + f": {error or 'no error was kept'}. "
         + ("Make room." if full else "See the folder and its rights."),

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView
-from homeostat.health.words import shortened
+from homeostat.health.words import counted, shortened
 
 
 class Options(RuleOptions):
@@ -37,7 +37,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     error = shortened(str(found[-1].fields.get("error", "")).strip(), 160)
     yield Sighting(
-        message=f"The engine died and was restarted {len(found)} time(s), last at step "
+        message=f"The engine died and was restarted {counted(len(found), 'time')}, last at step "
         f"{found[-1].step}. See the error, the host's memory and the engine's share.",
         evidence=(error,) if error else (),
         causes=(Cause("engine-restarts", error or "its process ended"),),

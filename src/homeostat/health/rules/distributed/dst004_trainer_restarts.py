@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView
-from homeostat.health.words import shortened
+from homeostat.health.words import counted, shortened
 
 
 class Options(RuleOptions):
@@ -48,8 +48,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes.append(Cause("straggler-rank", f"{len(hung)} of {len(found)} were deadlines"))
     repeated_from = {event.fields.get("from_step") for event in found}
     yield Sighting(
-        message=f"The trainer's ranks were lost and restarted {len(found)} time(s), last at step "
-        f"{found[-1].step}, from {len(repeated_from)} checkpoint(s). See which rank it was.",
+        message=f"The trainer's ranks were lost and restarted {counted(len(found), 'time')}, last "
+        f"at step {found[-1].step}, from {counted(len(repeated_from), 'checkpoint')}. See which "
+        "rank it was.",
         evidence=(shortened(telling, 160),) if telling else (),
         causes=tuple(causes),
         fixes=(

@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import NoOptions, Rule
 from homeostat.health.view import Event, RunView
+from homeostat.health.words import counted
 
 
 def check(view: RunView, options: NoOptions) -> Iterator[Sighting]:
@@ -45,7 +46,7 @@ def check(view: RunView, options: NoOptions) -> Iterator[Sighting]:
     state = "has room for all of it again"
     if is_small:
         before, now = (shrunk[-1].fields.get(name) for name in ("ranks_before", "ranks_now"))
-        state = f"continues with {now} rank(s) in place of {before}"
+        state = f"continues with {counted(now, 'rank')} in place of {before}"
         evidence.append(f"cluster_shrunk at step {shrunk[-1].step}")
     elif is_waiting:
         state = f"waits until {lost[-1].fields.get('until', '')}"

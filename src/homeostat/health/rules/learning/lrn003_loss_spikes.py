@@ -37,6 +37,7 @@ from homeostat.health.noise import are_unusual, robust_scale
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
+from homeostat.health.words import steps_have
 from homeostat.types import FloatArray64, IntArray
 
 # Distances between spikes that must agree before they have a period, and how likely that may be.
@@ -73,7 +74,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     worst = int(at[np.argmax(loss.values[at] / around[at])])
     first = int(loss.steps[at[0]])
     yield Sighting(
-        message=f"{len(at)} step(s) have a loss far above their neighbours', the worst "
+        message=f"{steps_have(len(at))} a loss far above that of the steps around, the worst "
         f"{loss.values[worst]:.4g} at step {loss.steps[worst]} against {around[worst]:.4g} around "
         "it; it came back each time. Look at the rows of those steps.",
         evidence=(f"spikes at steps {', '.join(str(s) for s in loss.steps[at][:6])}",),

@@ -35,6 +35,7 @@ from homeostat.health.noise import are_unusual
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
+from homeostat.health.words import steps_have
 
 
 class Options(RuleOptions):
@@ -65,9 +66,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     serious = len(at) >= options.repeated or ratio >= options.extreme
     first = int(norm.steps[at[0]])
     yield Sighting(
-        message=f"{len(at)} step(s) have a gradient norm far above the median of {usual:.3g}, the "
-        f"largest {norm.values[worst]:.4g} at step {norm.steps[worst]} ({ratio:.0f} times it), "
-        "with an ordinary loss. Lower the learning rate and look at those steps' rows.",
+        message=f"{steps_have(len(at))} a gradient norm far above the median of {usual:.3g}, the "
+        f"largest {norm.values[worst]:.4g} at step {norm.steps[worst]} ({ratio:.0f} times the "
+        "median), with an ordinary loss. Lower the learning rate and look at those steps' rows.",
         evidence=tuple(f"step {norm.steps[i]}: grad_norm {norm.values[i]:.4g}" for i in at[:4]),
         causes=tuple(_causes(view)),
         fixes=(

@@ -39,10 +39,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     at = np.flatnonzero(bad.values)
     if not len(at) or bad.values[-2:].any() or len(at) > options.max_share * len(bad):
         return
+    noun = "step" if len(at) == 1 else "steps"
     steps = ", ".join(str(step) for step in bad.steps[at][:5])
     yield Sighting(
-        message=f"Loss or gradient was not finite at step(s) {steps} and finite again after: such "
-        "an update was skipped. Look at the rows if it comes back.",
+        message=f"Loss or gradient was not finite at {noun} {steps} and finite again after: "
+        "such an update was skipped. Look at the rows if it comes back.",
         causes=(Cause("nonfinite-isolated", "finite before and after"),),
         fixes=(Fix("data.bad_rows", "drop", "leaves broken rows out"),),
         first_step=int(bad.steps[at[0]]),
