@@ -85,7 +85,7 @@ def test_a_librarys_unknown_error_is_most_often_a_version() -> None:
 
 
 def test_a_guess_comes_before_a_loose_reading_of_the_words() -> None:
-    error = f"{FLURBED} and is not supported with glorps"
+    error = f"{FLURBED}, flurbs are not available"
     found = first_finding("\n".join([HEAD, *FRAMES, error]))
     names = [cause["name"] for cause in found["causes"]]
     assert names[:2] == ["dtype-mismatch", "settings-exclusive"]
