@@ -73,9 +73,22 @@ def test_threads_of_the_repository_that_is_judged_are_left_out() -> None:
 
 
 def test_words_that_are_near_to_nothing_get_no_warning() -> None:
-    found = first_finding("\n".join([HEAD, *FRAMES, "ZorkError: qwx zzyq"]))
+    found = first_finding("\n".join([HEAD, "ZorkError: qwx zzyq"]))
     assert (found["code"], found["level"]) == ("VIT002", "info")
     assert all(one.case is None for one in guesses(["ZorkError: qwx zzyq"]))
+
+
+def test_a_librarys_unknown_error_is_most_often_a_version() -> None:
+    found = first_finding("\n".join([HEAD, *FRAMES, "ZorkError: qwx zzyq"]))
+    assert (found["code"], found["level"]) == ("VIT002", "warn")
+    assert found["causes"][0]["guess"] >= 0.5
+
+
+def test_a_guess_comes_before_a_loose_reading_of_the_words() -> None:
+    error = f"{FLURBED}, flurbs are not available"
+    found = first_finding("\n".join([HEAD, *FRAMES, error]))
+    names = [cause["name"] for cause in found["causes"]]
+    assert names[:2] == ["dtype-mismatch", "settings-exclusive"]
 
 
 def test_a_guess_about_the_users_own_code_is_no_warning() -> None:

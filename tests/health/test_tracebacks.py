@@ -82,6 +82,20 @@ KeyError: 'answer'"""
     assert found.error == "KeyError: 'answer'"
 
 
+def test_notebooks_name_no_function_where_a_module_is_imported() -> None:
+    text = """ImportError                               Traceback (most recent call last)
+Cell In[2], line 1
+----> 1 from gizmo import Gizmo
+
+File /opt/venv/lib/python3.11/site-packages/gizmo/__init__.py:34
+     33 except Exception:
+---> 34     raise ImportError("no whirl")
+
+ImportError: no whirl"""
+    [found] = tracebacks(log_of(text))
+    assert str(found.frames[-1]).endswith("gizmo/__init__.py:34 in <module>")
+
+
 def test_what_ray_repeats_of_a_task_names_the_tasks_own_error() -> None:
     text = """Traceback (most recent call last):
   File "/data/ana/verl/verl/trainer/main_ppo.py", line 4, in main

@@ -10,7 +10,7 @@ FRAME = re.compile(
 )
 # IPython names a cell, or a file with its line after a colon.
 _CELL = re.compile(
-    r"(?:File (?P<file>[^\s:]{1,400}\.py):(?P<line>\d{1,9}), in (?P<name>[\w.<>]{1,120})"
+    r"(?:File (?P<file>[^\s:]{1,400}\.py):(?P<line>\d{1,9})(?:, in (?P<name>[\w.<>]{1,120})|$)"
     r"|(?P<cell>Cell In ?\[\d{1,9}\]), line (?P<at>\d{1,9})(?:, in (?P<function>[\w.<>]{1,120}))?)"
 )
 # Older ones name no line; an arrow below does. Colab makes the file a link.
@@ -87,4 +87,4 @@ def _frame_in(text: str) -> Frame | None:
         return None
     if cell["cell"]:
         return Frame(cell["cell"], int(cell["at"]), cell["function"] or "")
-    return Frame(cell["file"], int(cell["line"]), cell["name"])
+    return Frame(cell["file"], int(cell["line"]), cell["name"] or "<module>")

@@ -2,7 +2,8 @@
 
 Known errors are those of public threads with a confirmed cause (known_cases.json, which
 `homeostat dev add-case` makes from bench/threads/open.jsonl), and the texts of all signatures; what
-the signatures of a cause say about it counts as one more. Words are weighed by tf-idf. The nearest
+the signatures of a cause say about it counts as one more. Words are weighed by tf-idf; those of the
+lines that say what was wrong count most, and those of the lines around them a little. The nearest
 errors vote for their causes by the square of the cosine similarity, and each cause has votes in
 advance, in proportion to how often it was confirmed. Causes that are the same to a user count as
 one (`SAME`), for example a wrong version of whichever library.
@@ -60,18 +61,20 @@ _PART = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}")
 MAX_LINES = 60
 _MAX_TELLING = 4
 _MAX_CHARS = 2_000
-# Errors that vote, votes of a signature's text (a thread and a cause's description have one), votes
-# in advance, and of a thread's second cause.
+# How much the other words of the lines count, beside those of the telling lines.
+_AROUND = 0.3
+# Errors that vote, votes of a signature's text and of a cause's description (a thread has one),
+# votes in advance, and of a thread's second cause.
 _NEIGHBOURS = 25
 _SIGNATURE_VOTE = 0.5
-_ADVANCE = 1.0
+_DESCRIPTION_VOTE = 2.0
+_ADVANCE = 0.4
 _SECOND_VOTE = 0.5
 MAX_GUESSES = 3
-# Share of all votes -> share of such guesses that were right, rounded (bench/guesses.py --unseen).
-_RIGHT = (
-    (0.5, 0.95), (0.4, 0.8), (0.25, 0.55), (0.2, 0.45), (0.15, 0.3), (0.1, 0.25), (0.05, 0.15),
-    (0.03, 0.05), (0.0, 0.02),
-)  # fmt: skip
+# Share of all votes -> share of such guesses that were right, rounded (bench/guesses.py --unseen):
+# of those that come first, and of the second and third ones.
+_RIGHT_FIRST = ((0.6, 0.95), (0.4, 0.8), (0.25, 0.6), (0.0, 0.45))
+_RIGHT_AFTER = ((0.13, 0.3), (0.1, 0.2), (0.05, 0.1), (0.0, 0.02))
 _WORTH_SAYING = 0.1
 # An error so near to a known one is worth a look at that thread.
 _NEAR = 0.4
@@ -89,16 +92,21 @@ class KnownCase:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A cause with its share of the votes, and a near thread in which it was the cause."""
+    """A cause with its share of the votes, and a near thread in which it was the cause.
+
+    `is_first` says whether no other cause has more votes.
+    """
 
     cause: str
     votes: float
     case: KnownCase | None
+    is_first: bool = False
 
     @property
     def right(self) -> float:
         """Return the share of such guesses that were right."""
-        return next(right for least, right in _RIGHT if self.votes >= least)
+        table = _RIGHT_FIRST if self.is_first else _RIGHT_AFTER
+        return next(right for least, right in table if self.votes >= least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +126,15 @@ class _Known:
 
 def telling_lines(lines: Sequence[str]) -> str:
     """Return the last lines that say what was wrong; the last ones if none does."""
-    short = (_FOLDERS.sub("", line.strip()[:_MAX_CHARS]) for line in lines[-MAX_LINES:])
-    last = [line for line in short if line]
+    last = _last_lines(lines)
     telling = [line for line in last if _TELLING.search(line)]
     return "\n".join(telling[-_MAX_TELLING:] or last[-_MAX_TELLING:])
+
+
+def _last_lines(lines: Sequence[str]) -> list[str]:
+    """Return the last lines that are not empty, without the folders of a machine."""
+    short = (_FOLDERS.sub("", line.strip()[:_MAX_CHARS]) for line in lines[-MAX_LINES:])
+    return [line for line in short if line]
 
 
 _left_out: ContextVar[tuple[str, frozenset[str]]] = ContextVar(
@@ -144,7 +157,7 @@ def leaving_out(url: str, texts: Iterable[str] = ()) -> Iterator[None]:
 
 def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
     """Return the likeliest causes of the error in which these lines end, the likeliest first."""
-    near = _nearest(telling_lines(lines), *_left_out.get())
+    near = _nearest(telling_lines(lines), "\n".join(_last_lines(lines)), *_left_out.get())
     votes = defaultdict[str, float](float, _in_advance())
     example: dict[str, KnownCase] = {}
     for known, closeness in near:
@@ -154,22 +167,28 @@ def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
                 example.setdefault(name, known.case)
     total = sum(votes.values()) or 1.0
     likeliest = sorted(votes, key=lambda name: -votes[name])[:MAX_GUESSES]
-    found = (Guess(name, votes[name] / total, example.get(name)) for name in likeliest)
+    found = (
+        Guess(name, votes[name] / total, example.get(name), is_first=place == 0)
+        for place, name in enumerate(likeliest)
+    )
     return tuple(guess for guess in found if guess.right >= _WORTH_SAYING)
 
 
 # A finding and what is added to it ask for the same lines.
 @lru_cache(maxsize=4)
 def _nearest(
-    words: str, repository: str, texts: frozenset[str]
+    words: str, around: str, repository: str, texts: frozenset[str]
 ) -> tuple[tuple[_Known, float], ...]:
     """Return the nearest known errors with their closeness, the nearest first.
 
-    Threads of the repository and signatures' texts that are named are left out.
+    `around` are all lines, `words` the telling ones. Threads of the repository and signatures'
+    texts that are named are left out.
     """
     errors, places, weights = _index()
     closeness = defaultdict[int, float](float)
-    for word, weight in _unit(_counted(words), weights).items():
+    own, others = _weighed(_counted(words), weights), _weighed(_counted(around), weights)
+    mixed = {word: own.get(word, 0.0) + _AROUND * weight for word, weight in others.items()}
+    for word, weight in _unit(mixed).items():
         for number, other in places.get(word, ()):
             closeness[number] += weight * other
     asked: Iterable[int] = closeness
@@ -219,11 +238,11 @@ def _index() -> tuple[tuple[_Known, ...], _Places, dict[str, float]]:
     having = Counter(word for text in texts for word in text)
     weights = {word: math.log((1 + len(texts)) / count) for word, count in having.items()}
     for name, parts in described.items():
-        errors.append(_Known((name,), 1.0))
+        errors.append(_Known((name,), _DESCRIPTION_VOTE))
         texts.append(_counted(" ".join(parts)))
     places: _Places = defaultdict(list)
     for number, text in enumerate(texts):
-        for word, weight in _unit(text, weights).items():
+        for word, weight in _unit(_weighed(text, weights)).items():
             places[word].append((number, weight))
     return tuple(errors), dict(places), weights
 
@@ -245,12 +264,16 @@ def _with_parts(word: str) -> tuple[str, ...]:
     return (word.lower(), *map(str.lower, parts)) if len(parts) > 1 else (word.lower(),)
 
 
-def _unit(words: Counter[str], weights: Mapping[str, float]) -> dict[str, float]:
-    """Return the weights of known words, scaled to length 1."""
-    own = {
+def _weighed(words: Counter[str], weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the weights of known words, more for one that stands there often."""
+    return {
         word: weights[word] * (1 if count == 1 else 1 + math.log(count))
         for word, count in words.items()
         if word in weights
     }
-    length = math.sqrt(sum(value * value for value in own.values())) or 1.0
-    return {word: value / length for word, value in own.items()}
+
+
+def _unit(words: Mapping[str, float]) -> dict[str, float]:
+    """Return the words' weights, scaled to length 1."""
+    length = math.sqrt(sum(value * value for value in words.values())) or 1.0
+    return {word: value / length for word, value in words.items()}

@@ -40,7 +40,8 @@ _SAYS_WRONG = re.compile(
     r"|(?:larger|greater|longer|less|smaller|older) than"
     r"|too (?:long|large|small|many|old|new)|different from|no longer"
     r"|please|needs? to|unknown|duplicate|illegal|wrong|exhausted|degraded|corrupt(?:ed)?|died"
-    r"|was detected|isn't|wasn't|aren't|NCCL WARN|\w{1,40}Error\w{1,40}"
+    r"|was detected|isn't|wasn't|aren't|NCCL WARN|\w{1,40}Error\w{1,40}|requested|attempted|assert"
+    r"|tried to|gave up|killed|different loop|diverge[sd]?|gibberish|garbage|but (?:got|found|only)"
     r"|not (?:supported|found|compatible|implemented|available|installed|defined|enough|set"
     r"|possible|allowed|valid|initiali[sz]ed|recogni[sz]ed|loaded))\b",
     re.IGNORECASE,

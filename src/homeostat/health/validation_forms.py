@@ -24,6 +24,8 @@ CAUSES = {
     "folder": "output-folder-in-use",
     "placement": "device-mismatch",
     "template": "chat-template-mismatch",
+    # Said of versions, GPUs and models as often as of settings (`is_loose` of exception_reading.py).
+    "unsupported": "settings-exclusive",
 }
 # A setting's name: quoted, a flag, or with an underscore or a dot within.
 _KEY = r"(?:[`'\"](?:--?)?[A-Za-z][\w.\[\]-]{0,60}[`'\"]|--[\w-]{2,60}|[A-Za-z][A-Za-z0-9]{0,40}(?:[_.][A-Za-z0-9]{1,40}){1,8})"
@@ -64,12 +66,12 @@ FORMS = (
     # Lengths
     # Two settings
     ("exclusive", rf"({_SUBJECT}) (?<! object )(?:does|do)(?: not|n't) (?:currently |yet |officially )?(?:support|work with|allow|accept) ({_THING})", "{0} does not go together with {1}"),
-    ("exclusive", rf"({_SUBJECT}) {_NOT}(?:supported|compatible|allowed|implemented|possible|available) ?(?:with|for|in|when|by|on|together with|while|if|under|yet|without)? ?({_THING})?", "{0} is not supported here ({1})"),
-    ("exclusive", rf"({_SUBJECT}) not (?:currently |yet )?(?:supported|compatible|implemented|allowed) (?:with|for|in|when|by|on|while) ({_THING})", "{0} does not go together with {1}"),
-    ("exclusive", rf"({_SUBJECT}) (?:currently )?only (?:supports?|works? with|accepts?|allows?) ({_THING})", "{0} needs {1}"),
+    ("unsupported", rf"({_SUBJECT}) {_NOT}(?:supported|compatible|allowed|implemented|possible|available) ?(?:with|for|in|when|by|on|together with|while|if|under|yet|without)? ?({_THING})?", "{0} is not supported here ({1})"),
+    ("unsupported", rf"({_SUBJECT}) not (?:currently |yet )?(?:supported|compatible|implemented|allowed) (?:with|for|in|when|by|on|while) ({_THING})", "{0} does not go together with {1}"),
+    ("unsupported", rf"({_SUBJECT}) (?:currently )?only (?:supports?|works? with|accepts?|allows?) ({_THING})", "{0} needs {1}"),
     ("exclusive", rf"([Oo]nly {_SUBJECT}) (?:is|are) (?:currently )?supported(?: (?:for|with|in|when|by) ({_THING}))?", "{0}"),
     ("exclusive", rf"({_SUBJECT}) (?:is|are) (?:only (?:valid|supported|meaningful|applicable|compatible|used|useful)|(?:not )?(?:valid|compatible|meaningful|applicable) only|not valid|not compatible|invalid) (?:with|when|if|for|in|unless) ({_THING})", "{0} depends on {1}"),
-    ("exclusive", rf"({_SUBJECT}) (?:must|should|has to|needs to|have to|cannot|can't|can not|may not|should not|must not) be (?:used|set|enabled|disabled|combined|specified|passed|mixed|zero|0|1|None|True|False|true|false|equal|the same|identical)(?: to \S{{1,40}})? (?:with|when|if|for|together with|unless|alongside|while|as|in|and) ({_THING})", "{0} depends on {1}"),
+    ("unsupported", rf"({_SUBJECT}) (?:must|should|has to|needs to|have to|cannot|can't|can not|may not|should not|must not) be (?:used|set|enabled|disabled|combined|specified|passed|mixed|zero|0|1|None|True|False|true|false|equal|the same|identical)(?: to \S{{1,40}})? (?:with|when|if|for|together with|unless|alongside|while|as|in|and) ({_THING})", "{0} depends on {1}"),
     ("exclusive", rf"({_SUBJECT}) requires? (?:that )?({_KEY} ?(?:=|==|!=|>=?|<=?|to be|is|must|set|enabled|in \[)[^\n]{{0,60}})", "{0} needs {1}"),
     ("exclusive", rf"({_SUBJECT}) requires? (?:that )?([`'\"](?:--)?[A-Za-z][\w.-]{{1,60}} ?(?:==?|!=|>=?|<=?|: )[^\n]{{1,60}})", "{0} needs {1}"),
     ("exclusive", r"(?:[Cc]annot|[Cc]an't|[Cc]an not|[Mm]ust not|[Dd]o not|[Ss]hould not) (?:\w{1,20} )?(?:have |set |use |specify |pass |enable |combine |mix |provide )?both ([\w().`'\"=-]{1,60}) and ([\w().`'\"=-]{1,60})", "{0} does not go together with {1}"),

@@ -53,6 +53,9 @@ from homeostat.health.words import shortened
 
 # Share of right ones from which on a guess is worth a warning.
 _LIKELY = 0.5
+# The share of first guesses, most of them a version, that were right where a library raised before
+# any step and its words were not read: 36 of 57 (bench/guesses.py --unseen).
+_RIGHT_IN_LIBRARY = 0.6
 
 
 def check(view: RunView, _: object) -> Iterator[Sighting]:
@@ -114,9 +117,19 @@ def _pasted(view: RunView, reading: ExceptionReading) -> Sighting:
 def _worth_a_warning(reading: ExceptionReading | None, known: Sequence[Guess]) -> dict[str, Any]:
     if reading is not None and reading.likely is not None:
         return {"level": Level.WARN, "confidence": Confidence.INFERRED}
-    if not known or known[0].right < _LIKELY:
+    if not known or _right(reading, known[0]) < _LIKELY:
         return {}
     return {"level": Level.WARN, "confidence": Confidence.HEURISTIC}
+
+
+def _right(reading: ExceptionReading | None, guess: Guess) -> float:
+    """Return how often such a guess is right where this exception was raised."""
+    if reading is not None and reading.is_users_own:
+        return RIGHT_LOOSELY
+    if reading is None or reading.likely is not None or not reading.library:
+        return guess.right
+    is_early = guess.is_first and reading.failure.end.step is None
+    return max(guess.right, _RIGHT_IN_LIBRARY) if is_early else guess.right
 
 
 def _read(view: RunView, reading: ExceptionReading) -> Sighting:
@@ -164,9 +177,10 @@ def _causes(reading: ExceptionReading | None, known: Sequence[Guess], own: str) 
     if reading is not None and reading.likely is not None:
         name, why = reading.likely
         found[merged((name,))[0]] = Cause(name, f"read, not recognised: {why}")
-    right = RIGHT_LOOSELY if reading is not None and reading.is_users_own else None
     for one in known:
-        found.setdefault(one.cause, as_cause(one, right=right))
+        found.setdefault(one.cause, as_cause(one, right=_right(reading, one)))
+    if reading is not None and reading.is_loose and known and known[0].cause in found:
+        found = {known[0].cause: found[known[0].cause], **found}
     yield from found.values() or (Cause("ended-in-exception", own),)
 
 
