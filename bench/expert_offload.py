@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from homeostat.algorithms.sft import loss_spec
+from homeostat.arrays import FloatArray
 from homeostat.config import RunConfig
 from homeostat.config.algorithm import SftConfig
 from homeostat.config.load import build_config
@@ -34,7 +35,7 @@ from homeostat.train.estimate import estimate_update
 from homeostat.train.frozen import checksums
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import Runtime
-from homeostat.types import FloatArray, Role, TokenRow, TrainBatch
+from homeostat.types import Role, TokenRow, TrainBatch
 
 PACKAGES = ("torch", "triton", "transformers")
 SHAPE: dict[str, Any] = {

@@ -29,6 +29,7 @@ from pydantic import TypeAdapter
 from shapes import SHAPES, random_decoder, write_folder
 from torch import Tensor
 
+from homeostat.arrays import FloatArray
 from homeostat.config.cluster import InProcessCluster
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
@@ -43,7 +44,7 @@ from homeostat.rollout.server import SERVER
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.sync.publish import Publisher
 from homeostat.sync.transports import open_transport
-from homeostat.types import FloatArray, TokenRow
+from homeostat.types import TokenRow
 from homeostat.workers.opening import open_group
 from homeostat.workers.spec import GroupSpec
 

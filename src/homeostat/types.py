@@ -17,16 +17,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from homeostat.arrays import BoolArray, FloatArray, IntArray
 from homeostat.columns import COLUMNS, ColumnArray, Columns, check_columns, concatenate, joined
 from homeostat.columns import split as split_column
 from homeostat.expert_load import ExpertLoad, RouterLoss
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float32]
-FloatArray64 = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 # The id of the policy in a run that trains one.
 POLICY_ID = "policy"

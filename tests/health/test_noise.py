@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from homeostat.arrays import FloatArray64
 from homeostat.health.diagnose import judge
 from homeostat.health.noise import are_unusual, between_neighbours, noise_of
 from homeostat.health.registry import BY_CODE
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.types import FloatArray64
 
 # Runs over which medians are taken: one draw of a noise tells little.
 RUNS = 30

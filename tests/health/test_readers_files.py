@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homeostat.arrays import FloatArray64
 from homeostat.errors import HomeostatError
 from homeostat.health.readers import column_batches, files, open_run, read_text, view_of_run
 from homeostat.health.readers.recorder import Recorder
@@ -21,7 +22,6 @@ from homeostat.health.view import Kind
 from homeostat.observe.completions import write_completions
 from homeostat.types import (
     Completion,
-    FloatArray64,
     Prompt,
     RolloutGroup,
     Sample,

@@ -19,10 +19,11 @@ import torch
 from tests.support.forks import Forked
 from torch import Tensor
 
+from homeostat.arrays import FloatArray
 from homeostat.errors import SyncError
 from homeostat.sync.bucket import Bucket, Packer, Receiver, Transport, entries_checksum
 from homeostat.sync.collective import CollectiveReceiver
-from homeostat.types import Completion, FloatArray, TokenRow
+from homeostat.types import Completion, TokenRow
 
 DEADLINE_S = 30.0
 Arrived = tuple[str, torch.dtype, tuple[int, ...], bytes]

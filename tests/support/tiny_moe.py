@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tests.support import tiny
 
+from homeostat.arrays import IntArray
 from homeostat.config.model import ModelConfig
 from homeostat.models import hf
 from homeostat.models.build import Model, load_model
@@ -18,7 +19,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.lora import merged_state
 from homeostat.models.routing import Routing, smallest_dtype
 from homeostat.ops.attention import PackedLayout
-from homeostat.types import IntArray, TokenRow
+from homeostat.types import TokenRow
 
 # Changes to the config of a tiny model's folder. Weights are large, so that routers are decided.
 QWEN: dict[str, Any] = {

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.contract.engines import CHUNK_BYTES, CPU, MAX_TOKENS, VOCABULARY, Model, load, native
 
+from homeostat.arrays import FloatArray
 from homeostat.config.cluster import LOOPBACK, InProcessCluster
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
@@ -28,7 +29,7 @@ from homeostat.rollout.server import SERVER
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.sync.publish import Publisher
 from homeostat.sync.shared_memory import SharedMemoryTransport
-from homeostat.types import Completion, FloatArray, TokenRow
+from homeostat.types import Completion, TokenRow
 from homeostat.workers.in_process import InProcessGroup
 from homeostat.workers.opening import open_group
 from homeostat.workers.spec import GroupSpec

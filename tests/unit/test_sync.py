@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from tests.parity.tiny_models import FAMILIES, random_model, save
 from torch import Tensor
 
+from homeostat.arrays import FloatArray
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.sync import AnyTransport, SharedMemoryConfig, SyncConfig
@@ -35,7 +36,7 @@ from homeostat.sync.publish import Publisher
 from homeostat.sync.shared_memory import ROOT
 from homeostat.sync.transports import open_transport
 from homeostat.sync.verify import Probe, require_served
-from homeostat.types import FloatArray, TokenRow
+from homeostat.types import TokenRow
 
 CPU = torch.device("cpu")
 MASK = 2**64 - 1

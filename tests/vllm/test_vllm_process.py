@@ -24,6 +24,7 @@ from tests.contract.engines import (
     trainer_logp,
 )
 
+from homeostat.arrays import FloatArray
 from homeostat.config.cluster import InProcessCluster
 from homeostat.config.sync import AnyTransport, CollectiveConfig, DiskConfig, SharedMemoryConfig
 from homeostat.config.vllm import VllmEngineConfig
@@ -36,7 +37,7 @@ from homeostat.rollout.served import Served
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.sync.publish import Publisher
 from homeostat.sync.transports import open_transport
-from homeostat.types import FloatArray, TokenRow
+from homeostat.types import TokenRow
 from homeostat.workers.opening import open_group
 from homeostat.workers.spec import GroupSpec
 

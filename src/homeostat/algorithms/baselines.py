@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from homeostat.algorithms.energy import Energies
-from homeostat.types import BoolArray, FloatArray64, IntArray
+from homeostat.arrays import BoolArray, FloatArray64, IntArray
 
 # Added to a standard deviation before dividing: bounds the advantages of nearly equal rewards.
 DEVIATION_EPS = 1e-4

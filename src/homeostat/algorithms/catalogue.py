@@ -24,9 +24,9 @@ from homeostat.algorithms import (
 )
 from homeostat.algorithms.baselines import RewardBatch
 from homeostat.algorithms.terms import Surrogate
+from homeostat.arrays import FloatArray64
 from homeostat.config.algorithm import AnyAlgorithm, AnyPolicyGradient, PolicyGradientConfig
 from homeostat.config.plugins import plugin_named
-from homeostat.types import FloatArray64
 
 
 @dataclass(frozen=True, slots=True)

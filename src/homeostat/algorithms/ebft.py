@@ -17,8 +17,8 @@ import numpy as np
 from homeostat.algorithms import baselines
 from homeostat.algorithms.baselines import RewardBatch
 from homeostat.algorithms.clip import token_surrogate
+from homeostat.arrays import FloatArray64
 from homeostat.config.algorithm import PolicyGradientConfig
-from homeostat.types import FloatArray64
 
 surrogate = token_surrogate
 

@@ -32,8 +32,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.config.ebft import EbftConfig, Estimator
-from homeostat.types import FloatArray64
 
 CUT = 1e-5
 # Features of length 0 (a layer that gives nothing) stay 0.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from homeostat.algorithms.clip import MAX_LOG_RATIO
-from homeostat.types import BoolArray, FloatArray64, IntArray
+from homeostat.arrays import BoolArray, FloatArray64, IntArray
 
 # Differences above this are reported: rounding in a healthy engine does not cause them. Errors grow
 # with the logits, so the limit grows with |logp|: 5% is about ten rounding errors in bfloat16.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from homeostat.types import BoolArray, FloatArray64, IntArray
+from homeostat.arrays import BoolArray, FloatArray64, IntArray
 
 if TYPE_CHECKING:
     from torch import Tensor

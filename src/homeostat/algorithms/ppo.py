@@ -21,8 +21,8 @@ import numpy as np
 from homeostat.algorithms.baselines import RewardBatch, has_signal
 from homeostat.algorithms.clip import token_surrogate
 from homeostat.algorithms.reinforce_pp import discounted_returns
+from homeostat.arrays import FloatArray64
 from homeostat.config.algorithm import PpoConfig
-from homeostat.types import FloatArray64
 
 surrogate = token_surrogate
 

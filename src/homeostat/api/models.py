@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import IntArray
 from homeostat.data.sources import BadRowError
 from homeostat.errors import DataError
 from homeostat.generation.choice import choose
@@ -33,7 +34,6 @@ from homeostat.generation.prompting import (
 from homeostat.generation.sampling_run import Answer, SamplingRun
 from homeostat.generation.scoring import score_text
 from homeostat.run.calling.surroundings import as_before
-from homeostat.types import IntArray
 
 Prompt = str | Sequence[Mapping[str, Any]]
 

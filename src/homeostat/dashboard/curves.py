@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from homeostat.arrays import IntArray
 from homeostat.health.view import Series
-from homeostat.types import IntArray
 
 # Points that a part keeps at most.
 _KEPT = 3

@@ -21,10 +21,10 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from homeostat.arrays import FloatArray, IntArray
 from homeostat.data.sources import BadRowError
 from homeostat.data.templates import REFUSES
 from homeostat.data.tokenizer import ChatTokenizer
-from homeostat.types import FloatArray, IntArray
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 REWRITES = "the chat template rewrites earlier turns"

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64, IntArray
 from homeostat.config.curriculum import CurriculumConfig, DifficultyConfig, ReplayConfig
 from homeostat.data.mixing import Allotment, EpochOrder, Mixture
 from homeostat.data.prompts import Outcome
 from homeostat.errors import DataError
-from homeostat.types import FloatArray64, IntArray
 
 # Streams of noise: no two uses share one.
 _BY_DIFFICULTY, _REPLAYED = 3, 4

@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
+from homeostat.arrays import IntArray
 from homeostat.config.curriculum import CurriculumConfig
 from homeostat.config.data import DataConfig, RlSource, Source, SourcePlugin
 from homeostat.config.parts import InputSettings
@@ -27,7 +28,6 @@ from homeostat.data.store import RowStore
 from homeostat.data.strided import prepare_texts
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import ConfigError, DataError, ModelError, Problem
-from homeostat.types import IntArray
 
 Rows = TypeVar("Rows", RowStore, PromptSet)
 Part = Literal["train", "validation"]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from homeostat.algorithms.row_loss import RowLoss
+from homeostat.arrays import IntArray
 from homeostat.config.curriculum import AnyFilter
 from homeostat.config.data import DataConfig
 from homeostat.config.parts import InputSettings
@@ -27,7 +28,7 @@ from homeostat.data.sources import readable
 from homeostat.data.store import BadRow, PrepareReport, RowStore
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
-from homeostat.types import IntArray, TokenRow
+from homeostat.types import TokenRow
 
 NUM_UPDATES = 3
 MAX_DROPPED_SHARE = 0.1

@@ -25,13 +25,14 @@ import numpy as np
 
 from homeostat.algorithms.losses import loss_of
 from homeostat.algorithms.row_loss import RowLoss
+from homeostat.arrays import IntArray
 from homeostat.config.data import DataConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.mixing import EpochOrder, MixedRows, Mixture, orders_of
 from homeostat.data.packing import Bins, group, pack, pack_nested
 from homeostat.data.store import RowStore
 from homeostat.errors import DataError
-from homeostat.types import IntArray, StepPlan, TokenRow, TrainBatch
+from homeostat.types import StepPlan, TokenRow, TrainBatch
 
 
 class PlanLoader:

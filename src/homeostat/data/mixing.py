@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64, IntArray
 from homeostat.config.curriculum import WeightSchedule, weight_at
 from homeostat.config.data import DataConfig
 from homeostat.data.prepare import shuffled
 from homeostat.errors import DataError
-from homeostat.types import FloatArray64, IntArray
 
 # Number of steps from which the mean share of a source is computed.
 MAX_STEPS_SHOWN = 200

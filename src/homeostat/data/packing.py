@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from homeostat.types import IntArray, TokenRow
+from homeostat.arrays import IntArray
+from homeostat.types import TokenRow
 
 Bins = list[list[int]]
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import IntArray
 from homeostat.config.data import DataConfig, LabelledSource, MessagesSource, TrainSource
 from homeostat.data.helpers import ANSWER_SECONDS, HelperDiedError, HelperHungError, computed
 from homeostat.data.opening import open_source, source_files
@@ -37,7 +38,6 @@ from homeostat.data.store import (
 from homeostat.data.tally import Tally, judge
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError, DataWriteError
-from homeostat.types import IntArray
 
 MAX_CHUNK_ROWS = 512
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from homeostat.arrays import IntArray
 from homeostat.config.data import DataConfig, PromptSource, ReasoningGymSource, RlSource
 from homeostat.data.chat import encode_prompt, parse_prompt, with_system
 from homeostat.data.gym import GymRows
@@ -34,7 +35,7 @@ from homeostat.data.store import PrepareReport
 from homeostat.data.tally import Tally, judge
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
-from homeostat.types import IntArray, Prompt
+from homeostat.types import Prompt
 
 PROGRESS_ROWS = 256
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import FloatArray, IntArray
 from homeostat.config.data import (
     LabelledSource,
     MessagesSource,
@@ -32,7 +33,6 @@ from homeostat.data.chat import (
 )
 from homeostat.data.sources import BadRowError
 from homeostat.data.tokenizer import ChatTokenizer
-from homeostat.types import FloatArray, IntArray
 
 Encoded = tuple[IntArray, FloatArray]
 

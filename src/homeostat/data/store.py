@@ -30,8 +30,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from homeostat.arrays import IntArray
 from homeostat.observe.durable import sha256_of, sync_folder
-from homeostat.types import IntArray, TokenRow
+from homeostat.types import TokenRow
 
 FORMAT_VERSION = 2
 # A builder writes all the time, so a hidden folder without writes for this long was abandoned.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from homeostat.arrays import IntArray
 from homeostat.config.data import DataConfig, TextSource
 from homeostat.config.ebft import EbftConfig
 from homeostat.data.opening import open_source
@@ -24,7 +25,7 @@ from homeostat.data.sources import BadRowError
 from homeostat.data.store import PrepareReport
 from homeostat.data.tally import Tally, judge
 from homeostat.data.tokenizer import ChatTokenizer
-from homeostat.types import IntArray, Prompt
+from homeostat.types import Prompt
 
 
 class StridedSet(PromptSet):

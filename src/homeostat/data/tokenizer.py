@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from homeostat.arrays import IntArray
 from homeostat.config.beside import not_there
 from homeostat.config.model import ModelConfig
 from homeostat.data.overlong import OverlongTextError, exact_head, longest_token
@@ -43,7 +44,6 @@ from homeostat.data.tokenizer_gguf import (
 from homeostat.data.vendor_errors import RefuseVendorErrors
 from homeostat.errors import ModelError
 from homeostat.ops.gguf_frame import require_whole
-from homeostat.types import IntArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

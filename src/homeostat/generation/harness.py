@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from homeostat.arrays import IntArray
 from homeostat.errors import DataError
 from homeostat.generation.loading import TextModel, open_engine
 from homeostat.generation.prompting import SamplingOptions, require_template, text_tokens
@@ -24,7 +25,6 @@ from homeostat.models.decoder import Decoder
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.linear import linear
 from homeostat.ops.logprobs import token_logprobs
-from homeostat.types import IntArray
 
 # Tokens of one forward pass, and places whose whole distributions are in memory at a time.
 _PASS_TOKENS = {"cpu": 4096, "cuda": 32_768}

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import IntArray
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
 from homeostat.generation.prompting import (
@@ -22,7 +23,6 @@ from homeostat.generation.prompting import (
     require_room,
     text_tokens,
 )
-from homeostat.types import IntArray
 
 _BOOKKEEPING = frozenset({"user", "metadata", "store", "model", "safety_identifier"})
 # Fields whose only accepted values are those that change nothing.

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from homeostat.arrays import IntArray
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
 from homeostat.generation.prompting import chat_tokens, prompt_tokens
-from homeostat.types import IntArray
 
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 

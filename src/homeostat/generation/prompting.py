@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import IntArray
 from homeostat.data.chat import encode_prompt, parse_prompt
 from homeostat.data.rows import opening
 from homeostat.data.sources import BadRowError
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
 from homeostat.rollout.engine import Sampling
-from homeostat.types import IntArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from homeostat.arrays import IntArray
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.generation.prompting import SamplingOptions, require_room
 from homeostat.generation.streams import Streams
 from homeostat.generation.text_stream import TextStream
 from homeostat.rollout.engine import Request
 from homeostat.rollout.native.engine import NativeEngine
-from homeostat.types import Completion, IntArray, StopReason
+from homeostat.types import Completion, StopReason
 
 # How long the engine computes before what it has is shown: a tenth of a second looks immediate.
 _PIECE_S = 0.1

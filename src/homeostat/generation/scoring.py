@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from homeostat.arrays import IntArray
 from homeostat.models.build import Model
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.linear import linear
 from homeostat.ops.logprobs import token_logprobs
-from homeostat.types import IntArray
 
 # Places whose whole distributions are in memory at a time.
 _ROWS = 64

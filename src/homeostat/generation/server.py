@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import IntArray
 from homeostat.config.cluster import LOOPBACK
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError, EngineError, HomeostatError
@@ -34,7 +35,7 @@ from homeostat.generation.scoring import TokenScores, score_text
 from homeostat.generation.text_stream import TextStream
 from homeostat.observe.safe_text import safe_text
 from homeostat.rollout.engine import Request
-from homeostat.types import Completion, IntArray, StopReason
+from homeostat.types import Completion, StopReason
 
 MAX_BODY_BYTES = 16 * 2**20
 _NAMES = (LOOPBACK, "localhost", "::1", "[::1]")

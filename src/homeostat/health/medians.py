@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from homeostat.types import FloatArray64
+from homeostat.arrays import FloatArray64
 
 
 def median(values: ArrayLike) -> float:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from homeostat.arrays import BoolArray, FloatArray64
 from homeostat.health.medians import median
-from homeostat.types import BoolArray, FloatArray64
 
 # From the median distance of normal numbers, or their mean one, to the standard deviation.
 _FROM_MEDIAN, _FROM_MEAN = 1.4826, math.sqrt(math.pi / 2.0)

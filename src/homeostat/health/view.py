@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64, IntArray
 from homeostat.health.clock import stalled_s
 from homeostat.health.end_lines import MAX_CLUSTER, EndLine, end_lines
 from homeostat.health.frameworks import HOMEOSTAT, Framework
 from homeostat.health.log import Log
 from homeostat.health.native_crashes import native_crashes
 from homeostat.health.tracebacks import Traceback, tracebacks
-from homeostat.types import FloatArray64, IntArray
 
 _Found = TypeVar("_Found")
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.health.medians import median
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.types import FloatArray64
 
 # Number of records that must be exactly equal before a metric counts as frozen or zero.
 MIN_FROZEN = 10

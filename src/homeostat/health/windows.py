@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from homeostat.arrays import BoolArray, FloatArray64
 from homeostat.health.medians import median
 from homeostat.health.noise import robust_scale
 from homeostat.health.view import Series
-from homeostat.types import BoolArray, FloatArray64
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from homeostat.arrays import FloatArray64, IntArray
 from homeostat.columns import Ragged
 from homeostat.models.decoder_shape import DecoderConfig
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.rope import RopeConfig, inverse_frequencies
-from homeostat.types import FloatArray64, IntArray
 
 
 @torch.no_grad()

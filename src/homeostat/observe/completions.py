@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import FloatArray
 from homeostat.errors import RunDirError
 from homeostat.observe.durable import write_atomically
-from homeostat.types import FloatArray, RolloutGroup, Sample
+from homeostat.types import RolloutGroup, Sample
 
 Row = dict[str, Any]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.observe.jsonl import is_record
-from homeostat.types import FloatArray64
 
 # A record covers at most this part of the steps so far.
 _PART = 16

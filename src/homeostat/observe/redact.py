@@ -71,7 +71,9 @@ _NAME_PARTS = re.compile(
     r"|dsn|token"
 )
 _NAME_ENDS = ("=", ":", "--")
-_RANDOM = re.compile(r"[A-Za-z0-9+/_=\-]{20,}")
+# The shortest match of `_RANDOM`; those of `_AWS_SECRET` and `_HEX` are longer.
+_MIN_RANDOM_TEXT = 20
+_RANDOM = re.compile(rf"[A-Za-z0-9+/_=\-]{{{_MIN_RANDOM_TEXT},}}")
 _AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+=_.\-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+_.\-])")
 # Keys and UUIDs; the hash of a commit is meant to be read.
 _HEX = re.compile(
@@ -196,12 +198,17 @@ def shared_variable(name: str, value: str) -> str:
 
 def mask_text(text: str) -> str:
     """Return free text with everything removed that looks like a secret."""
-    text = _PEM.sub(MASK, text)
-    text = _URL.sub(_mask_url, text)
+    # The searches for signs and for lengths only save time: most texts have neither.
+    if "-----BEGIN" in text:
+        text = _PEM.sub(MASK, text)
+    if "://" in text:
+        text = _URL.sub(_mask_url, text)
     text = _KNOWN_TOKEN.sub(_mask_token, text)
     text = _BEARER.sub(_mask_bearer, text)
     if may_name_a_secret(text):
         text = _NAMED_VALUE.sub(_mask_named, text)
+    if len(text) < _MIN_RANDOM_TEXT:
+        return text
     text = _AWS_SECRET.sub(_mask_if_random, text)
     text = _HEX.sub(_mask_hex, text)
     return _RANDOM.sub(_mask_if_random, text)

@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from homeostat.arrays import FloatArray, IntArray
 from homeostat.errors import RunDirError, RunDirWriteError
 from homeostat.observe.durable import OUT_OF_SPACE, write_atomically
 from homeostat.observe.expert_load import is_expert_load
@@ -41,7 +42,6 @@ from homeostat.observe.jsonl import (
     is_row_losses,
 )
 from homeostat.observe.redact import Scrubber
-from homeostat.types import FloatArray, IntArray
 
 
 class RunPaths:

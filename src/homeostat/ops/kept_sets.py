@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from homeostat.arrays import IntArray
 from homeostat.columns import Ragged
 from homeostat.errors import ReplayError
-from homeostat.types import IntArray
 
 
 @dataclass(frozen=True, slots=True)

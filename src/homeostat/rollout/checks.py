@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from homeostat.arrays import IntArray
 from homeostat.errors import EngineError
 from homeostat.rollout import kept
 from homeostat.rollout.engine import Capabilities, Request, Sampling
 from homeostat.rollout.flight import num_by_others
 from homeostat.rollout.routes import why_not_resumable
-from homeostat.types import IntArray
 
 
 def require_servable(

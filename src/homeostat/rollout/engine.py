@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from homeostat.arrays import FloatArray, IntArray
 from homeostat.columns import Columns
 from homeostat.config.engine import CUTS
 from homeostat.errors import EngineError
-from homeostat.types import POLICY_ID, Completion, FloatArray, IntArray, Segment, TokenRow
+from homeostat.types import POLICY_ID, Completion, Segment, TokenRow
 
 if TYPE_CHECKING:
     from homeostat.sync.bucket import Bucket, Transport

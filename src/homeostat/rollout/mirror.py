@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from homeostat.arrays import FloatArray
 from homeostat.errors import EngineError
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.types import POLICY_ID, Completion, FloatArray, TokenRow
+from homeostat.types import POLICY_ID, Completion, TokenRow
 
 if TYPE_CHECKING:
     from homeostat.sync.bucket import Bucket, Transport

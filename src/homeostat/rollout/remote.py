@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from homeostat.arrays import FloatArray
 from homeostat.errors import (
     EngineDiedError,
     EngineError,
@@ -33,7 +34,7 @@ from homeostat.rollout.checks import require_servable
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.lifecycle import LifeCycle
 from homeostat.rollout.server import Reply
-from homeostat.types import POLICY_ID, Completion, FloatArray, TokenRow
+from homeostat.types import POLICY_ID, Completion, TokenRow
 from homeostat.workers.group import Pending, WorkerGroup
 
 if TYPE_CHECKING:

@@ -22,10 +22,11 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+from homeostat.arrays import FloatArray
 from homeostat.errors import EngineDiedError, EngineError, PolicyNotFiniteError
 from homeostat.rollout.engine import Capabilities, Engine, EngineStats, Quiesce, Request
 from homeostat.rollout.lifecycle import LifeCycle
-from homeostat.types import POLICY_ID, Completion, FloatArray, StopReason, TokenRow
+from homeostat.types import POLICY_ID, Completion, StopReason, TokenRow
 
 if TYPE_CHECKING:
     from homeostat.sync.bucket import Bucket, Packer, Receiver, Transport

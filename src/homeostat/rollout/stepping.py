@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
+from homeostat.arrays import FloatArray
 from homeostat.errors import EngineError, PolicyNotFiniteError
 from homeostat.rollout.checks import require_servable
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.flight import Flight
 from homeostat.rollout.lifecycle import LifeCycle
-from homeostat.types import POLICY_ID, Completion, FloatArray, StopReason, TokenRow
+from homeostat.types import POLICY_ID, Completion, StopReason, TokenRow
 
 if TYPE_CHECKING:
     from homeostat.sync.bucket import Bucket, Transport

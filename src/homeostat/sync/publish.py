@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from homeostat.arrays import FloatArray
 from homeostat.errors import HomeostatError, SyncError, TrainerLostError
 from homeostat.sync.bucket import (
     Bucket,
@@ -24,7 +25,7 @@ from homeostat.sync.bucket import (
     entries_checksum,
 )
 from homeostat.sync.verify import Probe, require_received, require_served
-from homeostat.types import POLICY_ID, Completion, FloatArray, TokenRow
+from homeostat.types import POLICY_ID, Completion, TokenRow
 
 
 class WeightSource(Protocol):

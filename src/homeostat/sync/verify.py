@@ -24,9 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from homeostat.arrays import FloatArray
 from homeostat.errors import NotServedError, PolicyNotFiniteError
 from homeostat.sync.bucket import Manifest
-from homeostat.types import FloatArray, TokenRow
+from homeostat.types import TokenRow
 
 _NUM_ROWS = 3
 _ROUNDINGS_PER_LAYER = 10

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from homeostat.arrays import FloatArray64
 from homeostat.train.sharding import Shards
-from homeostat.types import FloatArray64
 
 _NAME = "mlp.gate.e_score_correction_bias"
 

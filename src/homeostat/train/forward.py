@@ -17,6 +17,7 @@ from torch import Tensor
 
 from homeostat.algorithms.losses import EntropyNeed, LossInputs, loss_of
 from homeostat.algorithms.terms import LossTerms
+from homeostat.arrays import FloatArray, IntArray
 from homeostat.columns import KEPT_IDS, TRUTH, Ragged, dense
 from homeostat.config.trainer import TrainerConfig
 from homeostat.expert_load import RouterLoss
@@ -39,7 +40,7 @@ from homeostat.train.replay import replay_sums, replayed_columns, replaying
 from homeostat.train.runtime import Runtime
 from homeostat.train.sequence.hidden import PartHidden, WholePass, part_hidden
 from homeostat.train.sequence.links import SequenceLinks
-from homeostat.types import Computed, FloatArray, IntArray, LossSpec, Outputs, TrainBatch
+from homeostat.types import Computed, LossSpec, Outputs, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)

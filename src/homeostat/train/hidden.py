@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from homeostat.arrays import IntArray
 from homeostat.ops.branches import Branches
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.reducers import Reducer, TokenPlaces
-from homeostat.types import IntArray
 
 Send = Callable[[np.ndarray], Tensor]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from homeostat.arrays import FloatArray
 from homeostat.errors import ModelError
 from homeostat.models.build import ModelSheet
 from homeostat.train.reducers import REDUCERS
-from homeostat.types import Computed, FloatArray, Outputs, Role, TrainBatch
+from homeostat.types import Computed, Outputs, Role, TrainBatch
 
 
 class Forwards(Protocol):

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from homeostat.algorithms.terms import LossTerms
+from homeostat.arrays import FloatArray, IntArray
 from homeostat.expert_load import ExpertLoad
 from homeostat.models.expert_load import NUM_SUMS
 from homeostat.train.forward import TokenScores
-from homeostat.types import FloatArray, IntArray, Role, TrainBatch, UpdateReport
+from homeostat.types import Role, TrainBatch, UpdateReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from homeostat.types import FloatArray64
+from homeostat.arrays import FloatArray64
 
 FILE = Path(__file__).parent / "illnesses.json"
 # Stands for every illness that is not in the table.

@@ -17,9 +17,9 @@ import math
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.health.differential.illnesses import OTHER, Table
 from homeostat.health.differential.signs import Signs
-from homeostat.types import FloatArray64
 
 
 def forms_posterior(signs: Signs, table: Table) -> FloatArray64:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -98,6 +97,9 @@ def known(framework: str) -> Known:
     path = _FOLDER / f"{framework}.toml"
     if not path.exists():
         return NOTHING
+    # Few logs need it, and it takes as long to load as a dozen rules.
+    import tomllib
+
     told = tomllib.loads(path.read_text(encoding="utf-8"))
     settings = {
         name: tuple(map(str, kind)) if isinstance(kind, list) else kind

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from homeostat.types import IntArray
+from homeostat.arrays import IntArray
 
 # What is between two values, and between a name and its value.
 _SEPARATORS = ((b", ", b": "), (b",", b":"))

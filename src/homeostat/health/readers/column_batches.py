@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64, IntArray
 from homeostat.health.readers.alike_lines import num_lines_of, values_of_alike
 from homeostat.health.readers.common_names import sounds_like_metric
 from homeostat.health.readers.dict_rows import NOT_METRICS, STEP_KEYS, is_trained, is_transition
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.readers.rows import MAX_STEP
-from homeostat.types import FloatArray64, IntArray
 
 BATCH = 2_048
 _MAX_NAMES = 2_000

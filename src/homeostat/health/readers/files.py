@@ -251,7 +251,11 @@ class LogLines:
             if take_json_block(self.reader.recorder, block, num_lines=num_objects):
                 self.reader.skip(num_objects)
                 return
-        self.take(block.split(b"\n"))
+        lines = block.split(b"\n")
+        if self._waiting or b"{" in block:
+            self.take(lines)
+        else:
+            self.reader.feed_bytes(lines)
 
     def take(self, lines: list[bytes]) -> None:
         if not self._waiting and not any(map(_is_object_start, lines)):

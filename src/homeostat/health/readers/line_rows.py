@@ -130,10 +130,10 @@ class VerlRows:
     """Parse verl's rows. Most have the names of the one before, so only their numbers are read."""
 
     def __init__(self) -> None:
-        # Of the last row: each name, the text up to its number, and the length of that text.
+        # Of the last row: each name, the text up to its number, and the length of these texts.
         self._names: list[str] = []
         self._heads: list[str] = []
-        self._sizes: list[int] = []
+        self._size_of_heads = 0
 
     def row(self, body: str) -> Row | None:
         """Return the row of a line of verl."""
@@ -154,10 +154,12 @@ class VerlRows:
 
     def _same(self, parts: list[str]) -> dict[str, float] | None:
         """Return the values of a row that has the same names as the last one, else None."""
-        if [part[:size] for part, size in zip(parts, self._sizes, strict=False)] != self._heads:
+        texts = list(map(str.removeprefix, parts, self._heads))
+        # What was removed is as long as all names only if every part began with its own.
+        num_removed = sum(map(len, parts)) - sum(map(len, texts))
+        if len(parts) != len(texts) or num_removed != self._size_of_heads:
             return None
-        texts = [part[size:] for part, size in zip(parts, self._sizes, strict=False)]
-        if len(parts) != len(texts) or max(map(len, texts)) > MAX_CHARS:
+        if max(map(len, texts)) > MAX_CHARS:
             return None
         try:
             return dict(zip(self._names, map(float, texts), strict=True))
@@ -175,7 +177,7 @@ class VerlRows:
                 heads.append(name + sign)
         if len(values) == len(heads) == len(parts):
             self._names, self._heads = list(values), heads
-            self._sizes = [len(head) for head in heads]
+            self._size_of_heads = sum(map(len, heads))
         return values
 
 

@@ -39,10 +39,12 @@ class LongLogReader(TextReader):
         super().__init__(recorder)
         self._shapes = Shapes()
         self._window = _MAX_WINDOW
+        # What engines print about: the same names are one object, whose hash is computed once.
+        self._engine_names: dict[frozenset[str], frozenset[str]] = {}
 
     def feed_bytes(self, lines: Sequence[bytes]) -> None:
         """Take in lines as a file holds them. Lines of a known shape are not parsed."""
-        start = 0
+        start, keys = 0, None
         while start < len(lines):
             is_open = self._num_kept < MAX_SETTINGS or self._is_open
             if is_open or self.recorder.newest is None:
@@ -51,7 +53,10 @@ class LongLogReader(TextReader):
                 self._feed_one(lines[start], is_open=is_open)
                 start += 1
             else:
-                start += self._feed_many(lines[start : start + self._window])
+                if keys is None:
+                    keys = self._shapes.keys(lines)
+                end = start + self._window
+                start += self._feed_many(lines[start:end], keys[start:end])
 
     def _feed_one(self, line: bytes, *, is_open: bool) -> None:
         """Take in one line, whatever was printed before it."""
@@ -71,13 +76,12 @@ class LongLogReader(TextReader):
         recorder = self.recorder
         self.kept.add((self._number, line, recorder.newest, recorder.num_engine))
 
-    def _feed_many(self, lines: Sequence[bytes]) -> int:
-        """Take in lines while nothing is open, and return how many were taken in.
+    def _feed_many(self, lines: Sequence[bytes], keys: Sequence[bytes]) -> int:
+        """Take in lines with their keys while nothing is open; return how many were taken in.
 
         Lines of a shape that means nothing are only kept, in blocks: most of a log is such lines.
         """
         shapes, first, begun = self._shapes, self._number + 1, 0
-        keys = shapes.keys(lines)
         found = shapes.get_all(keys)
         for at in to_look_at(lines, found):
             # A shape that was not found may have become known since, or not been seen for long.
@@ -120,7 +124,7 @@ class LongLogReader(TextReader):
     def _use(self, shape: Shape, line: bytes) -> None:
         """Take what a line of a known shape says; the line itself is kept by the caller."""
         if shape.fields:
-            self.recorder.add_engine_line(shape.fields, line)
+            self.recorder.add_engine_line(shape.names, shape.fields, line)
         elif shape is not PLAIN:
             self.unknown.count += shape.is_unread
             if shape.is_event and len(self.events) < MAX_EVENTS:
@@ -142,7 +146,9 @@ class LongLogReader(TextReader):
             return
         fields = fields_in(line) if b"rank" not in line.lower() else ()
         if fields and self._engine == {n: float(line[i:j]) / by for n, i, j, by in fields}:
-            self._shapes.add(key, Shape(fields=fields))
+            names = frozenset(self._engine)
+            names = self._engine_names.setdefault(names, names)
+            self._shapes.add(key, Shape(fields=fields, names=names))
 
     def _begin_section(self) -> None:
         self._shapes.clear()

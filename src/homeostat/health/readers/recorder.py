@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64, IntArray
 from homeostat.health.readers.engine_column import EngineColumn
 from homeostat.health.readers.epoch_steps import EpochSteps
 from homeostat.health.readers.rows import MAX_NAMES, MAX_STEP, Column, Row, RowKind
 from homeostat.health.view import Series
-from homeostat.types import FloatArray64, IntArray
 
 # Name of a number in a line, where it begins and ends, and its divisor.
 Fields = tuple[tuple[str, int, int, float], ...]
@@ -77,8 +77,10 @@ class Recorder:
         self._engine: dict[str, EngineColumn] = {}
         self.num_engine = 0
         self._engine_row: dict[str, float] = {}
-        # Lines of this step that are not parsed yet, the newest of each shape, in their order.
-        self._engine_lines: dict[int, tuple[Fields, bytes]] = {}
+        # Lines of this step that are not parsed yet, the newest with these names, in their order.
+        self._engine_lines: dict[frozenset[str], tuple[Fields, bytes]] = {}
+        # Names of lines that all have a column.
+        self._engine_known: set[frozenset[str]] = set()
         self._engine_step: int | None = None
         self._fixed: dict[str, tuple[int, int]] = {}
 
@@ -325,8 +327,8 @@ class Recorder:
         if self.step is None:
             self._flush_engine()
 
-    def add_engine_line(self, fields: Fields, line: bytes) -> None:
-        """Take in an engine's row, given as a line and the places of its numbers.
+    def add_engine_line(self, names: frozenset[str], fields: Fields, line: bytes) -> None:
+        """Take in an engine's row, given as a line, its names, and the places of its numbers.
 
         Of a step only the newest values count, so most of these lines are never parsed.
         """
@@ -338,19 +340,18 @@ class Recorder:
         if self.step != self._engine_step:
             self._flush_engine()
             self._engine_step = self.step
-        self._engine_lines.pop(id(fields), None)
-        self._engine_lines[id(fields)] = (fields, line)
+        if names in self._engine_known:
+            self._engine_lines.pop(names, None)
+            self._engine_lines[names] = (fields, line)
+            return
+        # Columns are in the order in which their names were first seen.
+        self._parse_engine_lines()
+        self._engine_row.update(_values_at(fields, line))
+        if names <= self._engine.keys():
+            self._engine_known.add(names)
 
     def _parse_engine_lines(self) -> None:
-        found: list[tuple[Fields, bytes]] = []
-        newer: set[str] = set()
-        for fields, line in reversed(self._engine_lines.values()):
-            # Of a name only the newest value counts. Where a name is new, the order matters, too.
-            names = {name for name, _, _, _ in fields}
-            if not (names <= newer and names <= self._engine.keys()):
-                found.append((fields, line))
-            newer |= names
-        for fields, line in reversed(found):
+        for fields, line in self._engine_lines.values():
             self._engine_row.update(_values_at(fields, line))
         self._engine_lines = {}
 

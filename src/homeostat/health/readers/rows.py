@@ -14,8 +14,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64, IntArray
 from homeostat.health.view import Series
-from homeostat.types import FloatArray64, IntArray
 
 MAX_NAMES = 20_000
 MAX_STEP = 10**15

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from statistics import median
 from typing import TypedDict
 
 from homeostat.health.log import LogLine
+from homeostat.health.medians import median
 from homeostat.health.view import RunView
 
 # Lines read of one kind; more of them say nothing new.
@@ -107,7 +107,7 @@ def _is_pool_full(view: RunView) -> bool:
     if len(rows) < 5:
         return False
     queues = [queue for _, _, queue in rows]
-    full = median(used for _, used, _ in rows[-5:]) >= 0.95
+    full = median([used for _, used, _ in rows[-5:]]) >= 0.95
     return full and median(queues[-3:]) > max(5.0, 2 * median(queues[:3]))
 
 
@@ -244,5 +244,5 @@ def is_concurrency_bound(view: RunView) -> bool:
     loads += [(run, queue, used / 100) for run, queue, used in rows]
     if len(loads) < 5:
         return False
-    queued = median(queue - run for run, queue, _ in loads)
-    return queued > 0 and median(used for _, _, used in loads) < 0.3
+    queued = median([queue - run for run, queue, _ in loads])
+    return queued > 0 and median([used for _, _, used in loads]) < 0.3

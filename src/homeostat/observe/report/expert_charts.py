@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.observe.report import chart_parts as parts
 from homeostat.observe.report.facts import RunFacts
 from homeostat.observe.report.plots import Marker, Plot, Section
 from homeostat.observe.report.series import Series
-from homeostat.types import FloatArray64
 
 # The first steps and the last ones are this part of a run each.
 _END_SHARE = 0.1

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from homeostat.arrays import FloatArray
 from homeostat.config.fp8 import Fp8Config
 from homeostat.config.native import NativeEngineConfig
 from homeostat.models.build import Model, vocab_size
@@ -42,7 +43,7 @@ from homeostat.rollout.native.sequence import Sequence
 from homeostat.rollout.native.serving import Serving
 from homeostat.rollout.routes import require_shape
 from homeostat.rollout.stepping import SteppingEngine
-from homeostat.types import POLICY_ID, FloatArray, TokenRow
+from homeostat.types import POLICY_ID, TokenRow
 
 if TYPE_CHECKING:
     from homeostat.rollout.native.bursts import Bursts

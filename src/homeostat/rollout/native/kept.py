@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from homeostat.arrays import IntArray
 from homeostat.rollout.native.sequence import Sequence
-from homeostat.types import IntArray
 
 SessionKey = tuple[str, str]
 

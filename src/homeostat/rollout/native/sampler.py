@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from homeostat.arrays import FloatArray, IntArray
 from homeostat.columns import Ragged
 from homeostat.models.build import Model
 from homeostat.ops.cut import Cut, kept_mask
@@ -30,7 +31,6 @@ from homeostat.ops.logprobs import token_logprobs
 from homeostat.rollout.native.memory import to_device
 from homeostat.rollout.native.sequence import Sequence
 from homeostat.rollout.noise import uniforms
-from homeostat.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

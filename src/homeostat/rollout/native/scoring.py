@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from homeostat.arrays import FloatArray
 from homeostat.columns import KEPT_IDS, Ragged
 from homeostat.models.build import Model
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.kept_sets import KeptSets
 from homeostat.ops.logprobs import token_logprobs
 from homeostat.rollout.native.memory import to_device
-from homeostat.types import FloatArray, TokenRow, TrainBatch
+from homeostat.types import TokenRow, TrainBatch
 
 
 def score_rows(

@@ -23,6 +23,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from homeostat.arrays import FloatArray
 from homeostat.config.ranks import LOOPBACK
 from homeostat.config.sglang import SglangEngineConfig
 from homeostat.errors import EngineError
@@ -33,7 +34,7 @@ from homeostat.rollout.served import Served, require_served
 from homeostat.rollout.sglang.core import MIN_TEMPERATURE, Core, Emitted
 from homeostat.rollout.stepping import SteppingEngine
 from homeostat.sync.bucket import Bucket, Receiver, Transport
-from homeostat.types import POLICY_ID, Completion, FloatArray, TokenRow
+from homeostat.types import POLICY_ID, Completion, TokenRow
 
 _NO_ROUTES = (
     "SGLang returns the experts of a request at its end alone. Set engine.type=native, or "

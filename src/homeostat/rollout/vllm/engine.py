@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from homeostat.arrays import FloatArray
 from homeostat.config.vllm import VllmEngineConfig
 from homeostat.errors import EngineError
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
@@ -34,7 +35,7 @@ from homeostat.rollout.served import Served, require_served
 from homeostat.rollout.stepping import SteppingEngine
 from homeostat.rollout.vllm.core import MIN_TEMPERATURE, Core, Emitted
 from homeostat.sync.bucket import Bucket, Transport
-from homeostat.types import POLICY_ID, FloatArray, TokenRow
+from homeostat.types import POLICY_ID, TokenRow
 
 _NO_ROUTES = (
     "vLLM 0.32 returns them from its model runner V2 alone, which needs Triton and which this "

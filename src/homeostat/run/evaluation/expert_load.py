@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.config.moe import MoeConfig
 from homeostat.models.build import ModelSheet
-from homeostat.types import FloatArray64, UpdateReport
+from homeostat.types import UpdateReport
 
 
 def step_load(reports: Sequence[UpdateReport]) -> FloatArray64 | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from homeostat.algorithms.preference import preference_metrics
 from homeostat.algorithms.row_loss import row_loss
+from homeostat.arrays import IntArray
 from homeostat.config.rollout import InitialReference
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.inputs import Inputs, RowSet
@@ -22,7 +23,7 @@ from homeostat.run.learning.mismatched import Mismatched, baseline
 from homeostat.run.learning.reference_scores import ReferenceScores, completion_logps, with_ref_logp
 from homeostat.run.session.session import Session
 from homeostat.train.update import Measured
-from homeostat.types import IntArray, Role, StepPlan, TrainBatch, UpdateReport
+from homeostat.types import Role, StepPlan, TrainBatch, UpdateReport
 
 
 def prepare_preferences(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from homeostat.algorithms import sft
+from homeostat.arrays import FloatArray
 from homeostat.config.algorithm import SftConfig
 from homeostat.data.inputs import Inputs, RowSet
 from homeostat.data.loader import eval_batches
@@ -17,7 +18,7 @@ from homeostat.run.session.session import Session
 from homeostat.train.forward import predicted_positions
 from homeostat.train.probes import is_measured
 from homeostat.train.scoring import score
-from homeostat.types import FloatArray, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
+from homeostat.types import Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 
 
 def prepare_sft(

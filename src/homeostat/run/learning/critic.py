@@ -18,6 +18,7 @@ import numpy as np
 from homeostat.algorithms import ppo
 from homeostat.algorithms.baselines import CriticValues, RewardBatch
 from homeostat.algorithms.value import value_spec
+from homeostat.arrays import FloatArray64
 from homeostat.config.critic import CriticConfig
 from homeostat.config.parts import LearningSettings
 from homeostat.data.loader import micro_batches
@@ -27,7 +28,6 @@ from homeostat.run.learning.updates import StepRows, epoch_spans, rows_of_groups
 from homeostat.run.sizing.token_budget import current_sizes
 from homeostat.train.step import GuardedStep
 from homeostat.types import (
-    FloatArray64,
     Outputs,
     Role,
     RolloutGroup,

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from homeostat.algorithms.energy import Energies, group_energy
+from homeostat.arrays import FloatArray, IntArray
 from homeostat.columns import TRUTH, aligned
 from homeostat.config.ebft import EbftConfig
 from homeostat.errors import TrainingHaltedError
@@ -23,8 +24,6 @@ from homeostat.models.build import ModelSheet
 from homeostat.train.trainer import Trainer
 from homeostat.types import (
     Computed,
-    FloatArray,
-    IntArray,
     Outputs,
     Role,
     RolloutGroup,

@@ -17,6 +17,7 @@ import numpy as np
 from homeostat.algorithms.catalogue import advantages, policy_gradient
 from homeostat.algorithms.energy import Energies
 from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
+from homeostat.arrays import FloatArray, IntArray
 from homeostat.config.algorithm import AnyPolicyGradient
 from homeostat.config.live import LiveConfig
 from homeostat.config.parts import LearningSettings
@@ -55,8 +56,6 @@ from homeostat.train.scoring import score
 from homeostat.train.step import GuardedStep
 from homeostat.train.trainer import Trainer
 from homeostat.types import (
-    FloatArray,
-    IntArray,
     Role,
     RolloutGroup,
     StepPlan,

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from homeostat.algorithms.mismatch import TokenPairs, furthest, is_notable, mismatch_metrics
+from homeostat.arrays import FloatArray, IntArray
 from homeostat.columns import dense
 from homeostat.run.learning.updates import StepRows
-from homeostat.types import FloatArray, IntArray, RolloutGroup, UpdateReport
+from homeostat.types import RolloutGroup, UpdateReport
 
 NUM_WORST = 8
 # Tokens shown before and after one of the worst.

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64, IntArray
 from homeostat.config.parts import RowLearningSettings
 from homeostat.data.inputs import RowSet
 from homeostat.data.store import RowStore
-from homeostat.types import FloatArray64, IntArray, TokenRow
+from homeostat.types import TokenRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ from typing import TypeVar
 
 import numpy as np
 
+from homeostat.arrays import FloatArray
 from homeostat.config.live import LiveConfig
 from homeostat.data.loader import micro_batches
 from homeostat.run.sizing.token_budget import current_sizes
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.run_state import RunState
 from homeostat.train.trainer import Trainer
-from homeostat.types import FloatArray, Role, TokenRow, TrainBatch
+from homeostat.types import Role, TokenRow, TrainBatch
 
 Result = TypeVar("Result")
 

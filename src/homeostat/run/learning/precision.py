@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.arrays import FloatArray
 from homeostat.config.fp8 import Fp8Config
 from homeostat.config.int4 import Int4Config
 from homeostat.config.live import LiveConfig
@@ -20,7 +21,7 @@ from homeostat.train.events import EmitEvent
 from homeostat.train.precision_probe import UNQUANTISED
 from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
-from homeostat.types import FloatArray, Role, RolloutGroup, TrainBatch
+from homeostat.types import Role, RolloutGroup, TrainBatch
 
 # Steps after the first one in low precision that are always measured.
 NUM_FIRST = 3

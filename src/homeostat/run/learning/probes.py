@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from homeostat.arrays import FloatArray, FloatArray64, IntArray
 from homeostat.observe.catalogue.info import MIN
 from homeostat.observe.names import describe
 from homeostat.run.learning.updates import StepRows
 from homeostat.types import (
-    FloatArray,
-    FloatArray64,
-    IntArray,
     RolloutGroup,
     StepPlan,
     TokenRow,

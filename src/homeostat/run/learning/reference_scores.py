@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from homeostat.arrays import FloatArray, FloatArray64, IntArray
 from homeostat.config.rollout import InitialReference
 from homeostat.data.inputs import RowSet
 from homeostat.data.loader import eval_batches, micro_batches
@@ -32,7 +33,7 @@ from homeostat.run.session.waiting import progress_of
 from homeostat.train.forward import predicted_positions
 from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
-from homeostat.types import FloatArray, FloatArray64, IntArray, Role, TokenRow, TrainBatch
+from homeostat.types import Role, TokenRow, TrainBatch
 
 Scores = FloatArray | FloatArray64
 

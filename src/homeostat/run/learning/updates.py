@@ -28,6 +28,7 @@ from homeostat.algorithms.energy import Energies
 from homeostat.algorithms.normalise import row_weights
 from homeostat.algorithms.overlong import penalty as overlong_penalty
 from homeostat.algorithms.policy import policy_spec
+from homeostat.arrays import BoolArray, FloatArray64, IntArray
 from homeostat.columns import ROUTES, ColumnArray, aligned, dense, joined
 from homeostat.config.ebft import EbftConfig
 from homeostat.config.parts import LearningSettings
@@ -37,10 +38,7 @@ from homeostat.data.prepare import shuffled
 from homeostat.run.learning.energies import beside
 from homeostat.train.replay import REPLAYED
 from homeostat.types import (
-    BoolArray,
     Completion,
-    FloatArray64,
-    IntArray,
     LossSpec,
     Prompt,
     RolloutGroup,

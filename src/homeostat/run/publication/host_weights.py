@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from homeostat.arrays import FloatArray
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.train.local import LocalTrainer
 from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
-from homeostat.types import FloatArray, Role, TokenRow, TrainBatch
+from homeostat.types import Role, TokenRow, TrainBatch
 
 _BUCKET_BYTES = 64 * 2**20
 

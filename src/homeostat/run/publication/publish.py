@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from homeostat.arrays import FloatArray
 from homeostat.config.parts import PublicationSettings
 from homeostat.config.sync import SharedMemoryConfig
 from homeostat.errors import CheckpointError, EngineDiedError, NotServedError, SyncError
@@ -46,7 +47,7 @@ from homeostat.sync.verify import Probe, require_received
 from homeostat.train.local import LocalTrainer
 from homeostat.train.run_state import RlState
 from homeostat.train.trainer import Trainer
-from homeostat.types import FloatArray, TokenRow
+from homeostat.types import TokenRow
 
 log = logging.getLogger(__name__)
 

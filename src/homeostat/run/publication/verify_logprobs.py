@@ -16,6 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
+from homeostat.arrays import FloatArray, FloatArray64
 from homeostat.columns import KEPT_IDS, ROUTES, Ragged, dense
 from homeostat.config.live import LiveConfig
 from homeostat.models.decoder_shape import DecoderConfig
@@ -31,8 +32,6 @@ from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
 from homeostat.types import (
     Completion,
-    FloatArray,
-    FloatArray64,
     Role,
     RolloutGroup,
     TokenRow,

@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from homeostat.arrays import FloatArray64
 from homeostat.config.run import RunConfig
 from homeostat.config.shareable import shared_at, shared_override
 from homeostat.errors import HomeostatError, RunDirError
@@ -34,7 +35,7 @@ from homeostat.run.healing.watch import Watch, sound_state
 from homeostat.run.session.resume import ResumePoint, find_resume_point
 from homeostat.run.session.signals import StopRequest
 from homeostat.train.checkpoint import CheckpointStore
-from homeostat.types import FloatArray64, UpdateReport
+from homeostat.types import UpdateReport
 
 log = logging.getLogger(__name__)
 

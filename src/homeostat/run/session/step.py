@@ -11,8 +11,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from homeostat.arrays import IntArray
 from homeostat.run.session.result import RunResult
-from homeostat.types import IntArray
 
 
 @dataclass(frozen=True, slots=True)

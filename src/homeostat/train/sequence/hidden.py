@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from homeostat.arrays import IntArray
 from homeostat.models.decoder import Decoder
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.models.routing import Routing
@@ -32,7 +33,6 @@ from homeostat.train.sequence.heads import HeadExchange, repeats
 from homeostat.train.sequence.links import Link, SequenceLinks
 from homeostat.train.sequence.ring import RingAttention, RingLayout
 from homeostat.train.sequence.split import SequencePart, part_of_distinct, part_of_rows
-from homeostat.types import IntArray
 
 Sharing = SharedPrompts | Branches
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homeostat.types import BoolArray, IntArray
+from homeostat.arrays import BoolArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.noise import beside_trend, between_neighbours
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, rank_correlation
 from homeostat.health.view import RunView, Series
-from homeostat.types import FloatArray64
 
 # Evaluations after the minimum whose median is judged, and its rise, as a share, that is clear.
 _ENOUGH, _CLEAR = 5, 0.05

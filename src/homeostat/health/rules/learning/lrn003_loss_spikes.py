@@ -31,6 +31,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64, IntArray
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median, running_medians
 from homeostat.health.noise import are_unusual, robust_scale
@@ -38,7 +39,6 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
 from homeostat.health.words import steps_have
-from homeostat.types import FloatArray64, IntArray
 
 # Distances between spikes that must agree before they have a period, and how likely that may be.
 _MIN_GAPS, _BY_CHANCE = 3, 0.005

@@ -30,12 +30,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import is_rounded, needed
 from homeostat.health.view import RunView, Series
-from homeostat.types import FloatArray64
 
 # They print the rate that the step was made with.
 _PRINTS_THIS = ("torchtitan",)

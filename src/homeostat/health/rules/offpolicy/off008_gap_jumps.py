@@ -31,13 +31,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import staleness
 from homeostat.health.rules.readings import mean_before, mean_since
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import held_mean, newest_spell
-from homeostat.types import FloatArray64
 
 _ALL = "sampling/sampling_logp_difference/mean"
 _FRESH = "sampling/by_age/0/logp_difference"

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
@@ -37,7 +38,6 @@ from homeostat.health.rules.readings import raw_number
 from homeostat.health.rules.signs import newest
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
-from homeostat.types import FloatArray64
 
 
 class Options(RuleOptions):

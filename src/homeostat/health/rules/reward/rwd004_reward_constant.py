@@ -32,11 +32,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import highest_reward, is_top_known, is_zero, newest
 from homeostat.health.view import Kind, RunView
-from homeostat.types import FloatArray64
 
 
 class Options(RuleOptions):

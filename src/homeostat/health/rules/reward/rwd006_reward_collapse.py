@@ -41,6 +41,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.medians import median
 from homeostat.health.noise import noise_of
@@ -57,7 +58,6 @@ from homeostat.health.rules.signs import (
     trend,
 )
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.types import FloatArray64
 
 # Records from which a run is long, and the parts that are compared.
 _MIN_LONG = 100

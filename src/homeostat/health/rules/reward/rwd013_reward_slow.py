@@ -24,12 +24,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import Spell, jumped, newest_spell
-from homeostat.types import FloatArray64
 
 
 class Options(RuleOptions):
