@@ -155,7 +155,11 @@ def _decimals(values: FloatArray64, known: int | None) -> int:
     """Return the decimals that were printed; where that is not known, the most of any value."""
     if known is not None:
         return known
-    texts = (np.format_float_positional(v, trim="-") for v in values[-200:] if np.isfinite(v))
+    newest = values[-200:][np.isfinite(values[-200:])]
+    if bool(np.all(newest == newest.astype(np.float32))):
+        # Event files hold numbers of 32 bits, whose decimals show only in that precision.
+        newest = newest.astype(np.float32)
+    texts = (np.format_float_positional(v, trim="-") for v in newest)
     return max((len(text.partition(".")[2]) for text in texts), default=0)
 
 

@@ -127,6 +127,8 @@ METRICS: dict[str, str] = {
     "reward_std": "reward_std",
     "reward/std": "reward_std",
     "cri_loss": "critic/loss",
+    "explained_variance": "critic/explained_variance",
+    "explained_var": "critic/explained_variance",
     "kl": "kl",
     "mean_kl": "kl",
     "kl_mean": "kl",

@@ -107,6 +107,15 @@ def _trend(series: Series, share: float) -> Trend | None:
     return Trend(start, end, noise * math.sqrt(2.0 / num))
 
 
+def gains(reward: Series | None) -> bool:
+    """Return whether a reward has risen, and not in the first third of the run alone."""
+    moved = trend(reward)
+    if reward is None or moved is None or not moved.rises:
+        return False
+    late = trend(reward.tail(2 * len(reward) // 3))
+    return late is None or late.rises
+
+
 def moves(series: Series) -> bool:
     """Return whether the finite values of a series are not all the same."""
     values = series.finite().values

@@ -3,7 +3,8 @@
 ## What it sees
 Evaluation loss has passed its minimum, is at least `min_rise` above it, has been above it for
 `evals` evaluations in a row and rose over them, while training loss kept falling. Two evaluations
-are enough if each is higher than the one before and the last by `steep` above the minimum. Noisy
+are enough if each is higher than the one before, by `min_rise` and the last by `steep` above the
+minimum. Noisy
 evaluations are judged by their median after the minimum, against the level before it; where the
 first one was the lowest, against their own spread. Where no training loss is logged, a rise over at
 least `alone` evaluations by `steep` is enough; if they fell before, it must be as steady.
@@ -126,8 +127,9 @@ def _is_steep(after: FloatArray64, lowest: float, options: Options) -> bool:
     """Return whether two evaluations are enough: the usual number after a run of three epochs."""
     if len(after) != 2:
         return False
-    least = options.steep * abs(lowest)
-    return lowest + least / 2 < after[0] < after[1] and after[1] >= lowest + least
+    first, last = (value - lowest for value in after)
+    size = abs(lowest)
+    return options.min_rise * size < first < last and last >= options.steep * size
 
 
 def _has_risen(held: FloatArray64, low: int, options: Options) -> bool:

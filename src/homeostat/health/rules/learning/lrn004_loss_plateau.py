@@ -4,7 +4,9 @@
 Over the last half of at least `min_records` records the loss changed by less than its noise, it is
 above `min_loss`, and it fell by less than `min_fall` in all. It is a warning if loss and accuracy
 are those of guessing (ln(k) and 1/k for some number k of classes), or if the loss is above
-`high_loss` and moved by less than `no_fall` from the run's beginning on.
+`high_loss` and moved by less than `no_fall` from the run's beginning on; also in a short run if it is
+above `blind_loss`. A loss between `blind_loss` and `guessing_loss` at the end of a run is one as
+well, if less than `small_fall` was learned: the frequencies of tokens alone give less.
 
 ## Why it matters
 A run that does not learn costs as much as one that does.
@@ -51,22 +53,28 @@ class Options(RuleOptions):
     min_fall: float = option(0.05, "Fall in all, as a share, below which nothing was learned.")
     high_loss: float = option(3.0, "Loss that no trained model has.")
     no_fall: float = option(0.02, "Change in all, as a share, that is none.")
+    few: int = option(10, "Number of records that are enough where the loss is beyond doubt.")
+    blind_loss: float = option(8.0, "Loss of a language model that knows no token's frequency.")
+    guessing_loss: float = option(13.0, "Loss of guessing among the tokens of a large vocabulary.")
+    small_fall: float = option(0.15, "Fall in all, as a share, that is little from there.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     loss = needed(view, "train/loss")
     loss = loss.finite()
-    if len(loss) < options.min_records:
+    if len(loss) < options.few:
         return
     first, last = ends(loss)
     late = loss.tail(len(loss) // 2)
-    classes = _guessed_classes(view, last)
-    if first - last > options.min_fall * first or last > 1.1 * first:
+    classes = _guessed_classes(view, last) if len(loss) >= options.min_records else None
+    is_blind = _is_blind(view, loss, options)
+    if last > 1.1 * first or (first - last > options.min_fall * first and not is_blind):
         return
-    if classes is None and (last < options.min_loss or not is_flat(late)):
-        return
+    if classes is None and not is_blind:
+        if len(loss) < options.min_records or last < options.min_loss or not is_flat(late):
+            return
     is_far = last > options.high_loss and abs(first - last) < options.no_fall * first
-    is_ill = classes is not None or (is_far and _is_whole(view, loss))
+    is_ill = classes is not None or is_blind or (is_far and _is_whole(view, loss))
     causes = tuple(_causes(view))
     start = int(late.steps[0])
     advice = "Check that the trained tokens are the right ones, then raise the rate."
@@ -89,6 +97,20 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=last,
         limit=first * (1 - options.min_fall),
     )
+
+
+def _is_blind(view: RunView, loss: Series, options: Options) -> bool:
+    """Return whether the loss is so high, and has moved so little, that nothing was learned.
+
+    Such a loss is never that of a run which was resumed.
+    """
+    first, last = ends(loss)
+    if last <= options.blind_loss:
+        return False
+    if abs(first - last) < options.no_fall * first:
+        return True
+    is_little = abs(first - last) < options.small_fall * first
+    return is_little and last < options.guessing_loss and _is_whole(view, loss)
 
 
 def _is_whole(view: RunView, loss: Series) -> bool:

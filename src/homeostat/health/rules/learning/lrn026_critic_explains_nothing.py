@@ -5,7 +5,9 @@ The critic's explained variance, 1 - Var(earned - value) / Var(earned), at or be
 `fire` of the newest `window` records and on average at half of that over twice as many, while it
 does not rise over the newest `trend` ones. Records of the critic's warm-up (`critic.warmup_steps`)
 and the `grace` records after it are left out: every new head begins at 0. So are records in which
-all completions earned the same, because then there is nothing to explain.
+all completions earned the same, because then there is nothing to explain. Where the returns'
+deviation is not logged, it is information while the reward rises: trainers differ in which returns
+they compare with.
 
 ## Why it matters
 PPO compares every token with the critic's value of it. A critic that explains nothing adds noise to
@@ -46,6 +48,7 @@ from homeostat.health.finding import (
 )
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import mean_since, needed, rank_correlation
+from homeostat.health.rules.signs import gains
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
@@ -101,6 +104,8 @@ def _known(view: RunView) -> Series:
 
 def _sighting(view: RunView, part: Series, options: Options) -> Sighting:
     first, value = int(part.steps[0]), float(np.mean(part.values))
+    is_measured = view.series("critic/return_std") is not None
+    is_benign = gains(view.series("reward")) and not is_measured
     return Sighting(
         message=f"The critic's explained variance is {value:.2g} since step {first}: its values "
         "are no better than a constant, and only add noise to the advantages. Change critic.lr, or "
@@ -112,6 +117,7 @@ def _sighting(view: RunView, part: Series, options: Options) -> Sighting:
         last_step=int(part.steps[-1]),
         value=value,
         limit=options.limit,
+        level=Level.INFO if is_benign else None,
     )
 
 

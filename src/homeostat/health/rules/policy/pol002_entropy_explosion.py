@@ -4,7 +4,8 @@
 Entropy per token above `growth` times where it began and above `limit` (where the reward falls
 meanwhile, or does not rise while entropy grew `far` times: above `low_limit`), in `fire` of the
 newest `window` records, and above its first quarter in the last one by more than noise. A warning
-where the reward does not rise along with it.
+where the reward does not rise along with it, or only did in the first third of the run, and where
+the deviation of continuous actions is above `wide`.
 
 ## Why it matters
 The policy forgets what it knew: probability leaks to tokens that make no sense, and soon whole
@@ -32,7 +33,7 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import newest, trend
+from homeostat.health.rules.signs import gains, newest, trend
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
@@ -42,6 +43,7 @@ class Options(RuleOptions):
     low_limit: float = option(0.25, "The same where the reward falls meanwhile.")
     growth: float = option(2.0, "Factor over the first records that it must have grown by.")
     far: float = option(10.0, "Factor from which on a reward that does not rise is enough, too.")
+    wide: float = option(10.0, "Deviation of actions above which most lie outside their range.")
     most: float = option(13.0, "Above this it cannot be an entropy per token.")
     fire: int = option(4, "Number of records that must show it ...")
     window: int = option(5, "... within a window of this many.")
@@ -66,8 +68,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     spell = newest_spell(held, fire=options.fire, window=options.window, clear=3)
     if spell is None or not spell.is_open:
         return
+    spread = view.latest("train/std")
+    is_wide = spread is not None and spread >= options.wide
     now, first = float(finite.values[spell.end]), int(finite.steps[spell.start])
-    gains = reward is not None and reward.rises
     yield Sighting(
         message=f"Entropy rose from {start:.3g} to {now:.3g} nats per token (limit "
         f"{limit:.3g}, above it since step {first}). Go back to a checkpoint before that.",
@@ -83,7 +86,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=int(finite.steps[spell.end]),
         value=now,
         limit=limit,
-        level=Level.INFO if gains else None,
+        level=Level.INFO if gains(view.series("reward")) and not is_wide else None,
     )
 
 

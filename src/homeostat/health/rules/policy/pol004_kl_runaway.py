@@ -1,9 +1,11 @@
-"""KL to the reference grows without bound, and the reward does not justify it.
+"""KL to the reference grows without bound, or single updates go further than a whole run should.
 
 ## What it sees
-One of three: KL per token stays above `max_kl`; or it is above `min_kl` and ten times where it
+One of four: KL per token stays above `max_kl`; or it is above `min_kl` and ten times where it
 began (or above `far_kl`) and growing, while the reward has turned down from its best; or KL summed
-over a completion is above `max_sequence`, ten times where it began and growing.
+over a completion is above `max_sequence`, ten times where it began and growing; or the KL of single
+updates, from the policy that sampled, was above `update` in two records, or once three times that.
+Such updates are information where they are over, and the reward has risen since.
 
 ## Why it matters
 The reference is what keeps the model a language model. Far away from it the reward is not to be
@@ -29,6 +31,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
@@ -43,6 +47,7 @@ class Options(RuleOptions):
     min_kl: float = option(0.1, "KL per token from which on a falling reward is laid to it.")
     far_kl: float = option(0.5, "The same where KL was never much smaller.")
     max_sequence: float = option(20.0, "KL of a whole completion that is too far.")
+    update: float = option(1.0, "KL of one update, in nats, after which the policy is another one.")
     huge: float = option(1000.0, "Above this the estimator is to blame, not the policy.")
     fire: int = option(3, "Number of records that must show it ...")
     window: int = option(4, "... within a window of this many.")
@@ -50,8 +55,46 @@ class Options(RuleOptions):
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     kl = view.series("kl", "kl/sequence")
-    assert kl is not None, "needs says so"
-    finite = kl.finite()
+    found = list(_of_reference(view, kl.finite(), options)) if kl is not None else []
+    yield from found or _of_updates(view, options)
+
+
+def _of_updates(view: RunView, options: Options) -> Iterator[Sighting]:
+    """Report updates that replace the policy: its samples say nothing of the next one."""
+    updates = view.series("policy/update_kl")
+    finite = updates.finite() if updates is not None else None
+    if finite is None or not len(finite):
+        return
+    far = np.flatnonzero(finite.values > options.update)
+    most = float(finite.values.max())
+    if len(far) < 2 and most <= 3.0 * options.update:
+        return
+    first, last = int(finite.steps[far[0]]), int(finite.steps[far[-1]])
+    reward = view.series("reward")
+    since = trend(reward.since(last)) if reward is not None else None
+    is_over = far[-1] < 0.5 * len(finite) and since is not None and since.rises
+    yield Sighting(
+        message=f"Single updates moved the policy by a KL of up to {most:.3g} (limit "
+        f"{options.update:.3g}), first at step {first}: what is learned from the samples is no "
+        "longer true of the policy. Lower the learning rate, or take fewer updates per rollout.",
+        evidence=(f"policy/update_kl above {options.update:g} in {len(far)} records",),
+        causes=(
+            Cause("lr-too-high", "one update carries too far"),
+            Cause("too-many-updates-per-rollout", "or many on the same samples"),
+        ),
+        fixes=(
+            Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
+            Fix("trainer.updates_per_step", "a half", "less drift per rollout", Grade.UNSAFE),
+        ),
+        first_step=first,
+        last_step=last,
+        value=most,
+        limit=options.update,
+        level=Level.INFO if is_over else None,
+    )
+
+
+def _of_reference(view: RunView, finite: Series, options: Options) -> Iterator[Sighting]:
     whole = "kl" not in view.metrics or not len(view.metrics["kl"])
     if len(finite) < options.fire + 1:
         return
@@ -146,7 +189,7 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.HEURISTIC,
     check=check,
-    needs=("kl|kl/sequence",),
+    needs=("kl|kl/sequence|policy/update_kl",),
     kinds=(Kind.RL,),
     options=Options,
     explains=("RWD006", "POL015"),

@@ -40,7 +40,7 @@ class Options(RuleOptions):
     limit: float = option(0.3, "Largest acceptable share of clipped tokens.")
     fire: int = option(4, "Number of records that must show it ...")
     window: int = option(6, "... within a window of this many.")
-    lost: float = option(0.8, "Clipped share that warns even while the reward rises.")
+    lost: float = option(0.7, "Clipped share that warns even while the reward rises.")
     far: float = option(0.3, "KL of an update, in nats, that `lost` needs beside it.")
 
 

@@ -6,7 +6,8 @@ deviation of rewards is not logged), and their deviation is 0. A reward that ros
 whose functions cannot give more, is left to RWD005. Where the maximum is not known, the highest
 value of the run is taken for it if the reward came to within `near` of it before. Where the
 deviation is not logged, the records must be twice as many as were ever equal before: some logs
-repeat a mean until the next episode ends.
+repeat a mean until the next episode ends. A reward of which all of `many` records or more lie within
+`narrow` of their mean is one, too, unless deviations are logged or it is close to its maximum.
 
 ## Why it matters
 Different answers of a policy that samples cannot all be worth the same: what scores them does not
@@ -36,11 +37,13 @@ from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import highest_reward, is_top_known, is_zero, newest
-from homeostat.health.view import Kind, RunView
+from homeostat.health.view import Kind, RunView, Series
 
 
 class Options(RuleOptions):
     fire: int = option(4, "Number of consecutive records with the same reward.")
+    many: int = option(20, "Records that must all be nearly the same, if none are equal.")
+    narrow: float = option(1e-3, "Range of such rewards, as a share of their mean.")
     near: float = option(0.1, "Share of the run's range that the last step to the top may take.")
 
 
@@ -48,7 +51,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     reward = view.series("reward")
     assert reward is not None, "needs says so"
     first = constant_since(view, fire=options.fire)
-    if first is None or _rose_to_top(view, first, options):
+    if first is None:
+        yield from _nearly_constant(view, reward.finite(), options)
+        return
+    if _rose_to_top(view, first, options):
         return
     value = float(reward.finite().values[-1])
     is_from_the_start = first == int(reward.finite().steps[0]) and len(reward) >= 2 * options.fire
@@ -64,6 +70,28 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         # A whole number may be full marks for a task that the model can do already.
         level=Level.ERROR if is_from_the_start and not value.is_integer() else None,
         confidence=Confidence.MEASURED if is_from_the_start else None,
+    )
+
+
+def _nearly_constant(view: RunView, reward: Series, options: Options) -> Iterator[Sighting]:
+    """Report a reward that differs by a thousandth between all records of a run."""
+    values, top = reward.values, highest_reward(view)
+    if len(values) < options.many or view.series("reward_std") is not None:
+        return
+    value, width = float(values.mean()), float(np.ptp(values))
+    if not 0.0 < width <= options.narrow * abs(value) or view.decimals.get("reward", 9) < 3:
+        return
+    if top is not None and value >= 0.95 * top:
+        return
+    yield Sighting(
+        message=f"The mean reward lies within {width / abs(value):.1g} of {value:.6g} in all "
+        f"{len(values)} records: whatever the policy does, it earns the same.",
+        evidence=(f"reward {values.min():.6g} to {values.max():.6g} in {len(values)} records",),
+        causes=(Cause("reward-constant", "the reward hardly depends on what the policy does"),),
+        fixes=(Fix("rewards.functions", "one that tells answers apart", "all score alike"),),
+        first_step=int(reward.steps[0]),
+        last_step=int(reward.steps[-1]),
+        value=value,
     )
 
 

@@ -5,7 +5,9 @@ After `steps` steps the mean reward is still below `low` of the most that can be
 rise that is more than noise. Where the most is not known, or the reward lies between `low` and
 `much` of it, a warning if it has not risen in `long` steps, or if `records` records are enough to
 exclude a rise: two standard errors above the change that was seen are still less than `gain` of the
-deviation of single rewards. A rise in the first twentieth of the run counts as one.
+deviation of single rewards. A rise in the first twentieth of the run counts as one. A reward that
+falls from the beginning is a warning at once: the last quarter lies below the first one by `lost` of
+it and `surely` standard errors, and the quarters between do not lie above the first one.
 
 ## Why it matters
 Most runs that will learn show it by then. It costs little to look, and much to wait.
@@ -32,12 +34,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.noise import noise_of
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import Trend, newest, solved_share, trend
 from homeostat.health.view import Kind, RunView, Series
 
 # Records of the reward from which a long run is judged.
 _MIN_RECORDS = 100
+# What the noise of few records is multiplied by.
+_ROUGHLY = 4.0 / 3.0
 # Rates of RL below this one rarely move a policy within a run.
 _LOW_RATE = 5e-7
 _FIXES = (
@@ -52,6 +57,8 @@ class Options(RuleOptions):
     much: float = option(0.85, "Share of the maximum above which little is left to gain.")
     long: int = option(1_000, "Steps without a rise that are a warning if no maximum is known.")
     records: int = option(200, "Number of records that may exclude a rise.")
+    lost: float = option(0.05, "Share of the first rewards whose loss is a fall.")
+    surely: float = option(3.0, "Standard errors that such a fall must exceed.")
     gain: float = option(0.33, "Smallest rise that counts, as a share of the rewards' deviation.")
 
 
@@ -61,6 +68,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     moved = trend(reward)
     span = int(reward.steps[-1] - reward.steps[0]) + 1
     if span < options.steps or moved is None or moved.rises:
+        return
+    lost = _fall_from_start(reward.finite(), options)
+    if lost is not None:
+        yield _falling(view, reward, lost)
         return
     if moved.is_real and moved.change > 0.0 and not _excludes_rise(view, moved, options):
         return
@@ -86,6 +97,45 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=value,
         limit=limit,
         level=level,
+    )
+
+
+def _fall_from_start(reward: Series, options: Options) -> tuple[float, float] | None:
+    """Return the means of the first and last quarter if the reward falls from the beginning."""
+    if len(reward) < options.steps:
+        return None
+    noise = noise_of(reward.values)
+    means = [float(part.mean()) for part in np.array_split(reward.values, 4)]
+    # Of few records nobody knows how they hang together.
+    error = math.sqrt(2.0) * noise.of_mean(len(reward) // 4) * (1.0 if noise.is_sure else _ROUGHLY)
+    first, last = means[0], means[-1]
+    if first - last <= max(options.surely * error, options.lost * abs(first)):
+        return None
+    is_steady = max(means[1], means[2]) <= first + error and last <= min(means[:3]) + error
+    return (first, last) if is_steady else None
+
+
+def _falling(view: RunView, reward: Series, means: tuple[float, float]) -> Sighting:
+    first, last = means
+    return Sighting(
+        message=f"The reward falls from the beginning, from {first:.4g} to {last:.4g}: the policy "
+        "learns the opposite, or unlearns what it knew. Check the reward's sign and lower the "
+        "learning rate.",
+        evidence=(f"reward {first:.4g} in the first quarter, {last:.4g} in the last one",),
+        causes=(
+            Cause("lr-too-high", "each update makes the policy worse"),
+            Cause("reward-sign-flipped", "or the policy is paid for the opposite"),
+            *_causes(view),
+        ),
+        fixes=(
+            Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
+            *_FIXES[:1],
+        ),
+        first_step=int(reward.steps[0]),
+        last_step=int(reward.steps[-1]),
+        value=last,
+        limit=first,
+        level=Level.WARN,
     )
 
 
