@@ -49,7 +49,7 @@ _TELLING = re.compile(
     r"|mismatch|exceed|no such",
     re.IGNORECASE,
 )
-# Of a path, its last two parts tell whose code it is; the others are a machine's.
+# The last two parts of a path say whose code it is; the others depend on the machine.
 _FOLDERS = re.compile(
     r"(?:[A-Za-z]:)?[\\/~](?:[\w.+~-]{1,100}[\\/]){1,30}(?=[\w.+-]{1,100}[\\/][\w.+-])"
     r"|(?<![\w.:/])/(?=\w)"
@@ -73,7 +73,7 @@ _RIGHT = (
     (0.03, 0.05), (0.0, 0.02),
 )  # fmt: skip
 _WORTH_SAYING = 0.1
-# An error so near to a known one is worth a look at that thread.
+# If an error is this close to a known one, that thread is worth reading.
 _NEAR = 0.4
 
 
@@ -117,7 +117,7 @@ class _Known:
 
 
 def telling_lines(lines: Sequence[str]) -> str:
-    """Return the last lines that say what was wrong; the last ones if none does."""
+    """Return the last lines that say what was wrong, or the very last lines if none does."""
     short = (_FOLDERS.sub("", line.strip()[:_MAX_CHARS]) for line in lines[-MAX_LINES:])
     last = [line for line in short if line]
     telling = [line for line in last if _TELLING.search(line)]
@@ -158,7 +158,7 @@ def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
     return tuple(guess for guess in found if guess.right >= _WORTH_SAYING)
 
 
-# A finding and what is added to it ask for the same lines.
+# A finding and the guesses that are added to it need the same lines.
 @lru_cache(maxsize=4)
 def _nearest(
     words: str, repository: str, texts: frozenset[str]
@@ -201,7 +201,7 @@ _Places = dict[str, list[tuple[int, float]]]
 
 @cache
 def _index() -> tuple[tuple[_Known, ...], _Places, dict[str, float]]:
-    """Return the known errors, for each word those that have it, and each word's weight."""
+    """Return the known errors, an index from words to errors, and the weight of each word."""
     errors, texts = [], []
     for case in known_cases():
         errors.append(_Known(merged(case.names), 1.0, case))
