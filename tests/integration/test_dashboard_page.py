@@ -88,7 +88,7 @@ def test_findings_have_their_evidence(page: Page, address: str) -> None:
     page.click("ill")
     page.click("Health")
     page.wait("document.querySelectorAll('.finding.bad').length > 0")
-    assert "What to change" in page.text()
+    assert "What to do" in page.text()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -86,7 +86,7 @@ def _loop(talk: Conversation) -> None:
 
 
 def _obey(talk: Conversation, word: str, rest: str) -> None:
-    """Do what a command says, and tell it: a chat whose state is not seen is hard to trust."""
+    """Obey a command, and say what it changed, so that users can see the state of the chat."""
     if word == "/help":
         typer.echo(HELP)
     elif word == "/new":
@@ -138,7 +138,7 @@ def _read_line(shown: str) -> str | None:
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal:
         _edit_lines()
-        # Readline counts what is between \1 and \2 as no columns.
+        # Readline does not count what is between \1 and \2 when it computes the width.
         shown = f"\1\x1b[1;36m\2{shown}\1\x1b[0m\2"
     while True:
         try:
@@ -149,13 +149,13 @@ def _read_line(shown: str) -> str | None:
                 typer.echo()
             return None
         except KeyboardInterrupt:
-            # At the prompt there is nothing to break off.
+            # At the prompt there is no answer that could be interrupted.
             typer.echo()
             _note("Ctrl-D or /exit leaves")
 
 
 def _edit_lines() -> None:
-    """Let a terminal edit lines and recall earlier ones. Without it a line has 4096 bytes at most,
+    """Let users edit lines and recall earlier ones. Without it a line has 4096 bytes at most,
     which is the limit of the system's own input."""
     with suppress(ImportError):
         import readline
@@ -170,7 +170,7 @@ def _show(talk: Conversation, question: str | None) -> None:
             typer.echo(safe_text(piece), nl=False)
             sys.stdout.flush()
     except KeyboardInterrupt:
-        # Raised inside the iterator, which has ended the request by now.
+        # It was raised inside the iterator, which has already ended the request.
         pass
     except DataError as error:
         _note(f"{safe_text(str(error))} /new starts again")

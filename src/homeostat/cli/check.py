@@ -34,7 +34,7 @@ def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Fo
     """
     launch = find_launch(os.environ)
     if launch is not None and launch.rank > 0:
-        # Started once per rank, it is answered once.
+        # If a launcher starts this once per rank, only one process answers.
         raise typer.Exit(0)
     config = load_recipe(recipe, overrides)
     if launch is not None:

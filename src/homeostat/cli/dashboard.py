@@ -70,7 +70,7 @@ def dashboard(
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Take the port now, so that one in use is reported before anything is shown."""
+    """Bind the port now, so that a port in use is reported before anything is shown."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

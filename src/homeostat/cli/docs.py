@@ -54,13 +54,13 @@ def docs(
 
 
 def _cache() -> Path:
-    """Return the folder for files that can be made again."""
+    """Return the cache folder: its files can be generated again."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "homeostat"
 
 
 def _page(source: Path, word: str) -> str:
-    """Return the file of a page that is named by its last part, with or without suffix."""
+    """Return the file of a page, given the last part of its name with or without the suffix."""
     files = {file.stem: file for file in sorted(source.glob("**/*.md"))}
     name = word.lower().removesuffix(".md").removesuffix(".html").replace("-", "_").split("/")[-1]
     if name not in files:

@@ -140,7 +140,7 @@ def _show(reports: list[Report], *, format: ReportFormat, verbose: bool) -> None
 
 
 def _pages(reports: list[Report], *, verbose: bool) -> str:
-    """Return the page of each run; of several also their verdicts, where a terminal stands."""
+    """Return the page of each run. If there are several, a list of their verdicts comes last."""
     pages = [_page(report, verbose=verbose) for report in reports]
     if len(reports) == 1:
         return pages[0]
@@ -224,7 +224,7 @@ def _without_secrets(finding: Finding) -> Finding:
 
 
 def _read(place: RunPlace | None, config: Path | None, *, names: Mapping[str, str]) -> RunView:
-    """The run as it was read; what could not be read is said on standard error."""
+    """Read a run. What could not be read is reported on standard error."""
     from homeostat.health.readers import refuse_empty
 
     view = _opened(place, config, names=names)

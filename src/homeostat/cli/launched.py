@@ -35,7 +35,7 @@ def keep_seat(launch: Launch, recipe: Path, overrides: list[str] | None) -> int:
         config = load_launched(launch, recipe, overrides)
         return serve_seat(launch, timeout_s=config.cluster.start_timeout_s)
     except HomeostatError as error:
-        # One line for each rank: rank 0 has the same recipe, and shows the whole message.
+        # Each rank prints one line. Rank 0 has the same recipe and prints the whole message.
         first = str(error).splitlines()[0]
         typer.echo(safe_text(f"rank {launch.rank} on {socket.gethostname()}: {first}"), err=True)
         return error.exit_code

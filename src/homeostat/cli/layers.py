@@ -31,7 +31,7 @@ def show_layers(sheets: Sequence[LayerSheet], console: Console, *, as_json: bool
         typer.echo(json.dumps(found, indent=2))
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
-    # A name in two parts cannot be copied: in a narrow terminal the other columns give way.
+    # A name that is broken over two lines cannot be copied, so the other columns shrink first.
     table.add_column("layer", no_wrap=True, min_width=max((len(s.name) for s in sheets), default=0))
     for title in ("kind", "shape", "dtype", "quantised", "scales", "bytes"):
         table.add_column(title, overflow="fold", justify="right" if title == "bytes" else "left")

@@ -164,7 +164,7 @@ def new(
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """The method and the device to plan for: the one here, or GPUs that are elsewhere."""
+    """The method, and the device to plan for: the one in this machine, or GPUs of another one."""
 
     method: Method
     device: DeviceName
@@ -172,7 +172,7 @@ class _Machine:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the recipe's folder, from which its paths are seen."""
+    """Make the folder of the recipe: its relative paths start there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -189,7 +189,7 @@ def _copy(names: tuple[str, ...]) -> None:
 
 
 def _ask_gpu() -> tuple[str | None, str | None]:
-    """Return the name of a GPU that is elsewhere, or its memory; nothing for this machine."""
+    """Return the name or the memory of a GPU in another machine; nothing for this machine."""
     question = "GPU to plan for (a name such as h100, or its memory such as 24GB; empty: this one)"
     typed = typer.prompt(question, default="", show_default=False)
     return parse_answer(typed) if typed.strip() else (None, None)

@@ -91,7 +91,7 @@ def stage_text(plan: Plan) -> str:
 
 
 def binds_text(plan: Plan) -> str:
-    """Return what binds first, and what follows."""
+    """Return which limit is reached first, and which ones come next."""
     tried = "; ".join(f"{gain.name} (-{gain.saved:.0%})" for gain in plan.binds)
     if plan.best.layout.offload_optimizer:
         return (

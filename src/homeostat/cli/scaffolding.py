@@ -117,9 +117,9 @@ def _free_rule_code(folder: Path) -> str:
 
 
 def _next_free(own: Iterable[str], taken: Iterable[str]) -> str:
-    """Return the first code behind the highest of `own` that was never used.
+    """Return the first code above the highest of `own` that was never used.
 
-    Gaps stay: what a gap once meant still stands in old reports."""
+    Gaps stay, because old reports may still contain the codes that were removed."""
     highest = max(own)
     used = {*taken, *RETIRED}
     numbers = range(int(highest[3:]) + 1, 1000)

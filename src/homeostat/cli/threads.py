@@ -43,7 +43,7 @@ class Half(StrEnum):
 
 
 class Told(StrEnum):
-    """An expert, shown a case's log and nothing else, could tell this much of its cause."""
+    """The part of the cause that an expert could name who saw the log and nothing else."""
 
     RIGHT = "right"
     FAMILY = "family"
@@ -208,7 +208,7 @@ def add(root: Path, cases: Iterable[Case]) -> dict[Half, int]:
 
 
 def known_text(root: Path) -> str:
-    """Return what the doctor's file of known cases holds: the open half, a line a case."""
+    """Return the content of the doctor's file of known cases: the open half, one case per line."""
     rows = (
         {
             "url": case.url,
@@ -235,6 +235,6 @@ def _row(case: Case) -> dict[str, Any]:
 
 
 def _identity(case: Case) -> tuple[str, str]:
-    """Return what no two cases share: the address, and the log without numbers and white space."""
+    """Return what identifies a case: the address, and the log without numbers and white space."""
     address = case.url.split("#")[0].rstrip("/").lower().replace("/pull/", "/issues/")
     return address, re.sub(r"[\d\s]+", "", case.log).lower()

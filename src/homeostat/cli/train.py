@@ -53,7 +53,7 @@ def train(
     out = sys.stderr if format is Format.JSON else sys.stdout
     console = SafeConsole(file=cast(IO[str], Outlet(out)))
     text = recipe.read_text(encoding="utf-8")
-    # Other ranks wait for this one: it opens the seats before anything that may take long.
+    # Other ranks wait for this one, so it accepts their connections before any slow work.
     with seats_opened(launch, timeout_s=config.cluster.start_timeout_s):
         config = resolve_names(config, console=console)
         with open_session(

@@ -1,4 +1,4 @@
-"""`homeostat watch`: follow a run of any framework, and tell of its illnesses as they appear."""
+"""`homeostat watch`: follow a run of any framework, and report its illnesses as they appear."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def watch(
     select: Select = "",
     ignore: Ignore = "",
 ) -> None:
-    """Follow a log, a run folder or a command, and tell of each illness once, when it appears.
+    """Follow a log, a run folder or a command, and report each illness once, when it appears.
 
     homeostat watch train.log
 
@@ -116,7 +116,7 @@ class _Printer:
 
 
 def _is_command(words: list[str]) -> bool:
-    """Several words are a command; so is a single one that is a program and no path."""
+    """Several words are a command; so is a single word that names a program and not a path."""
     return len(words) > 1 or (not Path(words[0]).exists() and shutil.which(words[0]) is not None)
 
 

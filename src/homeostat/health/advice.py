@@ -54,6 +54,6 @@ def _is_same(key: str, has: Any, wanted: str) -> bool:
     if number["bound"] == " or more" or key in _AT_LEAST:
         return now >= goal
     if number["bound"] == " or less" or key in _AT_MOST:
-        # A limit of 0 means no limit.
+        # A limit of 0 means that there is no limit.
         return 0 < now <= goal or now == goal
     return now == goal

@@ -38,7 +38,7 @@ def stalled_s(log: Log) -> float | None:
         at = seconds_in(line.text)
         if at is None:
             continue
-        # Lines of several processes are a little out of order; a day later is not a little.
+        # Lines of several processes may be slightly out of order; a jump back by hours is midnight.
         if previous is not None and at < previous - _DAY_S // 2:
             day += 1
         previous, now = at, at + day * _DAY_S

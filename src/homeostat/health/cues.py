@@ -1,4 +1,4 @@
-"""The cues of a regular expression: texts, one of which every match of it contains.
+"""Find the cues of a regular expression: texts of which every match contains at least one.
 
 Looking for texts is far cheaper than compiling a pattern, and most patterns do not match.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-# Of a pattern: characters that stand for themselves and are not repeated, an escape, a set, the
-# begin of a group, a flag for all of it, a quantifier, any other character.
+# Parts of a pattern: characters that stand for themselves and are not repeated, an escape, a set,
+# the beginning of a group, a flag for the whole pattern, a quantifier, any other character.
 _TOKEN = re.compile(
     r"[^\\\[\](){}|^$.*+?]{1,200}(?![*+?{])|\\.|\[\^?\]?(?:\\.|[^\]\\]){0,200}\]"
     r"|\((?:\?(?:P<\w{1,40}>|<?[=!]|[a-z]{0,4}:))?(?!\?[a-z]{1,4}\))|\(\?[a-z]{1,4}\)"
@@ -32,7 +32,7 @@ class _Reading:
         self.place = 0
 
     def branches(self) -> _Cues:
-        """Return the cues of what comes up to the end of the group: those of all branches."""
+        """Return the cues of everything up to the end of the group, of all its branches."""
         found = [self._sequence()]
         while self.place < len(self.tokens) and self.tokens[self.place] == "|":
             self.place += 1
@@ -42,7 +42,7 @@ class _Reading:
         return tuple(cue for cues in found for cue in cues) if all(found) else ()
 
     def _sequence(self) -> _Cues:
-        """Return the cues of the part of a branch whose shortest one is the longest."""
+        """Return the cues of one part of a branch: the part whose shortest cue is the longest."""
         best: _Cues = ()
         run = ""
         while self.place < len(self.tokens) and self.tokens[self.place] not in "|)":
@@ -67,7 +67,7 @@ class _Reading:
             return ""
         found = self.tokens[self.place][0]
         self.place += 1
-        # A second question mark makes it a short match.
+        # A second question mark makes the quantifier match as little as possible.
         if self.place < len(self.tokens) and self.tokens[self.place] == "?":
             self.place += 1
         return found

@@ -1,8 +1,8 @@
 """Turn a view into a diagnosis: evaluate every rule, and sort findings by likelihood.
 
 There are three outcomes: a rule fired, is clear, or could not be evaluated, with the reason. A
-finding that another one explains is folded into it as evidence, so the illness comes first and not
-its symptoms.
+finding that another one explains becomes evidence of that one, so that the illness comes first
+and not its symptoms.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def judge(
 def judge_ready(
     rule: Rule, view: RunView, *, options: Mapping[str, Any] | None = None
 ) -> list[Finding] | NotEvaluated:
-    """Return the same as `judge`, of a rule whose needs are known to be met."""
+    """Return the same as `judge` for a rule whose needs are known to be met."""
     found: list[Finding] = []
     for sighting in rule.check(view, rule.options_with(options)):
         if isinstance(sighting, Unknown):
@@ -204,7 +204,7 @@ def _says_more(
         if other.level is Level.INFO or not other.code.startswith(codes) or other == finding:
             continue
         there = quoted_lines(other)
-        # What a logger said just above a traceback is about it.
+        # A message just above a traceback is about the same failure.
         if not mine or any(min(mine) - _JUST_ABOVE <= n <= max(mine) for n in there):
             return other
     return None

@@ -95,7 +95,7 @@ def ending_of(view: RunView) -> Ending:
         at = told.line.number
         return Ending(told.how, f"{told.what} (line {at})", told.line, crash)
     if last is not None:
-        # A run of ours records its end, whatever that is.
+        # A run of homeostat records every end that it notices.
         reach = _reach(view)
         return _without_end(view, reach.words if reach is not None else "its start")
     return _by_steps(view)
@@ -186,7 +186,7 @@ def _without_end(view: RunView, where: str) -> Ending:
         return Ending(End.OPEN, words)
     reading = view.facts.get("reading")
     if reading is not None and reading.num_lines == 0 and view.framework is not HOMEOSTAT:
-        # A file without text: an interrupt or an error would stand in the console's.
+        # This file has metrics only: an interrupt or an error would be in the console's log.
         return Ending(End.OPEN, f"{words}; it holds metrics only, so the reason may be elsewhere")
     words += f", and nothing was written for {ago}: it was killed without a word, or hangs"
     if view.framework is not HOMEOSTAT and not view.events_of("run_started"):
@@ -214,7 +214,7 @@ class _Reach:
 
 
 def _reach(view: RunView) -> _Reach | None:
-    """By steps, or by epochs where their number alone is known; None where no plan is known."""
+    """Return how far the run came, in steps or else in epochs; None if no plan is known."""
     step, total = view.last_step, view.total_steps or _planned_steps(view)
     if step is not None and total:
         words = f"step {step:,} of {total:,}"
@@ -231,7 +231,7 @@ def _reach(view: RunView) -> _Reach | None:
 
 
 def _planned_steps(view: RunView) -> int | None:
-    """The number of steps that the settings ask for; -1 and the like mean that epochs count."""
+    """Return the number of steps in the settings; values such as -1 mean that epochs count."""
     planned = view.number("trainer.max_steps")
     if planned is None or not 0 < planned < 1e12 or view.framework.name in _STEPS_OF_EPOCH:
         return None
@@ -266,7 +266,7 @@ def last_failures(view: RunView) -> list[Traceback]:
         and last - one.end.number <= MAX_CLUSTER
         and not _is_plain_exit(one)
     ]
-    # The end of an iterator mostly is what another exception follows from; alone it ends the run.
+    # A StopIteration mostly precedes another exception. If it stands alone, it ended the run.
     return [one for one in cluster if one.name != "StopIteration"] or cluster
 
 

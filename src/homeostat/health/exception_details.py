@@ -52,7 +52,7 @@ _SIZE = r"(?:torch\.Size\()?[\[(][\d, ]{1,80}[\])]\)?"
 _NAME = r"[\w.\[\]-]{1,120}"
 _FORMS = (
     # Shapes
-    # 4-bit weights lie in memory as one long row.
+    # Weights in 4 bits are stored as a single row.
     _Form("quantised", r"shapes cannot be multiplied \((\d{1,12}x\d{1,12}) and (1x\d{6,12})\)",
           "the weight is {1}, which is the shape of packed 4-bit values"),
     _Form("shape", r"shapes cannot be multiplied \((\d{1,12}x\d{1,12}) and (\d{1,12}x\d{1,12})\)",
@@ -244,7 +244,7 @@ _FORMS = (
 _WEIGHT = re.compile(
     r"(?=.{0,80}\.)[\w.]{1,160}\.(?:weight|bias|qweight|scales|biases|lora_[AB](?:\.\w{1,20})?\.weight)"
 )
-# A path behind the words that something was not found.
+# A path after words that say that something was not found.
 _PATH = re.compile(
     r"(?:not found|not find|[Mm]issing|does not exist)[^/\n]{0,60}?[\s'\"`]((?:/|\./|[A-Za-z]:\\)[^\s'\"`,]{1,300})"
 )
@@ -288,7 +288,7 @@ def details_of(kind: str, message: str) -> tuple[Detail, ...]:
 
 
 def _by_kind(kind: str, text: str) -> Iterator[Detail]:
-    """Yield what the class of an exception says together with a text that is a bare name."""
+    """Yield what an exception's class means if its whole message is a name."""
     name = kind.rpartition(".")[2]
     if name == "KeyError" and 0 < len(text) <= 300:
         key = text.strip("'\" ")
@@ -296,7 +296,7 @@ def _by_kind(kind: str, text: str) -> Iterator[Detail]:
             yield Detail("keys", f"there is no weight {key}", (key,))
             return
         if len(key.split()) > _MAX_KEY_WORDS:
-            # A sentence, which the forms read, and no key.
+            # A sentence, which the forms read, and not a key.
             return
         yield Detail("key", f"there is no key {key}", (key,))
     elif name == "FileNotFoundError" and (path := _PATH.search(text)) is not None:

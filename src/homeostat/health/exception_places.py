@@ -2,7 +2,7 @@
 
 Some words say nothing by themselves: `EOFError` where torch reads a file is a file that was cut,
 `KeyError: 'rollout'` where code looks into its settings is a setting that was not given, and a
-request that failed is a matter of whom it was sent to. Pure.
+request that failed depends on the server that it was sent to. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IMPORTED_FROM = re.compile(
     r"[^()\n]{0,20}(?:\([^()/\n]{0,80}\) )?\((?P<file>[^()\n]{1,300}\.py)\)"
 )
 _STDLIB = frozenset(sys.stdlib_module_names)
-# Modules of Python whose names scripts like to have, and whose content hardly ever changes.
+# Modules of Python after which users often name a script; their content hardly ever changes.
 _LACKS = re.compile(
     r"module '(?P<module>logging|random|copy|queue|types|token|tokenize|json|datetime|socket"
     r"|statistics|profile|select|secrets|email|html|code|calendar|csv|struct|numbers|operator)'"
@@ -122,7 +122,7 @@ def _of_library(failure: Traceback) -> Named | None:
 
 
 def _of_request(failure: Traceback, around: Sequence[Traceback]) -> Named | None:
-    """Recognise a request that failed, by what the user's functions above it are called.
+    """Recognise a failed request by the names of the user's functions that made it.
 
     Clients raise their own exception from that of a lower layer: all of them are looked at.
     """

@@ -68,11 +68,11 @@ _STDLIB = frozenset(sys.stdlib_module_names)
 _CODE_ERRORS = frozenset(("AttributeError", "IndexError", "KeyError", "NameError", "TypeError"))
 # A model's own code is downloaded with its weights and written for one version of transformers.
 _OF_MODELS = ("modeling_", "tokenization_", "configuration_", "processing_")
-# Where the code of a model is chosen by its name.
+# Functions that choose the code of a model by its name.
 _CHOOSES_MODEL = ("auto/configuration_auto.py", "auto/auto_factory.py", "models/registry.py")
 # Low-precision matrix products are the ones that ask for multiples of 8 or 16.
 _FP8 = ("FP8", "fp8", "Float8", "Transformer Engine", "mat1", "mat2")
-# What only a mistake in a program says: of the 18 known cases in a library, 12 were its bugs.
+# Only a mistake in a program raises these: 12 of the 18 known cases in libraries were bugs.
 _SLIPS = frozenset({"slip", "none", "type", "attribute"})
 _LOADS_WEIGHTS = ("state_dict", "from checkpoint", "checkpoint")
 # Words for the places that work is split over.
@@ -85,7 +85,7 @@ _CHECKS_SETTINGS = re.compile(
 _HOLDS_SETTINGS = re.compile(r"(?:^|[/_])configs?\.py$|/configs?/[^/]{1,80}\.py$")
 _CHECKS = re.compile(r"^(?:__post_init__|finalize|_{0,2}(?:validate|check|verify)\w{0,60})$")
 _REFUSALS = ("AssertionError", "ValueError")
-# What a rollout counts: it is shared out among ranks like a batch.
+# Words for the size of a rollout, which is divided among ranks like a batch.
 _SAMPLED = ("sample", "prompt", "rollout", "generation", "replica", "outputs")
 # Code that takes the first of something that may have nothing: next(iter(train_dataset)).
 _TAKES_FIRST = re.compile(r"\bnext\(iter\((?P<of>[\w.\[\]'\"]{1,80})\)")
@@ -147,7 +147,7 @@ class ExceptionReading:
         for one in self.details:
             name = _CAUSES.get(one.kind) or self._by_owner(one)
             if one.kind == "import" and not _STDLIB.isdisjoint(one.names):
-                # What Python itself lacks is a matter of the system, not of versions.
+                # If a part of Python itself is missing, the system is at fault and not a version.
                 name = ""
             if one.kind == "resume" and "parallel" not in one.words:
                 name = "checkpoint-keys-mismatch"
@@ -217,11 +217,11 @@ class ExceptionReading:
         return self.raised is not None and self.raised.file.replace("\\", "/").endswith(files)
 
     def _by_owner(self, detail: Detail) -> str:
-        """Name what depends on whose code asked for something that is not there."""
+        """Name the illness if something is missing: it depends on whose code asked for it."""
         if detail.kind == "argument" and any("reward" in name for name in detail.names[:1]):
             return "reward-fn-signature"
         if detail.kind in ("argument", "attribute") and "None" not in detail.words:
-            # One library asks another for what it does not have: they are of different times.
+            # One library uses a name that another one lacks: their versions do not match.
             is_theirs = not self.is_users_own or _asks_library(detail)
             return "library-version-mismatch" if is_theirs else ""
         if detail.kind in _SLIPS and self._is_libraries_own:
@@ -380,7 +380,7 @@ def _undivided(words: str) -> str:
     if "tensor" in low or "tp_size" in low:
         return "heads-not-dividing-tp"
     if not any(c.isalpha() for c in low.replace("is not divisible by", "")):
-        # Megatron and vLLM say so of anything that they split over tensor-parallel ranks.
+        # Megatron and vLLM use these words for anything that tensor parallelism splits.
         return "parallel-sizes-inconsistent"
     if any(word in low for word in ("gpu", "parallel", "dp_size", "cp_size", "sp_size", "ulysses")):
         return "parallel-sizes-inconsistent"
@@ -388,7 +388,7 @@ def _undivided(words: str) -> str:
 
 
 def _called(frame: Frame) -> str:
-    """Return a library's function with its file from the package on."""
+    """Return a library's function, and its file relative to the folder of the package."""
     path = frame.file.replace("\\", "/")
     parts = path.split("/")
     package = package_of(frame.file)

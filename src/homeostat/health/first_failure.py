@@ -15,7 +15,7 @@ from homeostat.health.log import Log
 from homeostat.health.speakers import rank_of
 from homeostat.health.tracebacks import Traceback
 
-# What a process says when another one is gone.
+# Messages of a process that has lost another one.
 _AFTERMATH = (
     "connection reset by peer", "connection closed by", "broken pipe",
     "nccl communicator was abort",
@@ -44,7 +44,7 @@ def first_failure(found: Sequence[Traceback], log: Log) -> Traceback:
     rank = root_rank(log)
     of_rank = [one for one in own if rank is not None and rank_of(one.speaker) == rank]
     first = (of_rank or own)[0]
-    # A copy without its tail says less than one of the same place that has it.
+    # Prefer a complete copy of a traceback to one that lacks its end.
     if not first.has_tail:
         whole = [one for one in own if one.has_tail]
         return whole[0] if whole else first

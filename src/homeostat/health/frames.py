@@ -13,7 +13,7 @@ _CELL = re.compile(
     r"(?:File (?P<file>[^\s:]{1,400}\.py):(?P<line>\d{1,9})(?:, in (?P<name>[\w.<>]{1,120})|$)"
     r"|(?P<cell>Cell In ?\[\d{1,9}\]), line (?P<at>\d{1,9})(?:, in (?P<function>[\w.<>]{1,120}))?)"
 )
-# Older ones name no line; an arrow below does. Colab makes the file a link.
+# Older versions name no line here but mark it by an arrow below. Colab makes the file a link.
 _OLD_CELL = re.compile(
     r"\[?(?P<file>[/~\w][^\s\]]{1,400}\.py|<ipython-input-[\w-]{1,60}>)\]?"
     r"(?:\([^)]{1,100}\))? in (?P<name>[\w.<>]{1,120}(?=\(|$))"
@@ -46,7 +46,7 @@ class FrameReader:
 
     is_boxed: bool = False
     frames: list[Frame] = field(default_factory=list)
-    # A path that a box breaks, and whose rest is in the next line.
+    # A path that the box breaks: the rest of it is in the next line.
     _pending: str = ""
 
     def take(self, text: str) -> bool:

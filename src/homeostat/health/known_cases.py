@@ -50,7 +50,7 @@ _TELLING = re.compile(
     r"|mismatch|exceed|no such",
     re.IGNORECASE,
 )
-# Of a path, its last two parts tell whose code it is; the others are a machine's.
+# The last two parts of a path say whose code it is; the others depend on the machine.
 _FOLDERS = re.compile(
     r"(?:[A-Za-z]:)?[\\/~](?:[\w.+~-]{1,100}[\\/]){1,30}(?=[\w.+-]{1,100}[\\/][\w.+-])"
     r"|(?<![\w.:/])/(?=\w)"
@@ -76,7 +76,7 @@ MAX_GUESSES = 3
 _RIGHT_FIRST = ((0.6, 0.95), (0.4, 0.8), (0.25, 0.6), (0.0, 0.45))
 _RIGHT_AFTER = ((0.13, 0.3), (0.1, 0.2), (0.05, 0.1), (0.0, 0.02))
 _WORTH_SAYING = 0.1
-# An error so near to a known one is worth a look at that thread.
+# If an error is this close to a known one, that thread is worth reading.
 _NEAR = 0.4
 
 
@@ -125,7 +125,7 @@ class _Known:
 
 
 def telling_lines(lines: Sequence[str]) -> str:
-    """Return the last lines that say what was wrong; the last ones if none does."""
+    """Return the last lines that say what was wrong, or the very last lines if none does."""
     last = _last_lines(lines)
     telling = [line for line in last if _TELLING.search(line)]
     return "\n".join(telling[-_MAX_TELLING:] or last[-_MAX_TELLING:])
@@ -174,7 +174,7 @@ def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
     return tuple(guess for guess in found if guess.right >= _WORTH_SAYING)
 
 
-# A finding and what is added to it ask for the same lines.
+# A finding and the guesses that are added to it need the same lines.
 @lru_cache(maxsize=4)
 def _nearest(
     words: str, around: str, repository: str, texts: frozenset[str]
@@ -220,7 +220,7 @@ _Places = dict[str, list[tuple[int, float]]]
 
 @cache
 def _index() -> tuple[tuple[_Known, ...], _Places, dict[str, float]]:
-    """Return the known errors, for each word those that have it, and each word's weight."""
+    """Return the known errors, an index from words to errors, and the weight of each word."""
     errors, texts = [], []
     for case in known_cases():
         errors.append(_Known(merged(case.names), 1.0, case))

@@ -29,7 +29,7 @@ from homeostat.health.tracebacks import (
 )
 
 _VERY_LAST = 3
-# A text of so few lines without any metric is what somebody pasted to ask about it.
+# A text of so few lines without any metric was probably pasted to ask about it.
 MAX_PASTED = 30
 _SAYS_WRONG = re.compile(
     r"\b(?:error|exception|fatal|fail(?:s|ed|ure)?|unable|invalid|unsupported|unexpected|mismatch"

@@ -32,7 +32,7 @@ from homeostat.health.view import Event, Kind, RunView, SampleText, Series
 # Exceptions of a rule with a bug. It is disabled then: no rule is worth a run.
 _MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 _NOT_METRICS = ("setting:", "fact:")
-# Number of records at which every rule is evaluated; with each further so many, turns grow by one.
+# Up to this many records every rule is evaluated each time; each further multiple adds a turn.
 RECORDS_PER_TURN = 32
 MAX_TURNS = 4
 
@@ -67,7 +67,7 @@ class _Asked:
     rule: Rule
     metrics: frozenset[str]
     verdict: list[Finding] = field(default_factory=list)
-    # Some of its input arrived since it was evaluated last.
+    # New input has arrived since the rule was evaluated last.
     waits: bool = True
 
 
@@ -179,7 +179,7 @@ class Monitor:
     def state(self) -> dict[str, Any]:
         """Return what records and findings do not contain.
 
-        That is how long each finding has been quiet, and which allowances were used.
+        These are how long each finding has been quiet, and which allowances were used.
         """
         quiet = [[*key, count] for key, count in self._open.quiet().items()]
         return {"quiet": quiet, "allowed": sorted(self._allowed)}

@@ -35,7 +35,7 @@ _MIN_RECORDS, _STRETCHES = 32, 32
 # Standard errors that a correlation must exceed 0 by, the highest one that is estimated at a
 # distance, and the highest one of neighbours.
 _SURE, _HIGHEST, _CLOSEST = 1.5, 0.8, 0.999
-# Decimals from which on rounding is no noise that shows.
+# From this many decimals on, the noise of rounding is negligible.
 _MOST_DECIMALS = 4
 
 
@@ -124,7 +124,7 @@ def _correlation(near: FloatArray64, far: FloatArray64) -> float:
     """
     first, second = median(near), median(far)
     if first == 0.0:
-        # Most neighbours are alike: values of few digits, or steps.
+        # Most neighbours are equal, because the values have few digits or change in steps.
         first, second = float(near.mean()), float(far.mean())
     if first == 0.0 or not math.isfinite(second / first):
         return 0.0

@@ -59,7 +59,7 @@ class OpenFindings:
         for key, finding in seen.items():
             known = self._open.get(key)
             if known is not None:
-                # The window that a rule sees moves, but the beginning does not.
+                # The window of a rule moves, but the step at which the finding began stays.
                 finding = dataclasses.replace(finding, first_step=known.finding.first_step)
             if known is None or finding.level.rank > known.told.rank:
                 changes.append(Change(State.OPEN, step, finding))

@@ -66,7 +66,7 @@ def purpose_of(view: RunView) -> Purpose:
             continue
         count = max(2, len(finite) // 4)
         first, last = finite.values[:count], finite.values[-count:]
-        # Absurd numbers have no finite mean or variance: then nothing is more than noise.
+        # Huge numbers have no finite mean or variance. Then no change counts as more than noise.
         with np.errstate(over="ignore", invalid="ignore"):
             start, end = float(first.mean()), float(last.mean())
             spread = float(np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / count))

@@ -1,7 +1,7 @@
 """Say what to do about an illness that was read from an exception's words or place.
 
 A signature brings its own advice. Where no signature knows an exception, the kind of mistake is all
-that is known, and one sentence about it is worth more than the name alone.
+that is known, and one sentence about it helps more than the name alone.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ MIN_GAIN = 0.1
 GENTLE_UPDATE, GENTLE_FRESH_UPDATE = 0.01, 0.03
 # Number of updates before an illness shows that may have caused it.
 STEPS_BEFORE = 3
-# Penalty for the current KL that matters beside rewards, whose advantages are about 1.
+# The penalty that counts beside advantages, which are about 1.
 HOLDING_PENALTY = 0.3
 # The highest KL coefficient in regular use.
 USUAL_PENALTY = 0.1
-# Steps by which low precision begins later than where it was seen to fail.
+# Number of steps by which the start of low precision is moved behind the step at which it failed.
 STEPS_LATER = 10
 # Decoder layers that a remedy keeps in bf16 at each end of the model, at most.
 MAX_KEPT_LAYERS = 2
@@ -207,7 +207,7 @@ def _one_more(old: Any, _: float) -> Any:
 
 LR = ConfigEdit("trainer.lr", _halved)
 LR_BY_EXCESS = ConfigEdit("trainer.lr", _lower(2.0), rate_excess)
-# After the weights were wrecked, half the rate is hardly low enough.
+# If the weights were destroyed, half the rate is hardly low enough.
 LR_FAR_LOWER = ConfigEdit("trainer.lr", _lower(10.0), rate_excess)
 FEWER_UPDATES = ConfigEdit("trainer.updates_per_step", _fewer)
 CLIP_HIGHER = ConfigEdit("algorithm.clip_high", _wider)
@@ -304,7 +304,7 @@ def _bf16(metric: str, better: Literal["lower", "higher"] = "lower") -> Remedy:
 
 
 def _finer(metric: str, better: Literal["lower", "higher"] = "lower") -> tuple[Remedy, ...]:
-    """Return what may be tried where layers do not bear their precision."""
+    """Return what may be tried if some layers need a higher precision."""
     return (
         _kept("last", KEEP_LAST, metric, better),
         _kept("first", KEEP_FIRST, metric, better),

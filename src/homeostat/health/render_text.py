@@ -178,7 +178,7 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
 def _vital_signs(page: Page, shown: Sequence[Finding], view: RunView) -> None:
     """Describe how the run ended, how it developed, and how much of it could be judged."""
     signs = vital_signs(view)
-    # Of a run that died before its first record, an error says more than what was not logged.
+    # If a run died before its first record, the error matters and not what was not logged.
     is_dead = not view.metrics and any(one.level is not Level.INFO for one in shown)
     parts = [_ending(signs, shown), signs.purpose.words]
     bad = tuple(dict.fromkeys((*signs.not_finite, *signs.ends_not_finite)))

@@ -1,8 +1,8 @@
 """Name what failed where the user's own code asked a server: a judge, an environment, a tool.
 
 Rewards and environments call services over the network, with httpx, requests, aiohttp or a client
-such as openai's. Their exceptions say whether nobody answered, or not in time, or too often asked;
-the frames say what was asked.
+such as openai's. Their exceptions say whether nobody answered, the answer came too late, or there
+were too many requests; the frames say what was asked.
 """
 
 from __future__ import annotations
@@ -73,6 +73,6 @@ def _is_request(found: Traceback, kind: str) -> bool:
 
 
 def _names(frame: Frame) -> str:
-    """Return the names by which the user's code tells what it is: folder, file and function."""
+    """Return the names that show the purpose of the user's code: folder, file and function."""
     parts = frame.file.replace("\\", "/").lower().split("/")
     return " ".join((*parts[-2:], frame.function.lower()))

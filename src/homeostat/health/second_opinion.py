@@ -42,12 +42,12 @@ _MOSTLY = 0.25
 # The share of right ones, whatever their votes, where a rule only says that something failed, or
 # where the user's own code raised: 7 of 47.
 RIGHT_LOOSELY = 0.15
-# The reader of exceptions says its guesses itself.
+# The rule that reads exceptions adds its guesses itself.
 _GUESSES_ITSELF = "VIT002"
 
 
 def guesses_at(log: Log, number: int) -> tuple[Guess, ...]:
-    """Guess by the lines of a log around the one in which an error ends."""
+    """Guess the cause from the lines around the one in which an error ends."""
     end = bisect_right(log.lines, number + _MAX_MORE, key=lambda line: line.number)
     return guesses([line.text for line in log.lines[max(0, end - MAX_LINES) : end]])
 
@@ -81,11 +81,11 @@ def with_guesses(
     first = dataclasses.replace(first, causes=(*first.causes, *recognised))
     more = tuple(_beside([first, *findings[1:]], known))
     names = {cause.name for cause in more}
-    # A guess that is seldom right is a hint where to look, and no reason to change something.
+    # A guess that is seldom right hints where to look. It is no reason to change anything.
     least = _MOSTLY if first.name in LEAVES_OPEN else 0.0
     near = [one for one in known if one.cause in names and one.votes >= least]
     if first.name in _OWN_CODE:
-        # Another version of some library does not fix a line of the user's own.
+        # Another version of a library does not repair the user's own code.
         near = [one for one in near if one.cause != VERSIONS]
     fixes = (*first.fixes, *helped(near))
     return [dataclasses.replace(first, causes=(*first.causes, *more), fixes=fixes), *findings[1:]]

@@ -14,7 +14,7 @@ _QUOTED = r"`-{0,2}[A-Za-z][\w.]{1,59}(?:[=<>]{1,2}[\w'\".]{1,20})?`"
 _SNAKE = r"-{0,2}[A-Za-z]\w{0,59}[_-]\w{1,60}"
 _GIVE = r"(?:pass|specify|set|provide|give|define)"
 _WORD = r"(?:['\"`][\w.-]{1,30}['\"`])"
-# What lacks a feature by itself, whatever else is set.
+# Things that lack a feature whatever else is set.
 _THING = r"(?![^.\n]{0,60}(?:model|architecture|tokenizer|template|GPU|device|hardware|platform|driver|backend|operator|version|object do))"
 _TYPE = (
     r"(?:bool(?:ean)?|str(?:ing)?|int(?:eger)?|float|number|list|dict(?:ionary)?|tuple|callable|function"

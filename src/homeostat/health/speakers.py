@@ -1,4 +1,4 @@
-"""Split a log line into who says it and what is said.
+"""Split a log line into the process that wrote it and its text.
 
     [rank3]: Traceback (most recent call last):          rank 3
     (WorkerDict pid=412, ip=10.0.0.4)   File "x.py" ...  WorkerDict pid=412
@@ -42,7 +42,7 @@ def speaker_in(text: str) -> tuple[str, str]:
         if found is None:
             break
         named = found["actor"] or _number_of(found)
-        # An actor may repeat the output of a rank: both are said.
+        # An actor may repeat the output of a rank; the name then holds both.
         speaker = f"{speaker}, {named}" if speaker else named
         text = text[found.end() :]
     return speaker, text

@@ -1,4 +1,4 @@
-"""The newest part of a run, as long as a live monitor needs it, at a constant cost per record."""
+"""Keep the newest part of a run, as much as a live monitor needs, at a constant cost per record."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     record -> row (readers) -> our names (frameworks) -> health.Monitor -> stderr, file, webhook
 
-It costs less than 1 % of the time: a record is always kept, and the rules are asked while all they
-took so far is below that share (pace.py); a record that was not judged is judged with the next one.
+It costs less than 1 % of the time. Every record is kept, but the rules are evaluated only while the
+time that they have taken is below that share (pace.py); the next evaluation covers what was kept.
 It never breaks a training run: an error in here is reported once, with its cause, and ends the
 doctor's work but not the run.
 """
@@ -38,14 +38,14 @@ from homeostat.integrations.telling import Message, Teller
 from homeostat.observe.redact import mask_text
 
 FINDINGS_FILE = "homeostat_findings.jsonl"
-# Number of records that are kept back until one of training shows what kind of run it is.
+# Number of records that are kept back until a training record shows the kind of the run.
 _MAX_WAITING = 1_000
 # Seconds that may be spent before the share of the time counts.
 _ALLOWANCE_S = 0.2
 
 
 def say(text: str) -> None:
-    """Write a line of the doctor's beside the trainer's own output."""
+    """Write a line of the doctor to standard error, beside the trainer's own output."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -61,7 +61,7 @@ def as_level(word: str | None, *, name: str) -> Level | None:
 
 
 def rules_without(ignore: Sequence[str]) -> tuple[Rule, ...]:
-    """Return all rules but those with one of these codes or names. Raises HomeostatError."""
+    """Return all rules except those with one of these codes or names. Raises HomeostatError."""
     known = {word for rule in RULES for word in (rule.code, rule.name)}
     unknown = [word for word in ignore if word not in known]
     if unknown:
@@ -175,7 +175,7 @@ class LiveDoctor:
         return monitor
 
     def _judge(self, monitor: Monitor, step: int) -> None:
-        """Ask the rules about everything that was kept since they were asked last."""
+        """Evaluate the rules on everything that was kept since their last evaluation."""
         *earlier, (last, row) = self._waiting
         self._waiting = []
         for number, values in earlier:

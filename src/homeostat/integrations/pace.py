@@ -34,6 +34,6 @@ class Pace:
         return self.spent_s - self._allowance_s <= self._share * (now - self._start)
 
     def looked(self, now: float, seconds: float) -> None:
-        """Take in that a look took so many seconds."""
+        """Note that a look took so many seconds."""
         self._last = now
         self.spent_s += seconds

@@ -31,7 +31,7 @@ class News(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A change of a run's health, with the framework in whose terms it is reported."""
+    """A change of a run's health, and the framework whose names the report uses."""
 
     news: News
     run: str

@@ -61,9 +61,9 @@ def framework_of(args: object) -> Framework:
 
 # pyrefly: ignore[invalid-inheritance]
 class HealthCallback(TrainerCallback or object):
-    """Watch a training run, and tell of each illness once, when it appears.
+    """Watch a training run, and report each illness once, when it appears.
 
-    level      lowest level to tell of: "info", "warn" or "error"
+    level      lowest level to report: "info", "warn" or "error"
     stop_on    ask the trainer to stop, as early stopping does, at the first finding of this level
                or above; None never does
     ignore     codes or names of rules to skip
@@ -123,7 +123,7 @@ class HealthCallback(TrainerCallback or object):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Agree with the other processes on whether to stop: one that stops alone hangs the rest.
+        """Agree with the other processes on whether to stop: if one stops alone, the rest hang.
 
         All processes log at the same steps, so they also ask at the same steps.
         """
@@ -167,7 +167,7 @@ class HealthCallback(TrainerCallback or object):
 
 
 def _said_by_first(mine: bool, args: TrainingArguments) -> bool:
-    """Return what the first process says, on all of them."""
+    """Broadcast the answer of the first process to all processes."""
     import torch
     import torch.distributed as dist
 

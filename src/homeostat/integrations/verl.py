@@ -8,8 +8,9 @@ the Ray actor that logs:
     export VERL_USE_EXTERNAL_MODULES=homeostat.integrations.verl_plugin
 
 The backend prints each finding when it appears, and appends it to `homeostat_findings.jsonl` in
-`trainer.default_local_dir`. It cannot stop a run: verl gives a logger no means to. To have that,
-start the run with `homeostat watch --stop-on error -- python -m verl.trainer.main_ppo ...`.
+`trainer.default_local_dir`. It cannot stop a run, because verl gives a logger no means to do so. If
+you need that, start the run with
+`homeostat watch --stop-on error -- python -m verl.trainer.main_ppo ...`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BACKEND = "homeostat"
 
 
 class HealthLogger:
-    """What verl's Tracking calls: `log` with the metrics of a step, `finish` at the end."""
+    """The backend that verl's Tracking calls: `log` with a step's metrics, `finish` at the end."""
 
     def __init__(
         self, project_name: str, experiment_name: str, config: Mapping[str, Any] | None = None

@@ -57,7 +57,7 @@ class Followed(Protocol):
 
 
 class Watcher:
-    """Judge views of a run that grows, and tell what changed."""
+    """Judge views of a growing run, and report what changed."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Watcher:
         return self._open.findings
 
     def look(self, view: RunView) -> None:
-        """Judge a view, and tell what changed since the last one."""
+        """Judge a view, and report what changed since the last one."""
         diagnosis = diagnose(view, self._rules)
         self.report = Report(self.run, view, diagnosis, diagnosis.findings)
         seen = {finding.key: finding for finding in reversed(diagnosis.findings)}
@@ -149,7 +149,7 @@ def _is_over(view: RunView) -> bool:
 
 
 class RereadPlace:
-    """A folder, or a file that is no text: read again as a whole whenever it has changed.
+    """A folder, or a file that is not text; all of it is read again whenever it has changed.
 
     In a folder given as a path, each look finds the newest run, because none may be there yet.
     """

@@ -1,4 +1,4 @@
-"""Compare a list of known settings with sources: what still stands, what moved, what vanished."""
+"""Compare a list of known settings with sources: which still exist, which moved, which vanished."""
 
 from __future__ import annotations
 

@@ -17,14 +17,21 @@ export function findingCard(finding, open = finding.level !== "info") {
       el("small", {}, steps(finding))),
     el("p", {}, finding.message),
     list("Evidence", finding.evidence, (line) => el("code", {}, line)),
-    list("Causes, likeliest first", finding.causes, (one) => [el("b", {}, one.name), ` ${one.why}`]),
-    list("What to change", finding.fixes, fix));
+    list("Likely causes, in order", finding.causes.filter((one) => one.guess === undefined), because),
+    list("Guesses, from similar errors of others", finding.causes.filter((one) => one.guess !== undefined), because),
+    list("What to do", finding.fixes, fix));
 }
 
+const GRADES = { safe: "safe: what is learned stays the same", unsafe: "changes how the run learns" };
+
 const fix = (one) => [
-  one.setting ? el("code", {}, one.value ? `${one.setting}: ${one.value}` : one.setting) : one.advice || one.value,
-  one.why ? ` ${one.why}` : "", one.grade ? el("small", {}, ` ${one.grade}`) : null,
+  one.setting ? el("code", {}, one.value ? `${one.setting} = ${one.value}` : one.setting) : null,
+  one.advice ? (one.setting ? ` (${one.advice})` : one.advice) : null,
+  one.setting || one.advice ? `: ${one.why}` : one.why,
+  GRADES[one.grade] ? el("small", {}, ` ${GRADES[one.grade]}`) : null,
 ];
+
+const because = (one) => [el("b", {}, one.name), `: ${one.why}`];
 
 function list(title, items, show) {
   if (!items?.length) return null;

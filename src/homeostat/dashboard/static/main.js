@@ -35,9 +35,9 @@ async function showList() {
   const rows = new Map();
   const body = el("tbody", {});
   const compare = el("button", { type: "button", disabled: true, onclick: () => { location.hash = `#/compare/${[...chosen].join()}`; } });
-  const tell = () => { compare.disabled = chosen.size < 2; compare.textContent = `compare ${chosen.size} runs`; };
+  const tell = () => { compare.disabled = chosen.size < 2; compare.textContent = chosen.size < 2 ? "mark two runs to compare them" : `compare ${chosen.size} runs`; };
 
-  const columns = ["", "health", "run", "framework", "step", "reward or loss", "changed", "first finding"];
+  const columns = ["", "health", "run", "framework", "step", "reward or loss", "changed", "what was found"];
   const load = async (run) => {
     try {
       fill(rows.get(run.id), await getRun(run.id));

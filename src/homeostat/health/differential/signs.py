@@ -1,4 +1,4 @@
-"""The signs of a run: what its rules found, what leads, and what they looked for in vain.
+"""The signs of a run: which rules found something, which finding leads, which found nothing.
 
 A sign is named by the code of the rule that sees it. Present are the findings of level warn or
 above that no other finding explains; the one that leads is the first of them, by severity,

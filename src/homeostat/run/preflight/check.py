@@ -137,12 +137,8 @@ class Preflight:
 
     def read_inputs(self) -> None:
         """Load only device, tokenizer, model shape and rows. Raises on the first problem."""
-        for check in (
-            self._device,
-            self._tokenizer,
-            self._model,
-            self._prompts if self.config.is_rl else self._data,
-        ):
+        rows = self._prompts if self.config.is_rl else self._data
+        for check in (self._device, self._tokenizer, self._model, rows):
             for _ in check():
                 pass
 

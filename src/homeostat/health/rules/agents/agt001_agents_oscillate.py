@@ -60,7 +60,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
             Fix(
                 "",
                 "train the agents in turn",
-                "one learns while the other stays",
+                "one agent learns while the other stays as it is",
             ),
         ),
         first_step=int(first.steps[0]),

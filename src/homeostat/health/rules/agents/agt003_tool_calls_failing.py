@@ -40,7 +40,13 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         message=f"{share:.0%} of the tool calls fail (limit {options.max_share:.0%}). Call the "
         "tool by hand with one of them.",
         causes=(Cause("tool-calls-failing", f"{share:.0%} of the calls"),),
-        fixes=(Fix("", "call it by hand", "tells a broken tool from a wrong form"),),
+        fixes=(
+            Fix(
+                "",
+                "call it by hand",
+                "shows whether the tool is broken or is called in a wrong form",
+            ),
+        ),
         first_step=int(late.steps[0]),
         last_step=int(late.steps[-1]),
         value=share,

@@ -70,7 +70,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             Fix(
                 "model.path",
                 "a folder with weights",
-                "what the model is loaded from",
+                "the folder that the model is loaded from",
                 theirs={"slime": "--load", "miles": "--load"},
             ),
             Fix("model.init", "pretrained", "loads the checkpoint"),

@@ -35,7 +35,9 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         message=f"{found[-1].fields.get('name', 'A checkpoint')} is broken and was passed over for "
         f"an older one: {why or 'no reason was kept'}. See the disk.",
         causes=(Cause("resumed-from-older", why or "it is not whole"),),
-        fixes=(Fix("checkpoint.keep_last", "3", "more to fall back on", Grade.SAFE),),
+        fixes=(
+            Fix("checkpoint.keep_last", "3", "older checkpoints remain to go back to", Grade.SAFE),
+        ),
         first_step=found[0].step,
         last_step=found[-1].step,
     )

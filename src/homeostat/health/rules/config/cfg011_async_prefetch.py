@@ -40,7 +40,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
             Fix(
                 "",
                 "false",
-                "one thread issues collectives",
+                "then only one thread issues collectives",
                 theirs={"axolotl": "trl.async_prefetch"},
             ),
         ),

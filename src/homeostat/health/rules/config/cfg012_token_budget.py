@@ -40,7 +40,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
             Fix(
                 "trainer.packing",
                 "true",
-                "batches by tokens",
+                "batches are then sized by tokens",
                 Grade.SAFE,
                 theirs={
                     "slime": "--use-dynamic-batch-size",

@@ -40,7 +40,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
             Fix(
                 "trainer.on_nonfinite",
                 "skip",
-                "such an update is not applied",
+                "updates that are not finite are then not applied",
                 Grade.SAFE,
                 theirs={"megatron": "--no-check-for-nan-in-loss-and-grad=false"},
             ),

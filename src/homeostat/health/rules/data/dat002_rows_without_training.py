@@ -52,7 +52,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes=tuple(causes),
         fixes=(
             Fix("data.max_length", "longer", "answers are not cut away", Grade.UNSAFE),
-            Fix("data.overlong", "drop", "such rows cost nothing", Grade.UNSAFE),
+            Fix("data.overlong", "drop", "rows without trained tokens take no time", Grade.UNSAFE),
         ),
         first_step=int(empty.steps[0]),
         last_step=int(empty.steps[-1]),

@@ -47,7 +47,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             causes=(Cause("rows-truncated", f"{cut} of {kept} rows are cut"),),
             fixes=(
                 Fix("data.max_length", "longer", "keeps the ends of rows", Grade.UNSAFE),
-                Fix("data.overlong", "drop", "no row without an end", Grade.UNSAFE),
+                Fix("data.overlong", "drop", "no row loses its end", Grade.UNSAFE),
             ),
             first_step=event.step,
             value=share,

@@ -90,7 +90,14 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         "never learned. Use another pad token.",
         evidence=signs.harm,
         causes=(Cause("pad-equals-eos", signs.same),),
-        fixes=(Fix("model.pad_token", "<pad>", "padding is told from the end", Grade.UNSAFE),),
+        fixes=(
+            Fix(
+                "model.pad_token",
+                "<pad>",
+                "padding then differs from the end of an answer",
+                Grade.UNSAFE,
+            ),
+        ),
         first_step=None,
     )
 

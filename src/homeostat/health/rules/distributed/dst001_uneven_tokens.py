@@ -45,7 +45,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             Fix(
                 "trainer.packing",
                 "true",
-                "batches by tokens",
+                "batches are then sized by tokens, so ranks get equal work",
                 Grade.SAFE,
                 theirs={"verl": "trainer.balance_batch", "slime": "--balance-data"},
             ),

@@ -42,8 +42,13 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=(error,) if error else (),
         causes=(Cause("engine-restarts", error or "its process ended"),),
         fixes=(
-            Fix("engine.memory_share", "less", "room for the rest", Grade.SAFE),
-            Fix("engine.max_concurrency", "half of it", "less at one time", Grade.SAFE),
+            Fix("engine.memory_share", "less", "leaves memory for the other processes", Grade.SAFE),
+            Fix(
+                "engine.max_concurrency",
+                "half of it",
+                "fewer requests take memory at one time",
+                Grade.SAFE,
+            ),
         ),
         first_step=found[0].step,
         last_step=found[-1].step,

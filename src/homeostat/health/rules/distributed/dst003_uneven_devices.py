@@ -46,7 +46,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         f"{means[least]:.0%}. Make batch sizes multiples of the devices, and see which one waits.",
         causes=(Cause("uneven-device-load", f"{means[most]:.0%} against {means[least]:.0%}"),),
         fixes=(
-            Fix("trainer.batch_rows", "a multiple of the devices", "work for all", Grade.UNSAFE),
+            Fix(
+                "trainer.batch_rows",
+                "a multiple of the devices",
+                "every device gets the same work",
+                Grade.UNSAFE,
+            ),
         ),
         last_step=view.last_step,
         value=gap,

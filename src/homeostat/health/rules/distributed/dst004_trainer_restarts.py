@@ -54,8 +54,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=(shortened(telling, 160),) if telling else (),
         causes=tuple(causes),
         fixes=(
-            Fix("checkpoint.interval_steps", "fewer", "less to repeat", Grade.SAFE),
-            Fix("cluster.timeout_s", "longer", "if no rank hangs", Grade.SAFE),
+            Fix(
+                "checkpoint.interval_steps",
+                "fewer",
+                "less work is repeated after a restart",
+                Grade.SAFE,
+            ),
+            Fix(
+                "cluster.timeout_s",
+                "longer",
+                "if the ranks are only slow and none hangs",
+                Grade.SAFE,
+            ),
         ),
         first_step=found[0].step,
         last_step=found[-1].step,

@@ -50,10 +50,22 @@ def check(view: RunView, options: NoOptions) -> Iterator[Sighting]:
         evidence.append(f"cluster_shrunk at step {shrunk[-1].step}")
     elif is_waiting:
         state = f"waits until {lost[-1].fields.get('until', '')}"
-    fixes = [Fix("checkpoint.interval_steps", "fewer", "less to repeat", Grade.SAFE)]
+    fixes = [
+        Fix(
+            "checkpoint.interval_steps",
+            "fewer",
+            "less work is repeated after a restart",
+            Grade.SAFE,
+        )
+    ]
     if waits:
         fixes.append(
-            Fix("cluster.on_lost_node", "shrink", "continue with what is left", Grade.SAFE)
+            Fix(
+                "cluster.on_lost_node",
+                "shrink",
+                "the run continues on the machines that are left",
+                Grade.SAFE,
+            )
         )
     yield Sighting(
         message=f"{gone or 'A machine'} left the cluster ({len(lost)} loss(es)); the run {state}.",

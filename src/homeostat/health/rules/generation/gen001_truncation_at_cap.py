@@ -135,7 +135,12 @@ def _fixes(view: RunView) -> tuple[Fix, ...]:
     more = f"{2 * cap:.0f} or more" if cap else "at least twice as many"
     return (
         Fix("rollout.max_new_tokens", more, "answers need to be finished", Grade.UNSAFE),
-        Fix("rollout.stop_token_ids", "the end-of-turn token", "if nothing ends", Grade.UNSAFE),
+        Fix(
+            "rollout.stop_token_ids",
+            "the end-of-turn token",
+            "if no completion ends by itself",
+            Grade.UNSAFE,
+        ),
         Fix(
             "algorithm.overlong",
             "mask",

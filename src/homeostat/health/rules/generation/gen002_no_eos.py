@@ -55,9 +55,24 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=tuple(cause.why for cause in causes),
         causes=causes,
         fixes=(
-            Fix("data.train[].chat", "true", "the template brings the end of turn", Grade.UNSAFE),
-            Fix("rollout.stop_token_ids", "the end-of-turn token", "it ends there", Grade.UNSAFE),
-            Fix("model.pad_token", "one of its own", "so that the end is learned", Grade.UNSAFE),
+            Fix(
+                "data.train[].chat",
+                "true",
+                "the chat template adds the end-of-turn token",
+                Grade.UNSAFE,
+            ),
+            Fix(
+                "rollout.stop_token_ids",
+                "the end-of-turn token",
+                "sampling ends at that token",
+                Grade.UNSAFE,
+            ),
+            Fix(
+                "model.pad_token",
+                "one of its own",
+                "the end of an answer is then not masked as padding",
+                Grade.UNSAFE,
+            ),
         ),
         first_step=int(cut.steps[0]),
         last_step=int(cut.steps[-1]),

@@ -70,7 +70,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         causes=(cause, Cause("empty-completions", "there is nothing to score")),
         fixes=(
             Fix("data.train[].chat", "true", "adds the generation prompt"),
-            Fix("rollout.stop", "no text that a completion begins with", "it may match at once"),
+            Fix(
+                "rollout.stop",
+                "no text that a completion begins with",
+                "such a text may match at once",
+            ),
         ),
         first_step=first,
         last_step=view.last_step,

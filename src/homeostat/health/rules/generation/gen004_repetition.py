@@ -69,7 +69,11 @@ def _sighting(view: RunView, value: float, first: int | None, options: Options) 
         "Sample at temperature 1, and compare with an earlier checkpoint.",
         evidence=(f"looping completions {value:.0%}",),
         causes=tuple(causes),
-        fixes=(Fix("rollout.temperature", "1.0", "loops are greedy's illness", Grade.UNSAFE),),
+        fixes=(
+            Fix(
+                "rollout.temperature", "1.0", "greedy decoding tends to repeat itself", Grade.UNSAFE
+            ),
+        ),
         first_step=first,
         last_step=view.last_step,
         value=value,

@@ -57,8 +57,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=(f"engine/preemptions {counter.latest:.0f} in all",),
         causes=(Cause("kv-preemptions", "the cache is too small for what runs at one time"),),
         fixes=(
-            Fix("engine.max_concurrency", "a half", "fewer share the cache", Grade.SAFE),
-            Fix("engine.memory_share", "larger", "more cache", Grade.SAFE),
+            Fix(
+                "engine.max_concurrency", "a half", "fewer sequences share the KV cache", Grade.SAFE
+            ),
+            Fix("engine.memory_share", "larger", "more memory for the KV cache", Grade.SAFE),
         ),
         first_step=first,
         last_step=int(counter.steps[spell.end]),

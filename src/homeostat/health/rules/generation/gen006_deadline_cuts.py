@@ -53,8 +53,15 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=(f"time/generate {spent.latest:.3g} s, clipped_ratio {cut.latest:.2f}",),
         causes=(Cause("deadline-cuts", f"sampling takes all of {deadline:g} s"),),
         fixes=(
-            Fix("rollout.deadline_s", "twice as long", "answers can end", Grade.UNSAFE),
-            Fix("rollout.prompts_per_step", "fewer", "less to sample", Grade.UNSAFE),
+            Fix(
+                "rollout.deadline_s", "twice as long", "answers have the time to end", Grade.UNSAFE
+            ),
+            Fix(
+                "rollout.prompts_per_step",
+                "fewer",
+                "fewer completions to sample in the time",
+                Grade.UNSAFE,
+            ),
         ),
         first_step=first,
         last_step=int(cut.steps[spell.end]),

@@ -83,7 +83,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         fixes=(
             Fix("trainer.epochs", "1", "fewer passes over the same rows", Grade.UNSAFE),
             Fix("eval.patience", "3", "ends the run when evaluations stop improving", Grade.UNSAFE),
-            Fix("trainer.optimizer.weight_decay", "0.1", "holds weights back", Grade.UNSAFE),
+            Fix("trainer.optimizer.weight_decay", "0.1", "keeps the weights small", Grade.UNSAFE),
         ),
         first_step=first,
         last_step=int(held.steps[-1]),

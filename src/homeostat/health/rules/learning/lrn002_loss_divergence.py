@@ -163,7 +163,10 @@ def _diverged(
         causes=_causes(view, first, jump=jump),
         fixes=(
             Fix(
-                "trainer.lr", "a third of it", "smaller steps do not leave the basin", Grade.UNSAFE
+                "trainer.lr",
+                "a third of it",
+                "smaller steps do not jump out of the minimum",
+                Grade.UNSAFE,
             ),
             Fix("trainer.max_grad_norm", "1.0", "bounds a single step", Grade.UNSAFE),
             Fix("trainer.schedule.warmup_share", "0.1", "a gentler start", Grade.UNSAFE),
@@ -211,7 +214,14 @@ def _recovered(
         "learning rate.",
         evidence=(f"train/loss {before:.4g} -> {highest:.4g} -> {ended:.4g}",),
         causes=_causes(view, began, jump=False),
-        fixes=(Fix("trainer.lr", "a third of it", "steps that do not undo it", Grade.UNSAFE),),
+        fixes=(
+            Fix(
+                "trainer.lr",
+                "a third of it",
+                "smaller steps do not undo what was learned",
+                Grade.UNSAFE,
+            ),
+        ),
         first_step=began,
         last_step=back,
         value=highest,

@@ -90,7 +90,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes=causes,
         fixes=(
             Fix("trainer.lr", "3 times it", "larger steps", Grade.UNSAFE),
-            Fix("trainer.optimizer.weight_decay", "0.01", "holds less back", Grade.UNSAFE),
+            Fix(
+                "trainer.optimizer.weight_decay", "0.01", "restrains the weights less", Grade.UNSAFE
+            ),
         ),
         first_step=start,
         last_step=int(loss.steps[-1]),

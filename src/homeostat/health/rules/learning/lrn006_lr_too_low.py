@@ -108,7 +108,14 @@ def _unmoved(view: RunView, options: Options) -> Sighting | None:
         "1e-5 to 1e-2): nothing is learned. Raise the learning rate.",
         evidence=(f"update/weight_ratio at most {most:.1e}", *still),
         causes=(Cause("lr-too-low", f"updates of {most:.1e} of the weights' size"),),
-        fixes=(Fix("trainer.lr", "100 times it", "updates that are seen", Grade.UNSAFE),),
+        fixes=(
+            Fix(
+                "trainer.lr",
+                "100 times it",
+                "updates become large enough to change the weights",
+                Grade.UNSAFE,
+            ),
+        ),
         first_step=min(int(series.steps[0]) for series in groups.values()),
         last_step=max(int(series.steps[-1]) for series in late),
         value=most,

@@ -138,7 +138,12 @@ def _sighting(view: RunView, name: str, series: Series, told: str) -> Sighting:
         evidence=(said,),
         causes=tuple(causes),
         fixes=(
-            Fix("ebft.diversity_coefficient", "half", "the other term is heard", Grade.UNSAFE),
+            Fix(
+                "ebft.diversity_coefficient",
+                "half",
+                "the other term then counts more",
+                Grade.UNSAFE,
+            ),
             Fix("ebft.feature_layers", "other depths", "features that tell texts apart"),
             Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
         ),

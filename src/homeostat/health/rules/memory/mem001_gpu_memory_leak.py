@@ -53,7 +53,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes=tuple(causes),
         fixes=(
             Fix("observe.profiler.memory", "true", "shows what is held"),
-            Fix("trainer.empty_cache_interval", "1", "gives back what is only cached", Grade.SAFE),
+            Fix(
+                "trainer.empty_cache_interval",
+                "1",
+                "releases memory that is cached and not used",
+                Grade.SAFE,
+            ),
         ),
         first_step=int(used.steps[0]),
         last_step=int(used.steps[-1]),

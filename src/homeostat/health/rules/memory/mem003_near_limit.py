@@ -53,7 +53,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                     "smaller micro-batches",
                     Grade.SAFE,
                 ),
-                Fix("engine.memory_share", "less", "room for the trainer", Grade.SAFE),
+                Fix("engine.memory_share", "less", "leaves memory for the trainer", Grade.SAFE),
             ),
             first_step=int(series.steps[0]),
             last_step=int(series.steps[-1]),

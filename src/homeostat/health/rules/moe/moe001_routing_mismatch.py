@@ -50,7 +50,7 @@ class Options(RuleOptions):
 _REPLAY = Fix(
     "model.moe.router_replay",
     "ids",
-    "experts are those that were sampled with",
+    "the trainer then uses the experts that the engine sampled with",
     Grade.UNSAFE,
     theirs={
         "slime": "--use-rollout-routing-replay",
@@ -64,7 +64,7 @@ _REPLAY = Fix(
 _WEIGHTS = Fix(
     "algorithm.correction.weight.type",
     "token",
-    "weighs what differs",
+    "importance weights account for the difference",
     Grade.UNSAFE,
     theirs={"nemo_rl": "loss_fn.use_importance_sampling_correction"},
 )

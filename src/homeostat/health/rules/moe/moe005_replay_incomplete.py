@@ -69,7 +69,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
             Fix(
                 "algorithm.correction.weight.type",
                 "token",
-                "weighs what differs in the meantime",
+                "importance weights account for the difference until then",
                 Grade.UNSAFE,
             ),
         ),

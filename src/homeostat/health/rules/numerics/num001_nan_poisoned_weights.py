@@ -64,8 +64,15 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes=tuple(_causes(view, first)),
         fixes=(
             Fix("checkpoint.load_step", f"before {first}", "weights that are still finite"),
-            Fix("trainer.on_nonfinite", "skip", "such an update is not applied", Grade.SAFE),
-            Fix("trainer.lr", "a third of it", "where the gradient grew before it", Grade.UNSAFE),
+            Fix(
+                "trainer.on_nonfinite",
+                "skip",
+                "updates that are not finite are then not applied",
+                Grade.SAFE,
+            ),
+            Fix(
+                "trainer.lr", "a third of it", "if the gradient grew before that step", Grade.UNSAFE
+            ),
         ),
         first_step=first,
         last_step=view.last_step,

@@ -91,9 +91,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=(f"{int(held.sum())} of {len(held)} records are not finite",),
         causes=tuple(_causes(view, what, first, share)),
         fixes=(
-            Fix("trainer.on_nonfinite", "skip", "such an update is not applied", Grade.SAFE),
-            Fix("trainer.precision", "fp32", "tells rounding from a broken row"),
-            Fix("model.attention", "eager", "tells a kernel from the model"),
+            Fix(
+                "trainer.on_nonfinite",
+                "skip",
+                "updates that are not finite are then not applied",
+                Grade.SAFE,
+            ),
+            Fix(
+                "trainer.precision",
+                "fp32",
+                "if NaN disappears, rounding was the cause; else look for a broken row",
+            ),
+            Fix("model.attention", "eager", "if NaN disappears, an attention kernel was the cause"),
         ),
         first_step=first,
         last_step=int(bad.steps[-1]),

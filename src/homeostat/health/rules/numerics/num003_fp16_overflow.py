@@ -59,7 +59,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=(f"{int(held.sum())} of {len(held)} records are not finite",),
         causes=tuple(_causes(view)),
         fixes=(
-            Fix("trainer.precision", "bf16", "the range of fp32", Grade.UNSAFE),
+            Fix("trainer.precision", "bf16", "bf16 has the range of fp32", Grade.UNSAFE),
             Fix("trainer.lr", "a third of it", "weights that stay smaller", Grade.UNSAFE),
         ),
         first_step=first,

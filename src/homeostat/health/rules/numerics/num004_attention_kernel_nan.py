@@ -64,7 +64,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=(f"{len(bad)} of {len(bad)} records are not finite", f"rate {rate:.2g}"),
         causes=(Cause("attention-kernel-nan", "NaN before anything was trained, outside fp16"),),
         fixes=(
-            Fix("model.attention", "eager", "no kernel in between", Grade.SAFE),
+            Fix("model.attention", "eager", "plain torch, without a fused kernel", Grade.SAFE),
             Fix("", "another build of torch or flash-attn", "one made for this CUDA and GPU"),
         ),
         first_step=first,

@@ -59,7 +59,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=tuple(f"{number} x {origin}" for origin, number in origins.most_common(3)),
         causes=tuple(_causes(view, origins, longest)),
         fixes=(
-            Fix("trainer.on_nonfinite", "halt", "stops at the first one, to look at it"),
+            Fix(
+                "trainer.on_nonfinite",
+                "halt",
+                "the run stops at the first such update, so that you can look at it",
+            ),
             Fix("data.bad_rows", "drop", "leaves broken rows out"),
         ),
         first_step=steps[0] if steps else None,

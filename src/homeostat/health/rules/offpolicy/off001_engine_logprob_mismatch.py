@@ -102,7 +102,7 @@ def _fixes(view: RunView) -> tuple[Fix, ...]:
         "importance weights take the difference into account",
         Grade.UNSAFE,
     )
-    same = Fix("engine.dtype", "as the trainer's", "less rounding", Grade.UNSAFE)
+    same = Fix("engine.dtype", "as the trainer's", "less difference from rounding", Grade.UNSAFE)
     verify = Fix("sync.verify", "true", "proves that the engine has these weights", Grade.SAFE)
     return corrected, same, verify
 

@@ -74,7 +74,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
             Fix(
                 "algorithm.correction.weight.type",
                 "token",
-                "importance weights meanwhile",
+                "importance weights account for the difference until then",
                 Grade.UNSAFE,
                 theirs={"slime": "--use-tis", "miles": "--use-tis"},
             ),

@@ -60,7 +60,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             Fix(
                 "",
                 "top_p=1.0, no top_k, no min_p",
-                "samples and log-probs of one distribution",
+                "samples and log-probs then come from the same distribution",
                 Grade.UNSAFE,
                 theirs={
                     "trl": "top_k=0, top_p=1.0",

@@ -78,7 +78,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         causes=tuple(_causes(view, first, far=bool(far[spell.start : spell.end + 1].any()))),
         fixes=(
             Fix("sync.verify", "true", "compares the engine's weights each time", Grade.SAFE),
-            Fix("rollout.temperature", "the trainer's", "one for both", Grade.UNSAFE),
+            Fix(
+                "rollout.temperature",
+                "the trainer's",
+                "engine and trainer then use the same temperature",
+                Grade.UNSAFE,
+            ),
         ),
         first_step=first,
         last_step=last,

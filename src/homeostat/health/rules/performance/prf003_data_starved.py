@@ -45,8 +45,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         f"{options.max_share:.0%}). Prepare rows with more processes, or further ahead.",
         causes=(Cause("data-starved", f"{share:.0%} of a step"),),
         fixes=(
-            Fix("data.prefetch_updates", "8", "further ahead", Grade.SAFE),
-            Fix("data.num_processes", "4", "more at one time", Grade.SAFE),
+            Fix("data.prefetch_updates", "8", "batches are prepared further ahead", Grade.SAFE),
+            Fix("data.num_processes", "4", "more rows are prepared at one time", Grade.SAFE),
         ),
         first_step=int(wait.steps[0]),
         last_step=int(wait.steps[-1]),

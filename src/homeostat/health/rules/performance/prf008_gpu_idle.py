@@ -55,7 +55,14 @@ def _sighting(view: RunView, name: str, why: str, value: float) -> Sighting:
         message=f"Little use is made of the devices: {why}. See which part of a step waits, and "
         "use larger micro-batches.",
         causes=(Cause(name, why),),
-        fixes=(Fix("trainer.max_tokens_per_device", "more", "larger pieces", Grade.SAFE),),
+        fixes=(
+            Fix(
+                "trainer.max_tokens_per_device",
+                "more",
+                "larger micro-batches keep the GPU busy",
+                Grade.SAFE,
+            ),
+        ),
         last_step=view.last_step,
         value=value,
     )

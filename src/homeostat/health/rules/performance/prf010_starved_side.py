@@ -78,7 +78,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             evidence=f"{idle_s:.3g} s of {step_s:.3g} s",
             fixes=(
                 Fix("cluster.processes", f"{ratio:.2g} times as many", "a faster trainer"),
-                Fix("engine.data_parallel_size", "fewer", "devices for the trainer"),
+                Fix("engine.data_parallel_size", "fewer", "leaves devices for the trainer"),
             ),
             value=idle_s / step_s,
             level=None,

@@ -118,9 +118,14 @@ def _fixes(*, solved: bool) -> tuple[Fix, ...]:
         return (Fix("data.train", "harder prompts", "these are solved"),)
     return (
         Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
-        Fix("algorithm.kl.coefficient", "0.001 or more", "holds the policy", Grade.UNSAFE),
+        Fix(
+            "algorithm.kl.coefficient",
+            "0.001 or more",
+            "holds the policy near the reference",
+            Grade.UNSAFE,
+        ),
         Fix("algorithm.clip_high", "0.28", "lets unlikely tokens grow", Grade.UNSAFE),
-        Fix("algorithm.entropy_bonus", "0.001", "pays for variety", Grade.UNSAFE),
+        Fix("algorithm.entropy_bonus", "0.001", "rewards variety", Grade.UNSAFE),
         Fix("rollout.temperature", "1.0", "samples vary more", Grade.UNSAFE),
         Fix("rollout.prompts_per_step", "more", "steadier updates", Grade.UNSAFE),
     )

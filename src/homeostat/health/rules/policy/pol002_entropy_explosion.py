@@ -79,8 +79,13 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes=tuple(_causes(view)),
         fixes=(
             Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
-            Fix("algorithm.kl.coefficient", "0.001 or more", "holds the policy", Grade.UNSAFE),
-            Fix("algorithm.entropy_bonus", "0", "it pays for noise", Grade.UNSAFE),
+            Fix(
+                "algorithm.kl.coefficient",
+                "0.001 or more",
+                "holds the policy near the reference",
+                Grade.UNSAFE,
+            ),
+            Fix("algorithm.entropy_bonus", "0", "a bonus rewards noise", Grade.UNSAFE),
         ),
         first_step=first,
         last_step=int(finite.steps[spell.end]),

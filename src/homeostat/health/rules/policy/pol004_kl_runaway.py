@@ -146,12 +146,17 @@ def _sighting(
         causes=tuple(_causes(view)),
         fixes=(
             Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
-            Fix("algorithm.kl.coefficient", "2 to 10 times as large", "pulls back", Grade.UNSAFE),
+            Fix(
+                "algorithm.kl.coefficient",
+                "2 to 10 times as large",
+                "pulls the policy back to the reference",
+                Grade.UNSAFE,
+            ),
             Fix("trainer.updates_per_step", "1", "less drift per rollout", Grade.UNSAFE),
             Fix(
                 "algorithm.overlong",
                 "mask",
-                "cut samples teach wrongly",
+                "samples that were cut teach the wrong thing",
                 Grade.UNSAFE,
                 theirs={"trl": "mask_truncated_completions=true"},
             ),

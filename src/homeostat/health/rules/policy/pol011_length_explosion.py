@@ -82,12 +82,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         causes=tuple(_causes(view)),
         fixes=(
             Fix("algorithm.normalise", "fixed", "long answers count in full", Grade.UNSAFE),
-            Fix("algorithm.kl.coefficient", "0.001 or more", "anchors the policy", Grade.UNSAFE),
-            Fix("trainer.updates_per_step", "1", "stays on-policy", Grade.UNSAFE),
+            Fix(
+                "algorithm.kl.coefficient",
+                "0.001 or more",
+                "holds the policy near the reference",
+                Grade.UNSAFE,
+            ),
+            Fix("trainer.updates_per_step", "1", "samples stay on-policy", Grade.UNSAFE),
             Fix(
                 "algorithm.overlong",
                 "mask",
-                "cut samples teach wrongly",
+                "samples that were cut teach the wrong thing",
                 Grade.UNSAFE,
                 theirs={"trl": "mask_truncated_completions=true"},
             ),

@@ -86,8 +86,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=(f"mean length {grown.start:.4g} -> {grown.end:.4g}",),
         causes=tuple(causes),
         fixes=(
-            Fix("rollout.max_new_tokens", "larger", "if they are worth it", Grade.UNSAFE),
-            Fix("algorithm.overlong", "shape", "if they are not", Grade.UNSAFE),
+            Fix(
+                "rollout.max_new_tokens", "larger", "if the longer answers earn more", Grade.UNSAFE
+            ),
+            Fix("algorithm.overlong", "shape", "if the longer answers earn no more", Grade.UNSAFE),
         ),
         first_step=grown.step,
         last_step=int(length.steps[-1]),

@@ -104,9 +104,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
             Cause("policy-collapse", "garbage from one update to the next"),
         ),
         fixes=(
-            Fix("checkpoint.load_step", f"before {step}", "the weights are lost"),
+            Fix("checkpoint.load_step", f"before {step}", "the present weights cannot be repaired"),
             Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
-            Fix("trainer.max_grad_norm", "a half", "bounds outliers", Grade.UNSAFE),
+            Fix("trainer.max_grad_norm", "a half", "bounds the steps of outliers", Grade.UNSAFE),
         ),
         first_step=step,
         last_step=int(reward.steps[-1]),

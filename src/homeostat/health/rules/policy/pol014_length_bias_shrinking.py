@@ -60,8 +60,13 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=(f"mean length {length.first:.4g} -> {length.latest:.4g}",),
         causes=tuple(_causes(view)),
         fixes=(
-            Fix("algorithm.normalise", "fixed", "length no longer counts", Grade.UNSAFE),
-            Fix("algorithm.type", "dr_grpo", "made without this bias", Grade.UNSAFE),
+            Fix(
+                "algorithm.normalise",
+                "fixed",
+                "the length of an answer then no longer changes its weight",
+                Grade.UNSAFE,
+            ),
+            Fix("algorithm.type", "dr_grpo", "this algorithm does not have the bias", Grade.UNSAFE),
         ),
         first_step=int(length.steps[0]),
         last_step=int(length.steps[-1]),

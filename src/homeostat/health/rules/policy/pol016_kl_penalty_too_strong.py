@@ -54,7 +54,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         f"{moved.end:.3g}: the policy is held where it was. Lower the weight.",
         evidence=(f"KL {kl:.2g}", f"reward {moved.start:.3g} -> {moved.end:.3g}"),
         causes=tuple(causes),
-        fixes=(Fix("algorithm.kl.coefficient", "0.001", "lets it move", Grade.UNSAFE),),
+        fixes=(Fix("algorithm.kl.coefficient", "0.001", "lets the policy move", Grade.UNSAFE),),
         first_step=int(reward.steps[0]),
         last_step=int(reward.steps[-1]),
         value=weight,

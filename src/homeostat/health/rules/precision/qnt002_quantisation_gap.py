@@ -50,7 +50,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         "correct with importance weights.",
         causes=(Cause("quantisation-gap", f"{kind} weights, {size:.2g} nats"),),
         fixes=(
-            Fix("algorithm.correction.weight.type", "token", "weighs what differs", Grade.UNSAFE),
+            Fix(
+                "algorithm.correction.weight.type",
+                "token",
+                "importance weights account for the difference",
+                Grade.UNSAFE,
+            ),
             Fix(
                 "",
                 "blockwise",

@@ -55,7 +55,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             "Take scales from the values themselves (dynamic), or keep these layers in bf16.",
             measure=_MEASURE,
             cause=Cause("fp8-saturation", f"{share:.2%} of the {one.group} layers' values"),
-            fix=Fix("trainer.fp8.scaling", "dynamic", "scales of these very values", Grade.UNSAFE),
+            fix=Fix(
+                "trainer.fp8.scaling",
+                "dynamic",
+                "scales are then computed from the values themselves",
+                Grade.UNSAFE,
+            ),
         )
 
 

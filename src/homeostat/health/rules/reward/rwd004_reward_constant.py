@@ -63,7 +63,13 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         "answers does not tell them apart. Try it by hand on a good and a bad one.",
         evidence=(f"reward {value:.6g} in every record from step {first} on",),
         causes=tuple(_causes(view)),
-        fixes=(Fix("rewards.functions", "one that reads the completion", "all score alike"),),
+        fixes=(
+            Fix(
+                "rewards.functions",
+                "one that reads the completion",
+                "the present one gives every completion the same score",
+            ),
+        ),
         first_step=first,
         last_step=int(reward.steps[-1]),
         value=value,

@@ -180,9 +180,14 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         evidence=(f"reward {fall.best:.4g} at step {fall.at}, {reward.latest:.4g} now",),
         causes=tuple(_causes(view)),
         fixes=(
-            Fix("checkpoint.load_step", "the best step", "the weights of now are worse"),
+            Fix("checkpoint.load_step", "the best step", "the present weights are worse"),
             Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
-            Fix("algorithm.kl.coefficient", "0.001 or more", "holds the policy", Grade.UNSAFE),
+            Fix(
+                "algorithm.kl.coefficient",
+                "0.001 or more",
+                "holds the policy near the reference",
+                Grade.UNSAFE,
+            ),
         ),
         first_step=fall.at,
         last_step=int(reward.steps[-1]),

@@ -69,8 +69,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         ),
         causes=tuple(_causes(view)),
         fixes=(
-            Fix("rewards.functions", "one without the loophole", "it pays for something else"),
-            Fix("algorithm.kl.coefficient", "0.001 or more", "holds the policy", Grade.UNSAFE),
+            Fix(
+                "rewards.functions",
+                "one without the loophole",
+                "the present one rewards something else",
+            ),
+            Fix(
+                "algorithm.kl.coefficient",
+                "0.001 or more",
+                "holds the policy near the reference",
+                Grade.UNSAFE,
+            ),
         ),
         first_step=at,
         last_step=int(held_out.steps[-1]),

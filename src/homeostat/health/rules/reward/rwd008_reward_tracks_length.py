@@ -67,8 +67,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         evidence=(f"over steps {length.steps[0]}-{length.steps[-1]}",),
         causes=tuple(causes),
         fixes=(
-            Fix("rewards.functions", "one that does not pay for length", "close the loophole"),
-            Fix("algorithm.overlong", "shape", "a bound to growth", Grade.UNSAFE),
+            Fix(
+                "rewards.functions",
+                "one that does not pay for length",
+                "longer answers then earn no more",
+            ),
+            Fix("algorithm.overlong", "shape", "penalises answers that are too long", Grade.UNSAFE),
         ),
         first_step=int(length.steps[0]),
         last_step=int(length.steps[-1]),

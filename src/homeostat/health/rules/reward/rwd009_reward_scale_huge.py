@@ -69,7 +69,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes=tuple(causes),
         fixes=(
             Fix("rewards.normalise", "scale", "rewards of unit size", Grade.UNSAFE),
-            Fix("rewards.clip", "10", "a bound to outliers", Grade.UNSAFE),
+            Fix("rewards.clip", "10", "bounds outliers", Grade.UNSAFE),
         ),
         first_step=first,
         last_step=int(finite.steps[spell.end]),

@@ -56,7 +56,14 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         f"without a trend; a step has {samples:.0f} samples. More prompts would show one.",
         evidence=(f"{len(tail)} records, noise {noise / mean:.0%} of the mean",),
         causes=(Cause("reward-too-noisy", f"{samples:.0f} samples a step"),),
-        fixes=(Fix("rollout.prompts_per_step", "4 times as many", "less chance", Grade.UNSAFE),),
+        fixes=(
+            Fix(
+                "rollout.prompts_per_step",
+                "4 times as many",
+                "chance then counts less",
+                Grade.UNSAFE,
+            ),
+        ),
         first_step=int(tail.steps[0]),
         last_step=int(tail.steps[-1]),
         value=noise / mean,

@@ -124,13 +124,15 @@ def _number(value: Any) -> float:
 def _fixes(cause: str) -> tuple[Fix, ...]:
     if cause == "reward-slow":
         return (
-            Fix("rewards.timeout_s", "3 times as long", "it is not given enough", Grade.SAFE),
+            Fix("rewards.timeout_s", "3 times as long", "its time limit is too short", Grade.SAFE),
             Fix("rewards.workers", "more", "groups are scored side by side", Grade.SAFE),
         )
     if cause == "reward-timeout":
         why = "it hangs: the event's traceback shows where. A longer limit only makes steps longer"
         return (Fix("rewards.functions", "a function that comes to an end", why),)
-    return (Fix("rewards.functions", "a function that takes every completion", "it fails now"),)
+    return (
+        Fix("rewards.functions", "a function that takes every completion", "the present one fails"),
+    )
 
 
 RULE = Rule(

@@ -53,7 +53,13 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                 Cause("reward-fn-returns-none", "it returned None for all samples"),
                 Cause("dataset-column-missing", "it may look for a column that no row has"),
             ),
-            fixes=(Fix("rewards.functions", "one that returns a number", "None is no value"),),
+            fixes=(
+                Fix(
+                    "rewards.functions",
+                    "one that returns a number",
+                    "None does not count as a reward",
+                ),
+            ),
             first_step=first,
             last_step=int(none.steps[spell.end]),
             value=none.latest,

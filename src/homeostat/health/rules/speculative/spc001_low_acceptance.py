@@ -53,7 +53,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             Fix(
                 "",
                 "3",
-                "fewer tokens ahead",
+                "fewer tokens are drafted ahead",
                 theirs={
                     "miles": "--sglang-speculative-num-steps",
                     "vllm": "--speculative-config.num_speculative_tokens",

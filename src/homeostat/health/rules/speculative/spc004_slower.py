@@ -55,7 +55,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         "or leave it off.",
         causes=tuple(causes),
         fixes=(
-            Fix("engine.speculative.num_tokens", "3", "less drafted in vain"),
+            Fix("engine.speculative.num_tokens", "3", "fewer drafted tokens are thrown away"),
             Fix("engine.speculative.draft_model", "none", "measure the speed without it"),
         ),
         first_step=int(late.steps[0]),
