@@ -66,10 +66,18 @@ def _diagnose(
     findings: list[Finding] = []
     unknown: list[NotEvaluated] = []
     clear: list[str] = []
+    # Hundreds of rules need the same.
+    missing: dict[tuple[str, ...], str] = {}
     for rule in rules:
         if rule.kinds and view.kind is not Kind.UNKNOWN and view.kind not in rule.kinds:
             continue
-        found = judge(rule, view, options=options.get(rule.code, {}))
+        if rule.needs not in missing:
+            missing[rule.needs] = what_is_missing(rule, view)
+        found = (
+            NotEvaluated(rule.code, rule.name, missing[rule.needs])
+            if missing[rule.needs]
+            else judge_ready(rule, view, options=options.get(rule.code, {}))
+        )
         if isinstance(found, NotEvaluated):
             unknown.append(found)
         elif found:
