@@ -73,11 +73,8 @@ def _diagnose(
             continue
         if rule.needs not in missing:
             missing[rule.needs] = what_is_missing(rule, view)
-        found = (
-            NotEvaluated(rule.code, rule.name, missing[rule.needs])
-            if missing[rule.needs]
-            else judge_ready(rule, view, options=options.get(rule.code, {}))
-        )
+        given = options.get(rule.code, {})
+        found = judge(rule, view, options=given, missing=missing[rule.needs])
         if isinstance(found, NotEvaluated):
             unknown.append(found)
         elif found:
@@ -100,10 +97,18 @@ def _is_run_of_ours(view: RunView) -> bool:
 
 
 def judge(
-    rule: Rule, view: RunView, *, options: Mapping[str, Any] | None = None
+    rule: Rule,
+    view: RunView,
+    *,
+    options: Mapping[str, Any] | None = None,
+    missing: str | None = None,
 ) -> list[Finding] | NotEvaluated:
-    """Return one rule's findings; an empty list if it is clear."""
-    missing = what_is_missing(rule, view)
+    """Return one rule's findings; an empty list if it is clear.
+
+    `missing` is `what_is_missing(rule, view)`, if the caller knows it.
+    """
+    if missing is None:
+        missing = what_is_missing(rule, view)
     if missing:
         return NotEvaluated(rule.code, rule.name, missing)
     return judge_ready(rule, view, options=options)
