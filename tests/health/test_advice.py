@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tests.health.markdown import Case, by_code, named
+from tests.health.markdown import Case, by_letters, named
 from tests.health.test_rules import CASES
 
 from homeostat.health.advice import is_followed
@@ -15,7 +15,7 @@ from homeostat.health.finding import Fix, NotEvaluated
 from homeostat.health.registry import BY_CODE
 from homeostat.health.view import RunView
 
-FIRING = by_code(case for case in CASES if case.title.startswith("Fires"))
+FIRING = by_letters(case for case in CASES if case.title.startswith("Fires"))
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,10 @@ def test_what_counts_as_followed(
     assert is_followed(Fix(setting, wanted, "why"), RunView(settings=settings)) is followed
 
 
-@pytest.mark.parametrize("code", FIRING)
-def test_no_rule_advises_what_the_run_has(code: str) -> None:
-    for case in FIRING[code]:
-        with named(case.title):
+@pytest.mark.parametrize("letters", FIRING)
+def test_no_rule_advises_what_the_run_has(letters: str) -> None:
+    for case in FIRING[letters]:
+        with named(f"{case.code} {case.title}"):
             _advises_nothing_known(case)
 
 

@@ -66,10 +66,15 @@ def _diagnose(
     findings: list[Finding] = []
     unknown: list[NotEvaluated] = []
     clear: list[str] = []
+    # Hundreds of rules need the same.
+    missing: dict[tuple[str, ...], str] = {}
     for rule in rules:
         if rule.kinds and view.kind is not Kind.UNKNOWN and view.kind not in rule.kinds:
             continue
-        found = judge(rule, view, options=options.get(rule.code, {}))
+        if rule.needs not in missing:
+            missing[rule.needs] = what_is_missing(rule, view)
+        given = options.get(rule.code, {})
+        found = judge(rule, view, options=given, missing=missing[rule.needs])
         if isinstance(found, NotEvaluated):
             unknown.append(found)
         elif found:
@@ -92,10 +97,18 @@ def _is_run_of_ours(view: RunView) -> bool:
 
 
 def judge(
-    rule: Rule, view: RunView, *, options: Mapping[str, Any] | None = None
+    rule: Rule,
+    view: RunView,
+    *,
+    options: Mapping[str, Any] | None = None,
+    missing: str | None = None,
 ) -> list[Finding] | NotEvaluated:
-    """Return one rule's findings; an empty list if it is clear."""
-    missing = what_is_missing(rule, view)
+    """Return one rule's findings; an empty list if it is clear.
+
+    `missing` is `what_is_missing(rule, view)`, if the caller knows it.
+    """
+    if missing is None:
+        missing = what_is_missing(rule, view)
     if missing:
         return NotEvaluated(rule.code, rule.name, missing)
     return judge_ready(rule, view, options=options)

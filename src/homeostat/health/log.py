@@ -28,15 +28,16 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """A pattern taken apart: pieces of its parts, the longest of them, and the words of each.
+    """A pattern taken apart: pieces of its parts, the longest of them, and what their words need.
 
-    `inner` is the longest word that stands between two others, and so is whole in a line.
+    `inner` are words between two others, which are whole in a line. `edges` are to be found in the
+    log's words as one text: a piece's first word ends one there, its last word begins one.
     """
 
     parts: tuple[tuple[str, ...], ...]
     anchor: str
-    words: tuple[tuple[bytes, ...], ...]
-    inner: bytes | None
+    inner: frozenset[bytes]
+    edges: tuple[bytes, ...]
 
     def is_in(self, line: str) -> bool:
         return all(_in_order(line, pieces) for pieces in self.parts)
@@ -71,25 +72,12 @@ class Log:
         words = frozenset(_words_of(self._folded))
         return words, b"\n" + b"\n".join(words) + b"\n"
 
-    def _may_hold(self, piece: tuple[bytes, ...]) -> bool:
-        """Return False only if no line contains the piece with these words.
-
-        Its inner words are whole words of a line, its first one ends a word and its last one begins
-        one.
-        """
-        words, text = self._words
-        if len(piece) < 2:
-            return not piece or piece[0] in text
-        inner = all(word in words for word in piece[1:-1])
-        return inner and piece[0] + b"\n" in text and b"\n" + piece[-1] in text
-
     def may_have(self, *patterns: str) -> bool:
         """Return False only if no line matches one of the patterns, in little time."""
-        words = self._words[0]
+        words, text = self._words
         for wanted in map(_taken_apart, patterns):
-            if wanted.inner is None or wanted.inner in words:
-                if all(map(self._may_hold, wanted.words)):
-                    return True
+            if wanted.inner <= words and all(map(text.__contains__, wanted.edges)):
+                return True
         return False
 
     def find(self, pattern: str) -> Iterator[LogLine]:
@@ -139,9 +127,15 @@ def _taken_apart(pattern: str) -> _Pattern:
     pieces = [piece for part in parts for piece in part]
     anchor = max(pieces, key=len)
     assert anchor, f"a pattern of nothing but wildcards: {pattern!r}"
-    words = tuple(_words_of(piece) for piece in pieces)
-    inner = max((word for piece in words for word in piece[1:-1]), key=len, default=None)
-    return _Pattern(parts, anchor, words, inner)
+    words = [_words_of(piece) for piece in pieces]
+    inner = frozenset(word for piece in words for word in piece[1:-1])
+    edges = tuple(edge for piece in words for edge in _edges(piece))
+    return _Pattern(parts, anchor, inner, edges)
+
+
+def _edges(piece: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Return what stands in the log's words, a line each, if a line contains the piece."""
+    return piece if len(piece) < 2 else (piece[0] + b"\n", b"\n" + piece[-1])
 
 
 def _in_order(line: str, pieces: tuple[str, ...]) -> bool:
