@@ -4,8 +4,8 @@
 Over the last half of at least `min_records` records the loss changed by less than its noise, it is
 above `min_loss`, and it fell by less than `min_fall` in all. It is a warning if loss and accuracy
 are those of guessing (ln(k) and 1/k for some number k of classes), or if the loss is above
-`high_loss` and moved by less than `no_fall` from the run's beginning on; also in a short run if it is
-above `blind_loss`. A loss between `blind_loss` and `guessing_loss` at the end of a run is one as
+`high_loss` and moved by less than `no_fall` from the run's beginning on; also in a short run if it
+is above `blind_loss`. A loss between `blind_loss` and `guessing_loss` at the end of a run is one as
 well, if less than `small_fall` was learned: the frequencies of tokens alone give less.
 
 ## Why it matters
@@ -97,7 +97,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         first_step=start,
         last_step=int(loss.steps[-1]),
         value=last,
-        limit=first * (1 - options.min_fall),
+        limit=first * (1 - (options.small_fall if is_blind else options.min_fall)),
     )
 
 

@@ -1,12 +1,12 @@
 """The critic's error is far larger than any reward explains.
 
 ## What it sees
-Mean squared errors of the critic (or the loss of all parts, where the critic's own is not logged) whose
-medians over stretches of the run exceed `factor` times the square of the largest reward.
+Mean squared errors of the critic (or the loss of all parts, where the critic's own is not logged)
+whose medians over stretches of the run exceed `factor` times the square of the largest reward.
 
 ## Why it matters
-Values are estimates of what will be earned. An error of ten times the largest return is no estimate:
-the values feed on themselves, and every advantage that is computed from them is noise.
+Values are estimates of what will be earned. An error of ten times the largest return is no
+estimate: the values chase themselves, and every advantage that is computed from them is noise.
 
 ## Likely causes
 - critic-diverges: the critic's learning rate is too high, or its targets are its own values.

@@ -6,8 +6,9 @@ deviation of rewards is not logged), and their deviation is 0. A reward that ros
 whose functions cannot give more, is left to RWD005. Where the maximum is not known, the highest
 value of the run is taken for it if the reward came to within `near` of it before. Where the
 deviation is not logged, the records must be twice as many as were ever equal before: some logs
-repeat a mean until the next episode ends. A reward of which all of `many` records or more lie within
-`narrow` of their mean is one, too, unless deviations are logged or it is close to its maximum.
+repeat a mean until the next episode ends. A reward of which all of `many` records or more lie
+within `narrow` of their mean is one, too, unless deviations are logged or it is close to its
+maximum.
 
 ## Why it matters
 Different answers of a policy that samples cannot all be worth the same: what scores them does not

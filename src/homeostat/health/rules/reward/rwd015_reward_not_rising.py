@@ -6,8 +6,8 @@ rise that is more than noise. Where the most is not known, or the reward lies be
 `much` of it, a warning if it has not risen in `long` steps, or if `records` records are enough to
 exclude a rise: two standard errors above the change that was seen are still less than `gain` of the
 deviation of single rewards. A rise in the first twentieth of the run counts as one. A reward that
-falls from the beginning is a warning at once: the last quarter lies below the first one by `lost` of
-it and `surely` standard errors, and the quarters between do not lie above the first one.
+falls from the beginning is a warning at once: the last quarter lies below the first one by `lost`
+of it and `surely` standard errors, and the quarters between do not lie above the first one.
 
 ## Why it matters
 Most runs that will learn show it by then. It costs little to look, and much to wait.
