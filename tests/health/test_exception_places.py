@@ -118,6 +118,12 @@ Traceback (most recent call last):
                   ~^^^^^
 TypeError: 'NoneType' object is not subscriptable
 """
+EXPERTS = f"""\
+Traceback (most recent call last):
+  File "{SITE}/vllm/model_executor/layers/quantization/flurb.py", line 493, in flurb_weight_loader
+    param.data[expert_id, : shard_size // 2] = tensor
+IndexError: index 100 is out of bounds for dimension 0 with size 64
+"""
 
 
 @pytest.mark.parametrize(
@@ -129,6 +135,8 @@ TypeError: 'NoneType' object is not subscriptable
         (REWARD_SERVER, "reward-timeout"),
         (ENGINE, "inference-server-unresponsive"),
         (VARIABLE, "setting-missing"),
+        (VARIABLE.replace("OUTPUT_DIR", "SLURM_NODEID"), "launcher-variables-missing"),
+        (EXPERTS, "known-bad-version"),
         (NAMESPACE, "setting-missing"),
         (SHADOWED_LOGGING, "package-shadowed"),
         (MESH, "unknown-setting"),
@@ -146,6 +154,7 @@ def test_the_place_names_what_the_words_leave_open(text: str, name: str) -> None
     "text",
     [
         OTHER_VERSION,
+        EXPERTS.replace(SITE, "/data/run").replace("vllm", "mine"),
         EMPTY_FILE.replace("torch/serialization.py", "wheel/x.py").replace(
             "torch/_weights_only_unpickler.py", "wheel/y.py"
         ),

@@ -126,6 +126,8 @@ KeyError: 'gsm8k'"""
         ("/data/ana/kernels.pyx", "user"),
         ("/data/ana/verl/verl/trainer/main_ppo.py", "framework"),
         ("/data/ana/verl/my_reward.py", "user"),
+        ("./slime/slime/ray/buffer.py", "framework"),
+        ("/data/ana/ray/verl/recipe/score.py", "user"),
         ("/data/ana/verl/examples/rewards/mine.py", "user"),
         ("/app/LLaMA-Factory/src/llamafactory/train/tuner.py", "framework"),
         ("/app/OpenRLHF/openrlhf/cli/train_ppo_ray.py", "framework"),

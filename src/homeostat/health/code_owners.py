@@ -89,9 +89,8 @@ def package_of(file: str) -> str:
     if path.startswith(_RAY_SOURCES):
         return "ray"
     parts = path.split("/")
-    named = [part for part in parts if part in PACKAGES]
-    if named:
-        return named[-1]
+    if framework := _checkout(parts):
+        return framework
     return "unsloth" if "unsloth_compiled_cache" in parts else "generated code"
 
 
@@ -117,14 +116,21 @@ def _inside(path: str) -> str | None:
     return None
 
 
-def _checkout(parts: list[str]) -> bool:
-    """Return whether a path lies in the sources of a framework."""
+def _checkout(parts: list[str]) -> str:
+    """Return the framework in whose sources a path lies; "" if in none.
+
+    A folder inside of a package may have another one's name: slime/slime/ray/buffer.py is slime's.
+    """
     places = [place for place, part in enumerate(parts[:-1]) if part in PACKAGES]
-    if not places:
-        return False
-    before, rest = parts[places[-1] - 1] if places[-1] else "", parts[places[-1] + 1 :]
-    if parts[places[-1]] in _FLAT and rest[0] not in _OF_USERS:
-        return True
+    if not places or parts[places[-1] + 1] in _OF_USERS:
+        return ""
+    inner = places[-1]
     # A checkout: the package is in a folder of its name, in src/ or python/, or has folders.
-    is_package = before in ("src", "python", parts[places[-1]]) or len(rest) > 1
-    return is_package and rest[0] not in _OF_USERS
+    if parts[inner] in _FLAT or _is_nested(parts, inner) or len(parts) > inner + 2:
+        return parts[inner]
+    return next((parts[place] for place in places if _is_nested(parts, place)), "")
+
+
+def _is_nested(parts: list[str], place: int) -> bool:
+    """Return whether a folder is inside of one with its name, of src/ or of python/."""
+    return place > 0 and parts[place - 1] in ("src", "python", parts[place])

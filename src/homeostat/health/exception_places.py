@@ -44,6 +44,14 @@ _LACKS_SETTING = re.compile(
     r"attribute '(?P<name>\w{1,80})'"
 )
 _ENVIRONMENT = ("<frozen os>", "/os.py")
+# What launchers tell each process: torchrun, Slurm, MPI.
+_LAUNCHERS = re.compile(
+    r"(?:LOCAL_|NODE_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|SLURM_\w{1,40}"
+    r"|OMPI_\w{1,60}|PMI_\w{1,40}"
+)
+# Where engines take weights in, and errors there that no checkpoint should cause.
+_TAKES_WEIGHTS = ("weight_loader", "load_weights", "load_fused_expert_weights")
+_LOADER_SLIPS = frozenset({"IndexError", "UnboundLocalError", "TypeError"})
 _CUT_SHORT = frozenset({"EOFError", "BadZipFile", "UnpicklingError"})
 _READS_WEIGHTS = ("torch/serialization.py", "torch/_weights_only_unpickler.py")
 _SHARDED_STATE = "distributed/checkpoint/state_dict.py"
@@ -90,6 +98,8 @@ def _of_settings(failure: Traceback, code: str) -> Named | None:
         key = words.strip("'\" ")
         if any(key in _KEY.findall(chain) for chain in looked_up):
             return "setting-missing", f"the settings have no {key}"
+        if _LAUNCHERS.fullmatch(key):
+            return "launcher-variables-missing", f"no launcher set the variable {key}"
         if failure.frames and _ends(failure.frames[-1], *_ENVIRONMENT):
             return "setting-missing", f"the environment variable {key} is not set"
     lacks = _LACKS_SETTING.search(words)
@@ -104,7 +114,7 @@ def _of_settings(failure: Traceback, code: str) -> Named | None:
 
 
 def _of_library(failure: Traceback) -> Named | None:
-    """Recognise what a bare exception means in a place of torch."""
+    """Recognise what a bare exception means in a place of torch or of an engine."""
     if not failure.frames:
         return None
     raised = failure.frames[-1]
@@ -115,6 +125,12 @@ def _of_library(failure: Traceback) -> Named | None:
             "optimizer-state-mismatch",
             "the optimizer holds parameters that the model does not have, as one does that was "
             "built before the model was sharded or wrapped",
+        )
+    takes_weights = raised.function.endswith(_TAKES_WEIGHTS) and owner_of(raised.file) != "user"
+    if takes_weights and failure.name in _LOADER_SLIPS:
+        return (
+            "known-bad-version",
+            "the engine's own loader of weights slipped: it does not fit this model or this split",
         )
     if "NoneType" in failure.message and _ends(raised, _COLLATES):
         return "user-code-failed", "a row is None: the dataset's __getitem__ returned nothing"

@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import islice
 
+from homeostat.health.code_owners import owner_of
+from homeostat.health.ending import ending_of
 from homeostat.health.log import Log, LogLine
 from homeostat.health.view import RunView
 
@@ -271,3 +273,11 @@ def _held_by_others(text: str) -> list[float]:
     if ours is not None:
         held.remove(ours)
     return held
+
+
+def raised_in_library(view: RunView) -> bool:
+    """Return whether the run ended in an exception that a library's code raised, not the user's."""
+    failure = ending_of(view).traceback
+    frames = failure.frames if failure is not None else ()
+    owners = [owner for frame in frames if (owner := owner_of(frame.file)) != "stdlib"]
+    return bool(owners) and owners[-1] != "user"

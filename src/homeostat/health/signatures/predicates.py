@@ -299,6 +299,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
         places.is_shared,
         places.oom_at,
         places.oom_nowhere,
+        places.raised_in_library,
         places.tried_at_least_gib,
     )
 }
