@@ -85,6 +85,10 @@ _CHECKS_SETTINGS = re.compile(
 _HOLDS_SETTINGS = re.compile(r"(?:^|[/_])configs?\.py$|/configs?/[^/]{1,80}\.py$")
 _CHECKS = re.compile(r"^(?:__post_init__|finalize|_{0,2}(?:validate|check|verify)\w{0,60})$")
 _REFUSALS = ("AssertionError", "ValueError")
+# A text in a calculation: "8" % 2 is taken for formatting.
+_TEXT = re.compile(r"not all arguments converted during string formatting|'str'")
+# Exceptions that libraries have for nothing else.
+_REFUSES = frozenset({"MisconfigurationException", "ConfigurationError", "InvalidConfigError"})
 # What a rollout counts: it is shared out among ranks like a batch.
 _SAMPLED = ("sample", "prompt", "rollout", "generation", "replica", "outputs")
 # Code that takes the first of something that may have nothing: next(iter(train_dataset)).
@@ -144,6 +148,9 @@ class ExceptionReading:
         """Return the illness that place and words usually mean, and why; None if unknown."""
         if self.place is not None:
             return self.place
+        if self.failure.name == "TypeError" and _TEXT.search(self.failure.message):
+            if self._checks_settings:
+                return "setting-wrong-type", "a setting is a text where a number is calculated with"
         for one in self.details:
             name = _CAUSES.get(one.kind) or self._by_owner(one)
             if one.kind == "import" and not _STDLIB.isdisjoint(one.names):
@@ -163,7 +170,10 @@ class ExceptionReading:
             return "library-version-mismatch", f"{self.library} cannot be imported"
         if self._refuses_settings:
             return "settings-exclusive", "the settings were refused where they are checked"
-        return None
+        if self.failure.name in _REFUSES:
+            return "settings-exclusive", "the library refuses what it is configured with"
+        refused = next((one for one in self.details if one.kind == "refused"), None)
+        return ("settings-exclusive", refused.words) if refused is not None else None
 
     @property
     def _without_rows(self) -> str | None:
@@ -184,10 +194,14 @@ class ExceptionReading:
 
     @property
     def _refuses_settings(self) -> bool:
-        """Return whether a library's own check of its arguments raised."""
-        if self.raised is None or self.is_users_own or not self.failure.message:
-            return False
-        if self.failure.kind not in _REFUSALS:
+        """Return whether a library's own check of its arguments refuses them."""
+        is_refusal = bool(self.failure.message) and self.failure.kind in _REFUSALS
+        return is_refusal and self._checks_settings
+
+    @property
+    def _checks_settings(self) -> bool:
+        """Return whether it was raised where a library checks its arguments."""
+        if self.raised is None or self.is_users_own:
             return False
         file, function = self.raised.file.replace("\\", "/"), self.raised.function or ""
         is_checked = _HOLDS_SETTINGS.search(file) and _CHECKS.search(function)
