@@ -128,7 +128,11 @@ def _of_library(failure: Traceback) -> Named | None:
 def _of_hub(failure: Traceback) -> Named | None:
     """Recognise a client of a hub of models that did not reach it."""
     raised = failure.frames[-1] if failure.frames else None
-    if raised is None or package_of(raised.file) not in _HUBS or not _UNREACHED.search(failure.name):
+    if (
+        raised is None
+        or package_of(raised.file) not in _HUBS
+        or not _UNREACHED.search(failure.name)
+    ):
         return None
     return "hub-unreachable", (
         "the name was looked up on a hub of models, which was not reached: a path that does not "

@@ -86,7 +86,7 @@ _HOLDS_SETTINGS = re.compile(r"(?:^|[/_])configs?\.py$|/configs?/[^/]{1,80}\.py$
 _CHECKS = re.compile(r"^(?:__post_init__|finalize|_{0,2}(?:validate|check|verify)\w{0,60})$")
 _REFUSALS = ("AssertionError", "ValueError")
 # A text in a calculation: "8" % 2 is taken for formatting.
-_TEXT = re.compile(r"not all arguments converted during string formatting|'str'")
+_TEXT = re.compile(r"TypeError: (?:not all arguments converted during string|.{0,60}'str')")
 # Exceptions that libraries have for nothing else.
 _REFUSES = frozenset({"MisconfigurationException", "ConfigurationError", "InvalidConfigError"})
 # What a rollout counts: it is shared out among ranks like a batch.
@@ -148,9 +148,8 @@ class ExceptionReading:
         """Return the illness that place and words usually mean, and why; None if unknown."""
         if self.place is not None:
             return self.place
-        if self.failure.name == "TypeError" and _TEXT.search(self.failure.message):
-            if self._checks_settings:
-                return "setting-wrong-type", "a setting is a text where a number is calculated with"
+        if self._checks_settings and _TEXT.search(self.failure.error):
+            return "setting-wrong-type", "a setting is a text where a number is calculated with"
         for one in self.details:
             name = _CAUSES.get(one.kind) or self._by_owner(one)
             if one.kind == "import" and not _STDLIB.isdisjoint(one.names):
@@ -168,10 +167,8 @@ class ExceptionReading:
             return "dataset-empty", f"the first of {rows} was asked for, and there is none"
         if self._fails_to_import:
             return "library-version-mismatch", f"{self.library} cannot be imported"
-        if self._refuses_settings:
+        if self._refuses_settings or self.failure.name in _REFUSES:
             return "settings-exclusive", "the settings were refused where they are checked"
-        if self.failure.name in _REFUSES:
-            return "settings-exclusive", "the library refuses what it is configured with"
         refused = next((one for one in self.details if one.kind == "refused"), None)
         return ("settings-exclusive", refused.words) if refused is not None else None
 
@@ -195,8 +192,8 @@ class ExceptionReading:
     @property
     def _refuses_settings(self) -> bool:
         """Return whether a library's own check of its arguments refuses them."""
-        is_refusal = bool(self.failure.message) and self.failure.kind in _REFUSALS
-        return is_refusal and self._checks_settings
+        is_told = bool(self.failure.message) and self._checks_settings
+        return is_told and self.failure.kind in _REFUSALS
 
     @property
     def _checks_settings(self) -> bool:
