@@ -125,10 +125,29 @@ Traceback (most recent call last):
 IndexError: index 100 is out of bounds for dimension 0 with size 64
 """
 
+HUB = f"""\
+Traceback (most recent call last):
+  File "{SITE}/swift/dataset/loader.py", line 80, in load
+    hub.exists(name)
+  File "{SITE}/modelscope_hub/_download_control.py", line 140, in check
+    raise _DownloadDeadlineError("E1001")
+modelscope_hub._download_control._DownloadDeadlineError: [E1001]
+"""
+TEXT_IN_CHECK = f"""\
+Traceback (most recent call last):
+  File "{SITE}/verl/trainer/main_ppo.py", line 177, in main
+    validate_config(
+  File "{SITE}/verl/utils/config.py", line 124, in validate_config
+    assert real_train_batch_size % minimal_bsz == 0, (
+TypeError: not all arguments converted during string formatting
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "name"),
     [
+        (HUB, "hub-unreachable"),
+        (TEXT_IN_CHECK, "setting-wrong-type"),
         (EMPTY_FILE, "checkpoint-file-damaged"),
         (OPTIMIZER_BEFORE_SHARDING, "optimizer-state-mismatch"),
         (SHADOWED, "package-shadowed"),

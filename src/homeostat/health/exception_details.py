@@ -158,7 +158,7 @@ _FORMS = (
     _Form("setting", r"ConfigAttributeError: (?:Missing )?[Kk]ey '?([\w.]{1,80})", "the config has no key {0}"),
     _Form("setting", r"Missing mandatory value: ([\w.]{1,120})", "the config gives no value for {0}"),
     _Form("setting", r"[Ss]ome keys are not used by the HfArgumentParser: (\[.{1,200}\])", "{0} are not known"),
-    _Form("setting", r"(\d{1,4}) validation errors? for (\w{1,80})", "{1} is refused, in {0} places"),
+    _Form("refused", r"(\d{1,4}) validation errors? for (\w{1,80})", "{1} is refused, in {0} places"),
     _Form("resume", r"(\w{1,80}) value from checkpoint \((.{1,60}?)\) is not equal to the input argument value \((.{1,60}?)\)",
           "{0} is {1} in the checkpoint and {2} in the settings"),
     _Form("quantised", r"(?:not supported|not possible|can't|cannot) .{0,60}?(4-bit|8-bit|quantized|quantised)", "that is not possible with {0} weights"),
@@ -248,8 +248,19 @@ _WEIGHT = re.compile(
 _PATH = re.compile(
     r"(?:not found|not find|[Mm]issing|does not exist)[^/\n]{0,60}?[\s'\"`]((?:/|\./|[A-Za-z]:\\)[^\s'\"`,]{1,300})"
 )
+# A path anywhere: two parts at least, in quotes or behind a colon.
+_ANY_PATH = re.compile(r"(?:['\"`]|: )((?:[\w.~-]{0,80}/){1,20}[\w.-]{1,120})(?:['\"`]|[\s.,]|$)")
 # An AttributeError that is nothing but a name, as compiled modules and torch's own look-ups say it.
 _GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
+
+
+# pydantic's errors: the setting, what is wrong with it, and the name of the kind of error.
+_REFUSED = re.compile(
+    r"^(?P<where>[A-Za-z_][\w.\[\]-]{0,120})\n\s*(?P<what>[^\n]{1,300}?) \[type=(?P<type>\w{1,60})",
+    re.MULTILINE,
+)
+_NOT_TYPES = frozenset({"value_error", "assertion_error"})
+_CHOICES = frozenset({"literal_error", "enum", "union_tag_invalid"})
 
 
 @cache
@@ -271,7 +282,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def details_of(kind: str, message: str) -> tuple[Detail, ...]:
     """Return what the exception's words state, most telling first; () if no form fits."""
     text = message[:_MAX_CHARS].translate(QUOTES)
-    found = [*_by_kind(kind, text.partition("\n")[0])]
+    first = text.partition("\n")[0]
+    found = [*_by_kind(kind, first), *_by_pydantic(text)]
     small = text.lower()
     for form, cues in _all_forms():
         if cues and not any(cue in small for cue in cues):
@@ -287,6 +299,35 @@ def details_of(kind: str, message: str) -> tuple[Detail, ...]:
     return tuple(found)
 
 
+def _by_pydantic(text: str) -> Iterator[Detail]:
+    """Yield what pydantic says of the first setting that it refuses, by its name for the error.
+
+    What a validator of the settings raised itself is a sentence, which the forms read.
+    """
+    found = _REFUSED.search(text) if "[type=" in text else None
+    if found is None or found["type"] in _NOT_TYPES:
+        return
+    where, what, kind = found["where"], found["what"], found["type"]
+    if kind == "missing":
+        yield Detail("unset", f"{where} is not given", (where,))
+    elif kind == "extra_forbidden":
+        yield Detail("setting", f"{where} is not known", (where,))
+    else:
+        is_choice = kind in _CHOICES
+        yield Detail("setting" if is_choice else "mistyped", f"{where}: {what}", (where,))
+
+
+def _path_in(text: str) -> str:
+    """Return the path that a FileNotFoundError names; "" if it names none or is the system's own.
+
+    The forms read what the system says, which begins with a number ([Errno 2]).
+    """
+    found = _PATH.search(text)
+    if found is None and "[Errno" not in text:
+        found = _ANY_PATH.search(text)
+    return found[1] if found is not None else ""
+
+
 def _by_kind(kind: str, text: str) -> Iterator[Detail]:
     """Yield what an exception's class means if its whole message is a name."""
     name = kind.rpartition(".")[2]
@@ -299,8 +340,8 @@ def _by_kind(kind: str, text: str) -> Iterator[Detail]:
             # A sentence, which the forms read, and not a key.
             return
         yield Detail("key", f"there is no key {key}", (key,))
-    elif name == "FileNotFoundError" and (path := _PATH.search(text)) is not None:
-        yield Detail("file", f"{path[1]} is not there", (path[1],))
+    elif name == "FileNotFoundError" and (path := _path_in(text)):
+        yield Detail("file", f"{path} is not there", (path,))
     elif name == "AttributeError" and (gone := _GONE.fullmatch(text)) is not None:
         yield Detail("attribute", f"{gone[1]} is not there", (gone[1],))
     elif name == "AssertionError" and not text:

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
-from homeostat.health.code_owners import PACKAGES, owner_of
+from homeostat.health.code_owners import PACKAGES, owner_of, package_of
 from homeostat.health.frames import Frame
 from homeostat.health.requests_failed import failed_request
 from homeostat.health.tracebacks import Traceback
@@ -55,6 +55,9 @@ _LOADER_SLIPS = frozenset({"IndexError", "UnboundLocalError", "TypeError"})
 _CUT_SHORT = frozenset({"EOFError", "BadZipFile", "UnpicklingError"})
 _READS_WEIGHTS = ("torch/serialization.py", "torch/_weights_only_unpickler.py")
 _SHARDED_STATE = "distributed/checkpoint/state_dict.py"
+# Clients of hubs, and the exceptions by which they say that they did not reach one.
+_HUBS = frozenset({"modelscope", "modelscope_hub", "huggingface_hub", "openmind_hub"})
+_UNREACHED = re.compile(r"Network|Deadline|Timeout|Connect|Offline|MaxRetries")
 _COLLATES = "data/_utils/collate.py"
 _REWARDS = ("reward", "score", "verif", "grade", "judge")
 _ENGINES = ("generat", "complet", "rollout", "engine", "vllm", "sglang", "chat", "infer", "sample")
@@ -69,6 +72,7 @@ def by_place(failure: Traceback, around: Sequence[Traceback], code: str) -> Name
         _shadowed(failure)
         or _of_settings(failure, code)
         or _of_library(failure)
+        or _of_hub(failure)
         or _of_request(failure, around)
     )
 
@@ -135,6 +139,21 @@ def _of_library(failure: Traceback) -> Named | None:
     if "NoneType" in failure.message and _ends(raised, _COLLATES):
         return "user-code-failed", "a row is None: the dataset's __getitem__ returned nothing"
     return None
+
+
+def _of_hub(failure: Traceback) -> Named | None:
+    """Recognise a client of a hub of models that did not reach it."""
+    raised = failure.frames[-1] if failure.frames else None
+    if (
+        raised is None
+        or package_of(raised.file) not in _HUBS
+        or not _UNREACHED.search(failure.name)
+    ):
+        return None
+    return "hub-unreachable", (
+        "the name was looked up on a hub of models, which was not reached: a path that does not "
+        "exist is taken for such a name, too"
+    )
 
 
 def _of_request(failure: Traceback, around: Sequence[Traceback]) -> Named | None:

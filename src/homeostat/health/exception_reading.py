@@ -85,6 +85,10 @@ _CHECKS_SETTINGS = re.compile(
 _HOLDS_SETTINGS = re.compile(r"(?:^|[/_])configs?\.py$|/configs?/[^/]{1,80}\.py$")
 _CHECKS = re.compile(r"^(?:__post_init__|finalize|_{0,2}(?:validate|check|verify)\w{0,60})$")
 _REFUSALS = ("AssertionError", "ValueError")
+# A text in a calculation: "8" % 2 is taken for formatting.
+_TEXT = re.compile(r"TypeError: (?:not all arguments converted during string|.{0,60}'str')")
+# Exceptions that libraries have for nothing else.
+_REFUSES = frozenset({"MisconfigurationException", "ConfigurationError", "InvalidConfigError"})
 # Words for the size of a rollout, which is divided among ranks like a batch.
 _SAMPLED = ("sample", "prompt", "rollout", "generation", "replica", "outputs")
 # Code that takes the first of something that may have nothing: next(iter(train_dataset)).
@@ -144,6 +148,8 @@ class ExceptionReading:
         """Return the illness that place and words usually mean, and why; None if unknown."""
         if self.place is not None:
             return self.place
+        if self._checks_settings and _TEXT.search(self.failure.error):
+            return "setting-wrong-type", "a setting is a text where a number is calculated with"
         for one in self.details:
             name = _CAUSES.get(one.kind) or self._by_owner(one)
             if one.kind == "import" and not _STDLIB.isdisjoint(one.names):
@@ -161,9 +167,10 @@ class ExceptionReading:
             return "dataset-empty", f"the first of {rows} was asked for, and there is none"
         if self._fails_to_import:
             return "library-version-mismatch", f"{self.library} cannot be imported"
-        if self._refuses_settings:
+        if self._refuses_settings or self.failure.name in _REFUSES:
             return "settings-exclusive", "the settings were refused where they are checked"
-        return None
+        refused = next((one for one in self.details if one.kind == "refused"), None)
+        return ("settings-exclusive", refused.words) if refused is not None else None
 
     @property
     def is_loose(self) -> bool:
@@ -194,10 +201,14 @@ class ExceptionReading:
 
     @property
     def _refuses_settings(self) -> bool:
-        """Return whether a library's own check of its arguments raised."""
-        if self.raised is None or self.is_users_own or not self.failure.message:
-            return False
-        if self.failure.kind not in _REFUSALS:
+        """Return whether a library's own check of its arguments refuses them."""
+        is_told = bool(self.failure.message) and self._checks_settings
+        return is_told and self.failure.kind in _REFUSALS
+
+    @property
+    def _checks_settings(self) -> bool:
+        """Return whether it was raised where a library checks its arguments."""
+        if self.raised is None or self.is_users_own:
             return False
         file, function = self.raised.file.replace("\\", "/"), self.raised.function or ""
         is_checked = _HOLDS_SETTINGS.search(file) and _CHECKS.search(function)

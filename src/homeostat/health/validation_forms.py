@@ -26,6 +26,7 @@ CAUSES = {
     "template": "chat-template-mismatch",
     # Said of versions, GPUs and models as often as of settings (`is_loose` of exception_reading.py).
     "unsupported": "settings-exclusive",
+    "interface": "user-code-failed",
 }
 # A setting's name: quoted, a flag, or with an underscore or a dot within.
 _KEY = r"(?:[`'\"](?:--?)?[A-Za-z][\w.\[\]-]{0,60}[`'\"]|--[\w-]{2,60}|[A-Za-z][A-Za-z0-9]{0,40}(?:[_.][A-Za-z0-9]{1,40}){1,8})"
@@ -36,7 +37,7 @@ _SUBJECT = r"(?<![\w`'\"])[\w().`'\"/=-]{2,40}(?: [\w().`'\"/=-]{1,40}){0,5}"
 _CHOICE = (
     r"(?:[a-z]{2,20}[ _-]){0,3}(?:type|mode|name|option|method|strategy|policy|choice|format|backend|implementation"
     r"|algorithm|optimizer|scheduler|schedule|loss|activation|norm|recipe|engine|launcher|kernel|value|level|stage"
-    r"|preset|flavor|variant|setting|reduction|aggregation|estimator|precision|kind|scheme|template)"
+    r"|preset|flavor|variant|setting|task|reduction|aggregation|estimator|precision|kind|scheme|template)"
 )
 _NO_CHOICE = r"(?!(?:file|image|data|dataset|audio|video|message|token|model|device|dtype|tensor|content|role|row|archive|compression)[ _])"
 _NOT = r"(?:is|are) (?:currently |temporarily |yet |still )?not (?:currently |yet |officially )?"
@@ -50,6 +51,7 @@ FORMS = (
     ("launch", r"(?:run|launch\w{0,3}|start\w{0,3}|invoke\w?|called) (?:this |the |it )?(?:[\w-]{1,30} ){0,3}?(?:via|with|using|by|through|under) (?:a |the )?(distributed launcher|[`'\"]?(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|mpirun|srun)[`'\"]?)", "it has to be started by {0}"),
     ("launch", r"[`'\"]?(FORCE_TORCHRUN=1)[`'\"]? to launch", "it has to be started with {0}"),
     ("group", r"((?:[\w-]{1,30} ){0,4}?(?:process|parallel|communication|default|world) groups?)(?: (?:is|are|was|has|have))? (?:already|not|never)(?: been)? (?:initiali[sz]ed|set up|created|destroyed)", "the {0} is not in the state that is needed"),
+    ("group", r"[Ii]nvalid (root|source|destination|src|dst) rank:? (-?\d{1,9})", "there is no rank {1} in the group"),
     ("devices", r"(?:selected|requested|specified|asked for|got|using) more (?:devices|GPUs|gpus|processes|ranks) (\([^)\n]{1,20}\) )?than (?:are |is )?(available|there are|visible)", "more devices are asked for than are {1}"),
     # Files, rows and checkpoints
     ("adapter", r"([Aa]dapter|LoRA|[Ll]ora) (?:weights?|checkpoint|config\w{0,10}|state[ _]dict|keys?)(?: \S{1,80})? (?:is |are |was |were )?(?:not found|missing|could not be found)", "the {0} is not there"),
@@ -88,7 +90,13 @@ FORMS = (
     ("exclusive", rf"({_SUBJECT}) (?:does|do)(?: not|n't) work (?:when|if|while|for|without) ({_THING})", "{0} does not go together with {1}"),
     ("exclusive", rf"(?:^|: )[Cc]annot (?:use|enable|run|offload|combine|apply|have|set|do) ({_THING}?) (?:while|when|together with|without) ({_THING})", "{0} does not go together with {1}"),
     ("exclusive", rf"[Dd]isable ({_KEY}) (?:when|if|while) (?:enabling|using) ({_THING})", "{0} does not go together with {1}"),
+    ("exclusive", rf"[Yy]ou should (?:only )?use ([\w`'\".()]{{2,60}}) only (?:with|for|when|in) ({_THING})", "{0} needs {1}"),
+    # A class of the user's that lacks what the library calls
+    ("interface", r"\b[Nn]o [`'\"]?(\w{2,60})(?:\(\))?[`'\"]? method (?:is |was )?(?:defined|implemented|found)", "{0} is not defined"),
+    ("interface", r"[`'\"](\w{2,60})(?:\(\))?[`'\"] (?:must|has to|needs to) be (?:implemented|overridden|defined) (?:to|by|in|for|before|when)", "{0} is not defined"),
     # A value that is not known
+    ("setting", r"[`'\"]([\w./-]{1,60})[`'\"] (?:is |was )?(?:not (?:found|registered|available|supported|recogni[sz]ed)|unknown|does not exist)(?: (?:in|among|by) [\w.' ]{1,80})?[.,:;(]? {0,2}(?:[Aa]vailable|[Cc]hoose|[Vv]alid|[Ss]upported|[Oo]ptions|[Dd]id you mean|[Rr]egistered|[Kk]nown|[Mm]ust be one) ", "{0} is not known"),
+    ("setting", r"\b([A-Za-z]\w{2,60})[`'\"]?(?: ?[:=] ?| )[`'\"]([\w./-]{1,60})[`'\"] (?:is )?not in (?:[\[({]|dict_keys|list of)", "{1} is not a known {0}"),
     ("setting", rf"({_KEY}(?:,? (?:and )?{_KEY}){{0,3}})(?: (?:argument|option|flag|setting)s?)? (?:is|are) (?:no longer (?:valid|supported|used|accepted|available)|deprecated and (?:replaced|removed)|removed)\b", "{0} is no longer known"),
     ("setting", rf"({_SUBJECT}) (?:keys|options|settings|arguments|flags) (?:have |has |were |was )?(?:been )?(?:moved|renamed|removed)\b", "{0} are no longer known there"),
     ("setting", rf"(?:^|[:.] )(?:[Uu]nsupported|[Ii]nvalid) (?:choices?|values?) for ({_KEY})", "{0} has a value that is not known"),
@@ -108,6 +116,7 @@ FORMS = (
     ("unset", rf"({_SUBJECT}) (?:must|should|has to|needs? to) be (?:specified|provided|supplied|configured)\b", "{0} is not given"),
     ("unset", r"requires? (?:setting |you to set )(?:the )?(?:environment variable |env(?:ironment)? var(?:iable)? )?([A-Z][A-Z0-9]{1,30}_[A-Z_0-9]{2,40})", "the variable {0} is not set"),
     # A value of the wrong type or size
+    ("mistyped", rf"(?:[Ii]nvalid|[Ww]rong|[Ii]llegal|[Uu]nexpected) value (\S{{1,40}}) (?:for|of|in|given to|passed to) (?:the )?(?:\w{{1,20}} )?({_KEY})", "{1} cannot be {0}"),
     ("mistyped", rf"({_KEY})(?: ?\([^)\n]{{1,40}}\))? (?:must|should|has to|needs to|is expected to|is not|was not) (?:be )?(?:of type |a type of |type of |an instance of |a valid )?(?:an? )?(positive|non-negative|negative|integer|int|float|number|string|str|bool|boolean|list|tuple|dict|dictionary|mapping|path|callable|finite|even|odd|non-?empty|power of (?:two|2))\b", "{0} is no {1} value"),
     ("mistyped", rf"({_KEY})(?: ?\([^)\n]{{1,40}}\)|[ =]-?[\d.]{{1,12}})? (?:must|should|has to|needs to) be (greater than|less than|larger than|smaller than|at least|at most|between|in the range|in range|within|>=?|<=?|[\[(]-?\d)", "{0} is out of its range"),
     ("mistyped", rf"({_KEY})(?: ?\([^)\n]{{1,40}}\)|[ =]-?[\d.]{{1,12}})? cannot exceed ({_THING})", "{0} is out of its range"),

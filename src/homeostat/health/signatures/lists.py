@@ -24,11 +24,19 @@ AFTERMATH = (
     "ERR271",
 )
 
+# Lines of torchrun's table for a rank that ended by itself: it raised, called sys.exit, crashed
+# or was killed. -15 is SIGTERM, which torchrun sends to the others then.
+RANK_FAILED = (
+    *(f"exitcode  : {digit}" for digit in range(1, 10)),
+    *(f"exitcode  : -{signal} (pid" for signal in (4, 6, 7, 8, 9, 11)),
+)
+
 LISTS: dict[str, tuple[str, ...]] = {
     "aftermath": AFTERMATH,
     "allocator_failed": ALLOCATOR_TEXTS,
     "engine_silent": counts.SILENT,
     "joining": counts.JOINING,
     "out_of_memory": places.OOM,
+    "rank_failed": RANK_FAILED,
     "waiting": counts.WAITING,
 }
