@@ -222,7 +222,7 @@ def test_what_only_our_trainer_does_is_no_advice_to_others() -> None:
     assert len(told_all(ours, ALL["homeostat"])) == 1
 
 
-@pytest.mark.parametrize("key", [*PLAIN_WORDS, *OURS_ALONE])
+@pytest.mark.parametrize("key", [*PLAIN_WORDS, *sorted(OURS_ALONE)])
 def test_plain_words_are_of_keys_that_exist(key: str) -> None:
     # Some keys are listed for other frameworks alone.
     assert known("homeostat").spelling(key) or any(key in ALL[name].settings for name in NAMED)
