@@ -76,6 +76,14 @@ class Case:
         return [line for line in self.blocks.get(block, "").splitlines() if line.strip()]
 
 
+def by_code(cases: Iterable[Case]) -> dict[str, list[Case]]:
+    """Return the cases of each rule, so that `pytest -k CODE` finds them."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(case.code, []).append(case)
+    return found
+
+
 def by_letters(cases: Iterable[Case]) -> dict[str, list[Case]]:
     """Return the cases of the rules whose codes begin alike: RWD, POL, ... One test for all of them
     is a thousand tests fewer, of which each takes longer to start than a case does to judge."""
