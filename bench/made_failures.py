@@ -2,16 +2,24 @@
 
     python bench/made_failures.py [--half open|aside] [--wrong] [--name NAME]
 
-328 short scripts were written as a practitioner would write them, each with one mistake that
-people make, and run with the libraries that `make setup` installs (torch, transformers, peft,
-datasets, accelerate, TRL, Ray). bench/made/ holds what they printed, with paths replaced, and the
-cause, which was written down before the doctor read anything. They were parted by a hash of the
-script's name: rules were written from `open`, none from `aside`. Verdicts as in bench/threads.py.
+More than five hundred short scripts and settings were written as a practitioner would write them,
+each with one mistake that people make, and run for real on a CPU. The first 328 used the libraries
+that `make setup` installs (torch, transformers, peft, datasets, accelerate, TRL, Ray). The others
+used the commands of axolotl, LLaMA-Factory, ms-swift, verl, OpenRLHF, torchtune, torchtitan,
+Lightning, DeepSpeed, LitGPT, TRL, sentence-transformers, Stable-Baselines3, vLLM's CPU build, and
+torchrun with two gloo ranks. bench/made/ holds what they printed, with paths replaced, and the
+cause, which was written down before the doctor read anything. A script whose mistake had no
+consequence, or that ended earlier for another reason, was left out. Verdicts as in
+bench/threads.py.
+
+A hash of the script's name parts them. For those after the first 328 the half is `open` if the
+first byte of the name's SHA-256 (what follows "made/" in the address) is even, else `aside`. Rules
+were written from `open`, none from `aside`.
 
 Real failures of today's versions, whose cause is sure; but whoever wrote the scripts chose what
 goes wrong in them, and names of several causes are accepted where several are right. Threads hold
 what people could not solve by themselves, and are harder. `--wrong` lists the cases of the open
-half that are not right.
+half that are not right, and counts are given by framework, too.
 """
 
 from __future__ import annotations
@@ -41,6 +49,8 @@ def main() -> None:
     low, high = wilson(counts["first"], total)
     print(f"{chosen.half}: {total} cases, " + ", ".join(f"{v} {counts[v]}" for v in VERDICTS))
     print(f"right first {counts['first'] / total:.1%} ({low:.0%} to {high:.0%})")
+    for framework, of_one in by_framework(judged).items():
+        print(f"  {framework:22} " + ", ".join(f"{v} {of_one[v]}" for v in VERDICTS))
     if chosen.wrong and chosen.half == "open":
         show_wrong(judged)
     if chosen.name:
@@ -53,6 +63,14 @@ def cases(half: str) -> list[Case]:
     rows = map(json.loads, (FOLDER / f"{half}.jsonl").read_text(encoding="utf-8").splitlines())
     lists = ("names", "settings")
     return [Case(**{**row, **{key: tuple(row[key]) for key in lists}}) for row in rows]
+
+
+def by_framework(judged: list[Judged]) -> dict[str, Counter[str]]:
+    """Count the verdicts of each framework, in the order in which the cases stand."""
+    counts: dict[str, Counter[str]] = {}
+    for one in judged:
+        counts.setdefault(one.case.framework, Counter())[one.verdict] += 1
+    return counts
 
 
 def show_wrong(judged: list[Judged]) -> None:

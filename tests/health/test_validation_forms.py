@@ -35,6 +35,8 @@ READ = {
     "unknown-setting": (
         "ValueError: Unknown pref_loss: foo",
         "ValueError: Unknown task: stf.",
+        "AssertionError: AdmW is not a supported DeepSpeed Optimizer",
+        "AssertionError: DeepSpeed does not recognize LR scheduler WarmUpLr",
         "ValueError: Config function 'llama3_debug' not found in torchtitan.models.llama3. Available config functions: ['cast']",
         "ValueError: model_type: 'qwen-2' not in ['qwen2', 'qwen3']",
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for Config\nrl\n  Input should be 'dpo' or 'grpo' [type=literal_error, input_value='ppo', input_type=str]",

@@ -95,6 +95,8 @@ FORMS = (
     ("interface", r"\b[Nn]o [`'\"]?(\w{2,60})(?:\(\))?[`'\"]? method (?:is |was )?(?:defined|implemented|found)", "{0} is not defined"),
     ("interface", r"[`'\"](\w{2,60})(?:\(\))?[`'\"] (?:must|has to|needs to) be (?:implemented|overridden|defined) (?:to|by|in|for|before|when)", "{0} is not defined"),
     # A value that is not known
+    ("setting", r"([\w./-]{2,60}) is not an? (?:supported|known|valid|recogni[sz]ed) (?:[\w-]{1,20} ){0,2}?((?i:optimizer|scheduler|loss|activation|backend|strategy|algorithm))\b", "{0} is not a known {1}"),
+    ("setting", r"(?:does not|doesn't|do not) recogni[sz]e (?:the )?((?:[A-Za-z]{2,20} ){0,2}(?:optimizer|scheduler|loss|activation|backend|strategy|algorithm)) [`'\"]?([A-Za-z][\w./-]{1,60})", "{1} is not a known {0}"),
     ("setting", r"[`'\"]([\w./-]{1,60})[`'\"] (?:is |was )?(?:not (?:found|registered|available|supported|recogni[sz]ed)|unknown|does not exist)(?: (?:in|among|by) [\w.' ]{1,80})?[.,:;(]? {0,2}(?:[Aa]vailable|[Cc]hoose|[Vv]alid|[Ss]upported|[Oo]ptions|[Dd]id you mean|[Rr]egistered|[Kk]nown|[Mm]ust be one) ", "{0} is not known"),
     ("setting", r"\b([A-Za-z]\w{2,60})[`'\"]?(?: ?[:=] ?| )[`'\"]([\w./-]{1,60})[`'\"] (?:is )?not in (?:[\[({]|dict_keys|list of)", "{1} is not a known {0}"),
     ("setting", rf"({_KEY}(?:,? (?:and )?{_KEY}){{0,3}})(?: (?:argument|option|flag|setting)s?)? (?:is|are) (?:no longer (?:valid|supported|used|accepted|available)|deprecated and (?:replaced|removed)|removed)\b", "{0} is no longer known"),
