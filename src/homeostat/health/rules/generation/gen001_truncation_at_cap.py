@@ -20,7 +20,8 @@ few completions: does the answer stand in the middle, with text running on after
 
 ## Known false alarms
 The first steps of a model that learns to end its answers: the share falls, or reward rises. (A
-rising reward does not count while more than `all_cut` stay cut.)
+reward does not count that rose in the first third of the run only, nor any while more than
+`all_cut` stay cut.)
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.readings import mean_since
-from homeostat.health.rules.signs import plain_prompts, runs_on, solved_share, trend
+from homeostat.health.rules.signs import gains, plain_prompts, runs_on, solved_share, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import Spell, held_mean, newest_spell
 
@@ -98,7 +99,7 @@ def _is_fine(view: RunView, cut: Series, options: Options) -> bool:
     falls = share is not None and share.falls and share.end < 0.85 * share.start
     if len(cut) >= options.fire_some and median(cut.values) > options.all_cut:
         return falls
-    rises = reward is not None and reward.rises and reward.end > 1.1 * reward.start
+    rises = reward is not None and gains(view.series("reward")) and reward.end > 1.1 * reward.start
     return falls or rises or (reached is not None and reached > 0.8)
 
 

@@ -4,8 +4,8 @@
 Entropy per token above `growth` times where it began and above `limit` (where the reward falls
 meanwhile, or does not rise while entropy grew `far` times: above `low_limit`), in `fire` of the
 newest `window` records, and above its first quarter in the last one by more than noise. A warning
-where the reward does not rise along with it, or only did in the first third of the run, and where
-the deviation of continuous actions is above `wide`.
+where the reward does not rise along with it, or only did in the first third of the run without
+reaching its maximum, and where the deviation of continuous actions is above `wide`.
 
 ## Why it matters
 The policy forgets what it knew: probability leaks to tokens that make no sense, and soon whole
@@ -33,9 +33,12 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import gains, newest, trend
+from homeostat.health.rules.signs import gains, newest, solved_share, trend
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
+
+# Share of the highest reward from which on no further rise is expected.
+_SOLVED = 0.85
 
 
 class Options(RuleOptions):
@@ -91,8 +94,16 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=int(finite.steps[spell.end]),
         value=now,
         limit=limit,
-        level=Level.INFO if gains(view.series("reward")) and not is_wide else None,
+        level=Level.INFO if _is_worth_it(view) and not is_wide else None,
     )
+
+
+def _is_worth_it(view: RunView) -> bool:
+    """Return whether the reward rises along, or has risen to about all there is to earn."""
+    reward, reached = view.series("reward"), solved_share(view)
+    moved = trend(reward)
+    is_solved = reached is not None and reached >= _SOLVED
+    return gains(reward) or (is_solved and moved is not None and moved.rises)
 
 
 def _causes(view: RunView) -> Iterator[Cause]:
