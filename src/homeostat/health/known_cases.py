@@ -158,6 +158,9 @@ def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
     return tuple(guess for guess in found if guess.right >= _WORTH_SAYING)
 
 
+_NOWHERE: tuple[list[int], list[float]] = ([], [])
+
+
 # A finding and what is added to it ask for the same lines.
 @lru_cache(maxsize=4)
 def _nearest(
@@ -170,7 +173,7 @@ def _nearest(
     errors, places, weights = _index()
     closeness = defaultdict[int, float](float)
     for word, weight in _unit(_counted(words), weights).items():
-        for number, other in places.get(word, ()):
+        for number, other in zip(*places.get(word, _NOWHERE), strict=True):
             closeness[number] += weight * other
     asked: Iterable[int] = closeness
     if repository or texts:
@@ -196,7 +199,9 @@ def _in_advance() -> Mapping[str, float]:
     return {name: _ADVANCE * count / first.total() for name, count in first.items()}
 
 
-_Places = dict[str, list[tuple[int, float]]]
+# For each word the numbers of the errors that have it, and its weight in each. A pair for each
+# would be 60,000 objects, through which the garbage collector goes again and again.
+_Places = dict[str, tuple[list[int], list[float]]]
 
 
 @cache
@@ -221,11 +226,13 @@ def _index() -> tuple[tuple[_Known, ...], _Places, dict[str, float]]:
     for name, parts in described.items():
         errors.append(_Known((name,), 1.0))
         texts.append(_counted(" ".join(parts)))
-    places: _Places = defaultdict(list)
+    places: _Places = {}
     for number, text in enumerate(texts):
         for word, weight in _unit(text, weights).items():
-            places[word].append((number, weight))
-    return tuple(errors), dict(places), weights
+            numbers, own = places.setdefault(word, ([], []))
+            numbers.append(number)
+            own.append(weight)
+    return tuple(errors), places, weights
 
 
 def merged(names: Iterable[str]) -> tuple[str, ...]:
