@@ -8,12 +8,12 @@ import math
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from homeostat.errors import HomeostatError
 from homeostat.health.frameworks import ALL
@@ -21,6 +21,10 @@ from homeostat.health.readers import open_run
 from homeostat.integrations.live import FINDINGS_FILE, Guard, LiveDoctor
 from homeostat.integrations.transformers import HealthCallback, framework_of
 from homeostat.integrations.verl import BACKEND, install
+
+if TYPE_CHECKING:
+    # It takes half a second to import, and most processes that collect this file run none of it.
+    from transformers import Trainer
 
 
 class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -45,6 +49,8 @@ def tiny_model() -> LlamaForCausalLM:
 def train(
     tmp_path: Path, callback: HealthCallback, *, is_broken: bool = False, **settings: Any
 ) -> Trainer:
+    from transformers import Trainer, TrainingArguments
+
     model = tiny_model()
     if is_broken:
         model.model.norm.weight.data[0] = math.nan
@@ -107,6 +113,8 @@ def test_mistakes_in_the_callback_are_told_when_it_is_made() -> None:
 
 
 def test_only_the_first_process_judges() -> None:
+    from transformers import TrainingArguments
+
     class State:
         is_world_process_zero = False
 
@@ -117,6 +125,8 @@ def test_only_the_first_process_judges() -> None:
 
 
 def test_the_framework_is_that_of_the_arguments() -> None:
+    from transformers import TrainingArguments
+
     made = {
         name: type("Args", (TrainingArguments,), {"__module__": module})
         for name, module in (

@@ -174,6 +174,9 @@ def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
     return tuple(guess for guess in found if guess.right >= _WORTH_SAYING)
 
 
+_NOWHERE: tuple[list[int], list[float]] = ([], [])
+
+
 # A finding and the guesses that are added to it need the same lines.
 @lru_cache(maxsize=4)
 def _nearest(
@@ -189,7 +192,7 @@ def _nearest(
     own, others = _weighed(_counted(words), weights), _weighed(_counted(around), weights)
     mixed = {word: own.get(word, 0.0) + _AROUND * weight for word, weight in others.items()}
     for word, weight in _unit(mixed).items():
-        for number, other in places.get(word, ()):
+        for number, other in zip(*places.get(word, _NOWHERE), strict=True):
             closeness[number] += weight * other
     asked: Iterable[int] = closeness
     if repository or texts:
@@ -215,7 +218,9 @@ def _in_advance() -> Mapping[str, float]:
     return {name: _ADVANCE * count / first.total() for name, count in first.items()}
 
 
-_Places = dict[str, list[tuple[int, float]]]
+# For each word the numbers of the errors that have it, and its weight in each. A pair for each
+# would be 60,000 objects, through which the garbage collector goes again and again.
+_Places = dict[str, tuple[list[int], list[float]]]
 
 
 @cache
@@ -240,11 +245,13 @@ def _index() -> tuple[tuple[_Known, ...], _Places, dict[str, float]]:
     for name, parts in described.items():
         errors.append(_Known((name,), _DESCRIPTION_VOTE))
         texts.append(_counted(" ".join(parts)))
-    places: _Places = defaultdict(list)
+    places: _Places = {}
     for number, text in enumerate(texts):
         for word, weight in _unit(_weighed(text, weights)).items():
-            places[word].append((number, weight))
-    return tuple(errors), dict(places), weights
+            numbers, own = places.setdefault(word, ([], []))
+            numbers.append(number)
+            own.append(weight)
+    return tuple(errors), places, weights
 
 
 def merged(names: Iterable[str]) -> tuple[str, ...]:
