@@ -27,7 +27,7 @@ from homeostat.health.finding import Finding, Level
 from homeostat.health.frameworks import ALL
 from homeostat.health.frameworks.planned import FOREIGN, PLANNED
 from homeostat.health.readers import read_text
-from homeostat.health.registry import RULES, SIGNATURES
+from homeostat.health.registry import BY_CODE, RULES, SIGNATURES
 from homeostat.health.vocabulary import FAMILY_OF
 
 FOLDER = Path(__file__).parent / "signatures"
@@ -109,3 +109,9 @@ def test_a_text_says_enough_to_be_told_from_others() -> None:
         for pattern in (*signature.texts, *signature.context, *signature.unless):
             longest = max(re.split(r"\*| && ", pattern), key=len)
             assert len(longest) >= 4, f"{signature.code}: {pattern!r} is found everywhere"
+
+
+def test_the_page_of_a_signature_says_what_to_change_and_not_only_why() -> None:
+    page = BY_CODE["ERR024"].text
+    assert "- `engine.memory_share` (higher, in steps of 0.05): Weights, activations" in page
+    assert "`pad_token`" in BY_CODE["ERR451"].text

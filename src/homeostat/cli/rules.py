@@ -34,7 +34,7 @@ def rules(
             typer.echo(typer.style(f"{part.value} ({len(own)})", bold=True))
             for rule in own:
                 typer.echo(f"  {rule.code}  {rule.level.value:5}  {rule.name}: {headline(rule)}")
-    typer.echo(f"{len(found)} rules. homeostat explain CODE tells more of one.")
+    typer.echo(f"{len(found)} rules. `homeostat explain CODE` shows the page of one.")
 
 
 def headline(rule: Rule) -> str:

@@ -216,10 +216,20 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
     return code or mild
 
 
+def _in_one_line(fix: Fix) -> str:
+    """Return our key with its value, why, and the names that other frameworks have for the key."""
+    # Markdown would take a token such as <pad> for a tag.
+    plain = f"`{fix.value}`" if "<" in fix.value else fix.value
+    value = f" ({plain})" if fix.setting and plain else plain
+    head = f"`{fix.setting}`{value}" if fix.setting else value
+    others = ", ".join(f"{name}: `{theirs}`" for name, theirs in fix.theirs.items())
+    return (f"{head}: {fix.why}" if head else fix.why) + (f" ({others})" if others else "")
+
+
 def _page(signature: Signature) -> str:
     """Write the rule's page in Markdown."""
     texts = "\n".join(f"- `{text}`" for text in signature.texts)
-    fixes = "\n".join(f"- {fix.why}" for fix in signature.fixes)
+    fixes = "\n".join(f"- {_in_one_line(fix)}" for fix in signature.fixes)
     causes = "\n".join(f"- {cause.name}: {cause.why}" for cause in signature.causes)
     near = ", ".join(f"`{text}`" for text in signature.context)
     context = f"\n\nTogether with one of: {near}." if near else ""
