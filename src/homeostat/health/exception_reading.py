@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 import sys
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,17 +18,12 @@ from homeostat.health import engine_forms, install_forms, trainer_forms, validat
 from homeostat.health.code_owners import PACKAGES, owner_of, package_of
 from homeostat.health.exception_details import Detail, details_of
 from homeostat.health.exception_places import by_place
-from homeostat.health.frames import BOX, Frame
+from homeostat.health.exception_text import raising_code, whole_message
+from homeostat.health.frames import Frame
 from homeostat.health.log import Log
-from homeostat.health.lone_errors import MAX_PASTED
 from homeostat.health.other_failures import others_than
-from homeostat.health.speakers import speaker_in
 from homeostat.health.tracebacks import Traceback
 
-# Lines below an exception's own that still belong to its message, and lines above it in which the
-# code that raised may be.
-_MAX_MORE = 12
-_MAX_ABOVE = 4
 _ROLES = (
     ("reward function", ("reward", "score", "verif", "grade", "judge", "accuracy")),
     ("data code", ("data", "collat", "tokeniz", "preprocess", "map_fn", "getitem", "prompt",
@@ -37,7 +31,6 @@ _ROLES = (
     ("plugin", ("plugin", "callback", "hook", "extension", "custom")),
     ("config", ("config", "argument", "settings", "yaml")),
 )  # fmt: skip
-
 
 # What the words are about -> the illness that such words usually are.
 _CAUSES = (
@@ -272,7 +265,7 @@ def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) ->
     """Read the exception that ended a run. `around` are all failures at its end, in order."""
     library, call = _failed_call(failure)
     user = failure.deepest_user_frame
-    code = _raising_code(failure, log)
+    code = raising_code(failure, log)
     return ExceptionReading(
         failure=failure,
         library=library,
@@ -285,19 +278,6 @@ def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) ->
         code=code,
         place=by_place(failure, around, code),
     )
-
-
-def _raising_code(failure: Traceback, log: Log) -> str:
-    """Return the line of code that the traceback quotes last; "" if it quotes none."""
-    if not failure.frames or failure.is_native:
-        return ""
-    end = bisect_left(log.lines, failure.end.number, key=lambda line: line.number)
-    for line in reversed(log.lines[max(0, end - _MAX_ABOVE) : end]):
-        speaker, text = speaker_in(line.text)
-        if speaker != failure.speaker or not text.strip(" ^~"):
-            continue
-        return "" if 'File "' in text else text.strip()[:300]
-    return ""
 
 
 def _failed_call(failure: Traceback) -> tuple[str, Frame | None]:
@@ -315,31 +295,6 @@ def _failed_call(failure: Traceback) -> tuple[str, Frame | None]:
     # last function says more.
     is_wrapper = entered.function.startswith(_ENTRIES)
     return library, frames[-1] if is_wrapper else entered
-
-
-def whole_message(failure: Traceback, log: Log) -> str:
-    """Return the message with the lines below it that belong to it."""
-    if failure.is_native or not failure.has_tail:
-        return failure.message
-    parts, is_pasted = [failure.message], len(log.lines) <= MAX_PASTED
-    start = bisect_right(log.lines, failure.end.number, key=lambda line: line.number)
-    for line in log.lines[start : start + _MAX_MORE]:
-        speaker, text = speaker_in(line.text)
-        if speaker != failure.speaker:
-            continue
-        # A message continues in lines that are indented, as loaders of weights print them, or that
-        # begin in the middle of a sentence, as rich breaks them.
-        # In a few lines that somebody pasted, the rest is about the error, too.
-        is_more = is_pasted or text[:1].isspace() or text[:1].islower()
-        if (
-            not is_more
-            or 'File "' in text
-            or text.startswith("Traceback")
-            or text.strip()[:1] in BOX
-        ):
-            break
-        parts.append(text.strip())
-    return "\n".join(parts)
 
 
 def role_of(frame: Frame, *, caller: str = "") -> str:

@@ -1,0 +1,54 @@
+"""Find the lines that belong to an exception: its whole message, and the code that raised it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from homeostat.health.frames import BOX
+from homeostat.health.log import Log
+from homeostat.health.lone_errors import MAX_PASTED
+from homeostat.health.speakers import speaker_in
+from homeostat.health.tracebacks import Traceback
+
+# Lines below an exception's own that may still belong to its message, and lines above it in which
+# the code that raised may stand.
+_MAX_MORE = 12
+_MAX_ABOVE = 4
+
+
+def whole_message(failure: Traceback, log: Log) -> str:
+    """Return the message with the lines below it that belong to it."""
+    if failure.is_native or not failure.has_tail:
+        return failure.message
+    parts, is_pasted = [failure.message], len(log.lines) <= MAX_PASTED
+    start = bisect_right(log.lines, failure.end.number, key=lambda line: line.number)
+    for line in log.lines[start : start + _MAX_MORE]:
+        speaker, text = speaker_in(line.text)
+        if speaker != failure.speaker:
+            continue
+        # A message continues in lines that are indented, as loaders of weights print them, or that
+        # begin in the middle of a sentence, as rich breaks them.
+        # In a few lines that somebody pasted, the rest is about the error, too.
+        is_more = is_pasted or text[:1].isspace() or text[:1].islower()
+        if (
+            not is_more
+            or 'File "' in text
+            or text.startswith("Traceback")
+            or text.strip()[:1] in BOX
+        ):
+            break
+        parts.append(text.strip())
+    return "\n".join(parts)
+
+
+def raising_code(failure: Traceback, log: Log) -> str:
+    """Return the line of code that the traceback quotes last; "" if it quotes none."""
+    if not failure.frames or failure.is_native:
+        return ""
+    end = bisect_left(log.lines, failure.end.number, key=lambda line: line.number)
+    for line in reversed(log.lines[max(0, end - _MAX_ABOVE) : end]):
+        speaker, text = speaker_in(line.text)
+        if speaker != failure.speaker or not text.strip(" ^~"):
+            continue
+        return "" if 'File "' in text else text.strip()[:300]
+    return ""
