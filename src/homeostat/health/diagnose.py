@@ -20,6 +20,7 @@ from homeostat.health.differential.answer import NOTHING, Differential, differen
 from homeostat.health.differential.illnesses import fitted_table
 from homeostat.health.finding import Finding, Level, NotEvaluated, Sighting, Unknown
 from homeostat.health.frameworks import HOMEOSTAT
+from homeostat.health.near_names import with_near_name
 from homeostat.health.rule import Rule
 from homeostat.health.second_opinion import with_guesses
 from homeostat.health.view import Kind, RunView
@@ -88,6 +89,7 @@ def _diagnose(
     reasoned = [with_reason(one, view) for one in kept]
     quoted = quoted_lines(kept[0]) if kept else ()
     said = with_guesses(reasoned, quoted, view.log, seen=findings)
+    said = with_near_name(said, quoted, view.log)
     return Diagnosis(tuple(said), tuple(unknown), tuple(clear), weighed)
 
 

@@ -1,0 +1,57 @@
+"""Advice on a misspelt name, from the accepted names that the error itself lists."""
+
+from __future__ import annotations
+
+import pytest
+
+from homeostat.health.diagnose import diagnose
+from homeostat.health.near_names import nearest_name
+from homeostat.health.readers import read_text
+from homeostat.health.registry import RULES
+
+HEAD = "Traceback (most recent call last):"
+FRAME = (
+    '  File "/data/venv/lib/python3.11/site-packages/swift/template/register.py", line 50, in get'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "meant"),
+    [
+        ("template_type: 'qwen25' not in ['chatml', 'qwen', 'qwen2_5']", "qwen25", "qwen2_5"),
+        ("--optim: invalid choice: 'adamv' (choose from 'adamw', 'muon')", "adamv", "adamw"),
+        ("Column actions not in the dataset: ['action', 'index']", "actions", "action"),
+        ("Unknown quantization method: awq4. Must be one of ['awq', 'gptq']", "awq4", "awq"),
+    ],
+)
+def test_the_nearest_accepted_name_is_found(text: str, name: str, meant: str) -> None:
+    assert nearest_name(text) == (name, meant, text.count("', '") + 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Unlike all of them.
+        "ValueError: backend 'triton' not in ['eager', 'sdpa']",
+        # The name is among them: something else is wrong.
+        "ValueError: 'sdpa' is not supported here, choose from ['sdpa', 'sdpa2']",
+        # Nothing is refused, or no names are listed.
+        "{'loss': '5.884', 'entropy': '5.84', 'mode': 'train', 'split': 'trains'}",
+        "model 'train1' has the splits ['train', 'test']",
+        "ValueError: 'lr' is not a number",
+        "type fp8e4nv not supported. The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')",
+    ],
+)
+def test_other_texts_give_no_name(text: str) -> None:
+    assert nearest_name(text) is None
+
+
+def test_the_doctor_advises_it_first() -> None:
+    error = "ValueError: template_type: 'qwen25' not in ['chatml', 'qwen', 'qwen2_5']"
+    view = read_text("\n".join([HEAD, FRAME, "    raise ValueError(", error]), config=None)
+    fix = diagnose(view, RULES).findings[0].fixes[0]
+    assert fix.why == "write qwen2_5 in place of qwen25: it is the nearest of the 3 accepted names"
+
+
+def test_a_long_line_is_searched_in_time_that_grows_with_its_length() -> None:
+    assert nearest_name("not xy1 in " + "'ab', " * 20_000 + "'") is None
