@@ -128,7 +128,8 @@ def _correlation(near: FloatArray64, far: FloatArray64) -> float:
         first, second = float(near.mean()), float(far.mean())
     if first == 0.0 or not math.isfinite(second / first):
         return 0.0
-    quotient = (second / first) ** 2
+    # Beyond 2 nothing changes, and the square of a huge number is out of range.
+    quotient = min(second / first, 2.0) ** 2
     at = np.linspace(0.0, 1.0, 101)
     return float(np.interp(quotient, (1.0 + at) * (3.0 - at**2) / (3.0 - at), at))
 
@@ -138,7 +139,9 @@ def _of_neighbours(values: FloatArray64, scatter: float) -> float:
     bend = _FROM_MEDIAN * median(_bends(values, 1))
     if scatter == 0.0 or bend == 0.0:
         return 0.0
-    return min(max(2.0 - math.sqrt(1.0 + 0.5 * (bend / scatter) ** 2), 0.0), _CLOSEST)
+    # Beyond a bend of 4 scatters the correlation is 0.
+    share = min(bend / scatter, 4.0)
+    return min(max(2.0 - math.sqrt(1.0 + 0.5 * share**2), 0.0), _CLOSEST)
 
 
 def _shrinking(correlation: float, count: int) -> float:

@@ -53,7 +53,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 def _judged(name: str, error: Series, reward: Series, options: Options) -> Iterator[Sighting]:
     largest = float(np.abs(reward.values).max(initial=0.0))
-    limit = options.factor * max(largest, 1.0) ** 2
+    # A product overflows to inf, where a power raises.
+    limit = options.factor * max(largest, 1.0) * max(largest, 1.0)
     parts = np.array_split(np.arange(len(error)), min(_STRETCHES, len(error) // _FEWEST))
     levels = np.array([median(np.abs(error.values[part])) for part in parts])
     far = np.flatnonzero(levels > limit)
@@ -64,7 +65,7 @@ def _judged(name: str, error: Series, reward: Series, options: Options) -> Itera
     first, most = int(error.steps[parts[far[0]][0]]), float(levels.max())
     yield Sighting(
         message=f"{name} is {most:.2g} from about step {first} on, though no reward is larger than "
-        f"{largest:.3g}: its square is {largest**2:.2g}. The values are no estimate of what is "
+        f"{largest:.3g}: its square is {largest * largest:.2g}. The values are no estimate of what is "
         "earned. Lower the critic's learning rate.",
         evidence=(f"{name} {start:.2g} at first, up to {most:.2g}",),
         causes=(
