@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from homeostat.health.diagnose import diagnose
-from homeostat.health.near_names import nearest_name
+from homeostat.health.frameworks.known import known
+from homeostat.health.near_names import nearest_name, nearest_setting
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
 
@@ -51,6 +52,29 @@ def test_the_doctor_advises_it_first() -> None:
     view = read_text("\n".join([HEAD, FRAME, "    raise ValueError(", error]), config=None)
     fix = diagnose(view, RULES).findings[0].fixes[0]
     assert fix.why == "write qwen2_5 in place of qwen25: it is the nearest of the 3 accepted names"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("got an unexpected keyword argument 'num_generation'", "num_generations"),
+        ("error: unrecognized arguments: --num-iteration 4", "num_iterations"),
+        # Known, so it stands in the wrong place; too far from any; another kind of error.
+        ("got an unexpected keyword argument 'num_generations'", ""),
+        ("got an unexpected keyword argument 'evaluation_strategy'", ""),
+        ("num_generation must divide the batch", ""),
+    ],
+)
+def test_a_setting_that_is_nearly_a_known_one_is_found(text: str, found: str) -> None:
+    near = nearest_setting(text, known("trl").settings or {})
+    assert (near[1] if near else "") == found
+
+
+def test_the_doctor_advises_the_frameworks_own_setting() -> None:
+    log = "litgpt pretrain\nlitgpt: error: unrecognized arguments: --train.microbatch 4"
+    first = diagnose(read_text(log, config=None), RULES).findings[0]
+    wanted = "write train.micro_batch_size in place of train.microbatch: LitGPT has"
+    assert first.fixes[0].why.startswith(wanted)
 
 
 def test_a_long_line_is_searched_in_time_that_grows_with_its_length() -> None:

@@ -89,7 +89,7 @@ def _diagnose(
     reasoned = [with_reason(one, view) for one in kept]
     quoted = quoted_lines(kept[0]) if kept else ()
     said = with_guesses(reasoned, quoted, view.log, seen=findings)
-    said = with_near_name(said, quoted, view.log)
+    said = with_near_name(said, quoted, view)
     return Diagnosis(tuple(said), tuple(unknown), tuple(clear), weighed)
 
 

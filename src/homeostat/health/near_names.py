@@ -5,7 +5,8 @@ Many errors print all names that they would accept:
     template_type: 'qwen25' not in ['chatml', 'llama3', 'qwen2_5', ...]  ->  qwen2_5
 
 The refused name stands before the list. It is quoted, follows a word such as "column", or else is
-the first word with a digit or a sign in it. Pure.
+the first word with a digit or a sign in it. An error about a setting lists nothing; there the
+settings that the framework is known to have take the list's place. Pure.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from homeostat.health.finding import Finding, Fix, Level
-from homeostat.health.log import Log
+from homeostat.health.frameworks import Framework
+from homeostat.health.frameworks.known import known
+from homeostat.health.view import RunView
 
 _MAX_CHARS = 50_000
 _NAME = r"[A-Za-z][\w./+-]{1,79}"
@@ -32,8 +35,14 @@ _REFUSES = re.compile(
     r"(?i)\b(?:not|invalid|unknown|unsupported|unrecogni[sz]ed|must be|should be|expected|choose"
     r"|cannot)\b"
 )
-# Two names that are less alike than this are different names.
-_ALIKE = 0.7
+# A setting that a parser, a function or a schema does not know.
+_UNKNOWN_SETTING = re.compile(
+    r"unexpected keyword argument '(\w{5,80})'|unrecognized arguments?: --([\w.-]{5,80})"
+    r"|[Nn]o such option:? --([\w.-]{5,80})|[Kk]ey '([\w.]{5,80})' (?:is )?not in\b"
+)
+# Two names that are less alike than this are different names. A framework's settings are many, and
+# not all of them are known.
+_ALIKE, _SURELY_ALIKE = 0.7, 0.88
 
 
 def nearest_name(text: str) -> tuple[str, str, int] | None:
@@ -43,17 +52,22 @@ def nearest_name(text: str) -> tuple[str, str, int] | None:
     if found is None or not _REFUSES.search(text[: found.start()]):
         return None
     accepted = dict.fromkeys(_ITEM.findall(found[0]))
-    pairs = (
-        (difflib.SequenceMatcher(None, _plain(name), _plain(other)).ratio(), name, other)
-        for name in _refused(text[: found.start()])
-        if name not in accepted
-        for other in accepted
-    )
-    alike, name, other = max(pairs, default=(0.0, "", ""))
-    return (name, other, len(accepted)) if alike >= _ALIKE else None
+    near = _most_alike(_refused(text[: found.start()]), accepted, least=_ALIKE)
+    return (*near, len(accepted)) if near is not None else None
 
 
-def with_near_name(findings: Sequence[Finding], quoted: Sequence[int], log: Log) -> list[Finding]:
+def nearest_setting(text: str, settings: Collection[str]) -> tuple[str, str] | None:
+    """Return a setting that was refused, and the known one that is nearly the same."""
+    found = _UNKNOWN_SETTING.search(text[:_MAX_CHARS])
+    if found is None:
+        return None
+    name = next(part for part in found.groups() if part)
+    return _most_alike([name], [one.lstrip("-") for one in settings], least=_SURELY_ALIKE)
+
+
+def with_near_name(
+    findings: Sequence[Finding], quoted: Sequence[int], view: RunView
+) -> list[Finding]:
     """Return the findings; the first one advises the nearest name if a line that it quotes has it.
 
     `quoted` are the numbers of these lines.
@@ -61,13 +75,38 @@ def with_near_name(findings: Sequence[Finding], quoted: Sequence[int], log: Log)
     if not findings or not quoted or findings[0].level is Level.INFO:
         return list(findings)
     first, wanted = findings[0], set(quoted)
-    near = (nearest_name(line.text) for line in log.lines if line.number in wanted)
-    found = next((one for one in near if one is not None), None)
-    if found is None or any(found[1] in fix.value for fix in first.fixes):
+    texts = [line.text for line in view.log.lines if line.number in wanted]
+    why = next((why for text in texts if (why := _advice(text, view.framework))), "")
+    if not why:
         return list(findings)
-    name, other, count = found
-    why = f"write {other} in place of {name}: it is the nearest of the {count} accepted names"
     return [dataclasses.replace(first, fixes=(Fix("", "", why), *first.fixes)), *findings[1:]]
+
+
+def _advice(text: str, framework: Framework) -> str:
+    listed = nearest_name(text)
+    if listed is not None:
+        name, other, count = listed
+        return f"write {other} in place of {name}: it is the nearest of the {count} accepted names"
+    own, base = known(framework.name).settings or {}, known(framework.base).settings or {}
+    setting = nearest_setting(text, {**own, **base})
+    if setting is None:
+        return ""
+    name, other = setting
+    return f"write {other} in place of {name}: {framework.title} has a setting of that name"
+
+
+def _most_alike(
+    names: Iterable[str], accepted: Collection[str], *, least: float
+) -> tuple[str, str] | None:
+    """Return a name that is not accepted, and the accepted one that is most like it."""
+    pairs = (
+        (difflib.SequenceMatcher(None, _plain(name), _plain(other)).ratio(), name, other)
+        for name in names
+        if name not in accepted
+        for other in accepted
+    )
+    alike, name, other = max(pairs, default=(0.0, "", ""))
+    return (name, other) if alike >= least else None
 
 
 def _refused(before: str) -> list[str]:
