@@ -26,7 +26,8 @@ _NAME = r"[A-Za-z][\w./+-]{1,79}"
 _LIST = re.compile(rf"(['\"]){_NAME}\1(?:\s{{0,3}},\s{{0,3}}(['\"]){_NAME}\2){{1,}}")
 _ITEM = re.compile(rf"['\"]({_NAME})['\"]")
 _QUOTED = re.compile(rf"['\"`]({_NAME})['\"`]")
-_WITH_A_SIGN = re.compile(r"(?<![\w./])(?=[\w-]*[\d_-])([A-Za-z][\w-]{1,79})")
+_WORD = re.compile(r"(?<![\w./-])[A-Za-z][\w-]{1,79}")
+_SIGNS = re.compile(r"[\d_-]")
 _AFTER_ITS_KIND = re.compile(
     rf"(?i:\b(?:column|key|field|option|choice|name|method|type|value|metric|backend|optimizer"
     rf"|scheduler|activation|template|format|dtype))(?: is)?[ :=]{{1,3}}({_NAME})"
@@ -112,7 +113,9 @@ def _most_alike(
 def _refused(before: str) -> list[str]:
     """Return the names that may be the refused one, of the surest kind that there is."""
     names = _QUOTED.findall(before) or _AFTER_ITS_KIND.findall(before)
-    return [name.rstrip(".") for name in names or _WITH_A_SIGN.findall(before)[:1]]
+    if not names:
+        names = [word for word in _WORD.findall(before) if _SIGNS.search(word)][:1]
+    return [name.rstrip(".") for name in names]
 
 
 def _plain(name: str) -> str:
