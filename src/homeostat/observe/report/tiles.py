@@ -51,8 +51,9 @@ def _length_tiles(facts: RunFacts) -> Iterator[str]:
 def _cost_tiles(facts: RunFacts) -> Iterator[str]:
     if tokens := _known(facts, "num_tokens"):
         epochs = facts.columns.get("epoch")
-        passes = f"{epochs.y[-1]:.3g} epochs" if epochs is not None else ""
-        yield tile("Tokens", fmt.count(tokens.finite[-1]), passes)
+        passes = f"{epochs.y[-1]:.3g}" if epochs is not None else ""
+        unit = "" if not passes else " epoch" if passes == "1" else " epochs"
+        yield tile("Tokens", fmt.count(tokens.finite[-1]), passes + unit)
     if speed := _known(facts, "throughput/tokens_per_s"):
         middle = sorted(speed.finite.tolist())[speed.finite.size // 2]
         yield tile("Tokens/s", fmt.count(middle), "median")
