@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import common
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.health.diagnose import diagnose
 from homeostat.health.finding import Level
 from homeostat.health.frameworks import HOMEOSTAT
 from homeostat.health.log import Log
 from homeostat.health.registry import RULES
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.types import FloatArray64
 
 LENGTHS = (24, 80, 250, 800)
 SIZES = (0.10, 0.25)

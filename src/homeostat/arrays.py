@@ -1,4 +1,7 @@
-"""Types of NumPy arrays, apart from types.py: the doctor needs nothing else of it."""
+"""Names for the types of NumPy arrays.
+
+They are not in types.py, because the doctor needs these names alone and starts faster without it.
+"""
 
 from __future__ import annotations
 

@@ -79,3 +79,11 @@ def test_the_doctor_advises_the_frameworks_own_setting() -> None:
 
 def test_a_long_line_is_searched_in_time_that_grows_with_its_length() -> None:
     assert nearest_name("not xy1 in " + "'ab', " * 20_000 + "'") is None
+
+
+def test_lists_that_differ_are_no_misspelt_name() -> None:
+    """The keys of weights, hundreds on either side, are neither compared nor corrected."""
+    missing, unexpected = (
+        ", ".join(f"'{prefix}layers.{n}.weight'" for n in range(500)) for prefix in ("model.", "")
+    )
+    assert nearest_name(f"Missing keys {missing}: they are not among {unexpected}") is None

@@ -44,6 +44,9 @@ _UNKNOWN_SETTING = re.compile(
 # Two names that are less alike than this are different names. A framework's settings are many, and
 # not all of them are known.
 _ALIKE, _SURELY_ALIKE = 0.7, 0.88
+# An error that refuses more names at once compares two lists, such as the keys of weights. To
+# compare all their pairs would take minutes.
+_MAX_REFUSED, _MAX_ACCEPTED = 3, 2_000
 
 
 def nearest_name(text: str) -> tuple[str, str, int] | None:
@@ -53,7 +56,10 @@ def nearest_name(text: str) -> tuple[str, str, int] | None:
     if found is None or not _REFUSES.search(text[: found.start()]):
         return None
     accepted = dict.fromkeys(_ITEM.findall(found[0]))
-    near = _most_alike(_refused(text[: found.start()]), accepted, least=_ALIKE)
+    refused = _refused(text[: found.start()])
+    if len(refused) > _MAX_REFUSED or len(accepted) > _MAX_ACCEPTED:
+        return None
+    near = _most_alike(refused, accepted, least=_ALIKE)
     return (*near, len(accepted)) if near is not None else None
 
 
