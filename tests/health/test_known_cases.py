@@ -140,10 +140,20 @@ def test_beside_a_recognised_illness_stands_a_clear_guess_that_nothing_else_name
     assert "a guess, right in about" in guess["why"]
 
 
-@pytest.mark.parametrize(("votes", "is_said"), [(0.09, False), (0.29, False), (0.31, True)])
-def test_a_guess_that_is_behind_what_a_rule_names_is_not_said(votes: float, is_said: bool) -> None:
+@pytest.mark.parametrize(
+    ("confidence", "votes", "is_said"),
+    [
+        (Confidence.INFERRED, 0.09, False),
+        (Confidence.INFERRED, 0.11, True),
+        (Confidence.HEURISTIC, 0.11, True),
+        (Confidence.MEASURED, 0.6, False),
+    ],
+)
+def test_an_error_that_says_so_itself_gets_no_guess(
+    confidence: Confidence, votes: float, is_said: bool
+) -> None:
     named = Finding(
-        "ERR550", "disk-full-or-quota", Family.CHECKPOINT, Level.ERROR, Confidence.MEASURED, "full"
+        "ERR550", "disk-full-or-quota", Family.CHECKPOINT, Level.ERROR, confidence, "full"
     )
     known = Guess("disk-full-or-quota", 0.3, None), Guess("path-missing", votes, None)
     assert bool(list(second_opinion._beside([named], known))) == is_said

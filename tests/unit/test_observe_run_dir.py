@@ -135,11 +135,12 @@ def test_a_killed_process_and_its_forked_children_leave_no_lock(tmp_path: Path) 
         import os, signal, sys, time; from pathlib import Path
         from homeostat.observe.run_dir import RunDir
         run_dir = RunDir(Path(sys.argv[1]))
-        child = os.fork()
-        if child == 0:
-            time.sleep(30); os._exit(0)
-        print(child, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+        parent = os.getpid()
+        # The child acts, so that it has let go of the lock before its parent is killed.
+        if os.fork() == 0:
+            print(os.getpid(), flush=True)
+            os.kill(parent, signal.SIGKILL); time.sleep(30); os._exit(0)
+        time.sleep(30)
     """
     # Output goes to a file: a pipe would stay open as long as the orphan lives.
     with (tmp_path / "out").open("w+") as out:
