@@ -62,3 +62,16 @@ def test_a_reward_that_was_over_optimised_goes_before_what_is_left_of_the_policy
     [kept] = folded([*texts, finding("RWD016")], RULES)
     assert kept.code == "RWD016"
     assert len(kept.evidence) == len(texts)
+
+
+def test_rules_that_name_the_same_illness_are_one_finding() -> None:
+    one, other = finding("ERR493"), finding("ERR484")
+    assert one.name == other.name
+    (kept,) = folded([other, one], RULES)
+    assert kept.code in ("ERR484", "ERR493")
+    assert any(line.startswith(("ERR484", "ERR493")) for line in kept.evidence)
+
+
+def test_one_rule_keeps_a_finding_for_each_subject() -> None:
+    both = [finding("RWD001", subject="format"), finding("RWD001", subject="length")]
+    assert [f.subject for f in folded(both, RULES)] == ["format", "length"]

@@ -175,8 +175,10 @@ def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
         elif finding.code not in by:
             taken = [other.code for other in findings if _is_taken(other, finding, of_code)]
             by.update(dict.fromkeys(taken, finding.code))
+    ordered = in_order(findings)
+    _fold_equals([one for one in ordered if one.code not in by], by)
     kept = []
-    for finding in in_order(findings):
+    for finding in ordered:
         if finding.code in by:
             continue
         symptoms = [
@@ -191,6 +193,15 @@ def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
         level = finding.level if finding.level is Level.INFO else worst
         kept.append(dataclasses.replace(finding, level=level, evidence=finding.evidence + lines))
     return in_order(kept)
+
+
+def _fold_equals(findings: Sequence[Finding], by: dict[str, str]) -> None:
+    """Let the likeliest of several rules that name the same illness stand for all of them."""
+    first: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        one = first.setdefault((finding.name, finding.subject), finding)
+        if one.code != finding.code and Level.INFO not in (one.level, finding.level):
+            by.setdefault(finding.code, one.code)
 
 
 def _is_played_down(finding: Finding, rules: Mapping[str, Rule]) -> bool:
