@@ -31,9 +31,9 @@ LEAVES_OPEN = frozenset(
 _MAX_MORE = 8
 _MAX_BESIDE_OPEN = 2
 _OWN_CODE = ("user-code-failed", "script-failed")
-# Share of the votes from which on a guess is said beside an illness that was inferred, and the share
-# of such guesses that were a confirmed cause: 35 of 136 and 16 of 83 (bench/guesses.py). Beside
-# errors that say so themselves it was 2 of 64.
+# Share of the votes from which on a guess is added to an inferred illness, and the share of such
+# guesses that were a confirmed cause: 35 of 136 and 16 of 83 (bench/guesses.py). For errors that
+# name their cause themselves it was 2 of 64.
 _OFTEN = 0.1
 _RIGHT_BESIDE = 0.2
 # Share of the votes from which on most guesses are right.
@@ -109,6 +109,4 @@ def _beside(findings: Sequence[Finding], known: Sequence[Guess]) -> Iterator[Cau
     if first.name in LEAVES_OPEN and first.code != _GUESSES_ITSELF:
         yield from (as_cause(one, right=RIGHT_LOOSELY) for one in others[:_MAX_BESIDE_OPEN])
     elif first.code.startswith("ERR") and first.confidence is not Confidence.MEASURED:
-        yield from (
-            as_cause(one, right=_RIGHT_BESIDE) for one in others[:1] if one.votes >= _OFTEN
-        )
+        yield from (as_cause(one, right=_RIGHT_BESIDE) for one in others[:1] if one.votes >= _OFTEN)

@@ -10,7 +10,7 @@ from homeostat.health.finding import Family
 from homeostat.run.session.session import Session
 from homeostat.types import Role
 
-# At this rate a critic of the clinic's size explains part of the variance within ten steps.
+# At this rate a critic of the clinic's size learns the mean reward within ten steps.
 PPO = {"critic": {"lr": 1e-3}}
 SORT_PPO = Body("sort", "ppo", steps=60, changes=PPO)
 

@@ -4,10 +4,11 @@
 The critic's explained variance, 1 - Var(earned - value) / Var(earned), at or below `limit` in
 `fire` of the newest `window` records and on average at half of that over twice as many, while it
 does not rise over the newest `trend` ones. Records of the critic's warm-up (`critic.warmup_steps`)
-and the `grace` records after it are left out: every new head begins at 0. So are records in which
-all completions earned the same, because then there is nothing to explain. Where the returns'
-deviation is not logged, it is information while the reward rises: trainers differ in which returns
-they compare with.
+and the `grace` records after it are left out: every new head begins at 0. Where its loss has fallen
+and the reward rises, the critic has learned the mean of the returns at least, and `patience`
+records are left out. So are records in which all completions earned the same, because then there is
+nothing to explain. Where the returns' deviation is not logged, it is information while the reward
+rises: trainers differ in which returns they compare with.
 
 ## Why it matters
 PPO compares every token with the critic's value of it. A critic that explains nothing adds noise to
@@ -54,6 +55,9 @@ from homeostat.health.windows import newest_spell
 
 # Rank correlation with the steps from which on a series rises.
 _RISES = 0.4
+# A loss that is below this share of its first records has fallen.
+_FALLEN = 0.9
+_NUM_FIRST = 5
 # Clearly worse than a constant.
 _DIVERGED = -0.2
 # Share of clipped values that keeps most of the others from moving, too.
@@ -65,6 +69,7 @@ class Options(RuleOptions):
     fire: int = option(8, "Number of records that must show it ...")
     window: int = option(10, "... within a window of this many.")
     grace: int = option(15, "Records after the warm-up that are not judged.")
+    patience: int = option(60, "Records that are not judged while loss and reward improve.")
     trend: int = option(40, "Records over which a critic that learns slowly must rise.")
 
 
@@ -88,13 +93,29 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if rank_correlation(known.tail(options.trend)) >= _RISES:
         return
     part = Series(judged.steps[spell.start :], judged.values[spell.start :])
+    is_worse = float(np.mean(part.values)) < _DIVERGED
+    if len(known) <= options.patience and _learns_the_mean(view) and not is_worse:
+        return
     yield _sighting(view, part, options)
 
 
+def _after_warmup(view: RunView, series: Series) -> Series:
+    return series.since(int(view.number("critic.warmup_steps") or 0) + 1).finite()
+
+
+def _learns_the_mean(view: RunView) -> bool:
+    """Return whether the critic's loss has fallen while the reward rises."""
+    loss = view.series("critic/loss")
+    if loss is None or not gains(view.series("reward")):
+        return False
+    values = _after_warmup(view, loss).values
+    before, now = values[:_NUM_FIRST], values[_NUM_FIRST:][-2 * _NUM_FIRST :]
+    return len(now) > 0 and float(np.mean(now)) < _FALLEN * float(np.mean(before))
+
+
 def _known(view: RunView) -> Series:
-    """The explained variance after the warm-up, where completions did not all earn the same."""
-    warmup = int(view.number("critic.warmup_steps") or 0)
-    explained = needed(view, "critic/explained_variance").since(warmup + 1).finite()
+    """Return the explained variance where completions did not all earn the same."""
+    explained = _after_warmup(view, needed(view, "critic/explained_variance"))
     spread = view.series("critic/return_std", "reward_std", "reward/std")
     if spread is not None:
         explained, spread = explained.on(spread)
