@@ -434,16 +434,16 @@ def coverage_page() -> str:
     legend = "; ".join(f"`{word}`: {meaning}" for word, meaning in NO_CODE.items())
     parts = [
         "# Coverage\n\n"
-        "This page compares homeostat with five troubleshooting guides of other frameworks. It lists "
-        "every problem that they name with the rules that recognise it, every setting with the key "
-        "of homeostat for it, and the statements of the guides that are wrong. `pending` means that "
-        "a later version will support it. The doctor diagnoses logs of other frameworks in any "
-        "case.\n\n"
+        "This page compares homeostat with five troubleshooting guides of other frameworks. It "
+        "lists every problem that they name with the rules that recognise it, every setting with "
+        "the key of homeostat for it, and the statements of the guides that are wrong. `pending` "
+        "means that a later version will support it. The doctor diagnoses logs of other frameworks "
+        "in any case.\n\n"
         + table(("guide", "symptoms", "settings", "disagreements"), [*counts, ("all", *totals)]),
         "## Symptoms\n\n"
         'The column "before the start" names the rules that `homeostat check` can evaluate, and '
-        '"remedies" the changes that a run tries by itself if `health.heal` allows them. If no rule '
-        f"has a code, the column says why: {legend}.\n",
+        '"remedies" the changes that a run tries by itself if `health.heal` allows them. If there '
+        f"is no code, the column says why: {legend}.\n",
         *(_symptoms(guide, rows) for guide, rows in symptoms.items()),
         "## Settings\n",
         *(_settings(guide, rows) for guide, rows in settings.items()),
