@@ -51,8 +51,8 @@ REFERENCE = Path(__file__).resolve().parent / "reference"
 COVERAGE = Path(__file__).resolve().parent / "coverage"
 # In place of codes, where a symptom has none.
 NO_CODE = {
-    "not evaluated": "no rule can see it, and those that lack something say what",
-    "no sign": "it leaves nothing in metrics, settings or logs",
+    "not evaluated": "no rule can recognise it; a rule that lacks data reports which",
+    "no sign": "it leaves no sign in metrics, settings or logs",
 }
 # Every path that a run may write; a test trains one and looks for others.
 RUN_FOLDER = {
@@ -424,7 +424,7 @@ def disagreement_rows() -> tuple[tuple[str, str, str, str], ...]:
 
 
 def coverage_page() -> str:
-    """What five guides name, against what there is here."""
+    """Return the page that compares five guides with the rules and keys of homeostat."""
     symptoms, settings, wrong = symptom_rows(), setting_rows(), disagreement_rows()
     counts = [
         (guide, str(len(rows)), str(len(settings[guide])), str(sum(w[0] == guide for w in wrong)))
@@ -434,19 +434,22 @@ def coverage_page() -> str:
     legend = "; ".join(f"`{word}`: {meaning}" for word, meaning in NO_CODE.items())
     parts = [
         "# Coverage\n\n"
-        "Every problem and every setting that five troubleshooting guides name, with the rule that "
-        "recognises it and our key for it; and where a guide is wrong. `pending` means that a "
-        "later version will have it; logs of other frameworks are diagnosed in any case.\n\n"
+        "This page compares homeostat with five troubleshooting guides of other frameworks. It "
+        "lists every problem that they name with the rules that recognise it, every setting with "
+        "the key of homeostat for it, and the statements of the guides that are wrong. `pending` "
+        "means that a later version will support it. The doctor diagnoses logs of other frameworks "
+        "in any case.\n\n"
         + table(("guide", "symptoms", "settings", "disagreements"), [*counts, ("all", *totals)]),
         "## Symptoms\n\n"
-        f"In place of a code, {legend}. Before the start: rules that `homeostat check` judges. "
-        "Remedies: what a run tries by itself, as far as `health.heal` allows.\n",
+        'The column "before the start" names the rules that `homeostat check` can evaluate, and '
+        '"remedies" the changes that a run tries by itself if `health.heal` allows them. If there '
+        f"is no code, the column says why: {legend}.\n",
         *(_symptoms(guide, rows) for guide, rows in symptoms.items()),
         "## Settings\n",
         *(_settings(guide, rows) for guide, rows in settings.items()),
         "## Where a guide is wrong\n\n"
         + table(
-            ("guide", "it says", "advised instead", "rules"),
+            ("guide", "its statement", "our advice", "rules"),
             [(guide, says, better, _codes(codes)) for guide, says, better, codes in wrong],
         ),
     ]
@@ -458,7 +461,7 @@ def _symptoms(guide: str, rows: Iterable[tuple[str, str, str, str]]) -> str:
         (section, seen, _codes(codes), _before(codes), _remedies(codes), here)
         for section, seen, codes, here in rows
     ]
-    head = ("section", "symptom", "rules", "before the start", "remedies", "here")
+    head = ("section", "symptom", "rules", "before the start", "remedies", "in homeostat")
     return f"### {guide}\n\n{table(head, cells)}"
 
 
@@ -494,7 +497,7 @@ def _settings(guide: str, rows: Iterable[tuple[str, str, str]]) -> str:
         (f"`{name}`", _place(place), note + (absent if name in missing else ""))
         for name, place, note in rows
     ]
-    return f"### Settings of {guide}\n\n{table(('theirs', 'here', 'note'), cells)}"
+    return f"### Settings of {guide}\n\n{table(('setting', 'in homeostat', 'note'), cells)}"
 
 
 def _codes(codes: str) -> str:

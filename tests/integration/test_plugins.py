@@ -107,7 +107,7 @@ def test_the_examples_train_together(folder: Path, caplog: pytest.LogCaptureFixt
         np.testing.assert_allclose(
             group.advantages, np.where(plain < 0, plain / 4, plain), atol=1e-6
         )
-    assert "16 completions were asked for" in caplog.text
+    assert "16 completions were requested" in caplog.text
     opened = list(iter_jsonl(config.run_dir / "findings.jsonl"))
     assert {"OWN001"} <= {line["code"] for line in opened if line["state"] == "open"}
     # The config of the run names the files in full, and can be read again.

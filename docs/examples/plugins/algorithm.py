@@ -1,4 +1,4 @@
-"""An algorithm: GRPO that trusts good samples more than bad ones, and holds each update back.
+"""An algorithm: GRPO that weights bad samples less, and penalises large changes of the policy.
 
 A_i    = grpo's advantage, times `negative_weight` where it is negative
 loss_m = grpo's clipped loss + hold / 2 * (log-ratio of new to old policy)^2

@@ -1,8 +1,8 @@
-"""An engine: the native one, which also says how many completions it was asked for.
+"""An engine: the native one, which also logs the number of its requests.
 
-An engine from scratch implements homeostat.rollout.engine.Engine; deriving from
-homeostat.rollout.stepping.SteppingEngine leaves only the sampling itself to be written. The suite
-in tests/contract shows what an engine has to keep to.
+To write an engine from scratch, implement homeostat.rollout.engine.Engine. If you derive it from
+homeostat.rollout.stepping.SteppingEngine, you only write the sampling itself. Every engine must
+pass the suite in tests/contract.
 """
 
 import logging
@@ -38,4 +38,4 @@ class CountingEngine(NativeEngine):
         super().submit(request)
         self.num_asked += 1
         if self.num_asked % self.config.log_every == 0:
-            log.warning("%d completions were asked for", self.num_asked)
+            log.warning("%d completions were requested", self.num_asked)

@@ -1,9 +1,9 @@
-"""A preference algorithm: a hinge in place of DPO's sigmoid.
+"""A preference algorithm: DPO with a hinge loss instead of the sigmoid.
 
 r      = beta * (log pi(y) - log pi_ref(y))
 loss_p = max(0, margin - (r_chosen - r_rejected))
 
-A pair that is told apart by the margin has no gradient any more.
+A pair whose rewards differ by the margin or more has no gradient.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from homeostat.algorithms.pairs import PairLosses, Pairs
 
 
 class Hinge(plugins.PreferenceAlgorithm):
-    """Pairs are pushed apart until they differ by a margin."""
+    """Increase the difference of rewards in each pair until it reaches a margin."""
 
     beta: ClassVar[float] = 0.2
     margin: float = plugins.key(1.0, gt=0, help="Difference of rewards that is enough.")

@@ -1,4 +1,4 @@
-"""A reward: the share of the answer's characters that stand at their place."""
+"""A reward: the share of the answer's characters that the completion has at the right place."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from homeostat import plugins
 
 
 class Places(plugins.Reward):
-    """The share of the expected answer's characters that the completion has at their place."""
+    """Reward the share of the expected answer's characters that are at the right place."""
 
     extra: float = plugins.key(0.1, ge=0, help="Penalty for each character beyond the answer.")
 
-    # It is called with the columns that it names: rows without `answer` are refused by `check`.
+    # Arguments are columns of the row, by name: `check` refuses rows without the column `answer`.
     def score(self, completions: list[Any], answer: list[str]) -> list[float]:
         return [self._one(text, right) for text, right in zip(completions, answer, strict=True)]
 

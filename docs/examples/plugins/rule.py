@@ -1,7 +1,7 @@
 """Completions are too short to hold an answer.
 
 ## What it sees
-The mean length of completions below `min_tokens`, in the newest record.
+The mean length of completions in the newest record is below `min_tokens`.
 
 ## Why it matters
 A policy that learned to stop at once earns nothing and explores nothing.
@@ -10,10 +10,10 @@ A policy that learned to stop at once earns nothing and explores nothing.
 - answers-too-short: the reward favours short completions, or the prompt does not ask for more.
 
 ## What to do
-Look at completions with `homeostat inspect`, and at the rewards of the shortest ones.
+Read completions with `homeostat inspect`, and compare the rewards of the shortest ones.
 
 ## Known false alarms
-Tasks whose answers are short: raise or lower `min_tokens`.
+Tasks whose answers are short: lower `min_tokens`.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     length = view.latest("completions/mean_length")
     if length is not None and length < options.min_tokens:
         yield Sighting(
-            message=f"Completions have {length:.1f} tokens in the mean.",
+            message=f"Completions have {length:.1f} tokens on average.",
             value=length,
             limit=options.min_tokens,
         )

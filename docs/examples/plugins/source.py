@@ -1,4 +1,4 @@
-"""A source of prompts: digits to sort, made from a seed."""
+"""A source of prompts: digits to sort, generated from a seed."""
 
 import random
 
@@ -6,7 +6,7 @@ from homeostat import plugins
 
 
 class Digits(plugins.Prompts):
-    """Digits to sort, with the sorted ones in the column `answer`."""
+    """Digits to sort; the column `answer` holds the sorted digits."""
 
     count: int = plugins.key(64, ge=1, help="Number of prompts.")
     seed: int = plugins.key(0, ge=0, help="Seed of the digits.")

@@ -1,4 +1,4 @@
-"""A transport: weights through compressed files, for a slow disk between trainer and engine."""
+"""A transport: it sends weights through compressed files, for a slow disk."""
 
 import zlib
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from homeostat.sync.transports import TransportSite
 
 
 class Zipped(plugins.Transport):
-    """Send weights through files that zlib has compressed."""
+    """Send weights through files that zlib compresses."""
 
-    level: int = plugins.key(1, ge=0, le=9, resume="free", help="How hard zlib tries.")
+    level: int = plugins.key(1, ge=0, le=9, resume="free", help="Compression level of zlib.")
 
     def open(self, site: TransportSite) -> "ZippedTransport":
         return ZippedTransport(site.folder, site.prefix, self.bucket_bytes, self.level)
@@ -27,7 +27,7 @@ class Zipped(plugins.Transport):
 
 @dataclass(frozen=True)
 class ZippedTransport:
-    """Both halves are made of this: it travels to the trainer's ranks and to the engine."""
+    """Makes the sender and the receiver; it is sent to the trainer's ranks and to the engine."""
 
     folder: Path
     prefix: str
@@ -64,7 +64,7 @@ class ZippedPacker(DiskPacker):
 
 
 class ZippedReceiver:
-    """The engine's half. `verified` compares every tensor with the sender's checksum."""
+    """The receiver in the engine. `verified` compares every tensor with the sender's checksum."""
 
     def unpack(self, bucket: ZippedBucket) -> Iterator[tuple[str, Tensor]]:
         content = bytearray(zlib.decompress(bucket.file.read_bytes()))

@@ -287,8 +287,8 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "helper_lost",
-        "A helper process of the engine died. Its requests are restarted in the trainer's "
-        "process, which samples alone from here on.",
+        "A helper process of the engine died and is not replaced in this run. The other processes "
+        "restart its requests.",
         ("error",),
         "warn",
     ),
