@@ -1,4 +1,4 @@
-"""Thirty everyday jobs: what they take elsewhere and here, and the time to the first result here.
+"""Thirty everyday jobs: the commands of other libraries and of homeostat, and the time of ours.
 
     python bench/everyday_jobs.py [--out jobs.json] [--only 3,17]
 
@@ -103,7 +103,7 @@ JOBS = (
         "export runs/base model.gguf --quantization q8_0"),
     Job("upload with a model card", "TRL sft_trainer", "push_to_hub=True",
         "push runs/base me/model --dry-run card", "measured with --dry-run: no network"),
-    Job("move a config over", "", "write it anew", "import axolotl.yml --out imported.yaml"),
+    Job("convert a config", "", "rewrite it by hand", "import axolotl.yml --out imported.yaml"),
     Job("why did this run fail", "axolotl faq", "read the page",
         "doctor failed.log"),
     Job("SFT of a vision model", "axolotl multimodal", "processor_type: AutoProcessor", "",
@@ -233,7 +233,7 @@ def measure(folder: Path, only: set[int]) -> Iterator[dict[str, Any]]:
 
 def as_markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the table's lines."""
-    yield "| | job | there (page) | here: `homeostat ...` | first result | works |"
+    yield "| | job | elsewhere (page) | `homeostat ...` | time | works |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
         page = f" ({row['page']})" if row["page"] else ""
