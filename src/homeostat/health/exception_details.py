@@ -1,10 +1,10 @@
-"""Read an exception's own words: which argument, shape, type, device, key or name was wrong.
+"""Read an exception's message: which argument, shape, type, device, key or name was wrong.
 
     mat1 and mat2 shapes cannot be multiplied (4x8 and 16x32)    shape: 4x8 and 16x32
     f() got an unexpected keyword argument 'prompts'             argument: f() does not take prompts
 
-A form is a library's way to say it, with the values left open. It is compiled when one of its cues
-(cues.py) stands in an exception, because to compile all of them takes three times as long.
+A form is the pattern of one library message, with its values left open. It is compiled only if the
+exception contains one of its cues (cues.py), because compiling all forms takes three times as long.
 """
 # ruff: noqa: E501 (a table)
 
@@ -27,14 +27,14 @@ from homeostat.health.cues import cues_of
 from homeostat.health.log import QUOTES
 
 _MAX_CHARS = 4_000
-# Number of facts about one exception that are reported.
+# The number of details that are reported about one exception.
 _MAX_DETAILS = 4
 _MAX_KEY_WORDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """A fact that an exception's words state. `kind` is what it is about, `names` what they name."""
+    """A detail from an exception's message. `kind` is its subject, `names` are those in it."""
 
     kind: str
     words: str
@@ -52,7 +52,7 @@ _SIZE = r"(?:torch\.Size\()?[\[(][\d, ]{1,80}[\])]\)?"
 _NAME = r"[\w.\[\]-]{1,120}"
 _FORMS = (
     # Shapes
-    # Weights in 4 bits are stored as a single row.
+    # 4-bit weights are stored as a single row.
     _Form("quantised", r"shapes cannot be multiplied \((\d{1,12}x\d{1,12}) and (1x\d{6,12})\)",
           "the weight is {1}, which is the shape of packed 4-bit values"),
     _Form("shape", r"shapes cannot be multiplied \((\d{1,12}x\d{1,12}) and (\d{1,12}x\d{1,12})\)",
@@ -107,7 +107,7 @@ _FORMS = (
           "{0} does not hold: {1} and {2}"),
     _Form("shape", r"[Ii]ndex tensor must have the same number of dimensions as (\w{1,20})", "the index and the {0} have different numbers of dimensions"),
     _Form("shape", r"[Ee]xpected index (\[[\d, ]{0,60}\]) to be (?:no larger|smaller) than \w{1,20} (\[[\d, ]{0,60}\])", "the index {0} is larger than {1}"),
-    # Types of numbers
+    # Number types
     _Form("dtype", r"expected scalar type (\w{1,30}) but found (\w{1,30})", "{0} was expected, and it is {1}"),
     _Form("dtype", r"same dtype, but got:? ([\w.:]{1,30}) (?:and|!=) ([\w.:]{1,30})", "one is {0} and the other {1}"),
     _Form("dtype", r"have the same dtype, got ([\w.]{1,30}) and ([\w.]{1,30})", "one is {0} and the other {1}"),
@@ -240,21 +240,21 @@ _FORMS = (
 )  # fmt: skip
 
 
-# The name of a weight: dots, and what a weight's name ends with.
+# The name of a weight: parts with dots, and a typical last part.
 _WEIGHT = re.compile(
     r"(?=.{0,80}\.)[\w.]{1,160}\.(?:weight|bias|qweight|scales|biases|lora_[AB](?:\.\w{1,20})?\.weight)"
 )
-# A path after words that say that something was not found.
+# A path after words which say that something was not found.
 _PATH = re.compile(
     r"(?:not found|not find|[Mm]issing|does not exist)[^/\n]{0,60}?[\s'\"`]((?:/|\./|[A-Za-z]:\\)[^\s'\"`,]{1,300})"
 )
-# A path anywhere: two parts at least, in quotes or behind a colon.
+# A path anywhere in the message: at least two parts, in quotes or after a colon.
 _ANY_PATH = re.compile(r"(?:['\"`]|: )((?:[\w.~-]{0,80}/){1,20}[\w.-]{1,120})(?:['\"`]|[\s.,]|$)")
-# An AttributeError that is nothing but a name, as compiled modules and torch's own look-ups say it.
+# An AttributeError whose message is only a name, as compiled modules and torch's look-ups raise it.
 _GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
 
 
-# pydantic's errors: the setting, what is wrong with it, and the name of the kind of error.
+# pydantic's errors: the setting, what is wrong with it, and pydantic's name for that kind of error.
 _REFUSED = re.compile(
     r"^(?P<where>[A-Za-z_][\w.\[\]-]{0,120})\n\s*(?P<what>[^\n]{1,300}?) \[type=(?P<type>\w{1,60})",
     re.MULTILINE,
@@ -265,7 +265,7 @@ _CHOICES = frozenset({"literal_error", "enum", "union_tag_invalid"})
 
 @cache
 def _all_forms() -> tuple[tuple[_Form, tuple[str, ...]], ...]:
-    """Return every form with its cues, in the order in which they are tried."""
+    """Return every form with its cues, in the order in which the forms are tried."""
     early = (*install_forms.FORMS, *engine_forms.FORMS, *trainer_forms.FORMS)
     limits = (*validation_forms.LENGTHS, *engine_forms.LATE)
     late = (*setting_forms.FORMS, *limits, *validation_forms.FORMS)
@@ -275,12 +275,12 @@ def _all_forms() -> tuple[tuple[_Form, tuple[str, ...]], ...]:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Python's own cache holds fewer patterns than there are forms."""
+    """Compile a pattern once. The cache of `re` is smaller than the number of forms."""
     return re.compile(pattern)
 
 
 def details_of(kind: str, message: str) -> tuple[Detail, ...]:
-    """Return what the exception's words state, most telling first; () if no form fits."""
+    """Return the details in an exception's message, most useful first; () if no form fits."""
     text = message[:_MAX_CHARS].translate(QUOTES)
     first = text.partition("\n")[0]
     found = [*_by_kind(kind, first), *_by_pydantic(text)]
@@ -300,9 +300,10 @@ def details_of(kind: str, message: str) -> tuple[Detail, ...]:
 
 
 def _by_pydantic(text: str) -> Iterator[Detail]:
-    """Yield what pydantic says of the first setting that it refuses, by its name for the error.
+    """Yield the detail for the first setting that pydantic refuses, by pydantic's name of the
+    error.
 
-    What a validator of the settings raised itself is a sentence, which the forms read.
+    Errors that a validator raises itself are sentences, which the forms read.
     """
     found = _REFUSED.search(text) if "[type=" in text else None
     if found is None or found["type"] in _NOT_TYPES:
@@ -318,9 +319,9 @@ def _by_pydantic(text: str) -> Iterator[Detail]:
 
 
 def _path_in(text: str) -> str:
-    """Return the path that a FileNotFoundError names; "" if it names none or is the system's own.
+    """Return the path in a FileNotFoundError; "" if there is none or the system wrote the message.
 
-    The forms read what the system says, which begins with a number ([Errno 2]).
+    The system's messages begin with a number ([Errno 2]); the forms read those.
     """
     found = _PATH.search(text)
     if found is None and "[Errno" not in text:
@@ -329,7 +330,7 @@ def _path_in(text: str) -> str:
 
 
 def _by_kind(kind: str, text: str) -> Iterator[Detail]:
-    """Yield what an exception's class means if its whole message is a name."""
+    """Yield what the class of an exception means if its whole message is a name."""
     name = kind.rpartition(".")[2]
     if name == "KeyError" and 0 < len(text) <= 300:
         key = text.strip("'\" ")
@@ -337,7 +338,7 @@ def _by_kind(kind: str, text: str) -> Iterator[Detail]:
             yield Detail("keys", f"there is no weight {key}", (key,))
             return
         if len(key.split()) > _MAX_KEY_WORDS:
-            # A sentence, which the forms read, and not a key.
+            # A sentence is not a key; the forms read it.
             return
         yield Detail("key", f"there is no key {key}", (key,))
     elif name == "FileNotFoundError" and (path := _path_in(text)):

@@ -1,14 +1,15 @@
-"""Ways in which libraries, compilers, loaders and shells say that an installation does not fit.
+"""Message patterns of libraries, compilers, loaders and shells about a broken installation.
 
-Packages and versions, shared libraries, compilers, GPUs and model architectures: hundreds of
-libraries say it in a few forms. The kind of a form is what is missing or does not fit; a package,
-a version or a GPU stands for itself, so it does not matter whose code raised.
+They cover packages and versions, shared libraries, compilers, GPUs and model architectures.
+Hundreds of libraries word such errors in a few ways. The kind of a form is what is missing or does
+not fit. It does not matter whose code raised, because the message already names the package,
+version or GPU.
 """
 # ruff: noqa: E501 (a table)
 
 from __future__ import annotations
 
-# What does not fit -> the illness.
+# Kind of a form -> the illness.
 CAUSES = {
     "package": "package-missing",
     "version": "library-version-mismatch",
@@ -26,7 +27,7 @@ CAUSES = {
     "platform": "known-bad-version",
     "system": "environment-unfit",
 }
-# Names that a library defines only if an optional package is there -> the package.
+# Names that a library defines only if an optional package is installed -> that package.
 OPTIONAL = {
     "bnb": "bitsandbytes", "BitsAndBytes": "bitsandbytes", "Lora": "peft", "Peft": "peft",
     "PrefixTuning": "peft", "PromptTuning": "peft", "deepspeed": "deepspeed", "DeepSpeed": "deepspeed",
@@ -43,7 +44,7 @@ OPTIONAL = {
     "init_empty_weights": "accelerate", "torch_npu": "torch-npu", "megatron": "megatron-core",
 }  # fmt: skip
 _EXACT = frozenset(("te", "tl", "LLM", "ray", "av", "cv2", "timm", "bnb"))
-# A version has a dot; a number without one may be any setting's.
+# A version has a dot. A number without one may be the value of any setting.
 _VERSION = r"v?\d{1,4}\.\d{1,4}[\w.+]{0,24}"
 _COMPARED = rf"(?:[<>=~!]=?=?|at least|version)\s?{_VERSION}"
 _PACKAGES = (
@@ -63,7 +64,7 @@ _GPU = (
     r"|(?:compute|CUDA|device) capabilit)"
 )
 
-# (kind, pattern, words): the values of the pattern's groups are put into the words.
+# (kind, pattern, words): the pattern's groups are inserted into the words.
 FORMS: tuple[tuple[str, str, str], ...] = (
     # Compilers and builds
     ("toolkit", r"nvcc fatal\s{0,4}:\s{0,2}(.{1,120})", "the CUDA compiler refuses: {0}"),
@@ -89,7 +90,7 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("build", r"Command '?\[?'?\S{0,80}?(ninja|cmake|make|hipcc|nvcc|setup\.py)\b.{0,2000}? returned non-zero exit status", "{0} failed"),
     ("build", r"(?i)(ninja build failed|could not compile `[\w-]{1,60}`|CMake Error at \S{1,80}|'cicc' died due to signal|failed to build '?[\w.-]{1,60}'? (?:when|wheel|extension)|g?make(?:\[\d\])?: \*\*\* \[.{1,80})", "{0}"),
     ("build", r"(?:^|: )(?:fatal )?error: (identifier \"[\w:]{1,80}\" is undefined|no member named '[\w:]{1,80}'|no matching function for call to|.{1,80} has no member|.{1,80} was not declared in this scope|use of undeclared identifier.{0,60})", "the code does not compile: {0}"),
-    # Shared libraries and compiled parts
+    # Shared libraries and compiled modules
     ("cuda library", r"(lib(?:cu[dbfrs]|nv|nccl|cupti)[\w.+-]{1,60}\.so[\w.]{0,20}):? .{0,60}?(?:cannot open|not found|no such file)", "{0} cannot be found"),
     ("cuda library", r"(?i)(?:failed|unable|could not|cannot|can't) (?:to )?(?:load|open|find|locate)[^.]{0,60}?(lib(?:cu[dbfrs]|nv|nccl|cupti)[\w-]{0,40}(?:\.so[\w.]{0,20})?)", "{0} cannot be loaded"),
     ("abi", r"(lib(?:torch|c10|ATen)[\w.+-]{0,60}): cannot open shared object", "a compiled package was built for another torch: {0} cannot be found"),
@@ -178,7 +179,7 @@ FORMS: tuple[tuple[str, str, str], ...] = (
 
 
 def optional_package(name: str) -> str:
-    """Return the package whose absence leaves a name undefined; "" if it is none that is known."""
+    """Return the optional package without which a name is undefined; "" if none is known."""
     for start, package in OPTIONAL.items():
         if name == start or (start not in _EXACT and name.startswith(start)):
             return package

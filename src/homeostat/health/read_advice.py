@@ -1,7 +1,7 @@
-"""Say what to do about an illness that was read from an exception's words or place.
+"""Give advice on an illness that was found from an exception's message or place.
 
-A signature brings its own advice. Where no signature knows an exception, the kind of mistake is all
-that is known, and one sentence about it helps more than the name alone.
+A signature has its own advice. If no signature recognises an exception, only the kind of mistake is
+known. One sentence of general advice then helps more than the name alone.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ _ADVICE = {
 
 
 def advice_on(name: str) -> Iterator[Fix]:
-    """Yield what to do about an illness by its name; nothing if there is no general advice."""
+    """Yield general advice on an illness, given its name; nothing if there is none."""
     if name in _ADVICE:
         yield Fix("", "", _ADVICE[name])

@@ -1,7 +1,7 @@
 """The vocabulary of a diagnosis: every name that a finding or a cause may have, and its meaning.
 
-A name is an illness or its cause, never the cure. Names that begin with `benign-` are look-alikes
-that need no cure: a finding of that name has level info.
+A name is an illness or its cause, never the remedy. Names that begin with `benign-` look like an
+illness but need no remedy: findings with such a name have level info.
 """
 # ruff: noqa: E501 (a table)
 
