@@ -1,7 +1,7 @@
 """Name the measurement or switch that distinguishes two illnesses with the same signs.
 
-The pairs are those that share a finding: in the clinic's rounds (bench/differential), or among the
-causes that one rule lists. A key in a text is ours; a framework's table translates it.
+The pairs share a finding in the clinic's rounds (bench/differential), or are causes that one rule
+lists. Keys in the texts are ours; a framework's table translates them.
 """
 # ruff: noqa: E501 (a table)
 
@@ -142,7 +142,7 @@ assert len(_BY_PAIR) == len(DECIDERS), "a pair is there twice"
 
 
 def deciders(names: Iterable[str]) -> Iterator[Decider]:
-    """Yield what tells each two of the illnesses apart, the earlier ones first."""
+    """Yield how to distinguish each two of the illnesses, pairs of the first names first."""
     for pair in combinations(dict.fromkeys(names), 2):
         found = _BY_PAIR.get(frozenset(pair))
         if found is not None:

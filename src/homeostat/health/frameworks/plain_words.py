@@ -1,11 +1,11 @@
-"""Our keys in plain words, for advice to runs of frameworks without such a setting.
+"""Descriptions of our keys, for advice to frameworks that have no such setting.
 
-A key that is not listed is described by its last part, which is plain enough.
+A key that is not listed is described by its last part, which is clear enough.
 """
 
 from __future__ import annotations
 
-# Keys of what only our own trainer does: nobody can follow them anywhere else.
+# Keys of features that only our trainer has. They are not recommended for other frameworks.
 OURS_ALONE = frozenset(
     {"cluster.on_lost_node", "engine.max_restarts", "engine.stall_s", "health.heal"}
 )

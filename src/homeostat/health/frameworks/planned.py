@@ -1,4 +1,4 @@
-"""Settings that our recipes do not have, under the keys by which rules and tables know them.
+"""Settings that our recipes do not have, under the keys that rules and tables use for them.
 
 PLANNED   keys that later versions will have. A test fails once a recipe accepts one of them.
 FOREIGN   settings that only other frameworks need. No recipe of ours will accept them.
