@@ -47,7 +47,7 @@ class Ending:
     """The end of a run, with the evidence: a `line` of the log, or the `traceback` of an
     exception.
 
-    `is_early`: it ended normally, but long before the planned number of steps. `is_stale`: nothing
+    `is_early`: it ended normally, but well before the planned number of steps. `is_stale`: nothing
     was written to the log for so long that the run cannot still be running. `quote` is the part of
     `words` that is quoted from the log.
     """

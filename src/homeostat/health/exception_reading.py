@@ -56,7 +56,7 @@ _CAUSES = (
 )
 _ENTRIES = ("_call", "_wrapped", "__call__", "wrapper", "decorate", "main", "<module>")
 _STDLIB = frozenset(sys.stdlib_module_names)
-# Errors raised by code that accesses something which does not exist, except files and devices.
+# Errors raised by code that uses a name, item or argument which does not exist.
 _CODE_ERRORS = frozenset(("AttributeError", "IndexError", "KeyError", "NameError", "TypeError"))
 # A model's own code is downloaded with its weights and written for one version of transformers.
 _OF_MODELS = ("modeling_", "tokenization_", "configuration_", "processing_")
@@ -250,7 +250,7 @@ class ExceptionReading:
 
 
 def _asks_library(detail: Detail) -> bool:
-    """Return whether the missing name belongs to a library's class or module, not to a script's."""
+    """Return whether a known package or a class lacks the name; scripts rarely define classes."""
     if detail.kind == "attribute":
         return detail.names[0].partition(".")[0] in PACKAGES
     return detail.kind == "argument" and "does not take" in detail.words and _is_class(detail)

@@ -68,7 +68,7 @@ def noise_of(values: FloatArray64) -> Noise:
     lag = max(1, len(values) // _STRETCHES)
     near, far = _bends(values, lag), _bends(values, 2 * lag)
     # The distance grows with the number of records, so that a correlation over a few records does
-    # not hide the scatter.
+    # not hide a part of the scatter.
     distant = _correlation(near, far) - _SURE * math.sqrt(lag / len(values))
     distant = min(max(distant, 0.0), _HIGHEST)
     size = math.sqrt(2.0 * (1.0 - distant) * (3.0 - distant))
