@@ -190,7 +190,7 @@ def _without_end(view: RunView, where: str) -> Ending:
     if reading is not None and reading.num_lines == 0 and view.framework is not HOMEOSTAT:
         # The file has metrics only. An interrupt or error would be in the console log.
         return Ending(End.OPEN, f"{words}; it holds metrics only, so the reason may be elsewhere")
-    words += f", and nothing was written for {ago}: it was killed without a word, or hangs"
+    words += f", and nothing was written for {ago}: it was killed without a message, or hangs"
     if view.framework is not HOMEOSTAT and not view.events_of("run_started"):
         words += "; or its owner ended it, or this is a copy from the middle of the run"
     return Ending(End.OPEN, words, is_stale=True)

@@ -82,7 +82,8 @@ def _shadowed(failure: Traceback) -> Named | None:
     lacks = _LACKS.search(failure.message)
     if lacks is not None and failure.name == "AttributeError":
         module = lacks["module"]
-        why = f"Python's own {module} has {lacks['name']}: a file {module}.py stands in its way"
+        own = f"Python's own {module} has {lacks['name']}"
+        why = f"{own}: a file {module}.py was imported in its place"
         return "package-shadowed", why
     found = _IMPORTED_FROM.search(failure.message)
     if found is None or owner_of(found["file"]) != "user":
@@ -110,7 +111,7 @@ def _of_settings(failure: Traceback, code: str) -> Named | None:
     if lacks is not None and failure.frames and owner_of(failure.frames[-1].file) == "user":
         return "setting-missing", f"the settings have no {lacks['name']}"
     if _IS_NONE.search(words) and any(len(_KEY.findall(chain)) > 1 for chain in looked_up):
-        return "setting-missing", "a part of the settings that the code looks into is empty"
+        return "setting-missing", "a section of the settings that the code reads is empty"
     unknown = _UNEXPECTED.search(words)
     if unknown is not None and _UNPACKS_SETTINGS.search(code):
         return "unknown-setting", f"the settings have {unknown[1]}, which is not known"
@@ -134,7 +135,7 @@ def _of_library(failure: Traceback) -> Named | None:
     if takes_weights and failure.name in _LOADER_SLIPS:
         return (
             "known-bad-version",
-            "the engine's own loader of weights slipped: it does not fit this model or this split",
+            "the engine's own weight loader failed: it does not fit this model or this split",
         )
     if "NoneType" in failure.message and _ends(raised, _COLLATES):
         return "user-code-failed", "a row is None: the dataset's __getitem__ returned nothing"

@@ -141,7 +141,7 @@ class ExceptionReading:
         if self.place is not None:
             return self.place
         if self._checks_settings and _TEXT.search(self.failure.error):
-            return "setting-wrong-type", "a setting is a text where a number is calculated with"
+            return "setting-wrong-type", "a setting is a text, but the code uses it as a number"
         for one in self.details:
             name = _CAUSES.get(one.kind) or self._by_owner(one)
             if one.kind == "import" and not _STDLIB.isdisjoint(one.names):
@@ -157,11 +157,11 @@ class ExceptionReading:
             if name:
                 return name, one.words
         if (rows := self._without_rows) is not None:
-            return "dataset-empty", f"the first of {rows} was asked for, and there is none"
+            return "dataset-empty", f"the code takes the first item of {rows}, which is empty"
         if self._fails_to_import:
             return "library-version-mismatch", f"{self.library} cannot be imported"
         if self._refuses_settings or self.failure.name in _REFUSES:
-            return "settings-exclusive", "the settings were refused where they are checked"
+            return "settings-exclusive", "the check of the settings refused them"
         refused = next((one for one in self.details if one.kind == "refused"), None)
         return ("settings-exclusive", refused.words) if refused is not None else None
 

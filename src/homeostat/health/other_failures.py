@@ -35,7 +35,7 @@ def others_than(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
         said.append(f"the first to fail was {who}")
     if same:
         who = _count([one.speaker for one in same])
-        said.append(f"line {same[0].end.number}: {who} raised the same")
+        said.append(f"line {same[0].end.number}: {who} raised the same exception")
     for one in _distinct(different):
         said.append(f"{one.speaker or 'another process'} raised {one.error[:120]}")
     if lost:

@@ -150,7 +150,8 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
     if unknown is not None:
         page.add("NOT KNOWN: the log ends in an error that no rule knows.", style="warn")
         page.add(shortened(unknown.text.strip(), 600), indent=2, first=f"line {unknown.number}: ")
-        page.add("No rule recognises it, so its frames and words were read. " + _asked(diagnosis))
+        read = "No rule recognises it, so this is read from its frames and message. "
+        page.add(read + _asked(diagnosis))
     elif said in (Verdict.ILL, Verdict.LOOK):
         counts = [_count(levels[one], one.value) for one in reversed(Level) if levels[one]]
         worst = Level.ERROR if said is Verdict.ILL else Level.WARN
@@ -173,7 +174,7 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
         page.add(
             "NOT KNOWN: too little of this log is understood to call it healthy.", style="warn"
         )
-        page.add("No rule found an illness, which says little here. " + _asked(diagnosis))
+        page.add("No rule found an illness, but too little could be judged. " + _asked(diagnosis))
 
 
 def _vital_signs(page: Page, shown: Sequence[Finding], view: RunView) -> None:

@@ -53,7 +53,7 @@ def failed_request(
     how = "did not answer in time" if is_late else "could not be reached"
     if is_reward:
         name = "reward-timeout" if is_late else "reward-server-unreachable"
-        return name, f"the service that the reward asks {how} ({kind})"
+        return name, f"the service that the reward calls {how} ({kind})"
     mine = " ".join(_names(one) for one in found.frames if owner_of(one.file) == "user")
     if any(word in mine for word in _WORLDS):
         return "environment-failed", f"the environment's server {how} ({kind})"

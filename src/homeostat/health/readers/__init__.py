@@ -99,7 +99,7 @@ def refuse_empty(view: RunView, *, name: str) -> None:
         return
     raise DataError(
         f"{name}: is empty. Either nothing has been written yet, or the run prints to another "
-        "file; a job of a cluster has one for errors (.err)."
+        "file; a cluster job often writes errors to a separate file (.err)."
     )
 
 
@@ -113,7 +113,7 @@ def _refuse_recipe(path: Path) -> None:
         return
     if settings.keys() >= _RECIPE_KEYS:
         raise DataError(
-            f"{path}: this is a recipe, not a log: nothing has run yet that could be judged. Use "
+            f"{path}: this is a recipe, not a log: there is no run to judge yet. Use "
             f"`homeostat check {path}` for a recipe, and give the doctor the run's folder or log."
         )
     raise DataError(

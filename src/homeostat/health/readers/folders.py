@@ -76,7 +76,7 @@ def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
         passed = ", ".join(file.name for file in chosen[_MAX_FILES:][:3])
         notes.append(
             f"{path}: {len(chosen)} files look like logs or metrics; {_MAX_FILES} were read, "
-            f"others were passed over ({passed} ...). Name one of them to have it read."
+            f"the others were skipped ({passed} ...). To read one of them, give its path."
         )
     merged.reading += Reading(notes=tuple(notes))
     merged.joined = [os.path.relpath(source, path) for source in merged.sources]
@@ -107,14 +107,14 @@ def _files(path: Path, notes: list[str]) -> Iterator[Path]:
     while waiting:
         folder, depth = waiting.pop(0)
         if depth and is_our_run(folder):
-            notes.append(f"{folder}: is a run of homeostat, and no part of {path}.")
+            notes.append(f"{folder}: is a separate run of homeostat, so it was skipped.")
             continue
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     num_seen += 1
                     if num_seen > _MAX_ENTRIES:
-                        notes.append(f"{path}: only the first {_MAX_ENTRIES:,} entries were seen.")
+                        notes.append(f"{path}: only the first {_MAX_ENTRIES:,} entries were read.")
                         return
                     if entry.is_dir(follow_symlinks=False):
                         if depth < MAX_DEPTH:
@@ -123,7 +123,7 @@ def _files(path: Path, notes: list[str]) -> Iterator[Path]:
                         if is_regular(entry):
                             yield Path(entry.path)
                         else:
-                            notes.append(f"{entry.path}: is no regular file and was passed over.")
+                            notes.append(f"{entry.path}: is not a regular file and was skipped.")
         except OSError as error:
             notes.append(f"{folder}: cannot be listed: {error.strerror}.")
 

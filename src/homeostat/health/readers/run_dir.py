@@ -45,8 +45,8 @@ def view_of_run(
     found = found_in_folder(path, only=only)
     if not found.sources:
         raise DataError(
-            f"{path}: holds no metrics or logs that are known. Give a run folder, a log, or a "
-            "metrics file (JSON lines, CSV, TensorBoard, W&B offline)."
+            f"{path}: contains no metrics or logs in a known format. Give a run folder, a log or "
+            "a metrics file (JSON lines, CSV, TensorBoard, W&B offline)."
             + "".join(f"\n{note}" for note in found.reading.notes)
         )
     return view_of(found, config=config, names=names)

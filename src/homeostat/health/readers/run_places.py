@@ -145,8 +145,8 @@ def _passed_over(path: Path, names: Sequence[str], num_runs: int) -> str:
         return ""
     what = "the run" if num_runs == 1 else f"the {num_runs} runs"
     return (
-        f"{path}: {_listed(sorted(names))}: skipped beside {what} of homeostat below. Name one "
-        "to have it read."
+        f"{path}: {_listed(sorted(names))}: skipped, because they are beside {what} of homeostat "
+        "below. To read one of them, give its path."
     )
 
 

@@ -151,7 +151,7 @@ def read_config(path: Path) -> dict[str, Any]:
     found = config_of(data.decode("utf-8", errors="replace"), name=path.name)
     if found is None:
         raise DataError(
-            f"{path}: holds no settings that could be read. Give a JSON file, or a YAML or TOML "
+            f"{path}: contains no settings that can be read. Give a JSON file, or a YAML or TOML "
             f"file of at most {_MAX_PARSED_CHARS:,} characters, with names and values (--config)."
         )
     return found

@@ -129,7 +129,7 @@ class Source:
             self._stop(f"reading was interrupted after {self._num_read:,} bytes")
             return b""
         if self._limit is not None and self._num_read >= self._limit:
-            self._stop(f"reading stopped after {self._num_read:,} bytes, the most that is read")
+            self._stop(f"reading stopped after {self._num_read:,} bytes, which is the limit")
             return b""
         self._is_waiting = True
         try:
@@ -148,7 +148,7 @@ class Source:
     def _stop(self, why: str) -> None:
         self._is_interrupted = True
         if not self._notes:
-            self._notes.append(f"{self.name}: {why}; what came after that is not judged.")
+            self._notes.append(f"{self.name}: {why}; the rest was not read or judged.")
 
 
 def _shortened(line: bytes) -> bytes:
