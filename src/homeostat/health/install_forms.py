@@ -100,7 +100,7 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("abi", r"(DLL load failed(?: while importing \w{1,60})?|\[WinError (?:126|127|182|1114)\])", "a compiled package cannot be loaded: {0}"),
     ("abi", r"(?i)(ABI (?:mismatch|incompatib\w{1,8}|version mismatch)|(?:built|compiled) (?:against|for|with) (?:a different|another|a newer|an older) (?:version of )?[\w.]{1,30})", "a compiled package does not fit: {0}"),
     ("abi", r"'_OpNamespace' '(_C\w{0,40})' object has no attribute '(\w{1,120})'", "the compiled part {0} has no {1}: it was not built, or for another version"),
-    ("abi", r"(?:No such operator |Could not find schema for |[Oo]perator (?=\S{1,200} does not exist))(?!aten|torchvision)(\w{1,60}::[\w.]{1,120})", "the compiled operation {0} is not there"),
+    ("abi", r"(?:No such operator |Could not find schema for |[Oo]perator (?=\S{1,200} does not exist))(?!aten|torchvision)(\w{1,60}::[\w.]{1,120})", "the compiled operation {0} does not exist"),
     ("abi", r"Could not run '((?!aten|c10d|prims)\w{1,60}::[\w.]{1,120})' with arguments from the '\w{1,30}' backend", "the compiled operation {0} has no code for this device"),
     ("cpu torch", r"(?i)((?:torch|pytorch)[\w ]{0,20} (?:compiled|built) without (?:CUDA|GPU)|(?:doesn't|does not) have NCCL built in|module 'torch\._C' has no attribute '_cuda_\w{1,40}')", "{0}"),
     # GPUs and drivers
@@ -140,12 +140,12 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("version", r"(?i)\b(?:unsupported|incompatible|outdated) (?!weight|policy|model|checkpoint|file|format|opset|protocol|schema|api)([\w.-]{2,40} versions?|versions? of [\w.-]{2,40})\b", "{0} does not fit"),
     ("version", rf"(?i)((?:{_PACKAGES})(?: version)?(?: {_VERSION})? (?:is|are) (?:not compatible|incompatible|too old|too new|outdated)[\w ]{{0,60}})", "{0}"),
     ("version", rf"(?i)\b((?:upgrade|downgrade|reinstall) (?:to )?(?:the )?(?:latest |newest |your )?(?:version of )?[`'\"]?(?:{_PACKAGES})\b)", "{0}"),
-    ("version", r"(?i)[`'\"]([\w.]{1,80}(?:\(\))?)[`'\"] (?:(?:has been|was) (?:removed|moved|renamed|dropped)|is no longer (?:supported|available))", "{0} is gone from the installed version"),
+    ("version", r"(?i)[`'\"]([\w.]{1,80}(?:\(\))?)[`'\"] (?:(?:has been|was) (?:removed|moved|renamed|dropped)|is no longer (?:supported|available))", "{0} was removed from the installed version"),
     ("version", rf"(?i)\bonly ((?:{_PACKAGES}) versions? [^.\n]{{1,60}}?) (?:is|are) supported", "only {0} fits"),
     ("version", r"(?i)\b(?<!weight )(?<!weights )(?<!policy )(?<!model )(?<!checkpoint )(version mismatch|minimum required version|incompatible versions?)\b", "{0}"),
-    ("abi", r"module '(\w{1,60}(?:_cuda|_C|_ext))' has no attribute '(\w{1,80})'", "the compiled part {0} has no {1}: it is of another version"),
+    ("abi", r"module '(\w{1,60}(?:_cuda|_C|_ext))' has no attribute '(\w{1,80})'", "the compiled module {0} has no {1}: it has another version"),
     ("abi", r"\b(\w{1,40}\._C) (?:was not built|is not built|not found|could not be imported|failed to)", "the compiled part {0} cannot be loaded"),
-    ("version", r"'_OpNamespace' '(\w{1,60})' object has no attribute '(\w{1,120})'", "the compiled part {0} has no {1}: it is of another version, or was not built"),
+    ("version", r"'_OpNamespace' '(\w{1,60})' object has no attribute '(\w{1,120})'", "the compiled module {0} has no {1}: it has another version, or was not built"),
     # Packages
     ("package", rf"(?i)\b(?:requires?|needs?|require) ({_PACKAGE})(?: package| library| module)?,? (?:to be installed|installed|but (?:it )?(?:is|was) not|which (?:is|was|could) not)", "{0} is not installed"),
     ("package", rf"(?i)({_PACKAGE})(?: package| library| module)? (?:is|are) (?:not installed|not available|missing|required)[^\n]{{0,120}}?\binstall", "{0} is not installed"),
@@ -169,12 +169,12 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("package", r"(?:^|: )(?:line \d{1,6}: )?([\w./-]{2,60}): (?:command )?not found$", "the command {0} is not installed or not on the path"),
     ("package", r"command not found: ([\w./-]{2,60})", "the command {0} is not installed or not on the path"),
     # Models
-    ("architecture", r"(?i)\b(?:unsupported|unknown|unrecogni[sz]ed) (?:model (?:type|architecture|class|family)|architecture)s?:? ?[`'\"\[(]{0,3}([\w.-]{2,80})", "the model {0} is not known there"),
-    ("architecture", r"(?i)\b(?:(?:model(?:[ _]type| architecture| class)|architectures?) [`'\"\[]{0,2}|model [`'\"])([\w.-]{2,80})[`'\"\]]{0,2} (?:is |are )?(?:currently )?(?:not (?:yet )?supported|unsupported|not recogni[sz]ed|unknown)", "the model {0} is not known there"),
-    ("architecture", r"(?i)\bmodel ([\w./-]{2,80}) is not in the (?:supported|registered)", "the model {0} is not known there"),
-    ("architecture", r"\b(\w{2,60}For(?:CausalLM|ConditionalGeneration|SequenceClassification|TokenClassification|VisionText\w{0,20}))[`'\"\]]{0,2} (?:is |are )?(?:not (?:yet )?(?:supported|implemented|registered)|unsupported)", "the model {0} is not known there"),
-    ("architecture", r"'(\w{2,80})' is not a registered model", "the model {0} is not known there"),
-    ("architecture", r"\b((?!Peft|Base|Parallel)[A-Z]\w{2,60}Model)[`'\"\]]{0,2} (?:is |are )?(?:not (?:yet )?(?:supported|implemented|registered)|unsupported)", "the model {0} is not known there"),
+    ("architecture", r"(?i)\b(?:unsupported|unknown|unrecogni[sz]ed) (?:model (?:type|architecture|class|family)|architecture)s?:? ?[`'\"\[(]{0,3}([\w.-]{2,80})", "the library does not know the model {0}"),
+    ("architecture", r"(?i)\b(?:(?:model(?:[ _]type| architecture| class)|architectures?) [`'\"\[]{0,2}|model [`'\"])([\w.-]{2,80})[`'\"\]]{0,2} (?:is |are )?(?:currently )?(?:not (?:yet )?supported|unsupported|not recogni[sz]ed|unknown)", "the library does not know the model {0}"),
+    ("architecture", r"(?i)\bmodel ([\w./-]{2,80}) is not in the (?:supported|registered)", "the library does not know the model {0}"),
+    ("architecture", r"\b(\w{2,60}For(?:CausalLM|ConditionalGeneration|SequenceClassification|TokenClassification|VisionText\w{0,20}))[`'\"\]]{0,2} (?:is |are )?(?:not (?:yet )?(?:supported|implemented|registered)|unsupported)", "the library does not know the model {0}"),
+    ("architecture", r"'(\w{2,80})' is not a registered model", "the library does not know the model {0}"),
+    ("architecture", r"\b((?!Peft|Base|Parallel)[A-Z]\w{2,60}Model)[`'\"\]]{0,2} (?:is |are )?(?:not (?:yet )?(?:supported|implemented|registered)|unsupported)", "the library does not know the model {0}"),
 )  # fmt: skip
 
 

@@ -52,9 +52,9 @@ FORMS = (
     ("launch", r"[`'\"]?(FORCE_TORCHRUN=1)[`'\"]? to launch", "it has to be started with {0}"),
     ("group", r"((?:[\w-]{1,30} ){0,4}?(?:process|parallel|communication|default|world) groups?)(?: (?:is|are|was|has|have))? (?:already|not|never)(?: been)? (?:initiali[sz]ed|set up|created|destroyed)", "the {0} is not in the state that is needed"),
     ("group", r"[Ii]nvalid (root|source|destination|src|dst) rank:? (-?\d{1,9})", "there is no rank {1} in the group"),
-    ("devices", r"(?:selected|requested|specified|asked for|got|using) more (?:devices|GPUs|gpus|processes|ranks) (\([^)\n]{1,20}\) )?than (?:are |is )?(available|there are|visible)", "more devices are asked for than are {1}"),
+    ("devices", r"(?:selected|requested|specified|asked for|got|using) more (?:devices|GPUs|gpus|processes|ranks) (\([^)\n]{1,20}\) )?than (?:are |is )?(available|there are|visible)", "more devices are requested than are {1}"),
     # Files, rows and checkpoints
-    ("adapter", r"([Aa]dapter|LoRA|[Ll]ora) (?:weights?|checkpoint|config\w{0,10}|state[ _]dict|keys?)(?: \S{1,80})? (?:is |are |was |were )?(?:not found|missing|could not be found)", "the {0} is not there"),
+    ("adapter", r"([Aa]dapter|LoRA|[Ll]ora) (?:weights?|checkpoint|config\w{0,10}|state[ _]dict|keys?)(?: \S{1,80})? (?:is |are |was |were )?(?:not found|missing|could not be found)", "the {0} does not exist"),
     ("no checkpoint", r"(?:[Nn]o (?:valid |usable |saved |such )?checkpoints? (?:files? |directory |directories |folders? )?(?:was |were |could be |is |are )?(?:found|available)|not find (?:any|a) (?:valid |usable |saved )?checkpoints?)(?: (?:in|at|under) ([^\s,]{1,200}))?", "there is no checkpoint to resume from"),
     ("columns", r"(?:[Mm]issing|lacks?|without|does not (?:have|contain)|doesn't (?:have|contain)|must (?:have|contain)) (?:the |a |any |some )?(?:required |following |expected |necessary )?columns?\b(?!-) ?[:(]? ?([\[{(]?[`'\"]?[\w, '\"-]{1,80})?", "rows have no {0}"),
     ("columns", r"[Cc]olumns? [`'\"\[]{0,2}([\w -]{1,60})[`'\"\]]{0,2} (?:is |are |was )?(?:not (?:found|present|in)|missing|does not exist|doesn't exist)", "rows have no {0}"),
@@ -63,7 +63,7 @@ FORMS = (
     ("empty", r"((?:[\w-]{1,20} )?(?:[Dd]atasets?|[Dd]ata ?loaders?|[Dd]ata ?source)) (?:is|are|was|were) (?:empty|of (?:size|length) 0)", "the {0} has no rows"),
     ("template", r"([Rr]oles?|[Cc]onversations?|[Mm]essages?|[Tt]urns?) (?:must|should|have to|has to|needs? to) (?:alternate|start with|begin with|end with|be one of|strictly alternate)", "the {0} are not in the order that is expected"),
     ("file", r"(?:[Nn]o|not find|not found|[Mm]issing|not locate) (?:any |the |a |such )?((?:[\w.*-]{1,40} ){0,3}?(?:files?|shards?|director(?:y|ies)|folders?|index|configs?|weights?|tokenizer\w{0,6}|safetensors)) (?:was |were |is |are )?(?:found |present |available )?(?:in|at|under|for|from) [`'\"]?(?!the |your |this |state)(\S{1,200})", "there is no {0} at {1}"),
-    ("file", r"((?:[\w.-]{1,40} ){0,3}?(?:[Ff]ile|[Dd]irectory|[Ff]older|[Pp]ath)) (?:was |is |could )?not (?:be )?(?:found|exist)(?: at| in|:)? [`'\"]?(\S{1,200})", "the {0} {1} is not there"),
+    ("file", r"((?:[\w.-]{1,40} ){0,3}?(?:[Ff]ile|[Dd]irectory|[Ff]older|[Pp]ath)) (?:was |is |could )?not (?:be )?(?:found|exist)(?: at| in|:)? [`'\"]?(\S{1,200})", "the {0} {1} does not exist"),
     ("file", r"(?:[Cc]annot|[Cc]an not|[Uu]nable to|[Cc]ould not|[Ff]ailed to) (?:load|read|open|locate|find) (?:the )?(dataset|data|tokenizer|checkpoint|model|weights|config(?:uration)?)(?: file)? (?:from|at|in) [`'\"]?((?=[\w.~-]{0,80}[/\\.])\S{1,200})", "the {0} {1} cannot be read"),
     # Lengths
     # Two settings
@@ -100,7 +100,7 @@ FORMS = (
     ("setting", r"[`'\"]([\w./-]{1,60})[`'\"] (?:is |was )?(?:not (?:found|registered|available|supported|recogni[sz]ed)|unknown|does not exist)(?: (?:in|among|by) [\w.' ]{1,80})?[.,:;(]? {0,2}(?:[Aa]vailable|[Cc]hoose|[Vv]alid|[Ss]upported|[Oo]ptions|[Dd]id you mean|[Rr]egistered|[Kk]nown|[Mm]ust be one) ", "{0} is not known"),
     ("setting", r"\b([A-Za-z]\w{2,60})[`'\"]?(?: ?[:=] ?| )[`'\"]([\w./-]{1,60})[`'\"] (?:is )?not in (?:[\[({]|dict_keys|list of)", "{1} is not a known {0}"),
     ("setting", rf"({_KEY}(?:,? (?:and )?{_KEY}){{0,3}})(?: (?:argument|option|flag|setting)s?)? (?:is|are) (?:no longer (?:valid|supported|used|accepted|available)|deprecated and (?:replaced|removed)|removed)\b", "{0} is no longer known"),
-    ("setting", rf"({_SUBJECT}) (?:keys|options|settings|arguments|flags) (?:have |has |were |was )?(?:been )?(?:moved|renamed|removed)\b", "{0} are no longer known there"),
+    ("setting", rf"({_SUBJECT}) (?:keys|options|settings|arguments|flags) (?:have |has |were |was )?(?:been )?(?:moved|renamed|removed)\b", "{0} are no longer known"),
     ("setting", rf"(?:^|[:.] )(?:[Uu]nsupported|[Ii]nvalid) (?:choices?|values?) for ({_KEY})", "{0} has a value that is not known"),
     ("setting", rf"(?:^|[:.] )(?:[Uu]nknown|[Uu]nsupported|[Uu]nrecogni[sz]ed|[Ii]nvalid) {_NO_CHOICE}({_CHOICE}):? (?!of\b|in\b|for\b|at\b|and\b)[`'\"(]?([\w./-]{{1,60}})", "{1} is not a known {0}"),
     ("setting", rf"({_KEY})(?: ?\([^)\n]{{1,40}}\))? (?:must|should|has to|needs to|can only) be (?:either |one of |in )(?=[\[({{`'\"\w])([^\n]{{2,120}})", "{0} is none of {1}"),
