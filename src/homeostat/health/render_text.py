@@ -150,7 +150,7 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
     if unknown is not None:
         page.add("NOT KNOWN: the log ends in an error that no rule knows.", style="warn")
         page.add(shortened(unknown.text.strip(), 600), indent=2, first=f"line {unknown.number}: ")
-        read = "No rule recognises it, so this is read from its frames and message. "
+        read = "No rule recognises it, so the following was read from its frames and message. "
         page.add(read + _asked(diagnosis))
     elif said in (Verdict.ILL, Verdict.LOOK):
         counts = [_count(levels[one], one.value) for one in reversed(Level) if levels[one]]
