@@ -156,7 +156,7 @@ def test_what_was_passed_over_in_a_folder_is_said(
     os.mkfifo(tmp_path / "rank1.log")
     with pytest.raises(typer.Exit):
         doctor([str(tmp_path)])
-    assert "rank1.log: is no regular file and was passed over." in capsys.readouterr().err
+    assert "rank1.log: is not a regular file and was skipped." in capsys.readouterr().err
 
 
 def test_checkpoints_of_one_run_are_not_runs(tmp_path: Path) -> None:

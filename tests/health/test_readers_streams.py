@@ -123,8 +123,8 @@ def test_a_folder_s_scan_opens_no_pipe_and_says_so(tmp_path: Path) -> None:
     view = open_run(tmp_path)
     assert len(view.metrics["train/loss"]) == 8
     notes = " ".join(view.facts["reading"].notes)
-    assert "train.log: is no regular file" in notes
-    assert "loop.log: is no regular file" in notes
+    assert "train.log: is not a regular file" in notes
+    assert "loop.log: is not a regular file" in notes
     with pytest.raises(DataError, match="neither a file nor a folder"):
         found_in_file(tmp_path / "train.log")
 

@@ -1,8 +1,8 @@
 """Filter advice: never recommend a fix that the run already has.
 
-This is the one place for all rules and frameworks: settings are compared by our keys, whatever the
-framework calls them. A value that is unknown, or is not a value ("a half to a fifth"), is always
-recommended.
+All rules and all frameworks use this filter. It compares settings by our keys, whatever the
+framework calls them. It always keeps a fix whose value is unknown or is not a value ("a half to a
+fifth").
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _NUMBER = re.compile(
 )
 _TRUE = ("true", "on", "yes")
 _FALSE = ("false", "off", "no", "none", "null")
-# Settings for which a fix is always a lower or an upper bound.
+# Settings whose recommended value is always a lower or an upper bound.
 _AT_LEAST = ("rollout.samples_per_prompt", "engine.max_restarts", "engine.stall_s")
 _AT_MOST = ("trainer.updates_per_step", "sync.interval", "trainer.max_grad_norm", "lora.dropout",
             "trainer.empty_cache_interval")  # fmt: skip
 
 
 def is_followed(fix: Fix, view: RunView) -> bool:
-    """Return whether the run already has what the fix asks for."""
+    """Return whether the run already has the recommended setting."""
     if not fix.setting:
         return False
     wanted = fix.value.strip().lower()
@@ -33,7 +33,7 @@ def is_followed(fix: Fix, view: RunView) -> bool:
     has = view.settings.get(fix.setting)
     if has is None and fix.setting not in view.settings:
         if section and wanted in _TRUE:
-            # A section that has settings is switched on.
+            # A section counts as switched on if the run sets any key in it.
             return any(value is not None for value in section)
         has = view.settings.get(f"{fix.setting}.type")
         return has is not None and str(has).lower() == wanted
@@ -54,6 +54,6 @@ def _is_same(key: str, has: Any, wanted: str) -> bool:
     if number["bound"] == " or more" or key in _AT_LEAST:
         return now >= goal
     if number["bound"] == " or less" or key in _AT_MOST:
-        # A limit of 0 means that there is no limit.
+        # 0 means "no limit" in the run's settings.
         return 0 < now <= goal or now == goal
     return now == goal

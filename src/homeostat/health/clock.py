@@ -1,4 +1,4 @@
-"""Read the time of log lines, to see that a log continues while the run does not."""
+"""Read the times of log lines, to detect a run that hangs while its log continues."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ _TIME = re.compile(r"(?<!\d)(?P<h>[0-2]\d):(?P<m>[0-5]\d):(?P<s>[0-5]\d)(?![\d:]
 _MAX_HEAD = 120
 _MAX_LINES = 4_000
 _DAY_S = 86_400
-# Steps whose time must be known before a longer one is distinguished from the others.
+# Number of steps with a known duration that are needed to detect one that takes too long.
 _MIN_STEPS = 4
-# A step that takes this many times as long as any before it, and at least so many seconds, hangs.
+# The newest step hangs if it takes this many times as long as the longest one before it, and at
+# least this many seconds.
 _TIMES = 10.0
 _MIN_STALL_S = 1_800.0
 
 
 def seconds_in(text: str) -> int | None:
-    """Return the time of day that a line begins with, in seconds; None if it names none."""
+    """Return the time of day at the start of a line, in seconds; None if there is none."""
     found = _TIME.search(text[:_MAX_HEAD])
     if found is None:
         return None
@@ -27,10 +28,10 @@ def seconds_in(text: str) -> int | None:
 
 
 def stalled_s(log: Log) -> float | None:
-    """Return for how many seconds the log continued after its last step, if that is a hang.
+    """Return how many seconds the log continued after the last step began, if that is a hang.
 
-    The lines of a step begin when its number is first seen. None if the times are not known, or
-    the newest step is not far longer than the others.
+    A step begins at the first line that belongs to it. None if the times are unknown, or if the
+    newest step is not much longer than the earlier ones.
     """
     begins: list[tuple[int, float]] = []
     previous, day, now = None, 0, None
@@ -38,7 +39,7 @@ def stalled_s(log: Log) -> float | None:
         at = seconds_in(line.text)
         if at is None:
             continue
-        # Lines of several processes may be slightly out of order; a jump back by hours is midnight.
+        # Several processes may print slightly out of order; a jump back by many hours is midnight.
         if previous is not None and at < previous - _DAY_S // 2:
             day += 1
         previous, now = at, at + day * _DAY_S

@@ -1,4 +1,4 @@
-"""Tell whose code a file of a traceback is: the user's, a framework's, a package's or Python's."""
+"""Find whose code a file in a traceback is: the user's, a framework's, a package's or Python's."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ _INSTALLED = ("site-packages/", "dist-packages/")
 _SHORTENED = (".../", "…/")
 _GENERATED_PLACES = ("<frozen ", "<string>", "<template>", "/bin/")
 _STDLIB = re.compile(r"/lib(?:64)?/python3[.\d]{0,6}/(?!site-packages|dist-packages)")
-# On Windows, and where conda puts a module of Python itself.
+# Where Python's own modules are on Windows and in conda environments.
 _STDLIB_FILE = re.compile(
     r"/(?:[Ll]ib|envs/[^/]{1,80}/[Ll]ib)/(?:runpy|threading|multiprocessing/[^/]{1,40}"
     r"|concurrent/futures/[^/]{1,40}|asyncio/[^/]{1,40}|json/[^/]{1,40}|contextlib|functools)(?:\.py|$)"
 )
-# Code that was compiled by Cython, which only packages bring: pyarrow/error.pxi, numpy/mtrand.pyx.
+# Files compiled by Cython; only packages have them: pyarrow/error.pxi, numpy/mtrand.pyx.
 _COMPILED = (".pxi", ".pyx", ".pxd")
-# Modules of Python that are part of its program; importlib runs the code of a package.
+# Modules inside Python's executable. importlib is left out of them because it runs packages' code.
 _STDLIB_FROZEN = re.compile(r"<frozen (?!importlib|runpy)")
-# Compiled parts of Ray name themselves by their path in Ray's sources.
+# Ray's compiled modules report their path in Ray's sources.
 _RAY_SOURCES = "python/ray/"
-# Code that a framework writes into the working directory or a cache.
+# Code that a framework generates in the working directory or in a cache.
 _GENERATED = (
     "unsloth_compiled_cache",
     "transformers_modules",
     "torchinductor",
     "torch_compile_cache",
 )
-# Folders next to a framework's package that contain what users write or copy.
+# Folders beside a framework's package with code that users write or copy.
 _OF_USERS = ("examples", "example", "recipe", "recipes", "scripts", "projects", "custom", "tests",
              "plugin", "plugins", "custom_nodes", "user_scripts")  # fmt: skip
 PACKAGES = frozenset(
@@ -46,14 +46,13 @@ PACKAGES = frozenset(
         "verl", "vllm", "vllm_ascend", "xformers", "xtuner",
     )
 )  # fmt: skip
-# Packages with modules at their top.
+# Packages that consist of top-level modules.
 _FLAT = frozenset(("megatron", "accelerate", "peft", "deepspeed", "trl"))
 
 
 def owner_of(file: str) -> str:
-    """Return whose code a file is:
-
-    "user", "framework" (trainers, engines, torch), "package" or "stdlib".
+    """Return whose code a file is: "user", "framework" (trainers, engines, torch), "package" or
+    "stdlib".
     """
     path = _plain(file)
     parts = path.split("/")
@@ -74,7 +73,7 @@ def owner_of(file: str) -> str:
 
 
 def package_of(file: str) -> str:
-    """Return the package of a file, such as "torch"; "" for the user's own code."""
+    """Return the package that a file belongs to, such as "torch"; "" for the user's own code."""
     path = _plain(file)
     inside = _inside(path)
     if inside is not None:
@@ -95,7 +94,7 @@ def package_of(file: str) -> str:
 
 
 def _compiled_package(path: str) -> str:
-    """Return the package of a file of Cython, which is named by its path there; "" for others."""
+    """Return the package of a Cython file, from its path in the package's sources; "" if none."""
     first, slash, _ = path.partition("/")
     return first if slash and path.endswith(_COMPILED) and first.isidentifier() else ""
 
@@ -105,9 +104,9 @@ def _plain(file: str) -> str:
 
 
 def _inside(path: str) -> str | None:
-    """Return the first part of the path inside of the installed packages; None outside of them."""
+    """Return the first path part below the installed packages; None if the path is elsewhere."""
     if path.startswith(_SHORTENED):
-        # People shorten the path to the installed packages.
+        # Users shorten the path of the installed packages when they post a log.
         path = "site-packages/" + path.partition("/")[2]
     for mark in _INSTALLED:
         if mark in path:
@@ -117,20 +116,22 @@ def _inside(path: str) -> str | None:
 
 
 def _checkout(parts: list[str]) -> str:
-    """Return the framework in whose sources a path lies; "" if in none.
+    """Return the framework whose source checkout contains a path; "" if none does.
 
-    A folder inside of a package may have another one's name: slime/slime/ray/buffer.py is slime's.
+    A folder inside a package may be named like another package: slime/slime/ray/buffer.py is
+    slime's.
     """
     places = [place for place, part in enumerate(parts[:-1]) if part in PACKAGES]
     if not places or parts[places[-1] + 1] in _OF_USERS:
         return ""
     inner = places[-1]
-    # A checkout: the package is in a folder of its name, in src/ or python/, or has folders.
+    # In a checkout, the package is in a folder of the same name, in src/ or in python/, or it has
+    # subfolders.
     if parts[inner] in _FLAT or _is_nested(parts, inner) or len(parts) > inner + 2:
         return parts[inner]
     return next((parts[place] for place in places if _is_nested(parts, place)), "")
 
 
 def _is_nested(parts: list[str], place: int) -> bool:
-    """Return whether a folder is inside of one with its name, of src/ or of python/."""
+    """Return whether a folder is inside one of the same name, inside src/ or inside python/."""
     return place > 0 and parts[place - 1] in ("src", "python", parts[place])

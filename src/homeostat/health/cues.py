@@ -1,14 +1,15 @@
-"""Find the cues of a regular expression: texts of which every match contains at least one.
+"""Find the cues of a regular expression: short texts, at least one of which is in every match.
 
-Looking for texts is far cheaper than compiling a pattern, and most patterns do not match.
+Searching for a text is much cheaper than compiling a pattern, and most patterns do not match. So a
+pattern is compiled only if one of its cues is found.
 """
 
 from __future__ import annotations
 
 import re
 
-# Parts of a pattern: characters that stand for themselves and are not repeated, an escape, a set,
-# the beginning of a group, a flag for the whole pattern, a quantifier, any other character.
+# Tokens of a pattern, in this order: literal characters without a quantifier, an escape, a set, the
+# start of a group, a flag for the whole pattern, a quantifier, any other character.
 _TOKEN = re.compile(
     r"[^\\\[\](){}|^$.*+?]{1,200}(?![*+?{])|\\.|\[\^?\]?(?:\\.|[^\]\\]){0,200}\]"
     r"|\((?:\?(?:P<\w{1,40}>|<?[=!]|[a-z]{0,4}:))?(?!\?[a-z]{1,4}\))|\(\?[a-z]{1,4}\)"
@@ -20,29 +21,29 @@ _Cues = tuple[str, ...]
 
 
 def cues_of(pattern: str) -> _Cues:
-    """Return texts in small letters, one of which every match contains; () if none is sure."""
+    """Return lower-case texts, one of which is in every match; () if there are none for certain."""
     return _Reading(pattern).branches()
 
 
 class _Reading:
-    """A regular expression, read once from its beginning to its end."""
+    """Read a regular expression once from start to end."""
 
     def __init__(self, pattern: str) -> None:
         self.tokens = _TOKEN.findall(pattern)
         self.place = 0
 
     def branches(self) -> _Cues:
-        """Return the cues of everything up to the end of the group, of all its branches."""
+        """Return the cues of all alternatives up to the end of the group."""
         found = [self._sequence()]
         while self.place < len(self.tokens) and self.tokens[self.place] == "|":
             self.place += 1
             found.append(self._sequence())
-        # The bracket that ends the group.
+        # Skip the bracket that ends the group.
         self.place += 1
         return tuple(cue for cues in found for cue in cues) if all(found) else ()
 
     def _sequence(self) -> _Cues:
-        """Return the cues of one part of a branch: the part whose shortest cue is the longest."""
+        """Return the cues of one alternative: of its part whose shortest cue is longest."""
         best: _Cues = ()
         run = ""
         while self.place < len(self.tokens) and self.tokens[self.place] not in "|)":
@@ -62,12 +63,12 @@ class _Reading:
         return _better(best, (run,))
 
     def _quantifier(self) -> str:
-        """Skip a quantifier, if one comes now, and return how it begins."""
+        """Skip a quantifier if one follows, and return its first character."""
         if self.place == len(self.tokens) or self.tokens[self.place][0] not in "*+?{":
             return ""
         found = self.tokens[self.place][0]
         self.place += 1
-        # A second question mark makes the quantifier match as little as possible.
+        # A second question mark only makes the quantifier lazy.
         if self.place < len(self.tokens) and self.tokens[self.place] == "?":
             self.place += 1
         return found
@@ -77,7 +78,7 @@ _LOOKS = ("(?=", "(?!", "(?<")
 
 
 def _text(token: str) -> str:
-    """Return what a token stands for, in small letters; empty if it is not a text."""
+    """Return the literal character of a token in lower case; "" if it is not a literal."""
     if token[0] == "\\":
         return "" if token[1].isalnum() else token[1]
     return "" if token[0] in "[(^$." else token.lower()

@@ -1,7 +1,7 @@
-"""Recognise the lines in which a log says how a run ended, other than by an exception.
+"""Recognise log lines that report how a run ended, other than by a Python exception.
 
-They are the words of shells, kernels, schedulers, container runtimes, launchers, watchdogs and the
-C library. A line counts only near the end of the log; ending.py compares it with the steps.
+Shells, kernels, schedulers, container runtimes, launchers, watchdogs and the C library print them.
+Such a line counts only near the end of the log; ending.py checks that no further steps follow it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from enum import StrEnum
 from homeostat.health.log import LogLine
 from homeostat.health.native_crashes import GLIBC
 
-# Number of lines from the end of a log in which such a line counts.
+# A line that reports the end counts if it is within this many lines of the end of the log.
 MAX_CLUSTER = 400
 
 
 class End(StrEnum):
-    """The end of a run, as far as it is known."""
+    """The kinds of end that a run can have, as far as its log shows."""
 
     FINISHED = "finished"
     EXCEPTION = "exception"
@@ -32,9 +32,9 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EndLine:
-    """A line that says how the run ended.
+    """A line that reports how the run ended.
 
-    `is_mild` is for words that also appear when a run that has finished is taken down.
+    `is_mild` is True for texts that also appear when a finished run is shut down.
     """
 
     how: End
@@ -52,7 +52,7 @@ class _Words:
 
 
 LAUNCHER = "its launcher reports"
-# Texts in lower case. The first entry that a line matches is taken.
+# Texts in lower case. The first entry that matches a line is used.
 _TABLE = (
     _Words(End.KILLED, "the kernel killed it because memory ran out", (
         "out of memory: killed process", "oom-kill", "oom_kill", "oomkilled", "oom killer",
@@ -138,7 +138,8 @@ _TABLE = (
         "] error 1\x00", "] error 2\x00", "check failure stack trace",
     )),
 )  # fmt: skip
-# A shell reports what ended its child at the end of a line, sometimes with the child's command.
+# A shell reports at the end of a line why its child process ended, sometimes followed by the
+# command.
 _SHELL = re.compile(
     r"(?:^|: line \d{1,9}: +\d{1,9} |^\[\d{1,4}\][+-]? +(?:\d{1,9} )?|: tasks? [\d,\[\]-]{1,60}: )"
     r"(?P<what>Killed|Terminated|Aborted|Segmentation fault|Bus error|Hangup|Quit)\b"
@@ -151,13 +152,13 @@ _SHELL_ENDS = {
     "Quit": (End.STOPPED, "somebody stopped it (SIGQUIT)"),
 }
 _CRASHED = (End.EXCEPTION, "it crashed in compiled code")
-# A launcher ends the other ranks after the first one has failed; a logger's own threads end.
+# After one rank fails, the launcher ends the others, and a logger's threads end: not the cause.
 _AFTERMATH = ("closing signal sigterm", "sending sigterm", "sending signal", "forcefully exiting",
               "exception ignored in", "signal handler", "to kill", "to enable",
               "set signal")  # fmt: skip
-# Lines in which such words are a setting, a hint or a mere note.
+# Lines in which these texts are a setting, a hint or an informational message.
 _NOTES = re.compile(r"\b(?:INFO|DEBUG)\b|\s--\w")
-# A logger's line of level error, at its start.
+# The start of a log line with level error.
 _ERROR_LEVEL = re.compile(
     r"^.{0,60}?(?:\b(?:ERROR|CRITICAL|FATAL)\b|\[(?:error|critical|fatal)\]|\bE\d{4} \d\d:"
     r"|^F\d{4} \d\d:|level=(?:error|fatal)|\bError:)"
@@ -165,7 +166,7 @@ _ERROR_LEVEL = re.compile(
 
 
 def end_lines(lines: Sequence[LogLine]) -> Iterator[EndLine]:
-    """Yield the lines that say how a run ended, in order."""
+    """Yield the lines that report how a run ended, in order."""
     if not lines:
         return
     low = [line.text[:2_000].lower() + "\x00" for line in lines]
@@ -192,7 +193,7 @@ def end_lines(lines: Sequence[LogLine]) -> Iterator[EndLine]:
 
 
 def _is_shells(text: str, found: re.Match[str]) -> bool:
-    """Return whether the words are a shell's report, not a sentence that begins with one."""
+    """Return whether a shell printed the text; a sentence may begin with the same word."""
     rest = found["rest"].strip()
     if found.start() == 0 and found["what"] == text.lstrip()[: len(found["what"])]:
         return not rest or rest.startswith(("(", ": ", "  "))
@@ -200,9 +201,9 @@ def _is_shells(text: str, found: re.Match[str]) -> bool:
 
 
 def error_at_end(lines: Sequence[LogLine]) -> LogLine | None:
-    """Return one of the last lines if it is an error message.
+    """Return the newest of the last three lines that is an error message; None if none is.
 
-    Only the very last lines count: runs that continue log errors, too.
+    Earlier lines do not count, because runs that continue also log errors.
     """
     for line in reversed(lines[-3:]):
         text = line.text.strip()

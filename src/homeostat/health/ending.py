@@ -1,12 +1,12 @@
-"""Find out how a run ended, whatever the framework.
+"""Find out how a run of any framework ended.
 
-finished    it says so, or reached its last step
-exception   a traceback, a crash of compiled code, or a launcher that reports a failure
-killed      a signal, the kernel, a scheduler
-hung        a watchdog says so, or the log continues for long without a further step
-stopped     a person
-open        the log ends before the last step and does not say why: it runs, or was killed
-unknown     the log does not tell how long the run was to be
+finished    it reports that it finished, or it reached its last step
+exception   a traceback, a crash of compiled code, or a failure that a launcher reports
+killed      by a signal, the kernel or a scheduler
+hung        a watchdog reports it, or the log continues for long without a further step
+stopped     by a person
+open        the log ends before the last step without a reason: it still runs, or was killed
+unknown     the planned length of the run is not known
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import RunView
 from homeostat.health.words import rough_time, shortened
 
-# Number of records that other ranks or a retry may still print after the fatal exception.
+# Number of records that other ranks, or a retry, may still log after the fatal exception.
 MAX_STEPS_AFTER = 2
-# Number of lines from the end in which the last exception counts as what ended the run.
+# An exception within this many lines of the end of the log counts as the end of the run.
 LAST_LINES = 50
-# Seconds without a line after which a run without an end counts as dead: longer than any step,
-# evaluation or checkpoint that is not ill itself.
+# A run whose log has no end counts as dead after this many seconds without a line. No healthy step,
+# evaluation or checkpoint takes that long.
 MAX_QUIET_S = 3600.0
-# Frameworks whose setting for the number of steps counts those of one epoch.
+# Frameworks whose setting for the number of steps is the number in one epoch.
 _STEPS_OF_EPOCH = ("torchtune",)
 _FINISHED = ("training completed", "training finished", "training is complete", "train_runtime",
              "***** train metrics *****", "training complete", "final validation metrics",
@@ -44,11 +44,12 @@ _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 9: "SIGKILL", 15: "SIGTERM"}
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a run with its evidence: `line` of the log, or `traceback` of an exception.
+    """The end of a run, with the evidence: a `line` of the log, or the `traceback` of an
+    exception.
 
-    `is_early` means that it ended by itself, well before the planned number of steps; `is_stale`
-    that nothing was written to the log for so long that the run cannot be going on. `quote` is what
-    `words` quote from the log.
+    `is_early`: it ended normally, but well before the planned number of steps. `is_stale`: nothing
+    was written to the log for so long that the run cannot still be running. `quote` is the part of
+    `words` that is quoted from the log.
     """
 
     how: End
@@ -61,7 +62,7 @@ class Ending:
 
     @property
     def brief(self) -> str:
-        """Return the words without what they quote."""
+        """Return `words` without the quotation."""
         return self.words.removesuffix(f": {self.quote}")
 
     @property
@@ -70,9 +71,9 @@ class Ending:
 
 
 def ending_of(view: RunView) -> Ending:
-    """Return how the run ended: by its own events, by an exception, a kill, or its last step."""
+    """Return how the run ended, from its own events, an exception, a kill, or its last step."""
     own = view.events_of("run_started", "run_resumed", "run_stopped", "run_finished", "run_failed")
-    # Other frameworks' logs tell of a resumption, too; only our own runs record their start.
+    # Logs of other frameworks also report that a run was resumed; only our runs record their start.
     last = own[-1] if any(event.kind != "run_resumed" for event in own) else None
     if last is not None and last.kind == "run_finished":
         return Ending(End.FINISHED, "it finished")
@@ -83,7 +84,8 @@ def ending_of(view: RunView) -> Ending:
     fatal, told = fatal_traceback(view), _end_line(view)
     only_reported = fatal.is_report if fatal is not None else told is not None
     if only_reported and (told is None or not _says_more(told)):
-        # A launcher reports that a process failed; what that process printed says why.
+        # The launcher only reports that a process failed; the output of that process gives the
+        # reason.
         fatal = _reason(_lone_error(view), told) or fatal
     if fatal is not None and not (fatal.is_report and told is not None and _says_more(told)):
         return _by_exception(fatal)
@@ -95,21 +97,21 @@ def ending_of(view: RunView) -> Ending:
         at = told.line.number
         return Ending(told.how, f"{told.what} (line {at})", told.line, crash)
     if last is not None:
-        # A run of homeostat records every end that it notices.
+        # A run of homeostat records every end that it notices, so this one was not noticed.
         reach = _reach(view)
         return _without_end(view, reach.words if reach is not None else "its start")
     return _by_steps(view)
 
 
 def _lone_error(view: RunView) -> Traceback | None:
-    """Return the error without frames in which the log ends; None if it does not."""
+    """Return the error without a traceback with which the log ends; None if it ends otherwise."""
     lone = lone_error(view.log.lines[-LAST_LINES:])
     is_last = lone is not None and num_steps_after(view, lone.end) <= MAX_STEPS_AFTER
     return lone if is_last else None
 
 
 def _reason(lone: Traceback | None, told: EndLine | None) -> Traceback | None:
-    """Return an error without frames if it says more than the launcher does."""
+    """Return the error without a traceback, if it says more than the launcher's report."""
     if lone is None or lone.is_report:
         return None
     is_launchers = told is not None and told.line == lone.end and lone.kind == "Error"
@@ -141,7 +143,7 @@ def _by_steps(view: RunView) -> Ending:
     reach = _reach(view)
     says = view.log.last(*_FINISHED) if view.log else None
     if "summary" in view.facts or says is not None:
-        # The last records of a run are not always printed; a tenth of it is more than those.
+        # Not every run prints its last records, but no run leaves out a tenth of them.
         if reach is not None and reach.is_short and reach.share < 0.9:
             words = f"it ended by itself before its time, at {reach.words}"
             return Ending(End.FINISHED, words, says, is_early=True)
@@ -172,7 +174,7 @@ def _by_steps(view: RunView) -> Ending:
 
 
 def _without_end(view: RunView, where: str) -> Ending:
-    """The log ends before the run does, and no line says why."""
+    """Return the ending of a log that stops before its run does and does not say why."""
     if view.facts.get("is_saved_state"):
         words = f"the file is the state that was saved at {where}; how the run ended is not in it"
         return Ending(End.OPEN, words)
@@ -186,16 +188,16 @@ def _without_end(view: RunView, where: str) -> Ending:
         return Ending(End.OPEN, words)
     reading = view.facts.get("reading")
     if reading is not None and reading.num_lines == 0 and view.framework is not HOMEOSTAT:
-        # This file has metrics only: an interrupt or an error would be in the console's log.
+        # The file has metrics only. An interrupt or error would be in the console log.
         return Ending(End.OPEN, f"{words}; it holds metrics only, so the reason may be elsewhere")
-    words += f", and nothing was written for {ago}: it was killed without a word, or hangs"
+    words += f", and nothing was written for {ago}: it was killed without a message, or hangs"
     if view.framework is not HOMEOSTAT and not view.events_of("run_started"):
         words += "; or its owner ended it, or this is a copy from the middle of the run"
     return Ending(End.OPEN, words, is_stale=True)
 
 
 def _is_cut_in_record(view: RunView) -> bool:
-    """Return whether the file's last line is a record that was being written."""
+    """Return whether the file's last line is an incomplete record."""
     if not view.log.lines:
         return False
     last, reading = view.log.lines[-1], view.facts.get("reading")
@@ -206,7 +208,7 @@ def _is_cut_in_record(view: RunView) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """The part of its plan that a run has done. `is_short`: an interval of records is missing."""
+    """The part of its plan that a run has done. `is_short`: at least one more record was due."""
 
     words: str
     share: float
@@ -214,7 +216,7 @@ class _Reach:
 
 
 def _reach(view: RunView) -> _Reach | None:
-    """Return how far the run came, in steps or else in epochs; None if no plan is known."""
+    """Return how far the run came, in steps or else in epochs; None if the plan is not known."""
     step, total = view.last_step, view.total_steps or _planned_steps(view)
     if step is not None and total:
         words = f"step {step:,} of {total:,}"
@@ -222,7 +224,7 @@ def _reach(view: RunView) -> _Reach | None:
     epoch, epochs = view.series("epoch"), view.number("trainer.epochs")
     if epoch is None or len(epoch) < 3 or not epochs or not 0 < epochs < 1e6:
         return None
-    # Some frameworks count whole epochs, from 0 or from 1: these do not say how far it is.
+    # Some frameworks log whole epochs, counted from 0 or from 1. These do not show the progress.
     if not np.isfinite(epoch.values).all() or not (epoch.values % 1.0).any():
         return None
     gap = median(np.diff(epoch.values))
@@ -231,7 +233,7 @@ def _reach(view: RunView) -> _Reach | None:
 
 
 def _planned_steps(view: RunView) -> int | None:
-    """Return the number of steps in the settings; values such as -1 mean that epochs count."""
+    """Return the number of steps from the settings; None for values such as -1 (epochs count)."""
     planned = view.number("trainer.max_steps")
     if planned is None or not 0 < planned < 1e12 or view.framework.name in _STEPS_OF_EPOCH:
         return None
@@ -239,19 +241,19 @@ def _planned_steps(view: RunView) -> int | None:
 
 
 def _interval(view: RunView) -> int:
-    """Return the number of steps between records of what is logged most often."""
+    """Return the number of steps between two records of the metric that is logged most often."""
     gaps = [int(median(np.diff(s.steps))) for s in view.metrics.values() if len(s) > 2]
     return max(1, min(gaps, default=1))
 
 
 def fatal_traceback(view: RunView) -> Traceback | None:
-    """Return the exception or crash that ended the run: the first of those without a later step."""
+    """Return the exception or crash that ended the run: the first one that no step follows."""
     cluster = last_failures(view)
     return first_failure(cluster, view.log) if cluster else None
 
 
 def last_failures(view: RunView) -> list[Traceback]:
-    """Return the exceptions and crashes at the end of the log; none if the run continued."""
+    """Return the exceptions and crashes at the end of the log; [] if the run continued."""
     crashes = [one for one in view.crashes if num_steps_after(view, one.end) <= MAX_STEPS_AFTER]
     found = sorted((*view.tracebacks, *crashes), key=lambda one: one.end.number)
     if not found or _goes_on(view, found[-1]):
@@ -266,7 +268,7 @@ def last_failures(view: RunView) -> list[Traceback]:
         and last - one.end.number <= MAX_CLUSTER
         and not _is_plain_exit(one)
     ]
-    # A StopIteration mostly precedes another exception. If it stands alone, it ended the run.
+    # Another exception usually follows a StopIteration. If none does, it ended the run.
     return [one for one in cluster if one.name != "StopIteration"] or cluster
 
 
@@ -275,19 +277,19 @@ def _is_plain_exit(found: Traceback) -> bool:
 
 
 def _goes_on(view: RunView, last: Traceback) -> bool:
-    """Return whether something after the last traceback says that training finished."""
+    """Return whether a line after the last traceback reports that training finished."""
     says = view.log.last(*_FINISHED)
     return says is not None and says.number > last.end.number
 
 
 def num_steps_after(view: RunView, line: LogLine) -> int:
-    """Return the number of records that were logged after the step of a line."""
+    """Return the number of records logged after the step to which a line belongs."""
     before = line.step if line.step is not None else -1
     return max((int((series.steps > before).sum()) for series in view.metrics.values()), default=0)
 
 
 def _end_line(view: RunView) -> EndLine | None:
-    """Return the first line near the end of the log that says how the run ended."""
+    """Return the first line near the end of the log that reports how the run ended."""
     says = view.log.last(*_FINISHED) if view.end_lines else None
     for found in view.end_lines:
         is_over = says is not None and says.number > found.line.number

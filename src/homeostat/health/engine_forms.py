@@ -1,15 +1,15 @@
-"""Ways in which inference engines, kernels, quantisers and converters say what they do not accept.
+"""Message patterns of inference engines, kernels, quantisers and converters that refuse something.
 
-Limits of length, attention kernels, kinds of quantisation, drafts, parallel sizes, grammars and
-files of weights: engines check these when they start, and their sentences share a few forms.
-`FORMS` name a thing that speaks for itself; `LATE` only see that settings do not fit and are tried
-after all others.
+They cover limits of length, attention kernels, quantisation, draft models, parallel sizes, grammars
+and weight files. Engines check these when they start, and word the errors alike. `FORMS` name the
+cause themselves. `LATE` only show that settings do not fit together, so they are tried after all
+other patterns.
 """
 # ruff: noqa: E501 (a table)
 
 from __future__ import annotations
 
-# What the words are about -> the illness.
+# Kind of a pattern -> the illness.
 CAUSES = {
     "context": "prompt-exceeds-context",
     "lengths": "length-limit-inconsistent",
@@ -46,7 +46,7 @@ _ATTENTION = r"(?:attention (?:backend|implementation|kernel)|flash[-_ ]?attenti
 _SPECULATES = r"(?:speculative (?:decoding|model|method|algorithm|config)|speculation|spec[-_ ]decode|draft[-_ ]model|\beagle\d?\b|\bmtp\b|medusa)"
 _LENGTH = r"max[-_ ](?:\w{1,20}[-_ ])?(?:len|length|tokens|position)\w{0,12}"
 
-# (kind, pattern, words): the values of the pattern's groups are put into the words.
+# (kind, pattern, words): the pattern's groups are inserted into the words.
 FORMS: tuple[tuple[str, str, str], ...] = (
     # Lengths
     ("context", r"(?i)((?:prompt|input|request)[^.\n]{0,60}?(?:is longer than|exceeds?|is too long|larger than|greater than)[^.\n]{0,40}?(?:max(?:imum)?[ _](?:model|context|sequence|input|position)|context (?:length|window|size)|supported length)[\w ]{0,20})", "{0}"),

@@ -1,10 +1,10 @@
-"""Read an exception's own words: which argument, shape, type, device, key or name was wrong.
+"""Read an exception's message: which argument, shape, type, device, key or name was wrong.
 
     mat1 and mat2 shapes cannot be multiplied (4x8 and 16x32)    shape: 4x8 and 16x32
     f() got an unexpected keyword argument 'prompts'             argument: f() does not take prompts
 
-A form is a library's way to say it, with the values left open. It is compiled when one of its cues
-(cues.py) stands in an exception, because to compile all of them takes three times as long.
+A form is the pattern of one library message, with its values left open. It is compiled only if the
+exception contains one of its cues (cues.py), because compiling all forms takes three times as long.
 """
 # ruff: noqa: E501 (a table)
 
@@ -27,14 +27,14 @@ from homeostat.health.cues import cues_of
 from homeostat.health.log import QUOTES
 
 _MAX_CHARS = 4_000
-# Number of facts about one exception that are reported.
+# The number of details that are reported about one exception.
 _MAX_DETAILS = 4
 _MAX_KEY_WORDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """A fact that an exception's words state. `kind` is what it is about, `names` what they name."""
+    """A detail from an exception's message. `kind` is its subject, `names` are those in it."""
 
     kind: str
     words: str
@@ -52,7 +52,7 @@ _SIZE = r"(?:torch\.Size\()?[\[(][\d, ]{1,80}[\])]\)?"
 _NAME = r"[\w.\[\]-]{1,120}"
 _FORMS = (
     # Shapes
-    # Weights in 4 bits are stored as a single row.
+    # 4-bit weights are stored as a single row.
     _Form("quantised", r"shapes cannot be multiplied \((\d{1,12}x\d{1,12}) and (1x\d{6,12})\)",
           "the weight is {1}, which is the shape of packed 4-bit values"),
     _Form("shape", r"shapes cannot be multiplied \((\d{1,12}x\d{1,12}) and (\d{1,12}x\d{1,12})\)",
@@ -81,7 +81,7 @@ _FORMS = (
           r"([\[(][\d, -]{0,80}[\])])", "{0} values cannot take the shape {1}"),
     _Form("shape", r"split_sizes to sum exactly to (\d{1,12})", "the parts do not sum to {0}"),
     _Form("shape", rf"[Ee]xpected (?:a )?tensor of (?:shape|size) ({_SIZE}),? (?:but )?got ({_SIZE})",
-          "{0} was expected, and it is {1}"),
+          "{0} was expected, but it is {1}"),
     _Form("divide", r"([\w.()=` -]{1,80}?) (?:must be|is not|should be|to be|not)(?: evenly| an exact)? (?:divisible(?: or multiple)? by|(?:a )?multiple(?: or divisor)? of) ([\w.()=` -]{1,80})",
           "{0} is not divisible by {1}"),
     _Form("divide", r"([\w.()=/`\[\] -]{1,120}?) must be a whole number", "{0} is not a whole number"),
@@ -93,28 +93,28 @@ _FORMS = (
     _Form("shape", r"[Ii]ncompatible shapes(?: for \w{1,30})?:? (?:shapes=)?(.{3,120})", "{0} do not fit"),
     _Form("shape", r"same shape, (?:but )?got (\([\d, ]{1,60}\)) and (\([\d, ]{1,60}\))", "{0} and {1} do not fit"),
     _Form("shape", r"has size (\d{1,12}) for operand \d which does not broadcast with previously seen size (\d{1,12})", "sizes {0} and {1} do not fit"),
-    _Form("shape", r"to have (\d{1,9}) channels, but got (\d{1,9}) channels", "{0} channels were expected, and there are {1}"),
+    _Form("shape", r"to have (\d{1,9}) channels, but got (\d{1,9}) channels", "{0} channels were expected, but there are {1}"),
     _Form("shape", rf"shape ({_SIZE}) doesn't match the broadcast shape ({_SIZE})", "{0} and {1} do not fit"),
-    _Form("shape", rf"(?:be|is|[Ee]xpected) of (?:size|shape) ({_SIZE}),? but (?:is|got|found|was) (?:of (?:size|shape) )?({_SIZE})", "{0} was expected, and it is {1}"),
-    _Form("shape", rf"[Ee]xpected \w{{1,40}} (?:of )?(?:shape|size) (?:to be )?({_SIZE}),? (?:but )?(?:got|is|found) ({_SIZE})", "{0} was expected, and it is {1}"),
+    _Form("shape", rf"(?:be|is|[Ee]xpected) of (?:size|shape) ({_SIZE}),? but (?:is|got|found|was) (?:of (?:size|shape) )?({_SIZE})", "{0} was expected, but it is {1}"),
+    _Form("shape", rf"[Ee]xpected \w{{1,40}} (?:of )?(?:shape|size) (?:to be )?({_SIZE}),? (?:but )?(?:got|is|found) ({_SIZE})", "{0} was expected, but it is {1}"),
     _Form("shape", rf"[Ss]hapes? (?:of )?(?:\w{{1,30}} ){{0,3}}({_SIZE})(?: at index \d{{1,2}})? (?:does not|doesn't|do not|cannot|don't) .{{1,60}}?({_SIZE})", "{0} and {1} do not fit"),
     _Form("shape", rf"has a shape of ({_SIZE}) and .{{1,40}}? has a shape of (torch\.Size\(\[.{{0,60}}?\]\))", "{0} and {1} do not fit"),
     _Form("shape", r"[Dd]imension out of range \(expected to be in range of (\[-?\d{1,3}, -?\d{1,3}\]), but got (-?\d{1,3})\)", "there is no dimension {1}"),
     _Form("shape", r"along dimension (\d{1,3}), the array at index \d{1,6} has size (\d{1,12}) and the array at index \d{1,6} has size (\d{1,12})", "sizes {1} and {2} differ at dimension {0}"),
     _Form("shape", r"dim (\d{1,3}) of tensor \d{1,3} is \[?(\d{1,12})\]?, should be equal to tensor \d{1,3} \[?(\d{1,12})\]?", "sizes {1} and {2} differ at dimension {0}"),
-    _Form("shape", r"\(expected length (\d{1,12}), got (\d{1,12})\)", "a length of {0} was expected, and it is {1}"),
+    _Form("shape", r"\(expected length (\d{1,12}), got (\d{1,12})\)", "a length of {0} was expected, but it is {1}"),
     _Form("shape", r"Check failed: ([^\n]{0,80}?(?:[Ss]hape|[Ss]ize|[Dd]im|numel|[Ll]en)[^\n]{0,80}?) ?\((\d{1,15}) vs\.? (\d{1,15})\)",
           "{0} does not hold: {1} and {2}"),
     _Form("shape", r"[Ii]ndex tensor must have the same number of dimensions as (\w{1,20})", "the index and the {0} have different numbers of dimensions"),
     _Form("shape", r"[Ee]xpected index (\[[\d, ]{0,60}\]) to be (?:no larger|smaller) than \w{1,20} (\[[\d, ]{0,60}\])", "the index {0} is larger than {1}"),
-    # Types of numbers
-    _Form("dtype", r"expected scalar type (\w{1,30}) but found (\w{1,30})", "{0} was expected, and it is {1}"),
+    # Number types
+    _Form("dtype", r"expected scalar type (\w{1,30}) but found (\w{1,30})", "{0} was expected, but it is {1}"),
     _Form("dtype", r"same dtype, but got:? ([\w.:]{1,30}) (?:and|!=) ([\w.:]{1,30})", "one is {0} and the other {1}"),
     _Form("dtype", r"have the same dtype, got ([\w.]{1,30}) and ([\w.]{1,30})", "one is {0} and the other {1}"),
     _Form("dtype", r"not implemented for '(\w{1,30})'", "the operation does not exist for {0}"),
-    _Form("dtype", r"[Gg]ot unsupported ScalarType (\w{1,30})", "{0} is not supported there"),
+    _Form("dtype", r"[Gg]ot unsupported ScalarType (\w{1,30})", "{0} is not supported"),
     _Form("dtype", r"following scalar types: ([\w, ]{1,80}); but got ([\w.]{1,60})",
-          "{0} was expected, and it is {1}"),
+          "{0} was expected, but it is {1}"),
     _Form("dtype", r"Input type \(([\w.]{1,60})\) and (?:weight|bias) type \(([\w.]{1,60})\)",
           "the input is {0} and the weight {1}"),
     _Form("dtype", r"[Aa]ttempting to cast .{0,40}? from ([\w.]{1,30}) to ([\w.]{1,30})", "{0} cannot become {1}"),
@@ -123,7 +123,7 @@ _FORMS = (
     _Form("dtype", r"[Ee]xpected (\w{1,20}\.dtype) to be equal to (\w{1,20}\.dtype)", "{0} is not {1}"),
     _Form("dtype", r"result type (\w{1,20}) can't be cast to the desired output type (\w{1,20})", "{0} cannot become {1}"),
     _Form("dtype", r"[Gg]ot (fp\d{1,2}|bf16|int\d{1,2}|f\d{1,2}) and (fp\d{1,2}|bf16|int\d{1,2}|f\d{1,2})\b", "one is {0} and the other {1}"),
-    _Form("dtype", r"(?:to be|must be|expected) (?:a )?(?:torch\.)?(bf16|fp16|fp32|float16|bfloat16|float32|half|int32|int64|long)(?: tensor)?,? (?:but )?(?:got|found|is|not) ((?:torch\.)?\w{2,20})", "{0} was expected, and it is {1}"),
+    _Form("dtype", r"(?:to be|must be|expected) (?:a )?(?:torch\.)?(bf16|fp16|fp32|float16|bfloat16|float32|half|int32|int64|long)(?: tensor)?,? (?:but )?(?:got|found|is|not) ((?:torch\.)?\w{2,20})", "{0} was expected, but it is {1}"),
     # Devices
     _Form("device", r"indices should be either on (cpu) or on the same device", "the indices are not on {0}"),
     _Form("device", r"is on (cpu|CPU|cuda:\d{1,3}|mps|meta|xpu\S{0,4}|npu\S{0,4}),? but (?:is )?expected (?:it |them )?(?:to be )?on (\w{1,8})", "it is on {0} and should be on {1}"),
@@ -136,7 +136,7 @@ _FORMS = (
     _Form("device", r"[Cc]annot copy out of meta tensor", "a weight has no data: it is on the meta device"),
     _Form("device", r"[Pp]ointer argument \(at (\d{1,4})\) cannot be accessed from Triton",
           "argument {0} of a Triton kernel is on the CPU"),
-    _Form("device", r"[Ii]nvalid device ordinal", "a device was asked for that is not there"),
+    _Form("device", r"[Ii]nvalid device ordinal", "the requested device does not exist"),
     # Arguments
     _Form("argument", r"(?:([\w.<>]{1,120}\(\)) )?(?:got an )?unexpected keyword argument '?(\w{1,80})'?",
           "{0} does not take {1}"),
@@ -166,7 +166,7 @@ _FORMS = (
           "{0} does not go together with {1}"),
     _Form("exclusive", r"([\w ().`'-]{1,80}?) (?:is|are) only (?:supported|available|allowed) (?:for|with|in|when) ([\w ().`'-]{1,80})",
           "{0} needs {1}"),
-    _Form("mistyped", r"must be of type ([\w.\[\], ]{2,60}?),? (?:but|not|got|and)\b.{0,80}?<class '([\w.]{1,60})'>", "{0} was expected, and it is {1}"),
+    _Form("mistyped", r"must be of type ([\w.\[\], ]{2,60}?),? (?:but|not|got|and)\b.{0,80}?<class '([\w.]{1,60})'>", "{0} was expected, but it is {1}"),
     _Form("mistyped", r"must be (?:either )?an? ([\w. ]{2,30}?) or an instance of [`'\"]?([\w.]{2,120})", "a {0} or a {1} was expected"),
     _Form("setting", r"[Uu]n(?:known|recogni[sz]ed) (?:argument|option|setting|config key|configuration key|key|flag|parameter|field)s?:? [`'\"\[]{0,2}(-{0,2}[\w./-]{1,80})", "{0} is not known"),
     _Form("setting", r"ambiguous option: (--[\w-]{1,60})", "{0} is not a whole name"),
@@ -205,9 +205,9 @@ _FORMS = (
           "{1} and {2} cannot be compared"),
     _Form("type", r"'([\w.]{1,80})' object does not support (item (?:assignment|deletion)|the (?:asynchronous )?context manager protocol)",
           "a {0} does not support {1}"),
-    _Form("type", r"expected string or bytes-like object(?:, got '([\w.]{1,60})')?", "a text was expected, and it is {0}"),
+    _Form("type", r"expected string or bytes-like object(?:, got '([\w.]{1,60})')?", "a text was expected, but it is {0}"),
     _Form("type", r"object of type '([\w.]{1,80})' has no len\(\)", "a {0} has no length"),
-    _Form("type", r"(?:can only concatenate|must be) (\w{1,30}),? (?:\()?not \"?(\w{1,30})", "{0} was expected, and it is {1}"),
+    _Form("type", r"(?:can only concatenate|must be) (\w{1,30}),? (?:\()?not \"?(\w{1,30})", "{0} was expected, but it is {1}"),
     _Form("type", r"(?:indices|index) must be ([\w ]{1,40}?),? not '?(\w{1,30})", "an index must be {0} and is {1}"),
     _Form("type", r"argument of type '([\w.]{1,60})' is not iterable", "a {0} cannot be searched"),
     _Form("type", r"Object of type ([\w.]{1,60}) is not JSON serializable", "a {0} cannot be written as JSON"),
@@ -227,11 +227,11 @@ _FORMS = (
     _Form("keys", r"(?:[Uu]nrecogni[sz]ed|[Uu]nexpected|[Uu]nknown) (?:weight|parameter|tensor)s?(?: names?| keys?)?:? [`'\"\[]{0,2}([\w.]{2,160})", "the model has no {0}"),
     _Form("disk", r"\[Errno (?:27|28|122)\] ([A-Z][\w ]{1,60})", "a file could not be written: {0}"),
     _Form("disk", r"\b(\d{1,15}) requested and (\d{1,15}) written", "only {1} of {0} values could be written"),
-    _Form("file", r"[`'\"]?([^\s`'\"]{1,300})[`'\"]? must be an existing (?:directory|folder|file|path)", "{0} is not there"),
-    _Form("folder", r"\[Errno 17\] (File exists): '?([^'\n]{1,300}?)'?$", "{1} is there already"),
+    _Form("file", r"[`'\"]?([^\s`'\"]{1,300})[`'\"]? must be an existing (?:directory|folder|file|path)", "{0} does not exist"),
+    _Form("folder", r"\[Errno 17\] (File exists): '?([^'\n]{1,300}?)'?$", "{1} already exists"),
     _Form("writing", r"\[Errno (?:1|13|30)\] ([A-Z][\w -]{1,60}): '?([^'\n]{1,300}?)'?$", "{1}: {0}"),
     _Form("file", r"\[Errno (?!1\]|13\]|17\]|30\])\d{1,4}\] ([A-Z][\w ]{1,60}): '?([^'\n]{1,300}?)'?$", "{1}: {0}"),
-    _Form("file", r"(\S{0,200}[/\\.]\S{1,100}) (?:does not exist|is not a local folder|could not be found)", "{0} is not there"),
+    _Form("file", r"(\S{0,200}[/\\.]\S{1,100}) (?:does not exist|is not a local folder|could not be found)", "{0} does not exist"),
     _Form("pickle", r"[Cc]an(?:'t|not) pickle ([^:\n]{1,120})", "{0} cannot be sent to another process"),
     _Form("pickle", r"[Cc]ould not serialize (?:the )?(function|actor class|argument|object)\b", "the {0} cannot be sent to another process"),
     _Form("pickle", r"([\w.']{1,80})(?: objects?)? cannot be (?:pickled|serialized)", "{0} cannot be sent to another process"),
@@ -240,21 +240,21 @@ _FORMS = (
 )  # fmt: skip
 
 
-# The name of a weight: dots, and what a weight's name ends with.
+# The name of a weight: parts with dots, and a typical last part.
 _WEIGHT = re.compile(
     r"(?=.{0,80}\.)[\w.]{1,160}\.(?:weight|bias|qweight|scales|biases|lora_[AB](?:\.\w{1,20})?\.weight)"
 )
-# A path after words that say that something was not found.
+# A path after words which say that something was not found.
 _PATH = re.compile(
     r"(?:not found|not find|[Mm]issing|does not exist)[^/\n]{0,60}?[\s'\"`]((?:/|\./|[A-Za-z]:\\)[^\s'\"`,]{1,300})"
 )
-# A path anywhere: two parts at least, in quotes or behind a colon.
+# A path anywhere in the message: at least two parts, in quotes or after a colon.
 _ANY_PATH = re.compile(r"(?:['\"`]|: )((?:[\w.~-]{0,80}/){1,20}[\w.-]{1,120})(?:['\"`]|[\s.,]|$)")
-# An AttributeError that is nothing but a name, as compiled modules and torch's own look-ups say it.
+# An AttributeError whose message is only a name, as compiled modules and torch's look-ups raise it.
 _GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
 
 
-# pydantic's errors: the setting, what is wrong with it, and the name of the kind of error.
+# pydantic's errors: the setting, what is wrong with it, and pydantic's name for that kind of error.
 _REFUSED = re.compile(
     r"^(?P<where>[A-Za-z_][\w.\[\]-]{0,120})\n\s*(?P<what>[^\n]{1,300}?) \[type=(?P<type>\w{1,60})",
     re.MULTILINE,
@@ -265,7 +265,7 @@ _CHOICES = frozenset({"literal_error", "enum", "union_tag_invalid"})
 
 @cache
 def _all_forms() -> tuple[tuple[_Form, tuple[str, ...]], ...]:
-    """Return every form with its cues, in the order in which they are tried."""
+    """Return every form with its cues, in the order in which the forms are tried."""
     early = (*install_forms.FORMS, *engine_forms.FORMS, *trainer_forms.FORMS)
     limits = (*validation_forms.LENGTHS, *engine_forms.LATE)
     late = (*setting_forms.FORMS, *limits, *validation_forms.FORMS)
@@ -275,12 +275,12 @@ def _all_forms() -> tuple[tuple[_Form, tuple[str, ...]], ...]:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Python's own cache holds fewer patterns than there are forms."""
+    """Compile a pattern once. The cache of `re` is smaller than the number of forms."""
     return re.compile(pattern)
 
 
 def details_of(kind: str, message: str) -> tuple[Detail, ...]:
-    """Return what the exception's words state, most telling first; () if no form fits."""
+    """Return the details in an exception's message, most useful first; () if no form fits."""
     text = message[:_MAX_CHARS].translate(QUOTES)
     first = text.partition("\n")[0]
     found = [*_by_kind(kind, first), *_by_pydantic(text)]
@@ -300,9 +300,10 @@ def details_of(kind: str, message: str) -> tuple[Detail, ...]:
 
 
 def _by_pydantic(text: str) -> Iterator[Detail]:
-    """Yield what pydantic says of the first setting that it refuses, by its name for the error.
+    """Yield the detail for the first setting that pydantic refuses, by pydantic's name of the
+    error.
 
-    What a validator of the settings raised itself is a sentence, which the forms read.
+    Errors that a validator raises itself are sentences, which the forms read.
     """
     found = _REFUSED.search(text) if "[type=" in text else None
     if found is None or found["type"] in _NOT_TYPES:
@@ -318,9 +319,9 @@ def _by_pydantic(text: str) -> Iterator[Detail]:
 
 
 def _path_in(text: str) -> str:
-    """Return the path that a FileNotFoundError names; "" if it names none or is the system's own.
+    """Return the path in a FileNotFoundError; "" if there is none or the system wrote the message.
 
-    The forms read what the system says, which begins with a number ([Errno 2]).
+    The system's messages begin with a number ([Errno 2]); the forms read those.
     """
     found = _PATH.search(text)
     if found is None and "[Errno" not in text:
@@ -329,7 +330,7 @@ def _path_in(text: str) -> str:
 
 
 def _by_kind(kind: str, text: str) -> Iterator[Detail]:
-    """Yield what an exception's class means if its whole message is a name."""
+    """Yield what the class of an exception means if its whole message is a name."""
     name = kind.rpartition(".")[2]
     if name == "KeyError" and 0 < len(text) <= 300:
         key = text.strip("'\" ")
@@ -337,12 +338,12 @@ def _by_kind(kind: str, text: str) -> Iterator[Detail]:
             yield Detail("keys", f"there is no weight {key}", (key,))
             return
         if len(key.split()) > _MAX_KEY_WORDS:
-            # A sentence, which the forms read, and not a key.
+            # A sentence is not a key; the forms read it.
             return
         yield Detail("key", f"there is no key {key}", (key,))
     elif name == "FileNotFoundError" and (path := _path_in(text)):
-        yield Detail("file", f"{path} is not there", (path,))
+        yield Detail("file", f"{path} does not exist", (path,))
     elif name == "AttributeError" and (gone := _GONE.fullmatch(text)) is not None:
-        yield Detail("attribute", f"{gone[1]} is not there", (gone[1],))
+        yield Detail("attribute", f"{gone[1]} does not exist", (gone[1],))
     elif name == "AssertionError" and not text:
         yield Detail("value", "a condition that has to hold does not")

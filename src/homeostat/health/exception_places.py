@@ -1,8 +1,8 @@
-"""Name what an exception's class means at the place where it was raised.
+"""Find the illness from the place where an exception was raised.
 
-Some words say nothing by themselves: `EOFError` where torch reads a file is a file that was cut,
-`KeyError: 'rollout'` where code looks into its settings is a setting that was not given, and a
-request that failed depends on the server that it was sent to. Pure.
+Some messages mean nothing alone. An `EOFError` where torch reads a file means that the file is
+incomplete. `KeyError: 'rollout'` in code that reads settings means that a setting is missing. For a
+failed request, the server matters. All functions are pure.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from homeostat.health.tracebacks import Traceback
 
 Named = tuple[str, str]
 
-# Settings by the names that scripts give them: cfg, self.config, model_cfg, args_config.
+# Variable names that scripts use for settings: cfg, self.config, model_cfg, args_config.
 _HOLDS = r"\b\w{0,40}(?:cfg|config|conf|hparams|hyperparameters|settings)\w{0,20}"
-# Code that looks into settings: cfg["obs_groups"], config["actor"].pop("class_name").
+# Code that reads a setting: cfg["obs_groups"], config["actor"].pop("class_name").
 _LOOKS_UP = r"(?:\[['\"]?\w{1,60}['\"]?\]|\.\w{1,60}(?:\(['\"]\w{1,80}['\"])?)"
 _READS_SETTING = re.compile(rf"{_HOLDS}(?P<chain>{_LOOKS_UP}{{1,5}})")
 _KEY = re.compile(r"(?:\[|\.(?:pop|__getitem__)\()['\"](\w{1,80})['\"]")
@@ -32,30 +32,30 @@ _IMPORTED_FROM = re.compile(
     r"[^()\n]{0,20}(?:\([^()/\n]{0,80}\) )?\((?P<file>[^()\n]{1,300}\.py)\)"
 )
 _STDLIB = frozenset(sys.stdlib_module_names)
-# Modules of Python after which users often name a script; their content hardly ever changes.
+# Modules of Python that users often name a script after. Their attributes hardly ever change.
 _LACKS = re.compile(
     r"module '(?P<module>logging|random|copy|queue|types|token|tokenize|json|datetime|socket"
     r"|statistics|profile|select|secrets|email|html|code|calendar|csv|struct|numbers|operator)'"
     r" has no attribute '(?P<name>\w{1,80})'"
 )
-# Objects that hold settings as attributes.
+# Classes that hold settings as attributes.
 _LACKS_SETTING = re.compile(
     r"'(?:types\.)?(?:SimpleNamespace|Namespace|AttrDict|DotDict|EasyDict|Munch)' object has no "
     r"attribute '(?P<name>\w{1,80})'"
 )
 _ENVIRONMENT = ("<frozen os>", "/os.py")
-# What launchers tell each process: torchrun, Slurm, MPI.
+# Variables that launchers set for each process: torchrun, Slurm, MPI.
 _LAUNCHERS = re.compile(
     r"(?:LOCAL_|NODE_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|SLURM_\w{1,40}"
     r"|OMPI_\w{1,60}|PMI_\w{1,40}"
 )
-# Where engines take weights in, and errors there that no checkpoint should cause.
+# Functions in which engines load weights, and the errors there that no checkpoint should cause.
 _TAKES_WEIGHTS = ("weight_loader", "load_weights", "load_fused_expert_weights")
 _LOADER_SLIPS = frozenset({"IndexError", "UnboundLocalError", "TypeError"})
 _CUT_SHORT = frozenset({"EOFError", "BadZipFile", "UnpicklingError"})
 _READS_WEIGHTS = ("torch/serialization.py", "torch/_weights_only_unpickler.py")
 _SHARDED_STATE = "distributed/checkpoint/state_dict.py"
-# Clients of hubs, and the exceptions by which they say that they did not reach one.
+# Hub clients, and the names of the exceptions that they raise if they cannot reach the hub.
 _HUBS = frozenset({"modelscope", "modelscope_hub", "huggingface_hub", "openmind_hub"})
 _UNREACHED = re.compile(r"Network|Deadline|Timeout|Connect|Offline|MaxRetries")
 _COLLATES = "data/_utils/collate.py"
@@ -64,9 +64,9 @@ _ENGINES = ("generat", "complet", "rollout", "engine", "vllm", "sglang", "chat",
 
 
 def by_place(failure: Traceback, around: Sequence[Traceback], code: str) -> Named | None:
-    """Return the illness that the place tells, and why; None if it tells none.
+    """Return the illness that the place shows, and why; None if it shows none.
 
-    `around` are the failures at the end of the log, `code` is the line that raised.
+    `around` are the failures at the end of the log; `code` is the line of code that raised.
     """
     return (
         _shadowed(failure)
@@ -78,11 +78,12 @@ def by_place(failure: Traceback, around: Sequence[Traceback], code: str) -> Name
 
 
 def _shadowed(failure: Traceback) -> Named | None:
-    """Recognise a file of the user's in place of a module of Python or a known package."""
+    """Recognise a user's file that is imported in place of a Python module or a known package."""
     lacks = _LACKS.search(failure.message)
     if lacks is not None and failure.name == "AttributeError":
         module = lacks["module"]
-        why = f"Python's own {module} has {lacks['name']}: a file {module}.py stands in its way"
+        own = f"Python's own {module} has {lacks['name']}"
+        why = f"{own}: a file {module}.py was imported in its place"
         return "package-shadowed", why
     found = _IMPORTED_FROM.search(failure.message)
     if found is None or owner_of(found["file"]) != "user":
@@ -95,7 +96,7 @@ def _shadowed(failure: Traceback) -> Named | None:
 
 
 def _of_settings(failure: Traceback, code: str) -> Named | None:
-    """Recognise code that looks into settings and does not find what it looks for."""
+    """Recognise code that reads a setting which does not exist."""
     name, words = failure.name, failure.message
     looked_up = [found["chain"] for found in _READS_SETTING.finditer(code)]
     if name == "KeyError":
@@ -110,7 +111,7 @@ def _of_settings(failure: Traceback, code: str) -> Named | None:
     if lacks is not None and failure.frames and owner_of(failure.frames[-1].file) == "user":
         return "setting-missing", f"the settings have no {lacks['name']}"
     if _IS_NONE.search(words) and any(len(_KEY.findall(chain)) > 1 for chain in looked_up):
-        return "setting-missing", "a part of the settings that the code looks into is empty"
+        return "setting-missing", "a section of the settings that the code reads is empty"
     unknown = _UNEXPECTED.search(words)
     if unknown is not None and _UNPACKS_SETTINGS.search(code):
         return "unknown-setting", f"the settings have {unknown[1]}, which is not known"
@@ -118,7 +119,7 @@ def _of_settings(failure: Traceback, code: str) -> Named | None:
 
 
 def _of_library(failure: Traceback) -> Named | None:
-    """Recognise what a bare exception means in a place of torch or of an engine."""
+    """Recognise exceptions whose meaning is known at certain places in torch or an engine."""
     if not failure.frames:
         return None
     raised = failure.frames[-1]
@@ -134,7 +135,7 @@ def _of_library(failure: Traceback) -> Named | None:
     if takes_weights and failure.name in _LOADER_SLIPS:
         return (
             "known-bad-version",
-            "the engine's own loader of weights slipped: it does not fit this model or this split",
+            "the engine's own weight loader failed: it does not fit this model or this split",
         )
     if "NoneType" in failure.message and _ends(raised, _COLLATES):
         return "user-code-failed", "a row is None: the dataset's __getitem__ returned nothing"
@@ -142,7 +143,7 @@ def _of_library(failure: Traceback) -> Named | None:
 
 
 def _of_hub(failure: Traceback) -> Named | None:
-    """Recognise a client of a hub of models that did not reach it."""
+    """Recognise a client of a model hub that could not reach the hub."""
     raised = failure.frames[-1] if failure.frames else None
     if (
         raised is None
@@ -159,7 +160,7 @@ def _of_hub(failure: Traceback) -> Named | None:
 def _of_request(failure: Traceback, around: Sequence[Traceback]) -> Named | None:
     """Recognise a failed request by the names of the user's functions that made it.
 
-    Clients raise their own exception from that of a lower layer: all of them are looked at.
+    Clients chain their own exception to that of a lower layer, so all of them are searched.
     """
     frames = [frame for one in (failure, *around) for frame in one.frames]
     mine = [frame.function.lower() for frame in frames if owner_of(frame.file) == "user"]

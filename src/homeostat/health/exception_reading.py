@@ -1,9 +1,8 @@
-"""Take an exception apart that no rule recognises.
+"""Analyse an exception that no rule recognises.
 
-It names the library and the call that failed, the frame below which it is no longer the user's
-code, what the exception's words say was wrong, which process failed first and what the others said.
-What is found this way is *read*, not *recognised*: it says where to look, and not what to change.
-Pure.
+The result names the library and the call that failed, the last frame of the user's code, what the
+message says was wrong, which process failed first and what the others reported. It is *read*, not
+*recognised*: it says where to look, not what to change. All functions are pure.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _ROLES = (
     ("config", ("config", "argument", "settings", "yaml")),
 )  # fmt: skip
 
-# What the words are about -> the illness that such words usually are.
+# Kind of a detail -> the illness that it usually means.
 _CAUSES = (
     install_forms.CAUSES
     | engine_forms.CAUSES
@@ -57,34 +56,34 @@ _CAUSES = (
 )
 _ENTRIES = ("_call", "_wrapped", "__call__", "wrapper", "decorate", "main", "<module>")
 _STDLIB = frozenset(sys.stdlib_module_names)
-# Errors of code that asks for what is not there, other than a file, a library or a device.
+# Errors raised by code that uses a name, item or argument which does not exist.
 _CODE_ERRORS = frozenset(("AttributeError", "IndexError", "KeyError", "NameError", "TypeError"))
 # A model's own code is downloaded with its weights and written for one version of transformers.
 _OF_MODELS = ("modeling_", "tokenization_", "configuration_", "processing_")
-# Functions that choose the code of a model by its name.
+# Functions that select a model's code by its name.
 _CHOOSES_MODEL = ("auto/configuration_auto.py", "auto/auto_factory.py", "models/registry.py")
-# Low-precision matrix products are the ones that ask for multiples of 8 or 16.
+# Only low-precision matrix products require multiples of 8 or 16.
 _FP8 = ("FP8", "fp8", "Float8", "Transformer Engine", "mat1", "mat2")
-# Only a mistake in a program raises these: 12 of the 18 known cases in libraries were bugs.
+# Only a programming error raises these. 12 of the 18 known cases in libraries were bugs.
 _SLIPS = frozenset({"slip", "none", "type", "attribute"})
 _LOADS_WEIGHTS = ("state_dict", "from checkpoint", "checkpoint")
-# Words for the places that work is split over.
+# Words for what the work is divided among.
 _PLACES = ("world", "gpus", "devices", "ranks")
-# Where launchers check their own arguments, and the errors by which they refuse them. A file of
-# settings also holds other code, so there the function must be one that checks.
+# Files and functions in which launchers check their own arguments, and the errors that they raise
+# then. A settings file also has other code, so there the function must be one that checks.
 _CHECKS_SETTINGS = re.compile(
     r"(?:^|[/_])arg(?:ument)?s\.py$|validate_(?:args|cfg|config|arguments)$"
 )
 _HOLDS_SETTINGS = re.compile(r"(?:^|[/_])configs?\.py$|/configs?/[^/]{1,80}\.py$")
 _CHECKS = re.compile(r"^(?:__post_init__|finalize|_{0,2}(?:validate|check|verify)\w{0,60})$")
 _REFUSALS = ("AssertionError", "ValueError")
-# A text in a calculation: "8" % 2 is taken for formatting.
+# A text used as a number: Python takes "8" % 2 for formatting.
 _TEXT = re.compile(r"TypeError: (?:not all arguments converted during string|.{0,60}'str')")
-# Exceptions that libraries have for nothing else.
+# Exceptions that libraries raise only to refuse settings.
 _REFUSES = frozenset({"MisconfigurationException", "ConfigurationError", "InvalidConfigError"})
 # Words for the size of a rollout, which is divided among ranks like a batch.
 _SAMPLED = ("sample", "prompt", "rollout", "generation", "replica", "outputs")
-# Code that takes the first of something that may have nothing: next(iter(train_dataset)).
+# Code that takes the first item of something that may be empty: next(iter(train_dataset)).
 _TAKES_FIRST = re.compile(r"\bnext\(iter\((?P<of>[\w.\[\]'\"]{1,80})\)")
 _ROWS = ("data", "loader", "rows", "samples", "examples", "train", "eval", "prompts")
 _VIEW = re.compile(r"(\d{1,15}) values cannot be viewed as \[([\d, -]{1,80})\]")
@@ -92,14 +91,14 @@ _VIEW = re.compile(r"(\d{1,15}) values cannot be viewed as \[([\d, -]{1,80})\]")
 
 @dataclass(frozen=True, slots=True)
 class ExceptionReading:
-    """An exception taken apart: what its frames and words say.
+    """The parts of an exception, from its frames and its message.
 
-    `library` is the package in which it was raised, "" if that was the user's own code, `call` the
-    function there that the code above it called, `raised` the innermost frame. `user` is the
-    deepest frame of the user's code, `role` what that code seems to be. `others` are sentences
-    about the other processes, and about exceptions that followed from this one. `code` is the line
-    of code that raised, "" if the log does not quote it; `place` is the illness that the place
-    tells (exception_places.py).
+    `library` is the package in which it was raised, "" if that was the user's own code. `call` is
+    the function of that package which the code above it called. `raised` is the innermost frame.
+    `user` is the deepest frame of the user's code, and `role` what that code seems to be. `others`
+    are sentences about the other processes, and about exceptions that followed from this one.
+    `code` is the line of code that raised, "" if the log does not quote it. `place` is the illness
+    found from the place (exception_places.py).
     """
 
     failure: Traceback
@@ -115,9 +114,9 @@ class ExceptionReading:
 
     @property
     def wrong(self) -> str:
-        """Return what the exception's words say was wrong; "" if no form fits them.
+        """Return what the message says was wrong; "" if no form fits it.
 
-        What several forms say of the same names is given once.
+        If several forms report the same names, only the first is included.
         """
         told: dict[object, str] = {}
         for one in self.details:
@@ -138,15 +137,16 @@ class ExceptionReading:
 
     @property
     def likely(self) -> tuple[str, str] | None:
-        """Return the illness that place and words usually mean, and why; None if unknown."""
+        """Return the illness that place and message usually mean, and why; None if unknown."""
         if self.place is not None:
             return self.place
         if self._checks_settings and _TEXT.search(self.failure.error):
-            return "setting-wrong-type", "a setting is a text where a number is calculated with"
+            return "setting-wrong-type", "a setting is a text, but the code uses it as a number"
         for one in self.details:
             name = _CAUSES.get(one.kind) or self._by_owner(one)
             if one.kind == "import" and not _STDLIB.isdisjoint(one.names):
-                # If a part of Python itself is missing, the system is at fault and not a version.
+                # If a module of Python itself is missing, the installation is damaged; no version
+                # is wrong.
                 name = ""
             if one.kind == "resume" and "parallel" not in one.words:
                 name = "checkpoint-keys-mismatch"
@@ -157,27 +157,27 @@ class ExceptionReading:
             if name:
                 return name, one.words
         if (rows := self._without_rows) is not None:
-            return "dataset-empty", f"the first of {rows} was asked for, and there is none"
+            return "dataset-empty", f"the code takes the first item of {rows}, which is empty"
         if self._fails_to_import:
             return "library-version-mismatch", f"{self.library} cannot be imported"
         if self._refuses_settings or self.failure.name in _REFUSES:
-            return "settings-exclusive", "the settings were refused where they are checked"
+            return "settings-exclusive", "the check of the settings refused them"
         refused = next((one for one in self.details if one.kind == "refused"), None)
         return ("settings-exclusive", refused.words) if refused is not None else None
 
     @property
     def is_loose(self) -> bool:
-        """Return whether the likely illness is less often right than the first guess.
+        """Return whether the first guess is more often right than this reading.
 
-        That something is not supported is said of versions, GPUs and models as often as of
-        settings: of 13 such readings none was right, and 11 of the guesses.
+        Messages say "not supported" about versions, GPUs and models as often as about settings: of
+        13 such readings none was right, and 11 of the guesses were.
         """
         told = [one.kind for one in self.details if one.kind in _CAUSES]
         return self.place is None and told[:1] == ["unsupported"]
 
     @property
     def _without_rows(self) -> str | None:
-        """Return the name of the rows whose first one was asked for, if there was none."""
+        """Return the name of the rows whose first one was requested although there are none."""
         found = _TAKES_FIRST.search(self.code) if self.failure.name == "StopIteration" else None
         if found is None or not any(word in found["of"].lower() for word in _ROWS):
             return None
@@ -187,20 +187,20 @@ class ExceptionReading:
     def _fails_to_import(self) -> bool:
         """Return whether a package's own code failed while it was imported.
 
-        Such code runs alike for everyone, so that it fails by what is installed beside it.
+        This code is the same for every user, so it fails because of the other installed packages.
         """
         is_module = self.raised is not None and self.raised.function == "<module>"
         return is_module and bool(self.library) and self.failure.name in _CODE_ERRORS
 
     @property
     def _refuses_settings(self) -> bool:
-        """Return whether a library's own check of its arguments refuses them."""
+        """Return whether a library's check of its own arguments refused them."""
         is_told = bool(self.failure.message) and self._checks_settings
         return is_told and self.failure.kind in _REFUSALS
 
     @property
     def _checks_settings(self) -> bool:
-        """Return whether it was raised where a library checks its arguments."""
+        """Return whether the exception was raised where a library checks its arguments."""
         if self.raised is None or self.is_users_own:
             return False
         file, function = self.raised.file.replace("\\", "/"), self.raised.function or ""
@@ -209,23 +209,23 @@ class ExceptionReading:
 
     @property
     def is_users_own(self) -> bool:
-        """Return whether the user's own code raised it."""
+        """Return whether the user's own code raised the exception."""
         return self.raised is not None and _is_users(self.raised.file)
 
     @property
     def _is_libraries_own(self) -> bool:
-        """Return whether a library raised it and no data or reward of the user led to it."""
+        """Return whether a library raised it and no user code other than a script led to it."""
         return bool(self.library) and (self.user is None or self.role == "script")
 
     def _raised_in(self, files: tuple[str, ...]) -> bool:
         return self.raised is not None and self.raised.file.replace("\\", "/").endswith(files)
 
     def _by_owner(self, detail: Detail) -> str:
-        """Name the illness if something is missing: it depends on whose code asked for it."""
+        """Return the illness if something is missing. It depends on whose code needed it."""
         if detail.kind == "argument" and any("reward" in name for name in detail.names[:1]):
             return "reward-fn-signature"
         if detail.kind in ("argument", "attribute") and "None" not in detail.words:
-            # One library uses a name that another one lacks: their versions do not match.
+            # One library uses a name that another one does not have: their versions do not match.
             is_theirs = not self.is_users_own or _asks_library(detail)
             return "library-version-mismatch" if is_theirs else ""
         if detail.kind in _SLIPS and self._is_libraries_own:
@@ -240,7 +240,7 @@ class ExceptionReading:
             return "column-missing"
         package = install_forms.optional_package(detail.names[0]) if detail.kind == "name" else ""
         if package == "flash-attn":
-            # Code imports these names where it can, and continues without them where it cannot.
+            # Code imports these names if it can, and continues without them if it cannot.
             return "flash-attention-missing"
         if detail.kind == "name" and not self.is_users_own:
             if package:
@@ -250,7 +250,7 @@ class ExceptionReading:
 
 
 def _asks_library(detail: Detail) -> bool:
-    """Return whether code asks a class or module for what it lacks: scripts rarely write theirs."""
+    """Return whether a known package or a class lacks the name; scripts rarely define classes."""
     if detail.kind == "attribute":
         return detail.names[0].partition(".")[0] in PACKAGES
     return detail.kind == "argument" and "does not take" in detail.words and _is_class(detail)
@@ -262,7 +262,7 @@ def _is_class(detail: Detail) -> bool:
 
 
 def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) -> ExceptionReading:
-    """Read the exception that ended a run. `around` are all failures at its end, in order."""
+    """Read the exception that ended a run. `around` are all failures at the log's end, in order."""
     library, call = _failed_call(failure)
     user = failure.deepest_user_frame
     code = raising_code(failure, log)
@@ -281,7 +281,7 @@ def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) ->
 
 
 def _failed_call(failure: Traceback) -> tuple[str, Frame | None]:
-    """Return the library that raised and the function by which it was entered."""
+    """Return the library that raised, and the function through which it was called."""
     frames = [frame for frame in failure.frames if owner_of(frame.file) != "stdlib"]
     if not frames or owner_of(frames[-1].file) == "user":
         return "", None
@@ -291,14 +291,14 @@ def _failed_call(failure: Traceback) -> tuple[str, Frame | None]:
         if package_of(frame.file) != library:
             break
         entered = frame
-    # Modules of torch call each other through __call__ wrappers, and a command begins in main: the
-    # last function says more.
+    # Modules of torch call each other through __call__ wrappers, and commands start in main. In
+    # these cases the innermost function is more informative.
     is_wrapper = entered.function.startswith(_ENTRIES)
     return library, frames[-1] if is_wrapper else entered
 
 
 def role_of(frame: Frame, *, caller: str = "") -> str:
-    """Return what the user's code seems to be, by the names of caller, function and file."""
+    """Return what the user's code seems to be, from the names of caller, function and file."""
     file = frame.file.replace("\\", "/").rpartition("/")[2].lower()
     for text in (caller.lower(), frame.function.lower(), file):
         for role, words in _ROLES:
@@ -308,16 +308,17 @@ def role_of(frame: Frame, *, caller: str = "") -> str:
 
 
 def _is_users(file: str) -> bool:
-    """Return whether code is the user's own: not a library's, nor what a model brings along."""
+    """Return whether code is the user's own: not a library's, and not downloaded with a model."""
     name = file.replace("\\", "/").rpartition("/")[2]
     return owner_of(file) == "user" and not name.startswith(_OF_MODELS)
 
 
 def _is_part_of_head(words: str) -> bool:
-    """Return whether values were to be viewed as whole heads and are a half or less of one.
+    """Return whether a tensor that was to be viewed as whole heads holds only a fraction of one
+    head.
 
-    Attention views a row as [..., -1, head size]. Tensor parallelism of a higher degree than there
-    are key-value heads leaves each rank a part of a head.
+    Attention views a row as [..., -1, head size]. If the tensor parallel degree exceeds the number
+    of key-value heads, each rank holds a part of a head.
     """
     found = _VIEW.search(words)
     if found is None:
@@ -331,7 +332,7 @@ def _is_part_of_head(words: str) -> bool:
 
 
 def _undivided(words: str) -> str:
-    """Name what cannot be divided, by the words for it."""
+    """Return the illness for a number that cannot be divided, from the words for that number."""
     low = words.lower()
     if "head" in low:
         return "heads-not-dividing-tp"
@@ -346,7 +347,7 @@ def _undivided(words: str) -> str:
     if "tensor" in low or "tp_size" in low:
         return "heads-not-dividing-tp"
     if not any(c.isalpha() for c in low.replace("is not divisible by", "")):
-        # Megatron and vLLM use these words for anything that tensor parallelism splits.
+        # Megatron and vLLM print this for anything that tensor parallelism splits.
         return "parallel-sizes-inconsistent"
     if any(word in low for word in ("gpu", "parallel", "dp_size", "cp_size", "sp_size", "ulysses")):
         return "parallel-sizes-inconsistent"
@@ -354,7 +355,7 @@ def _undivided(words: str) -> str:
 
 
 def _called(frame: Frame) -> str:
-    """Return a library's function, and its file relative to the folder of the package."""
+    """Return a library's function with its file, relative to the package's folder."""
     path = frame.file.replace("\\", "/")
     parts = path.split("/")
     package = package_of(frame.file)

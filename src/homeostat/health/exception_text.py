@@ -10,14 +10,14 @@ from homeostat.health.lone_errors import MAX_PASTED
 from homeostat.health.speakers import speaker_in
 from homeostat.health.tracebacks import Traceback
 
-# Lines below an exception's own that may still belong to its message, and lines above it in which
-# the code that raised may stand.
+# Maximum number of lines after the exception's line that may continue its message, and of lines
+# before it that may quote the code that raised.
 _MAX_MORE = 12
 _MAX_ABOVE = 4
 
 
 def whole_message(failure: Traceback, log: Log) -> str:
-    """Return the message with the lines below it that belong to it."""
+    """Return the message with the following lines that belong to it."""
     if failure.is_native or not failure.has_tail:
         return failure.message
     parts, is_pasted = [failure.message], len(log.lines) <= MAX_PASTED
@@ -26,9 +26,9 @@ def whole_message(failure: Traceback, log: Log) -> str:
         speaker, text = speaker_in(line.text)
         if speaker != failure.speaker:
             continue
-        # A message continues in lines that are indented, as loaders of weights print them, or that
-        # begin in the middle of a sentence, as rich breaks them.
-        # In a few lines that somebody pasted, the rest is about the error, too.
+        # Message lines that continue are indented (loaders of weights print them so) or begin in
+        # the middle of a sentence (rich wraps them). In a pasted text of a few lines, all the rest
+        # belongs to the error.
         is_more = is_pasted or text[:1].isspace() or text[:1].islower()
         if (
             not is_more

@@ -1,4 +1,4 @@
-"""Findings of rules: evidence, causes in order, and graded fixes."""
+"""Findings of rules, with their evidence, their causes in order, and graded fixes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Level(StrEnum):
 class Confidence(StrEnum):
     """The certainty of a finding.
 
-    measured: an invariant is violated, or an error says so itself. inferred: several signs agree.
-    heuristic: a threshold taken from experience.
+    measured: an invariant is violated, or an error message states it. inferred: several signs
+    agree. heuristic: the value exceeds a threshold that was chosen from experience.
     """
 
     MEASURED = "measured"
@@ -61,8 +61,8 @@ class Confidence(StrEnum):
 class Grade(StrEnum):
     """The risk of a fix.
 
-    safe: changes neither objective, data order nor sampled distribution. unsafe: changes how the
-    run learns. advice: for a person to decide.
+    safe: changes neither the objective, the data order nor the sampled distribution. unsafe:
+    changes how the run learns. advice: a person has to decide.
     """
 
     SAFE = "safe"
@@ -72,9 +72,9 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A likely cause, by its name in the vocabulary, and the evidence for it in this run.
+    """A likely cause, by its name in the vocabulary, with the evidence for it in this run.
 
-    `guess` is the share of such guesses that were right; None if it is no guess.
+    `guess` is the share of similar guesses that were right; None if the cause is not a guess.
     """
 
     name: str
@@ -84,10 +84,10 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A change to make. `setting` is our key; a framework's table knows its name there.
+    """A recommended change. `setting` is our key; a framework's table translates it.
 
-    `theirs` names the setting if a framework has one that our keys do not map to: framework ->
-    setting (or command). An empty setting means advice that no setting can follow.
+    `theirs` maps framework -> setting (or command), for settings that none of our keys corresponds
+    to. If `setting` is empty, the fix is advice that no setting can express.
     """
 
     setting: str
@@ -101,8 +101,9 @@ class Fix:
 class Sighting:
     """The result of a rule's check; the engine adds the rule. Values are as measured.
 
-    `subject` distinguishes several findings of one rule (a reward's name, a layer). `level`,
-    `confidence` and `family` override the rule's own. `last_step` is where it was seen last.
+    `subject` distinguishes several findings of one rule (the name of a reward, a layer). `level`,
+    `confidence` and `family` override the rule's own. `last_step` is the last step at which the
+    condition held.
     """
 
     message: str
@@ -121,7 +122,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The result of a check that cannot judge after a closer look, with the reason."""
+    """The result of a check that found that it cannot judge this run, with the reason."""
 
     why: str
 
@@ -147,13 +148,13 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return the key; at most one finding per key is open."""
+        """Return the key of the finding; at most one finding per key is open."""
         return self.code, self.subject
 
 
 @dataclass(frozen=True, slots=True)
 class NotEvaluated:
-    """A rule that could not be judged, and why: a missing metric is never healthy."""
+    """A rule that could not be judged, and why. A missing metric is never reported as healthy."""
 
     code: str
     name: str

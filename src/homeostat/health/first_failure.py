@@ -1,8 +1,8 @@
 """Find the first cause among the failures at the end of a log of several processes.
 
 When one process fails, the others fail because of it: their collectives break, Ray reports a lost
-actor, the launcher a failed child. These come later in time, but not always in the log, and each
-with its own traceback. Pure.
+actor, the launcher a failed child. These failures come later in time, but not always later in the
+log, and each has its own traceback. All functions are pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from homeostat.health.log import Log
 from homeostat.health.speakers import rank_of
 from homeostat.health.tracebacks import Traceback
 
-# Messages of a process that has lost another one.
+# Messages of a process that lost the connection to another one.
 _AFTERMATH = (
     "connection reset by peer", "connection closed by", "broken pipe",
     "nccl communicator was abort",
@@ -38,7 +38,7 @@ _ROOT_RANK = re.compile(r"\brank\s{0,8}: (\d{1,6})")
 
 
 def first_failure(found: Sequence[Traceback], log: Log) -> Traceback:
-    """Return the failure that the others follow from."""
+    """Return the failure that caused the others."""
     told = [one for one in found if not one.is_report] or list(found)
     own = [one for one in told if not is_aftermath(one)] or told
     rank = root_rank(log)
@@ -52,14 +52,14 @@ def first_failure(found: Sequence[Traceback], log: Log) -> Traceback:
 
 
 def is_aftermath(found: Traceback) -> bool:
-    """Return whether an exception says that another process is gone, or belongs to the end."""
+    """Return whether an exception only reports that another process ended, or that all end."""
     name = found.kind.rpartition(".")[2]
     low = found.message.lower()
     return name in _AFTERMATH_KINDS or any(words in low for words in _AFTERMATH)
 
 
 def root_rank(log: Log) -> int | None:
-    """Return the rank that torchrun's table names as the first one to fail."""
+    """Return the rank that torchrun's table lists as the first one to fail."""
     for line in log.find(_ROOT):
         start = bisect_right(log.lines, line.number, key=lambda one: one.number)
         for near in log.lines[start : start + _TABLE_LINES]:

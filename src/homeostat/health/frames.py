@@ -1,4 +1,4 @@
-"""Parse one frame of a traceback: Python's own form, those of notebooks, and the boxes of rich."""
+"""Parse one frame of a traceback, as Python, notebooks or the boxes of rich print it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 FRAME = re.compile(
     r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:,? in (?P<name>\S.{0,120}))?'
 )
-# IPython names a cell, or a file with its line after a colon.
+# IPython prints the number of a cell, or a file and its line after a colon.
 _CELL = re.compile(
     r"(?:File (?P<file>[^\s:]{1,400}\.py):(?P<line>\d{1,9})(?:, in (?P<name>[\w.<>]{1,120})|$)"
     r"|(?P<cell>Cell In ?\[\d{1,9}\]), line (?P<at>\d{1,9})(?:, in (?P<function>[\w.<>]{1,120}))?)"
 )
-# Older versions name no line here but mark it by an arrow below. Colab makes the file a link.
+# Older versions of IPython mark the line by an arrow below. Colab prints the file as a link.
 _OLD_CELL = re.compile(
     r"\[?(?P<file>[/~\w][^\s\]]{1,400}\.py|<ipython-input-[\w-]{1,60}>)\]?"
     r"(?:\([^)]{1,100}\))? in (?P<name>[\w.<>]{1,120}(?=\(|$))"
@@ -29,7 +29,7 @@ _SIDES = BOX[:4]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A place in the code, as the log names it."""
+    """A place in the code, as the log prints it."""
 
     file: str
     line: int
@@ -42,15 +42,15 @@ class Frame:
 
 @dataclass(slots=True)
 class FrameReader:
-    """The frames of one traceback, from its lines in order."""
+    """Collect the frames of one traceback from its lines in order."""
 
     is_boxed: bool = False
     frames: list[Frame] = field(default_factory=list)
-    # A path that the box breaks: the rest of it is in the next line.
+    # The start of a path that the box breaks; the next line has the rest.
     _pending: str = ""
 
     def take(self, text: str) -> bool:
-        """Take in a line. Return True if it is a frame."""
+        """Read a line. Return True if it is a frame."""
         frame = self._in_box(text) if self.is_boxed else _frame_in(text)
         if frame is not None:
             self.frames.append(frame)
@@ -61,7 +61,7 @@ class FrameReader:
         return False
 
     def _in_box(self, text: str) -> Frame | None:
-        """Return the frame in a line of a box, which breaks long paths wherever its width is."""
+        """Return the frame in a line of a box; a box breaks long paths at its width."""
         body = text.strip().strip(_SIDES).strip()[:500]
         found = _BOXED.match(self._pending + body)
         self._pending = ""

@@ -1,14 +1,15 @@
-"""Ways in which libraries, compilers, loaders and shells say that an installation does not fit.
+"""Message patterns of libraries, compilers, loaders and shells about a broken installation.
 
-Packages and versions, shared libraries, compilers, GPUs and model architectures: hundreds of
-libraries say it in a few forms. The kind of a form is what is missing or does not fit; a package,
-a version or a GPU stands for itself, so it does not matter whose code raised.
+They cover packages and versions, shared libraries, compilers, GPUs and model architectures.
+Hundreds of libraries word such errors in a few ways. The kind of a form is what is missing or does
+not fit. It does not matter whose code raised, because the message already names the package,
+version or GPU.
 """
 # ruff: noqa: E501 (a table)
 
 from __future__ import annotations
 
-# What does not fit -> the illness.
+# Kind of a form -> the illness.
 CAUSES = {
     "package": "package-missing",
     "version": "library-version-mismatch",
@@ -26,7 +27,7 @@ CAUSES = {
     "platform": "known-bad-version",
     "system": "environment-unfit",
 }
-# Names that a library defines only if an optional package is there -> the package.
+# Names that a library defines only if an optional package is installed -> that package.
 OPTIONAL = {
     "bnb": "bitsandbytes", "BitsAndBytes": "bitsandbytes", "Lora": "peft", "Peft": "peft",
     "PrefixTuning": "peft", "PromptTuning": "peft", "deepspeed": "deepspeed", "DeepSpeed": "deepspeed",
@@ -43,7 +44,7 @@ OPTIONAL = {
     "init_empty_weights": "accelerate", "torch_npu": "torch-npu", "megatron": "megatron-core",
 }  # fmt: skip
 _EXACT = frozenset(("te", "tl", "LLM", "ray", "av", "cv2", "timm", "bnb"))
-# A version has a dot; a number without one may be any setting's.
+# A version has a dot. A number without one may be the value of any setting.
 _VERSION = r"v?\d{1,4}\.\d{1,4}[\w.+]{0,24}"
 _COMPARED = rf"(?:[<>=~!]=?=?|at least|version)\s?{_VERSION}"
 _PACKAGES = (
@@ -63,7 +64,7 @@ _GPU = (
     r"|(?:compute|CUDA|device) capabilit)"
 )
 
-# (kind, pattern, words): the values of the pattern's groups are put into the words.
+# (kind, pattern, words): the pattern's groups are inserted into the words.
 FORMS: tuple[tuple[str, str, str], ...] = (
     # Compilers and builds
     ("toolkit", r"nvcc fatal\s{0,4}:\s{0,2}(.{1,120})", "the CUDA compiler refuses: {0}"),
@@ -89,7 +90,7 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("build", r"Command '?\[?'?\S{0,80}?(ninja|cmake|make|hipcc|nvcc|setup\.py)\b.{0,2000}? returned non-zero exit status", "{0} failed"),
     ("build", r"(?i)(ninja build failed|could not compile `[\w-]{1,60}`|CMake Error at \S{1,80}|'cicc' died due to signal|failed to build '?[\w.-]{1,60}'? (?:when|wheel|extension)|g?make(?:\[\d\])?: \*\*\* \[.{1,80})", "{0}"),
     ("build", r"(?:^|: )(?:fatal )?error: (identifier \"[\w:]{1,80}\" is undefined|no member named '[\w:]{1,80}'|no matching function for call to|.{1,80} has no member|.{1,80} was not declared in this scope|use of undeclared identifier.{0,60})", "the code does not compile: {0}"),
-    # Shared libraries and compiled parts
+    # Shared libraries and compiled modules
     ("cuda library", r"(lib(?:cu[dbfrs]|nv|nccl|cupti)[\w.+-]{1,60}\.so[\w.]{0,20}):? .{0,60}?(?:cannot open|not found|no such file)", "{0} cannot be found"),
     ("cuda library", r"(?i)(?:failed|unable|could not|cannot|can't) (?:to )?(?:load|open|find|locate)[^.]{0,60}?(lib(?:cu[dbfrs]|nv|nccl|cupti)[\w-]{0,40}(?:\.so[\w.]{0,20})?)", "{0} cannot be loaded"),
     ("abi", r"(lib(?:torch|c10|ATen)[\w.+-]{0,60}): cannot open shared object", "a compiled package was built for another torch: {0} cannot be found"),
@@ -99,7 +100,7 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("abi", r"(DLL load failed(?: while importing \w{1,60})?|\[WinError (?:126|127|182|1114)\])", "a compiled package cannot be loaded: {0}"),
     ("abi", r"(?i)(ABI (?:mismatch|incompatib\w{1,8}|version mismatch)|(?:built|compiled) (?:against|for|with) (?:a different|another|a newer|an older) (?:version of )?[\w.]{1,30})", "a compiled package does not fit: {0}"),
     ("abi", r"'_OpNamespace' '(_C\w{0,40})' object has no attribute '(\w{1,120})'", "the compiled part {0} has no {1}: it was not built, or for another version"),
-    ("abi", r"(?:No such operator |Could not find schema for |[Oo]perator (?=\S{1,200} does not exist))(?!aten|torchvision)(\w{1,60}::[\w.]{1,120})", "the compiled operation {0} is not there"),
+    ("abi", r"(?:No such operator |Could not find schema for |[Oo]perator (?=\S{1,200} does not exist))(?!aten|torchvision)(\w{1,60}::[\w.]{1,120})", "the compiled operation {0} does not exist"),
     ("abi", r"Could not run '((?!aten|c10d|prims)\w{1,60}::[\w.]{1,120})' with arguments from the '\w{1,30}' backend", "the compiled operation {0} has no code for this device"),
     ("cpu torch", r"(?i)((?:torch|pytorch)[\w ]{0,20} (?:compiled|built) without (?:CUDA|GPU)|(?:doesn't|does not) have NCCL built in|module 'torch\._C' has no attribute '_cuda_\w{1,40}')", "{0}"),
     # GPUs and drivers
@@ -139,12 +140,12 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("version", r"(?i)\b(?:unsupported|incompatible|outdated) (?!weight|policy|model|checkpoint|file|format|opset|protocol|schema|api)([\w.-]{2,40} versions?|versions? of [\w.-]{2,40})\b", "{0} does not fit"),
     ("version", rf"(?i)((?:{_PACKAGES})(?: version)?(?: {_VERSION})? (?:is|are) (?:not compatible|incompatible|too old|too new|outdated)[\w ]{{0,60}})", "{0}"),
     ("version", rf"(?i)\b((?:upgrade|downgrade|reinstall) (?:to )?(?:the )?(?:latest |newest |your )?(?:version of )?[`'\"]?(?:{_PACKAGES})\b)", "{0}"),
-    ("version", r"(?i)[`'\"]([\w.]{1,80}(?:\(\))?)[`'\"] (?:(?:has been|was) (?:removed|moved|renamed|dropped)|is no longer (?:supported|available))", "{0} is gone from the installed version"),
+    ("version", r"(?i)[`'\"]([\w.]{1,80}(?:\(\))?)[`'\"] (?:(?:has been|was) (?:removed|moved|renamed|dropped)|is no longer (?:supported|available))", "{0} was removed from the installed version"),
     ("version", rf"(?i)\bonly ((?:{_PACKAGES}) versions? [^.\n]{{1,60}}?) (?:is|are) supported", "only {0} fits"),
     ("version", r"(?i)\b(?<!weight )(?<!weights )(?<!policy )(?<!model )(?<!checkpoint )(version mismatch|minimum required version|incompatible versions?)\b", "{0}"),
-    ("abi", r"module '(\w{1,60}(?:_cuda|_C|_ext))' has no attribute '(\w{1,80})'", "the compiled part {0} has no {1}: it is of another version"),
+    ("abi", r"module '(\w{1,60}(?:_cuda|_C|_ext))' has no attribute '(\w{1,80})'", "the compiled module {0} has no {1}: it has another version"),
     ("abi", r"\b(\w{1,40}\._C) (?:was not built|is not built|not found|could not be imported|failed to)", "the compiled part {0} cannot be loaded"),
-    ("version", r"'_OpNamespace' '(\w{1,60})' object has no attribute '(\w{1,120})'", "the compiled part {0} has no {1}: it is of another version, or was not built"),
+    ("version", r"'_OpNamespace' '(\w{1,60})' object has no attribute '(\w{1,120})'", "the compiled module {0} has no {1}: it has another version, or was not built"),
     # Packages
     ("package", rf"(?i)\b(?:requires?|needs?|require) ({_PACKAGE})(?: package| library| module)?,? (?:to be installed|installed|but (?:it )?(?:is|was) not|which (?:is|was|could) not)", "{0} is not installed"),
     ("package", rf"(?i)({_PACKAGE})(?: package| library| module)? (?:is|are) (?:not installed|not available|missing|required)[^\n]{{0,120}}?\binstall", "{0} is not installed"),
@@ -168,17 +169,17 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("package", r"(?:^|: )(?:line \d{1,6}: )?([\w./-]{2,60}): (?:command )?not found$", "the command {0} is not installed or not on the path"),
     ("package", r"command not found: ([\w./-]{2,60})", "the command {0} is not installed or not on the path"),
     # Models
-    ("architecture", r"(?i)\b(?:unsupported|unknown|unrecogni[sz]ed) (?:model (?:type|architecture|class|family)|architecture)s?:? ?[`'\"\[(]{0,3}([\w.-]{2,80})", "the model {0} is not known there"),
-    ("architecture", r"(?i)\b(?:(?:model(?:[ _]type| architecture| class)|architectures?) [`'\"\[]{0,2}|model [`'\"])([\w.-]{2,80})[`'\"\]]{0,2} (?:is |are )?(?:currently )?(?:not (?:yet )?supported|unsupported|not recogni[sz]ed|unknown)", "the model {0} is not known there"),
-    ("architecture", r"(?i)\bmodel ([\w./-]{2,80}) is not in the (?:supported|registered)", "the model {0} is not known there"),
-    ("architecture", r"\b(\w{2,60}For(?:CausalLM|ConditionalGeneration|SequenceClassification|TokenClassification|VisionText\w{0,20}))[`'\"\]]{0,2} (?:is |are )?(?:not (?:yet )?(?:supported|implemented|registered)|unsupported)", "the model {0} is not known there"),
-    ("architecture", r"'(\w{2,80})' is not a registered model", "the model {0} is not known there"),
-    ("architecture", r"\b((?!Peft|Base|Parallel)[A-Z]\w{2,60}Model)[`'\"\]]{0,2} (?:is |are )?(?:not (?:yet )?(?:supported|implemented|registered)|unsupported)", "the model {0} is not known there"),
+    ("architecture", r"(?i)\b(?:unsupported|unknown|unrecogni[sz]ed) (?:model (?:type|architecture|class|family)|architecture)s?:? ?[`'\"\[(]{0,3}([\w.-]{2,80})", "the library does not know the model {0}"),
+    ("architecture", r"(?i)\b(?:(?:model(?:[ _]type| architecture| class)|architectures?) [`'\"\[]{0,2}|model [`'\"])([\w.-]{2,80})[`'\"\]]{0,2} (?:is |are )?(?:currently )?(?:not (?:yet )?supported|unsupported|not recogni[sz]ed|unknown)", "the library does not know the model {0}"),
+    ("architecture", r"(?i)\bmodel ([\w./-]{2,80}) is not in the (?:supported|registered)", "the library does not know the model {0}"),
+    ("architecture", r"\b(\w{2,60}For(?:CausalLM|ConditionalGeneration|SequenceClassification|TokenClassification|VisionText\w{0,20}))[`'\"\]]{0,2} (?:is |are )?(?:not (?:yet )?(?:supported|implemented|registered)|unsupported)", "the library does not know the model {0}"),
+    ("architecture", r"'(\w{2,80})' is not a registered model", "the library does not know the model {0}"),
+    ("architecture", r"\b((?!Peft|Base|Parallel)[A-Z]\w{2,60}Model)[`'\"\]]{0,2} (?:is |are )?(?:not (?:yet )?(?:supported|implemented|registered)|unsupported)", "the library does not know the model {0}"),
 )  # fmt: skip
 
 
 def optional_package(name: str) -> str:
-    """Return the package whose absence leaves a name undefined; "" if it is none that is known."""
+    """Return the optional package without which a name is undefined; "" if none is known."""
     for start, package in OPTIONAL.items():
         if name == start or (start not in _EXACT and name.startswith(start)):
             return package

@@ -1,15 +1,16 @@
-"""Guess the cause of an error that no rule knows: what the known errors nearest to it were.
+"""Guess the cause of an error that no rule knows, from the known errors with the most similar text.
 
-Known errors are those of public threads with a confirmed cause (known_cases.json, which
-`homeostat dev add-case` makes from bench/threads/open.jsonl), and the texts of all signatures; what
-the signatures of a cause say about it counts as one more. Words are weighed by tf-idf; those of the
-lines that say what was wrong count most, and those of the lines around them a little. The nearest
-errors vote for their causes by the square of the cosine similarity, and each cause has votes in
-advance, in proportion to how often it was confirmed. Causes that are the same to a user count as
-one (`SAME`), for example a wrong version of whichever library.
+Known errors are those of public threads with a confirmed cause (known_cases.json, written by
+`homeostat dev add-case` from bench/threads/open.jsonl), and the texts of all signatures. The
+description of a cause in its signatures counts as one more.
 
-A guess is marked as one, with the share of such guesses that were right when each thread was read
-without those of its own repository (bench/guesses.py).
+Words are weighted by tf-idf. Lines that say what was wrong count most, the lines around them a
+little. The nearest errors vote for their causes with the square of the cosine similarity. Each
+cause also starts with votes in proportion to how often it was confirmed. Causes that are the same
+to a user count as one (`SAME`), for example a wrong version of any library.
+
+Every guess is marked as one, with the share of similar guesses that were right. bench/guesses.py
+measures that share by guessing each thread without the threads of its repository.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from homeostat.health.signatures.load import shipped
 
 FILE = Path(__file__).with_name("known_cases.json")
 VERSIONS = "library-version-mismatch"
-# Names that mean the same to a user, because the same thing is to be done. The first one is said.
+# Names that a user need not distinguish, because the remedy is the same. The first one is printed.
 SAME = (
     (VERSIONS, "known-bad-version", "dependency-conflict", "vllm-version-incompatible",
      "sglang-version-incompatible"),
@@ -50,21 +51,21 @@ _TELLING = re.compile(
     r"|mismatch|exceed|no such",
     re.IGNORECASE,
 )
-# The last two parts of a path say whose code it is; the others depend on the machine.
+# The last two parts of a path show whose code it is. The others depend on the machine and are cut.
 _FOLDERS = re.compile(
     r"(?:[A-Za-z]:)?[\\/~](?:[\w.+~-]{1,100}[\\/]){1,30}(?=[\w.+-]{1,100}[\\/][\w.+-])"
     r"|(?<![\w.:/])/(?=\w)"
 )
 _WORD = re.compile(r"[A-Za-z_]{2,60}")
 _PART = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}")
-# Lines of a log in which an error's words are looked for, and how many telling ones are taken.
+# Number of last lines in which the error's words are searched, and of informative lines used.
 MAX_LINES = 60
 _MAX_TELLING = 4
 _MAX_CHARS = 2_000
-# How much the other words of the lines count, beside those of the telling lines.
+# Weight of the words of all lines, relative to those of the informative lines.
 _AROUND = 0.3
-# Errors that vote, votes of a signature's text and of a cause's description (a thread has one),
-# votes in advance, and of a thread's second cause.
+# The number of errors that vote. Then votes of a signature's text and of a cause's description (a
+# thread has one vote), votes with which causes start, and the weight of a thread's second cause.
 _NEIGHBOURS = 25
 _SIGNATURE_VOTE = 0.5
 _DESCRIPTION_VOTE = 2.0
@@ -72,17 +73,17 @@ _ADVANCE = 0.4
 _SECOND_VOTE = 0.5
 MAX_GUESSES = 3
 # Share of all votes -> share of such guesses that were right, rounded (bench/guesses.py --unseen):
-# of those that come first, and of the second and third ones.
+# for first guesses, and for second and third ones.
 _RIGHT_FIRST = ((0.6, 0.95), (0.4, 0.8), (0.25, 0.6), (0.0, 0.45))
 _RIGHT_AFTER = ((0.13, 0.3), (0.1, 0.2), (0.05, 0.1), (0.0, 0.02))
 _WORTH_SAYING = 0.1
-# If an error is this close to a known one, that thread is worth reading.
+# If a known error is this similar, its thread is worth reading.
 _NEAR = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCase:
-    """A thread with a confirmed cause: its address, causes, telling lines, and what helped."""
+    """A thread with a confirmed cause: its address, causes, informative lines, and what helped."""
 
     url: str
     names: tuple[str, ...]
@@ -92,9 +93,9 @@ class KnownCase:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A cause with its share of the votes, and a near thread in which it was the cause.
+    """A cause with its share of the votes, and a similar thread in which it was the cause.
 
-    `is_first` says whether no other cause has more votes.
+    `is_first` is True for the cause with the most votes.
     """
 
     cause: str
@@ -111,7 +112,7 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A known error: its causes, the votes that it has, its thread or its signature's text."""
+    """A known error: its causes, the weight of its vote, and its thread or its signature's text."""
 
     names: tuple[str, ...]
     votes: float
@@ -119,20 +120,20 @@ class _Known:
     text: str = ""
 
     def is_among(self, repository: str, texts: frozenset[str]) -> bool:
-        """Return whether it is a thread of the repository, or one of the texts."""
+        """Return whether it is a thread of the repository, or has one of the texts."""
         of = "" if self.case is None else _repository(self.case.url)
         return of == repository != "" or self.text in texts
 
 
 def telling_lines(lines: Sequence[str]) -> str:
-    """Return the last lines that say what was wrong, or the very last lines if none does."""
+    """Return the last lines that say what was wrong; the very last lines if none does."""
     last = _last_lines(lines)
     telling = [line for line in last if _TELLING.search(line)]
     return "\n".join(telling[-_MAX_TELLING:] or last[-_MAX_TELLING:])
 
 
 def _last_lines(lines: Sequence[str]) -> list[str]:
-    """Return the last lines that are not empty, without the folders of a machine."""
+    """Return the last lines that are not empty, with paths cut to their last two parts."""
     short = (_FOLDERS.sub("", line.strip()[:_MAX_CHARS]) for line in lines[-MAX_LINES:])
     return [line for line in short if line]
 
@@ -144,9 +145,10 @@ _left_out: ContextVar[tuple[str, frozenset[str]]] = ContextVar(
 
 @contextmanager
 def leaving_out(url: str, texts: Iterable[str] = ()) -> Iterator[None]:
-    """Guess without the threads of an address's repository, to judge guesses about one of them.
+    """Ignore the threads of a URL's repository while guessing, to measure guesses about one of
+    them.
 
-    `texts` are those of signatures to leave out, too.
+    `texts` are texts of signatures that are ignored, too.
     """
     token = _left_out.set((_repository(url), frozenset(texts)))
     try:
@@ -156,7 +158,7 @@ def leaving_out(url: str, texts: Iterable[str] = ()) -> Iterator[None]:
 
 
 def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
-    """Return the likeliest causes of the error in which these lines end, the likeliest first."""
+    """Return the likeliest causes of the error with which these lines end, the likeliest first."""
     near = _nearest(telling_lines(lines), "\n".join(_last_lines(lines)), *_left_out.get())
     votes = defaultdict[str, float](float, _in_advance())
     example: dict[str, KnownCase] = {}
@@ -177,15 +179,15 @@ def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
 _NOWHERE: tuple[list[int], list[float]] = ([], [])
 
 
-# A finding and the guesses that are added to it need the same lines.
+# The first finding and the guesses added to it look up the same lines.
 @lru_cache(maxsize=4)
 def _nearest(
     words: str, around: str, repository: str, texts: frozenset[str]
 ) -> tuple[tuple[_Known, float], ...]:
-    """Return the nearest known errors with their closeness, the nearest first.
+    """Return the nearest known errors with their similarity, the nearest first.
 
-    `around` are all lines, `words` the telling ones. Threads of the repository and signatures'
-    texts that are named are left out.
+    `words` are the informative lines, `around` all lines. Threads of the given repository and
+    signatures with the given texts are ignored.
     """
     errors, places, weights = _index()
     closeness = defaultdict[int, float](float)
@@ -207,7 +209,7 @@ def _repository(url: str) -> str:
 
 @cache
 def known_cases() -> tuple[KnownCase, ...]:
-    """Read the threads."""
+    """Read the threads from known_cases.json."""
     rows: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
     return tuple(KnownCase(**(row | {"names": tuple(row["names"])})) for row in rows)
 
@@ -218,8 +220,9 @@ def _in_advance() -> Mapping[str, float]:
     return {name: _ADVANCE * count / first.total() for name, count in first.items()}
 
 
-# For each word the numbers of the errors that have it, and its weight in each. A pair for each
-# would be 60,000 objects, through which the garbage collector goes again and again.
+# Word -> numbers of the errors that have it, and its weight in each. These are two lists, because
+# one tuple for each pair would be 60,000 objects for the garbage collector to visit again and
+# again.
 _Places = dict[str, tuple[list[int], list[float]]]
 
 
@@ -239,7 +242,7 @@ def _index() -> tuple[tuple[_Known, ...], _Places, dict[str, float]]:
         for text in signature.texts:
             errors.append(_Known(names, _SIGNATURE_VOTE, text=text))
             texts.append(_counted(text))
-    # Words are as rare as they are in errors; what only descriptions say matches nothing.
+    # Weights count how rare a word is in errors. Words that only descriptions have match nothing.
     having = Counter(word for text in texts for word in text)
     weights = {word: math.log((1 + len(texts)) / count) for word, count in having.items()}
     for name, parts in described.items():
@@ -255,24 +258,24 @@ def _index() -> tuple[tuple[_Known, ...], _Places, dict[str, float]]:
 
 
 def merged(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names, each once, with one for all that mean the same."""
+    """Return the names without repeats, with one name for all that mean the same."""
     return tuple(dict.fromkeys(_SAID.get(name, name) for name in names))
 
 
 def _counted(text: str) -> Counter[str]:
-    """Count the words of a text, and the parts of compound ones."""
+    """Count the words of a text, and the parts of its compound words."""
     return Counter(chain.from_iterable(map(_with_parts, _WORD.findall(text))))
 
 
 @cache
 def _with_parts(word: str) -> tuple[str, ...]:
-    """Return a word, and its parts if it is compound."""
+    """Return a word and, if it is compound, its parts."""
     parts = _PART.findall(word)
     return (word.lower(), *map(str.lower, parts)) if len(parts) > 1 else (word.lower(),)
 
 
 def _weighed(words: Counter[str], weights: Mapping[str, float]) -> dict[str, float]:
-    """Return the weights of known words, more for one that stands there often."""
+    """Return the weights of the words that are known. A repeated word weighs more."""
     return {
         word: weights[word] * (1 if count == 1 else 1 + math.log(count))
         for word, count in words.items()

@@ -8,7 +8,7 @@ from homeostat.health.view import RunView
 
 
 def last_exception(view: RunView) -> ExceptionReading | None:
-    """Return the reading of the failure that ended the run; None if it did not end in one."""
+    """Return the reading of the exception that ended the run; None if no exception did."""
     ending = ending_of(view)
     if ending.traceback is None:
         return None

@@ -1,9 +1,11 @@
 """Search console text for patterns.
 
-A pattern is plain text, matched without regard to case; `*` stands for any characters of the same
-line, and ` && ` joins parts that must be in one line in any order. So matching time is bounded. The
-distinct words of a log, without digits, are collected once: a pattern with a word that is not among
-them is never searched for, so megabytes are searched for thousands of patterns in about a second.
+A pattern is plain text; case does not matter. `*` stands for any characters within the line, and `
+&& ` joins parts that must all be in one line, in any order. Patterns are this simple so that the
+time of a search is bounded.
+
+The log's distinct words, without digits, are collected once. A pattern with a word that is not
+among them is not searched for. So thousands of patterns in a log of megabytes take about a second.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-# Compilers and web pages write curly quotes, patterns straight ones.
+# Compilers and web pages print curly quotes; patterns have straight ones.
 QUOTES = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
 
 
@@ -28,10 +30,11 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """A pattern taken apart: pieces of its parts, the longest of them, and what their words need.
+    """A parsed pattern: the pieces of its parts, the longest piece, and the words that it needs.
 
-    `inner` are words between two others, which are whole in a line. `edges` are to be found in the
-    log's words as one text: a piece's first word ends one there, its last word begins one.
+    `inner` are words between two others in a piece, so they are whole words of a line. `edges` are
+    searched for in the text of all the log's words: the first word of a piece must end a word
+    there, and its last word must begin one.
     """
 
     parts: tuple[tuple[str, ...], ...]
@@ -44,7 +47,7 @@ class _Pattern:
 
 
 class Log:
-    """Lines in order. The readers leave out lines that contain nothing but metrics."""
+    """Lines of a log in order. The readers leave out lines that contain only metrics."""
 
     def __init__(self, lines: Sequence[LogLine] = ()) -> None:
         self.lines = tuple(lines)
@@ -54,7 +57,7 @@ class Log:
 
     @cached_property
     def _folded(self) -> str:
-        # casefold may change the length of a text, so line borders are taken from its result.
+        # lower() may change the length of a text, so line starts are computed from the result.
         text = "\n".join(line.text.lower().replace("\n", " ") for line in self.lines) + "\n"
         return text if text.isascii() else text.translate(QUOTES)
 
@@ -68,12 +71,12 @@ class Log:
 
     @cached_property
     def _words(self) -> tuple[frozenset[bytes], bytes]:
-        """Return the distinct words without their digits, and the same as one text."""
+        """Return the distinct words without their digits, as a set and as one text."""
         words = frozenset(_words_of(self._folded))
         return words, b"\n" + b"\n".join(words) + b"\n"
 
     def may_have(self, *patterns: str) -> bool:
-        """Return False only if no line matches one of the patterns, in little time."""
+        """Return False only if no line matches any of the patterns. Takes little time."""
         words, text = self._words
         for wanted in map(_taken_apart, patterns):
             if wanted.inner <= words and all(map(text.__contains__, wanted.edges)):
@@ -106,7 +109,7 @@ class Log:
         return self.first(*patterns) is not None
 
     def near(self, line: LogLine, *patterns: str, lines: int = 60) -> LogLine | None:
-        """Return a match at most this many lines away from a line."""
+        """Return a line that matches, at most this many lines away from a given line."""
         low = bisect_left(self.lines, line.number - lines, key=_number)
         high = bisect_right(self.lines, line.number + lines, key=_number)
         window = self._folded[self._starts[low] : self._starts[high]]
@@ -120,7 +123,7 @@ class Log:
         return None
 
 
-# Every signature asks for its texts more than once, and `watch` asks again as a log grows.
+# Every signature searches for its texts more than once, and `watch` repeats that as a log grows.
 @lru_cache(maxsize=2**15)
 def _taken_apart(pattern: str) -> _Pattern:
     parts = tuple(tuple(part.lower().split("*")) for part in pattern.split(" && "))
@@ -134,7 +137,7 @@ def _taken_apart(pattern: str) -> _Pattern:
 
 
 def _edges(piece: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Return what stands in the log's words, a line each, if a line contains the piece."""
+    """Return the texts that the list of the log's words has if some line contains the piece."""
     return piece if len(piece) < 2 else (piece[0] + b"\n", b"\n" + piece[-1])
 
 
@@ -149,7 +152,7 @@ def _in_order(line: str, pieces: tuple[str, ...]) -> bool:
 
 
 def _words_of(text: str) -> tuple[bytes, ...]:
-    """Return words without digits, which would make them many and distinguish no errors."""
+    """Return the words of a text without digits. With digits there would be too many words."""
     return tuple(text.encode("utf-8", "surrogatepass").translate(None, b"0123456789").split())
 
 

@@ -1,11 +1,11 @@
-"""Read an error without frames at the end of a log: people paste those, and loggers print them.
+"""Read an error without a traceback at the end of a log: users paste those, and loggers print them.
 
     RuntimeError: CUDA error: invalid argument                              a line of its own
     LayerNorm error: TypeError: missing a required argument: 'num_warps'    named within a line
-    ERROR abort() got an unexpected keyword argument 'pooling_output'       its words alone
+    ERROR abort() got an unexpected keyword argument 'pooling_output'       the message alone
 
-The first form counts anywhere in the last lines of a log. The others count only in its very last
-ones, because a run that continues also reports errors that it has survived.
+The first form counts anywhere in the last lines of a log. The others count only in the very last
+lines, because a run that continues also logs errors that it survived.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from homeostat.health.tracebacks import (
 )
 
 _VERY_LAST = 3
-# A text of so few lines without any metric was probably pasted to ask about it.
+# A text with at most this many lines and no metric was probably pasted to ask about it.
 MAX_PASTED = 30
 _SAYS_WRONG = re.compile(
     r"\b(?:error|exception|fatal|fail(?:s|ed|ure)?|unable|invalid|unsupported|unexpected|mismatch"
@@ -46,23 +46,23 @@ _SAYS_WRONG = re.compile(
     r"|possible|allowed|valid|initiali[sz]ed|recogni[sz]ed|loaded))\b",
     re.IGNORECASE,
 )
-# Levels of loggers whose lines report no error, and the notice of a newer version.
+# Log levels of lines that report no error, and the notice about a newer version.
 _AT_EASE = re.compile(r"\b(?:INFO|DEBUG)\b|\bis available!")
 _WARNS = re.compile(r"\b(?:WARN(?:ING)?|[Ww]arning|[A-Z][A-Za-z]{0,30}Warning)\b")
 _MAX_CHARS = 2_000
-# A class by its name, then its message, or the message as it is shown in brackets, or nothing.
+# The name of an exception class, then ": " and a message, a quoted message in brackets, or nothing.
 _NAMED = re.compile(
     r"(?<![\w.])(?P<kind>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{1,80}(?:Error|Exception))"
     r"(?:: (?P<words>\S.{0,1000})|\((?P<quoted>['\"].{1,300}?['\"])\)|$)"
 )
-# Words with which a run that continues reports an error.
+# Words in an error that a run survived.
 _SURVIVED = ("retry", "ignor", "skip", "fall back", "falling back", "fallback", "warn", "caught")
 
 
 def lone_error(lines: Sequence[LogLine]) -> Traceback | None:
-    """Return the error without frames in which a log ends; None if it does not.
+    """Return the error without a traceback with which a log ends; None if it ends otherwise.
 
-    One that gives a reason is preferred to the report that some process failed.
+    An error that gives a reason is preferred to a report that some process failed.
     """
     whole = list(_whole_lines(lines))
     reason = next((one for one in whole if not one.is_report), None)
@@ -70,7 +70,7 @@ def lone_error(lines: Sequence[LogLine]) -> Traceback | None:
 
 
 def pasted_errors(lines: Sequence[LogLine]) -> Iterator[LogLine]:
-    """Yield the lines of a short text that say that something is wrong, the last one first."""
+    """Yield the lines of a short text which say that something is wrong, the last one first."""
     if len(lines) > MAX_PASTED:
         return
     for line in reversed(lines):
@@ -79,18 +79,18 @@ def pasted_errors(lines: Sequence[LogLine]) -> Iterator[LogLine]:
 
 
 def is_warning(line: LogLine) -> bool:
-    """Return whether the line's author calls it a warning: a run outlives those."""
+    """Return whether the line is logged as a warning. Runs survive those."""
     return _WARNS.search(line.text[:120]) is not None
 
 
 def as_error(line: LogLine) -> Traceback:
-    """Return a line as an error without frames, so that its words can be read."""
+    """Return a line as an error without a traceback, so that its message can be read."""
     speaker, text = speaker_in(line.text)
     return _error(line, speaker, "Error", LOGGER.sub("", text.strip()[:_MAX_CHARS], count=1))
 
 
 def _whole_lines(lines: Sequence[LogLine]) -> Iterator[Traceback]:
-    """Yield the lines that are an exception's class and its message, the last one first."""
+    """Yield the lines that consist of an exception's class and message, the last one first."""
     for place, line in reversed(list(enumerate(lines))):
         speaker, text = speaker_in(line.text)
         found = ERROR.fullmatch(untangled(LOGGER.sub("", text.strip()[:_MAX_CHARS], count=1)))
@@ -117,12 +117,12 @@ def _within_line(lines: Sequence[LogLine]) -> Traceback | None:
 
 
 def _is_ignored(lines: Sequence[LogLine], place: int) -> bool:
-    """Return whether Python said just before that it ignores an exception."""
+    """Return whether Python printed just before that it ignores this exception."""
     return any(IGNORED in one.text.lower() for one in lines[max(0, place - MAX_BETWEEN) : place])
 
 
 def _by_words(lines: Sequence[LogLine]) -> Traceback | None:
-    """Return a logger's line of level error, if its words have the form of an exception's."""
+    """Return a logger's line of level error, if its text is worded like an exception's message."""
     line = error_at_end(lines)
     if line is None:
         return None

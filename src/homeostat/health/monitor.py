@@ -1,14 +1,14 @@
-"""Evaluate rules on a running run: which findings open, which close, and which are allowed.
+"""Evaluate rules while a run is running: which findings open, which close, which are allowed.
 
     record + events + samples -> tails -> rules whose inputs changed -> folded -> open findings
 
-A rule fires by its own windows; a finding opens the first time that its rule sees it, and closes
-after `clear_after` records without it (open_findings.py). The same records give the same findings,
-whether the run was interrupted or not.
+Each rule decides by its own windows whether it fires. A finding opens as soon as its rule fires,
+and closes after `clear_after` records without it (open_findings.py). The same records give the same
+findings, whether or not the run was interrupted.
 
-The cost of a rule grows with the number of records that it looks at. To keep the cost of a step
-constant, rules take turns once there are many records: each is evaluated at every second, third or
-fourth record, and at every one while it fires.
+A rule takes longer the more records it looks at. To keep the time per step constant, rules take
+turns once there are many records: each is evaluated at every second, third or fourth record, but at
+every record while it fires.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from homeostat.health.rule import Rule
 from homeostat.health.tails import KEEP, Tails
 from homeostat.health.view import Event, Kind, RunView, SampleText, Series
 
-# Exceptions of a rule with a bug. It is disabled then: no rule is worth a run.
+# Exceptions that a bug in a rule raises. The rule is disabled then; a rule must not stop a run.
 _MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 _NOT_METRICS = ("setting:", "fact:")
 # Up to this many records every rule is evaluated each time; each further multiple adds a turn.
@@ -39,7 +39,7 @@ MAX_TURNS = 4
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """A code whose findings are not reported, up to a step, and why."""
+    """A code whose findings are not reported, up to a given step, and the reason."""
 
     code: str
     reason: str
@@ -67,7 +67,7 @@ class _Asked:
     rule: Rule
     metrics: frozenset[str]
     verdict: list[Finding] = field(default_factory=list)
-    # New input has arrived since the rule was evaluated last.
+    # True if new input has arrived since the rule was last evaluated.
     waits: bool = True
 
 
@@ -86,13 +86,13 @@ class Monitor:
         framework: Framework = HOMEOSTAT,
         raw_settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """`framework` wrote the records, and `raw_settings` are the settings by its own names."""
+        """`framework` wrote the records; `raw_settings` are the settings under its own names."""
         self.watchlist = watchlist or Watchlist()
         self.settings = settings
         self._framework = framework
         self._raw_settings = raw_settings or {}
         self.facts: dict[str, Any] = {}
-        # Codes of rules that were disabled because of a bug, and the error.
+        # Code -> error, for rules that were disabled because of a bug.
         self.broken: dict[str, str] = {}
         self._kind = kind
         self._total_steps = total_steps
@@ -105,7 +105,7 @@ class Monitor:
         self._of_rules = tuple(rules)
         self._open = OpenFindings(clear_after=self.watchlist.clear_after)
         self._allowed: set[str] = set()
-        # Metrics that arrived since the rules were asked last.
+        # Metrics that arrived since the rules were last evaluated.
         self._fresh: set[str] = set()
         self._ready: list[_Asked] | None = None
         self._known: tuple[Any, ...] = ()
@@ -119,11 +119,11 @@ class Monitor:
 
     @property
     def num_watching(self) -> int:
-        """Return the number of rules that have everything they need."""
+        """Return the number of rules whose needs are met."""
         return len(self._ready or ())
 
     def reconfigure(self, settings: Mapping[str, Any]) -> None:
-        """Take in settings that changed during the run."""
+        """Use settings that changed during the run."""
         self.settings = settings
         self._known_of_settings = {}
         self._ready = None
@@ -144,7 +144,7 @@ class Monitor:
         events: Iterable[Event] = (),
         samples: Iterable[SampleText] = (),
     ) -> list[Change]:
-        """Take in a record and return what changed."""
+        """Add a record, evaluate the rules, and return the findings that opened or closed."""
         self._tails.add_events(events)
         self._tails.add_samples(samples)
         self.add(step, metrics)
@@ -155,7 +155,7 @@ class Monitor:
         return self._open.settle(step, self._seen(step))
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in a record that is judged together with the next one that is observed."""
+        """Add a record without evaluating rules; they see it at the next call of `observe`."""
         self._tails.add(step, metrics)
         self._fresh.update(metrics)
 
@@ -166,7 +166,7 @@ class Monitor:
         findings: Iterable[Finding],
         state: Mapping[str, Any],
     ) -> None:
-        """Continue after an earlier part of the run; `state` is what `state()` returned then."""
+        """Continue from an earlier part of the run. `state` is what `state()` returned there."""
         for step, metrics in records:
             self._tails.add(step, metrics)
         self._tails.add_events(events)
@@ -177,9 +177,10 @@ class Monitor:
             self._ask(self._tails.metrics.keys(), step=0, turns=1)
 
     def state(self) -> dict[str, Any]:
-        """Return what records and findings do not contain.
+        """Return the part of the state that records and findings do not contain.
 
-        These are how long each finding has been quiet, and which allowances were used.
+        It is the number of records since each finding was last seen, and the allowances that were
+        used.
         """
         quiet = [[*key, count] for key, count in self._open.quiet().items()]
         return {"quiet": quiet, "allowed": sorted(self._allowed)}
@@ -188,7 +189,7 @@ class Monitor:
         return [one for one in self.watchlist.allow if one.code not in self._allowed]
 
     def not_evaluated(self) -> list[NotEvaluated]:
-        """Return the rules that lack something they need, and what it is."""
+        """Return the rules that cannot be evaluated, and what each lacks."""
         view = self._view()
         missing = ((asked.rule, what_is_missing(asked.rule, view)) for asked in self._rules)
         return [NotEvaluated(rule.code, rule.name, why) for rule, why in missing if why]
@@ -209,7 +210,7 @@ class Monitor:
         )
 
     def _ask(self, fresh: Iterable[str], *, step: int, turns: int) -> None:
-        """Return each rule that can be judged, has new input, and whose turn it is."""
+        """Evaluate each rule that can be judged, has new input, and whose turn it is."""
         view, new = self._view(), set(fresh)
         for number, asked in enumerate(self._answerable(view)):
             asked.waits |= not asked.metrics or not asked.metrics.isdisjoint(new)
@@ -233,8 +234,8 @@ class Monitor:
     def _answerable(self, view: RunView) -> list[_Asked]:
         """Return the rules whose needs are met.
 
-        Most of some hundred rules lack something at every step, so this is checked only if there is
-        new input.
+        Most of over a hundred rules lack something at every step. So this is checked again only
+        when a new metric, or the first event, sample or another fact, has arrived.
         """
         tails = self._tails
         known = (len(tails.metrics), bool(tails.events), bool(tails.samples), len(self.facts))
@@ -244,7 +245,7 @@ class Monitor:
         return self._ready
 
     def _seen(self, step: int) -> dict[tuple[str, str], Finding]:
-        """Return the current findings, without symptoms of one another and without allowed ones."""
+        """Return the current findings, except symptoms of another finding and allowed ones."""
         said = [self._levelled(f) for asked in self._rules for f in asked.verdict]
         seen: dict[tuple[str, str], Finding] = {}
         for finding in folded(said, self._of_rules) if said else []:
@@ -260,7 +261,7 @@ class Monitor:
 
 
 def _metrics_of(rule: Rule) -> frozenset[str]:
-    """Return the metrics that a rule needs, with all alternatives."""
+    """Return the metrics that a rule needs, including all alternatives."""
     needs = [need for need in rule.needs if not need.startswith(_NOT_METRICS)]
     names = (name for need in needs for name in need.split("|"))
     return frozenset(names) - {"log", "events", "samples"}

@@ -1,6 +1,6 @@
-"""Metrics that only other frameworks log, under the names by which rules read them.
+"""Metrics that only other frameworks log, under the names that rules use for them.
 
-The metrics of our own runs are in observe/names.py; a name is in one of the two.
+The metrics of our own runs are in observe/names.py. Each name is in one of the two files only.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ FOREIGN: dict[str, str] = {
 }
 
 
-# Prefixes that trackers and callbacks add to a trainer's names; eval/ is another measurement.
+# Prefixes that trackers and callbacks add to a metric's name. eval/ is none: it is another metric.
 _TRACKED = ("train/", "training/", "trainer/")
 
 

@@ -28,19 +28,19 @@ _TERMINATE = "terminate called after throwing an instance of"
 _THROWN = re.compile(r"instance of '(?P<kind>[^']{1,200})'")
 _RECEIVED = re.compile(r"\*\*\* (?P<kind>SIG[A-Z]{2,10})")
 _FIRST = "(most recent call first)"
-# What the C library says before it calls abort().
+# Messages of the C library before it calls abort().
 GLIBC = ("double free or corruption", "free(): invalid", "malloc(): ", "munmap_chunk(): invalid",
          "corrupted size vs. prev_size", "corrupted double-linked list", "realloc(): invalid",
          "stack smashing detected", "free(): double free",
          "pure virtual method called")  # fmt: skip
 _MAX_FOUND = 64
-# Lines that may lie between the name of a crash and what belongs to it.
+# Number of lines that may lie between a crash's first line and the rest of its report.
 _NEAR = 12
 _MAX_FRAMES = 200
 
 
 def native_crashes(log: Log) -> list[Traceback]:
-    """Return the crashes of compiled code in a log, in order: one for each place that names one."""
+    """Return the crashes of compiled code in a log, in order. Each crash is returned once."""
     found = [
         *(_fatal(log, line) for line in _lines(log, _FATAL)),
         *(_thrown(log, line) for line in _lines(log, _TERMINATE)),

@@ -1,12 +1,12 @@
-"""Find the accepted name that a refused one was probably meant to be.
+"""Find the accepted name that a refused name was probably meant to be.
 
-Many errors print all names that they would accept:
+Many errors list all names that they would accept:
 
     template_type: 'qwen25' not in ['chatml', 'llama3', 'qwen2_5', ...]  ->  qwen2_5
 
-The refused name stands before the list. It is quoted, follows a word such as "column", or else is
-the first word with a digit or a sign in it. An error about a setting lists nothing; there the
-settings that the framework is known to have take the list's place. Pure.
+The refused name comes before the list. It is quoted, or follows a word such as "column", or is the
+first word with a digit or a sign in it. An error about an unknown setting has no list; there the
+known settings of the framework are used. All functions are pure.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _REFUSES = re.compile(
     r"(?i)\b(?:not|invalid|unknown|unsupported|unrecogni[sz]ed|must be|should be|expected|choose"
     r"|cannot)\b"
 )
-# A setting that a parser, a function or a schema does not know.
+# Errors about a setting that a parser, a function or a schema does not know.
 _UNKNOWN_SETTING = re.compile(
     r"unexpected keyword argument '(\w{5,80})'|unrecognized arguments?: --([\w.-]{5,80})"
     r"|[Nn]o such option:? --([\w.-]{5,80})|[Kk]ey '([\w.]{5,80})' (?:is )?not in\b"
 )
-# Two names that are less alike than this are different names. A framework's settings are many, and
-# not all of them are known.
+# Names less alike than this are taken for different names. The second limit is for settings: a
+# framework has many, and not all are known.
 _ALIKE, _SURELY_ALIKE = 0.7, 0.88
-# An error that refuses more names at once compares two lists, such as the keys of weights. To
-# compare all their pairs would take minutes.
+# Errors that refuse more names compare two lists, such as the keys of weights. Comparing all pairs
+# would take minutes.
 _MAX_REFUSED, _MAX_ACCEPTED = 3, 2_000
 
 
 def nearest_name(text: str) -> tuple[str, str, int] | None:
-    """Return a refused name, the accepted one most like it, and how many the text lists."""
+    """Return a refused name, the accepted name most like it, and how many names the text lists."""
     text = text[:_MAX_CHARS]
     found = max(_LIST.finditer(text), key=lambda one: len(one[0]), default=None)
     if found is None or not _REFUSES.search(text[: found.start()]):
@@ -64,7 +64,7 @@ def nearest_name(text: str) -> tuple[str, str, int] | None:
 
 
 def nearest_setting(text: str, settings: Collection[str]) -> tuple[str, str] | None:
-    """Return a setting that was refused, and the known one that is nearly the same."""
+    """Return a setting that was refused, and the known setting that is nearly the same."""
     found = _UNKNOWN_SETTING.search(text[:_MAX_CHARS])
     if found is None:
         return None
@@ -75,9 +75,9 @@ def nearest_setting(text: str, settings: Collection[str]) -> tuple[str, str] | N
 def with_near_name(
     findings: Sequence[Finding], quoted: Sequence[int], view: RunView
 ) -> list[Finding]:
-    """Return the findings; the first one advises the nearest name if a line that it quotes has it.
+    """Return the findings. If a quoted line refuses a name, the first one advises the nearest name.
 
-    `quoted` are the numbers of these lines.
+    `quoted` are the numbers of the lines that the first finding quotes.
     """
     if not findings or not quoted or findings[0].level is Level.INFO:
         return list(findings)
@@ -105,7 +105,7 @@ def _advice(text: str, framework: Framework) -> str:
 def _most_alike(
     names: Iterable[str], accepted: Collection[str], *, least: float
 ) -> tuple[str, str] | None:
-    """Return a name that is not accepted, and the accepted one that is most like it."""
+    """Return the name that is not accepted and the accepted one that are most alike."""
     pairs = (
         (difflib.SequenceMatcher(None, _plain(name), _plain(other)).ratio(), name, other)
         for name in names
@@ -117,7 +117,7 @@ def _most_alike(
 
 
 def _refused(before: str) -> list[str]:
-    """Return the names that may be the refused one, of the surest kind that there is."""
+    """Return the names that may be the refused one, found in the most certain way that works."""
     names = _QUOTED.findall(before) or _AFTER_ITS_KIND.findall(before)
     if not names:
         names = [word for word in _WORD.findall(before) if _SIGNS.search(word)][:1]
@@ -125,5 +125,5 @@ def _refused(before: str) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """Return a name without case and without the signs between its words."""
+    """Return a name in lower case, without the signs between its words."""
     return re.sub(r"[-_.]", "", name.lower())

@@ -1,19 +1,19 @@
-"""The noise of a metric: how far its records lie from its course by chance.
+"""Estimate the noise of a metric: how far its records deviate from its trend by chance.
 
-A rule that calls a change a collapse or a divergence, or a record a spike, asks this model whether
-chance explains it. The model is that of a course that bends slowly, and deviations from it:
+A rule that reports a collapse, a divergence or a spike first checks whether noise explains it. In
+the model, a metric is a trend that bends slowly plus random deviations from it:
 
-scatter      standard deviation of a record from the course
+scatter      standard deviation of a record from the trend
 correlation  of the deviations of two neighbours: 0 if records are independent, near 1 if the metric
              is a running mean, or if the data changes slowly
-deviation    the scatter if rare large deviations count, too; equal to it if the tails are normal
+deviation    the scatter with rare large deviations included; equal to it if the tails are normal
 
-No scatter is below what rounding to the last digit that is logged makes.
+The scatter is at least what rounding to the last logged digit causes.
 
-The course is taken out by differences of second order, x(t-k) - 2 x(t) + x(t+k), whose variance is
-2 (1-r) (3-r) times that of a record, if r is the correlation at distance k. The same at 2k has r^2
-for r, and the quotient of the two tells r. Differences of neighbours alone tell only
-(1-r)^0.5 of the scatter: of a mean over the last 100 episodes, a tenth.
+Second differences x(t-k) - 2 x(t) + x(t+k) remove the trend. Their variance is 2 (1-r) (3-r) times
+that of a record, where r is the correlation at distance k. At distance 2k, r^2 takes the place of
+r, so the ratio of the two variances gives r. Differences of neighbours alone would give only
+(1-r)^0.5 of the scatter: for a mean over the last 100 episodes, a tenth.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ import numpy as np
 from homeostat.arrays import BoolArray, FloatArray64
 from homeostat.health.medians import median
 
-# From the median distance of normal numbers, or their mean one, to the standard deviation.
+# Factors from the median absolute value of normal numbers, and from their mean one, to the standard
+# deviation.
 _FROM_MEDIAN, _FROM_MEAN = 1.4826, math.sqrt(math.pi / 2.0)
 # Standard deviation of a second difference of independent records.
 _BEND = math.sqrt(6.0)
-# Records below which no correlation is estimated, and the stretches of k records in a run.
+# Below this many records no correlation is estimated. The distance k is the number of records
+# divided by _STRETCHES.
 _MIN_RECORDS, _STRETCHES = 32, 32
-# Standard errors that a correlation must exceed 0 by, the highest one that is estimated at a
-# distance, and the highest one of neighbours.
+# The correlation is lowered by this many standard errors. Then the highest value for it at distance
+# k, and the highest one for neighbours.
 _SURE, _HIGHEST, _CLOSEST = 1.5, 0.8, 0.999
-# From this many decimals on, the noise of rounding is negligible.
+# If values have more decimals than this, rounding noise is negligible.
 _MOST_DECIMALS = 4
 
 
@@ -43,7 +45,7 @@ _MOST_DECIMALS = 4
 class Noise:
     """The noise of one metric of a run.
 
-    `is_sure` is False if the records are too few to tell whether neighbours are correlated.
+    `is_sure` is False if there are too few records to estimate the correlation of neighbours.
     """
 
     scatter: float
@@ -52,20 +54,21 @@ class Noise:
     is_sure: bool = True
 
     def of_mean(self, count: int) -> float:
-        """Return the standard error of the mean of so many neighbouring records."""
+        """Return the standard error of the mean of this many neighbouring records."""
         return self.deviation * math.sqrt(_shrinking(self.correlation, count))
 
 
 def noise_of(values: FloatArray64) -> Noise:
-    """Return the noise of a metric's finite values. A steady rise or fall is none."""
-    # Rounding to multiples of u deviates by u / 12^0.5.
+    """Return the noise of a metric's finite values. A steady rise or fall is not noise."""
+    # Rounding to multiples of u has a standard deviation of u / 12^0.5.
     least = _resolution(values) / math.sqrt(12.0)
     if len(values) < _MIN_RECORDS:
         scatter = max(between_neighbours(values), least)
         return Noise(scatter, 0.0, scatter, is_sure=False)
     lag = max(1, len(values) // _STRETCHES)
     near, far = _bends(values, lag), _bends(values, 2 * lag)
-    # The distance grows with the length, so that a few records' correlation does not hide the rest.
+    # The distance grows with the number of records, so that a correlation over a few records does
+    # not hide a part of the scatter.
     distant = _correlation(near, far) - _SURE * math.sqrt(lag / len(values))
     distant = min(max(distant, 0.0), _HIGHEST)
     size = math.sqrt(2.0 * (1.0 - distant) * (3.0 - distant))
@@ -83,9 +86,9 @@ def between_neighbours(values: FloatArray64) -> float:
 
 
 def beside_trend(values: FloatArray64) -> float:
-    """Return the deviation of one of a few records, apart from a steep rise or fall.
+    """Return the typical deviation of a record, for few records and without a steep rise or fall.
 
-    Second differences of a straight line are 0, so a fall of many small steps is no noise.
+    Second differences of a straight line are 0, so a steady fall does not count as noise.
     """
     if len(values) < 4:
         return between_neighbours(values)
@@ -93,16 +96,16 @@ def beside_trend(values: FloatArray64) -> float:
 
 
 def robust_scale(values: FloatArray64) -> tuple[float, float]:
-    """Return the median, and the standard deviation implied by the median distance from it."""
+    """Return the median, and the standard deviation estimated from the distances to the median."""
     middle = median(values)
     return middle, _FROM_MEDIAN * median(np.abs(values - middle))
 
 
 def are_unusual(values: FloatArray64, around: FloatArray64, times: float) -> BoolArray:
-    """Return which records exceed what they are compared with by a larger factor than others do.
+    """Return which records exceed their surroundings by an unusually large factor.
 
-    Losses of single rows and gradient norms are often a few times the next one, so it is their
-    logarithm whose scatter counts.
+    Single losses and gradient norms often are a few times their neighbours. So the scatter of the
+    logarithm of the factors is compared.
     """
     factors = np.zeros(len(values))
     is_known = (values > 0.0) & (around > 0.0)
@@ -112,15 +115,15 @@ def are_unusual(values: FloatArray64, around: FloatArray64, times: float) -> Boo
 
 
 def _bends(values: FloatArray64, lag: int) -> FloatArray64:
-    """Return the sizes of the second differences at a distance."""
+    """Return the absolute second differences at a distance."""
     return np.abs(values[2 * lag :] - 2.0 * values[lag:-lag] + values[: -2 * lag])
 
 
 def _correlation(near: FloatArray64, far: FloatArray64) -> float:
-    """Return the correlation at a distance, by second differences at it and at twice it.
+    """Return the correlation at a distance, from second differences at it and at twice it.
 
-    Their variances have the quotient (1 + r) (3 - r^2) / (3 - r), which rises from 1 at r = 0 to 2
-    at r = 1.
+    The ratio of their variances is (1 + r) (3 - r^2) / (3 - r). It rises from 1 at r = 0 to 2 at r
+    = 1.
     """
     first, second = median(near), median(far)
     if first == 0.0:
@@ -128,24 +131,25 @@ def _correlation(near: FloatArray64, far: FloatArray64) -> float:
         first, second = float(near.mean()), float(far.mean())
     if first == 0.0 or not math.isfinite(second / first):
         return 0.0
-    # Beyond 2 nothing changes, and the square of a huge number is out of range.
+    # The square of a huge number would overflow; every ratio from 2^0.5 on means a correlation of
+    # 1.
     quotient = min(second / first, 2.0) ** 2
     at = np.linspace(0.0, 1.0, 101)
     return float(np.interp(quotient, (1.0 + at) * (3.0 - at**2) / (3.0 - at), at))
 
 
 def _of_neighbours(values: FloatArray64, scatter: float) -> float:
-    """Return the correlation of neighbours that their second differences and the scatter imply."""
+    """Return the correlation of neighbours, from their second differences and the scatter."""
     bend = _FROM_MEDIAN * median(_bends(values, 1))
     if scatter == 0.0 or bend == 0.0:
         return 0.0
-    # Beyond a bend of 4 scatters the correlation is 0.
+    # The correlation is 0 for every second difference above 4 scatters.
     share = min(bend / scatter, 4.0)
     return min(max(2.0 - math.sqrt(1.0 + 0.5 * share**2), 0.0), _CLOSEST)
 
 
 def _shrinking(correlation: float, count: int) -> float:
-    """Return the variance of a mean of so many records, as a share of that of one."""
+    """Return the variance of a mean of this many records, divided by that of one record."""
     if correlation == 0.0 or count < 2:
         return 1.0 / max(count, 1)
     rest = 1.0 - correlation

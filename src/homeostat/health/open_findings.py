@@ -1,7 +1,7 @@
-"""Keep track of which findings are open: each is reported once, and again if it gets worse.
+"""Keep track of open findings: each is reported once, and again if it gets worse.
 
-A finding opens the first time that it is seen, stays open while it is, and closes after
-`clear_after` looks without it. There is at most one open finding per key.
+A finding opens when it is first seen and closes after `clear_after` evaluations in a row without
+it. At most one finding per key is open.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Key = tuple[str, str]
 @dataclass(slots=True)
 class _Open:
     finding: Finding
-    # The worst state that was reported.
+    # The most severe level that was reported.
     told: Level
-    # Number of consecutive looks without it.
+    # Number of evaluations in a row without the finding.
     quiet: int = 0
 
 
@@ -39,15 +39,15 @@ class OpenFindings:
         return in_order([entry.finding for entry in self._open.values()])
 
     def restore(self, findings: Iterable[Finding], quiet: Mapping[Key, int]) -> None:
-        """Continue with findings that were open; `quiet` is what `quiet` returned then."""
+        """Continue with findings that were open. `quiet` is what `quiet()` returned there."""
         self._open = {f.key: _Open(f, f.level, int(quiet.get(f.key, 0))) for f in findings}
 
     def quiet(self) -> dict[Key, int]:
-        """Return how many looks each finding was not seen; those that were seen are left out."""
+        """Return the number of evaluations since each finding was last seen, where it is not 0."""
         return {key: entry.quiet for key, entry in self._open.items() if entry.quiet}
 
     def settle(self, step: int, seen: Mapping[Key, Finding]) -> list[Change]:
-        """Take in what is seen now, and return what changed."""
+        """Update the open findings with those seen now, and return what opened or closed."""
         changes: list[Change] = []
         for key, entry in list(self._open.items()):
             if key in seen:
@@ -59,7 +59,7 @@ class OpenFindings:
         for key, finding in seen.items():
             known = self._open.get(key)
             if known is not None:
-                # The window of a rule moves, but the step at which the finding began stays.
+                # The window of a rule moves, but the first step of the finding stays.
                 finding = dataclasses.replace(finding, first_step=known.finding.first_step)
             if known is None or finding.level.rank > known.told.rank:
                 changes.append(Change(State.OPEN, step, finding))

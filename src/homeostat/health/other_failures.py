@@ -1,4 +1,4 @@
-"""Describe the failures beside the first one: of other processes, and what followed from it."""
+"""Describe failures other than the first one: those of other processes, and consequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from homeostat.health.words import shortened
 
 
 def others_than(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
-    """Describe the failures beside the first one: other processes, and what followed from it."""
+    """Describe failures other than the first one: those of other processes, and consequences."""
     said: list[str] = []
     same, different, lost = [], [], []
     for one in around:
@@ -20,7 +20,7 @@ def others_than(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
         if one.error == failure.error:
             same.append(one)
         elif one.is_report:
-            # A launcher or Ray says that something failed, as the log shows already.
+            # A launcher or Ray only reports that something failed, which the log already shows.
             continue
         elif is_aftermath(one):
             lost.append(one)
@@ -35,7 +35,7 @@ def others_than(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
         said.append(f"the first to fail was {who}")
     if same:
         who = _count([one.speaker for one in same])
-        said.append(f"line {same[0].end.number}: {who} raised the same")
+        said.append(f"line {same[0].end.number}: {who} raised the same exception")
     for one in _distinct(different):
         said.append(f"{one.speaker or 'another process'} raised {one.error[:120]}")
     if lost:
@@ -46,7 +46,7 @@ def others_than(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
 
 
 def _chain(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
-    """Describe the exceptions that Python printed as following from this one."""
+    """Describe the exceptions that, according to Python's output, followed from this one."""
     said, is_after = [], False
     for one in around:
         if one is failure:
@@ -61,7 +61,7 @@ def _chain(failure: Traceback, around: Sequence[Traceback]) -> list[str]:
 
 
 def _distinct(found: Sequence[Traceback]) -> list[Traceback]:
-    """Return one failure of each speaker, at most three."""
+    """Return one failure per process, at most three."""
     return list({one.speaker: one for one in reversed(found)}.values())[:3]
 
 

@@ -1,4 +1,4 @@
-"""Actions that guards of a run take by themselves, at once, known from their events."""
+"""Actions that a run takes at once by itself (its guards), recognised by their events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from homeostat.health.remedies import Action
 
 @dataclass(frozen=True, slots=True)
 class OwnGuard:
-    """An action of a guard of the run, known from its event; `when` restricts a field's value."""
+    """An action of a guard, and how its event shows it. `when` lists the values that a field may
+    have.
+    """
 
     action: Action
     cause: str
@@ -25,7 +27,7 @@ class OwnGuard:
         return self.when is None or fields.get(self.when[0]) in self.when[1]
 
     def described(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of the event that reports it as a remedy."""
+        """Return the fields of the event that reports the action as a remedy."""
         return {
             "code": "",
             "cause": f"{self.cause}: {fields.get('error') or fields.get('origin') or ''}".strip(

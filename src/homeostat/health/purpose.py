@@ -1,7 +1,7 @@
-"""Judge whether a run does what it is for: the loss falls, the reward rises.
+"""Judge whether a run makes progress: the loss falls, or the reward rises.
 
-A quarter of the records at each end are compared. A change counts if it is larger than what the
-noise of the records explains, so a short or noisy run is "flat", not "worse".
+The means of the first and the last quarter of the records are compared. A change counts only if it
+exceeds the noise of the records, so a short or noisy run is "flat", not "worse".
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from homeostat.health.view import Kind, RunView
 from homeostat.health.vital_metrics import vital_names, vital_series
 
 MIN_RECORDS = 4
-# Records that a trend needs before it is called one.
+# Number of records that are needed to judge a trend.
 MIN_TREND = 12
-# Standard errors of the difference beyond which a change is no noise.
+# A change counts if it exceeds this many standard errors of the difference,
 _MIN_ERRORS = 4.0
-# Share of the start by which a metric must have moved.
+# and this share of the metric's value at the start.
 _MIN_SHARE = 0.1
 
 
@@ -34,8 +34,7 @@ class Trend(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """The metric that the run is to improve, its means over `count` records at both ends, and its
-    trend."""
+    """The metric that shows progress, its means over `count` records at each end, and its trend."""
 
     metric: str = ""
     start: float = 0.0
@@ -45,7 +44,7 @@ class Purpose:
 
     @property
     def words(self) -> str:
-        """Return the course in words; "" if it is not known."""
+        """Return the course of the metric in words; "" if it is not known."""
         if not self.metric:
             return ""
         name = "loss" if self.metric == "train/loss" else self.metric
@@ -58,7 +57,7 @@ class Purpose:
 
 
 def purpose_of(view: RunView) -> Purpose:
-    """Return how the first of the run's vital metrics moved."""
+    """Return how the first vital metric of the run that has enough records moved."""
     for name in vital_names(view.kind):
         series = vital_series(view, name)
         finite = series.finite() if series is not None else None
@@ -66,11 +65,11 @@ def purpose_of(view: RunView) -> Purpose:
             continue
         count = max(2, len(finite) // 4)
         first, last = finite.values[:count], finite.values[-count:]
-        # Huge numbers have no finite mean or variance. Then no change counts as more than noise.
+        # The mean or variance of huge numbers may overflow. Then no change counts.
         with np.errstate(over="ignore", invalid="ignore"):
             start, end = float(first.mean()), float(last.mean())
             spread = float(np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / count))
-        # The loss of RL and a gradient norm have no better direction.
+        # For the loss of RL and for the gradient norm, neither direction is better.
         known = name != "grad_norm" and not (view.kind is Kind.RL and name == "train/loss")
         trend = Trend.UNKNOWN
         if known and len(finite) >= MIN_TREND:

@@ -1,7 +1,7 @@
-"""Say what to do about an illness that was read from an exception's words or place.
+"""Give advice on an illness that was found from an exception's message or place.
 
-A signature brings its own advice. Where no signature knows an exception, the kind of mistake is all
-that is known, and one sentence about it helps more than the name alone.
+A signature has its own advice. If no signature recognises an exception, only the kind of mistake is
+known. One sentence of general advice then helps more than the name alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from homeostat.health.finding import Fix
 
 _ADVICE = {
     "batch-not-divisible": "choose a batch that is a multiple of the number that has to divide it",
-    "checkpoint-file-damaged": "look at the size of the file; fetch or save it again, or use the "
+    "checkpoint-file-damaged": "check the size of the file; download or save it again, or use the "
     "checkpoint before it",
     "checkpoint-keys-mismatch": "compare the names and shapes in the file with those of the model",
     "column-missing": "print one row, and use the names of its fields",
@@ -22,34 +22,34 @@ _ADVICE = {
     "written",
     "dtype-mismatch": "cast one of the two to the dtype of the other, or run the forward pass "
     "under autocast",
-    "inference-server-unresponsive": "see whether the server runs and listens at that address "
+    "inference-server-unresponsive": "check whether the server runs and listens at that address "
     "and port, and read its log",
     "object-not-picklable": "make locks, files, clients and generators inside the worker, and "
     "define functions at the top of a module: lambdas and inner functions cannot be sent",
     "optimizer-state-mismatch": "build the optimizer after the model is sharded, wrapped or given "
-    "adapters, from the parameters that it has then",
-    "output-folder-in-use": "remove what has that name, or give another folder",
+    "adapters, from the parameters that the model then has",
+    "output-folder-in-use": "remove the file or folder with that name, or use another folder",
     "package-shadowed": "rename your file or folder, so that the package of that name is found",
     "path-missing": "check the path as the process sees it: from its working directory, on its "
     "machine, in its container",
     "path-not-writable": "give a path that the user of the run may write to",
-    "placement-group-unschedulable": "compare `ray status` with the bundles that are asked for",
-    "reward-server-unreachable": "see whether the reward's server runs and listens at that "
+    "placement-group-unschedulable": "compare `ray status` with the requested bundles",
+    "reward-server-unreachable": "check whether the reward's server runs and listens at that "
     "address and port",
     "reward-timeout": "raise the time limit, or score fewer answers at a time; give answers that "
     "are too slow a neutral reward",
     "setting-missing": "add the setting, or give the code a default for it",
-    "setting-wrong-type": "write the value as the type that is asked for; YAML reads "
+    "setting-wrong-type": "write the value with the required type; YAML reads "
     "1e-5 as text and 1.0e-5 as a number",
-    "settings-exclusive": "change one of the settings that the words name",
+    "settings-exclusive": "change one of the settings that the message names",
     "shape-mismatch": "print the shapes right before that line: they show which side has the "
     "wrong size",
-    "unknown-setting": "compare the name with those that are defined: it is misspelt, or of "
-    "another version",
+    "unknown-setting": "compare the name with those that are defined: it is misspelt, or "
+    "belongs to another version",
 }
 
 
 def advice_on(name: str) -> Iterator[Fix]:
-    """Yield what to do about an illness by its name; nothing if there is no general advice."""
+    """Yield general advice on an illness, given its name; nothing if there is none."""
     if name in _ADVICE:
         yield Fix("", "", _ADVICE[name])

@@ -1,6 +1,6 @@
 """Count how much of a run's files was read and understood, so that the doctor can report the rest.
 
-Readers store it in `view.facts["reading"]`. A run that is watched live has none.
+Readers store the counts in `view.facts["reading"]`. A run that is monitored live has none.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ class Reading:
     """Counts over all files of a run.
 
     num_lines        lines of text that were read
-    num_rows         records with metrics among them, of any format
-    num_unread_rows  lines that give numbers with decimals by name, which no reader knows as metrics
+    num_rows         records with metrics, of any format
+    num_unread_rows  lines with two or more named decimal numbers that no reader recognises as
+    metrics
     unread_rows      the first few of those lines, shortened
-    num_known        metrics of the run that a rule may know: they have a name of ours
-    unknown_metrics  the other metrics, by the names that the log gives them
-    num_unnamed      rows of numbers in a text without any name that is known as a metric's
+    num_known        metrics of the run that have a name of ours, so a rule may use them
+    unknown_metrics  the other metrics, by their names in the log
+    num_unnamed      rows of numbers in a text in which no name is known as a metric's
     unnamed_metrics  the names in those rows, the most frequent first; none of them is judged
     notes            sentences about what was cut, skipped or not waited for
     """
@@ -37,7 +38,7 @@ class Reading:
     notes: tuple[str, ...] = ()
 
     def __add__(self, other: Reading) -> Reading:
-        """Return the reading of two files together, before their metrics have been named."""
+        """Return the sum of the readings of two files, before their metrics are renamed."""
         return Reading(
             num_lines=self.num_lines + other.num_lines,
             num_unread_rows=self.num_unread_rows + other.num_unread_rows,
@@ -47,6 +48,6 @@ class Reading:
 
 
 def example_of(line: str) -> str:
-    """Return a line, cut short, as an example of its kind."""
+    """Return a line as an example, shortened."""
     text = " ".join(line[: 4 * _MAX_CHARS].split())
     return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 4]} ..."

@@ -19,7 +19,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A finding that opened or closed at a step. One that gets worse opens once more."""
+    """A finding that opened or closed at a step. One that gets worse opens again."""
 
     state: State
     step: int
@@ -52,7 +52,7 @@ def as_json(finding: Finding) -> dict[str, Any]:
 
 
 def from_json(record: Mapping[str, Any]) -> Finding:
-    """Parse a finding. Raises KeyError, TypeError or ValueError for anything else."""
+    """Parse a finding. Raises KeyError, TypeError or ValueError if the record is none."""
     return Finding(
         code=record["code"],
         name=record["name"],

@@ -1,10 +1,10 @@
-"""The registry of all rules: it finds whatever stands in the folders rules/ and signatures/.
+"""The registry of all rules: it finds every rule in the folders rules/ and signatures/.
 
     rules/<family>/<code>_<name>.py    a rule that judges: its RULE
-    signatures/<family>.toml           errors that are recognised by their words, a stanza each
+    signatures/<family>.toml           errors that are recognised by their text, one stanza each
 
-Nothing has to be listed: a file or a stanza is found by being there. A code is never used again:
-RETIRED names those whose rule went away, with the reason.
+To add a rule, add its file or stanza; there is no list to update. A code is never used again:
+RETIRED lists the codes of removed rules, with the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CODE = re.compile(r"[a-z]{3}\d{3}_")
 
 
 def rule_files() -> list[Path]:
-    """List the files that hold a rule; other files in their folders are shared by several rules."""
+    """List the files that hold a rule. The other files in these folders are shared by rules."""
     return [file for file in sorted(_FOLDER.glob("*/*.py")) if _CODE.match(file.name)]
 
 
@@ -46,10 +46,11 @@ assert BY_CODE.keys().isdisjoint(RETIRED), "a retired code is used again"
 
 
 def rules_with(references: Sequence[str]) -> tuple[Rule, ...]:
-    """Return all rules, and those that plug-ins add. Raises PluginError."""
+    """Return all rules, including those of plug-ins. Raises PluginError."""
     if not references:
         return RULES
-    # Pydantic is imported only where plug-ins are named: the doctor answers in a third of a second.
+    # Import pydantic only if plug-ins are given: without it the doctor answers in a third of a
+    # second.
     from homeostat.config.plugins import load_plugin
 
     rules = list(RULES)

@@ -1,11 +1,11 @@
-"""The remedies for illnesses, as data: nothing here touches a run.
+"""The remedies for illnesses, as data: nothing in this file changes a run.
 
 A remedy is an action (send the weights again, go back to a checkpoint) or an edit of one setting,
 as a function of its current value. Its grade says whether it may change how the run learns, its
-window how many steps it has to show an effect, its metric what must improve. A run tries one remedy
-at a time, reverts those that did not help, and records both (run/healing/healer.py).
+window how many steps it has to show an effect, and its metric what must improve. A run tries one
+remedy at a time, reverts those that did not help, and records both (run/healing/healer.py).
 
-Remedies are looked up by the name of a finding's first cause and by the finding's own name.
+Remedies are found by the name of a finding's first cause and by the finding's own name.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from homeostat.health.view import Series
 
 # A metric that changed by less than this share counts as unchanged.
 MIN_GAIN = 0.1
-# The share of the weights that an update may move: in fine-tuning, and for weights that were
-# initialised at random.
+# The size of one update, relative to the weights, that is acceptable: in fine-tuning, and for
+# weights that were initialised at random.
 GENTLE_UPDATE, GENTLE_FRESH_UPDATE = 0.01, 0.03
-# Number of updates before an illness shows that may have caused it.
+# Number of updates before the first symptom that may have caused the illness.
 STEPS_BEFORE = 3
-# The penalty that counts beside advantages, which are about 1.
+# A penalty of this size matters beside advantages, which are about 1.
 HOLDING_PENALTY = 0.3
-# The highest KL coefficient in regular use.
+# The highest KL coefficient that is in common use.
 USUAL_PENALTY = 0.1
-# Number of steps by which the start of low precision is moved behind the step at which it failed.
+# Low precision is started this many steps after the step at which it failed.
 STEPS_LATER = 10
-# Decoder layers that a remedy keeps in bf16 at each end of the model, at most.
+# Maximum number of decoder layers at each end of the model that a remedy keeps in bf16.
 MAX_KEPT_LAYERS = 2
 
 
 class Action(StrEnum):
-    """Something that a run can do besides changing a setting."""
+    """Something that a run can do other than change a setting."""
 
     REPUBLISH = "republish_weights"
     LOWER_TOKEN_BUDGET = "lower_token_budget"
     PRUNE_CHECKPOINTS = "prune_checkpoints"
     ROLL_BACK = "roll_back"
     BACK_TO_BF16 = "back_to_bf16"
-    # Actions that guards of the run take by themselves, at once.
+    # Actions that a run's guards take by themselves, at once.
     RETRY_SMALLER = "retry_smaller"
     SKIP_STEP = "skip_step"
     RESTART_ENGINE = "restart_engine"
@@ -58,7 +58,7 @@ class Signs:
 
     finding: Finding
     metrics: Mapping[str, Series]
-    # The weights were initialised at random when the run began.
+    # True if the weights were initialised at random when the run began.
     is_fresh: bool = False
 
 
@@ -68,10 +68,10 @@ def _unknown_excess(_: Any, __: Signs) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEdit:
-    """A new value of one key, as a function of the old one and of the excess.
+    """A new value of one key, as a function of the old value and of the excess.
 
-    The excess is how many times too large (or too small) the value is: 1 if that is not known. None
-    if there is nothing left to change.
+    The excess is the factor by which the value is too large (or too small); 1 if that is not known.
+    The new value is None if nothing is left to change.
     """
 
     path: str
@@ -84,7 +84,7 @@ class ConfigEdit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """An action, an edit, or going back to a checkpoint with an edit.
+    """An action, an edit, or a return to a checkpoint with an edit.
 
     `most` is how many times it may be tried. `doses` is how many times in a row it may be tried
     without effect, each on top of the one before, until all of them are reverted.
@@ -102,7 +102,7 @@ class Remedy:
 
 
 def is_better(before: float | None, after: float | None, *, better: str) -> bool:
-    """Return whether a metric improved by more than chance. An unknown one did not."""
+    """Return whether a metric improved by more than MIN_GAIN of its value. None did not improve."""
     if before is None or after is None:
         return False
     gain = before - after if better == "lower" else after - before
@@ -110,7 +110,7 @@ def is_better(before: float | None, after: float | None, *, better: str) -> bool
 
 
 def times_over(_: Any, signs: Signs) -> float:
-    """Return how many times over its limit a finding is."""
+    """Return the finding's value divided by its limit; 1 if that is unknown or below 1."""
     value, limit = signs.finding.value, signs.finding.limit
     if value is None or limit is None or not (math.isfinite(value) and value > limit > 0):
         return 1.0
@@ -118,10 +118,10 @@ def times_over(_: Any, signs: Signs) -> float:
 
 
 def rate_excess(lr: Any, signs: Signs) -> float:
-    """Return how many times too large a learning rate is, by how far it moved the weights.
+    """Return the factor by which a learning rate is too high, from how far it moved the weights.
 
-    Updates are measured relative to the weights after them, so a huge one reads as 1. It is
-    converted to the weights before, as if it were at right angles to them.
+    Updates are measured relative to the weights after the update, so a huge one measures as 1. It
+    is converted to be relative to the weights before, as if it were at right angles to them.
     """
     rates = signs.metrics.get("learning_rate")
     if not lr or rates is None:
@@ -141,7 +141,7 @@ def rate_excess(lr: Any, signs: Signs) -> float:
 
 
 def _penalty_excess(coefficient: Any, signs: Signs) -> float:
-    """Return how many times too small the penalty is to hold a policy at this distance."""
+    """Return the factor by which the penalty is too small to hold a policy at this distance."""
     kl = signs.metrics.get("kl")
     far = kl.finite() if kl is not None else None
     if not coefficient or far is None or not len(far) or far.latest <= 0:
@@ -154,7 +154,7 @@ def _halved(old: Any, _: float) -> Any:
 
 
 def _lower(least: float) -> Callable[[Any, float], Any]:
-    """Divide by the excess; by the minimum if that is unknown or small."""
+    """Return an edit that divides by the excess, but at least by `least`."""
 
     def lower(old: Any, over: float) -> Any:
         return old / min(max(least, over), 1e4) if old else None
@@ -163,17 +163,17 @@ def _lower(least: float) -> Callable[[Any, float], Any]:
 
 
 def _raised(old: Any, over: float) -> Any:
-    """Multiply by what is missing, up to the usual value; from there on in small steps."""
+    """Multiply by the missing factor, up to the usual value; beyond that, raise in small steps."""
     return min(old * max(3.0, over), max(USUAL_PENALTY, 3.0 * old)) if old else None
 
 
 def _fewer(old: Any, over: float) -> Any:
-    """Divide a count by its excess, at least by two."""
+    """Divide a count by its excess, and at least by two."""
     return max(1, int(old / max(2.0, over))) if old is not None and old > 1 else None
 
 
 def _up_to_one(old: Any, _: float) -> Any:
-    """Move half-way to 1; a nearly greedy value was hardly intended, so it becomes 1."""
+    """Move half-way to 1. A nearly greedy value was hardly intended, so it becomes 1."""
     if old >= 1.0:
         return None
     return 1.0 if old < 0.3 or old >= 0.9 else round((old + 1.0) / 2, 4)
@@ -192,12 +192,12 @@ def _masked(old: Any, _: float) -> Any:
 
 
 def _seen_last(_: Any, signs: Signs) -> float:
-    """Return the step at which a finding was seen last."""
+    """Return the last step at which a finding was seen."""
     return float(signs.finding.last_step or 0)
 
 
 def _later(old: Any, seen: float) -> Any:
-    """Return a first step that is twice as late, and well after what was seen."""
+    """Return a first step that is twice as late, and well after the given step."""
     return max(2 * old, int(seen) + STEPS_LATER) if old is not None else None
 
 
@@ -207,7 +207,7 @@ def _one_more(old: Any, _: float) -> Any:
 
 LR = ConfigEdit("trainer.lr", _halved)
 LR_BY_EXCESS = ConfigEdit("trainer.lr", _lower(2.0), rate_excess)
-# If the weights were destroyed, half the rate is hardly low enough.
+# After the weights were destroyed, half the rate is hardly low enough.
 LR_FAR_LOWER = ConfigEdit("trainer.lr", _lower(10.0), rate_excess)
 FEWER_UPDATES = ConfigEdit("trainer.updates_per_step", _fewer)
 CLIP_HIGHER = ConfigEdit("algorithm.clip_high", _wider)
@@ -304,7 +304,7 @@ def _bf16(metric: str, better: Literal["lower", "higher"] = "lower") -> Remedy:
 
 
 def _finer(metric: str, better: Literal["lower", "higher"] = "lower") -> tuple[Remedy, ...]:
-    """Return what may be tried if some layers need a higher precision."""
+    """Return the remedies to try if some layers need a higher precision."""
     return (
         _kept("last", KEEP_LAST, metric, better),
         _kept("first", KEEP_FIRST, metric, better),
@@ -365,13 +365,13 @@ TABLE: Mapping[str, tuple[Remedy, ...]] = {
 }
 
 
-# Illnesses whose own remedy is more certain than that of their likely causes: once weights are
-# lost, no setting brings them back.
+# Illnesses whose own remedy is tried before those of their likely causes: once weights are lost, no
+# setting brings them back.
 OWN_FIRST = frozenset({"kl-runaway", "stale-policy", "policy-collapse", "loss-divergence"})
 
 
 def remedies_for(finding: Finding) -> Iterator[Remedy]:
-    """Return what may be tried about a finding, in order; nothing for one that only informs."""
+    """Yield the remedies to try for a finding, in order; nothing for one that only informs."""
     if finding.level is Level.INFO:
         return
     names = [cause.name for cause in finding.causes[:1]] + [finding.name]

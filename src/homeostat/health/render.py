@@ -1,7 +1,7 @@
 """Render a diagnosis as JSON for programs.
 
-The JSON answer (docs/guide/doctor.md) consists of plain values; numbers that JSON cannot represent
-are the texts "nan", "inf" and "-inf", as in metrics.jsonl.
+docs/guide/doctor.md describes the JSON answer. It has plain values only; numbers that JSON cannot
+represent are the texts "nan", "inf" and "-inf", as in metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_QUOTE = 300
 def as_json(
     diagnosis: Diagnosis, view: RunView, *, findings: Sequence[Finding] | None = None
 ) -> dict[str, Any]:
-    """Return the answer of `doctor --format json`. `findings` are those to show; all by default."""
+    """Return the answer of `doctor --format json`. `findings` are those to show; default: all."""
     shown = diagnosis.findings if findings is None else findings
     unknown = unknown_error(diagnosis, view)
     missing = ([not_known(unknown)] if unknown else []) + list(diagnosis.not_evaluated)
@@ -54,7 +54,7 @@ def as_json(
 
 
 def _reading_json(view: RunView) -> dict[str, Any] | None:
-    """Return how much of the input was read; None for a run that was watched from inside."""
+    """Return how much of the input was read; None for a run that is monitored from inside."""
     reading: Reading | None = view.facts.get("reading")
     if reading is None:
         return None
@@ -72,8 +72,8 @@ def _reading_json(view: RunView) -> dict[str, Any] | None:
 class Verdict(StrEnum):
     """The answer in one word.
 
-    "no_illness" is only used if the vital signs are good and enough of the log was understood to
-    judge them; "unfinished" if that holds for a run that somebody stopped, or for a log that ends
+    "no_illness" requires that the vital signs are good and that enough of the log was understood to
+    judge them. "unfinished" means the same for a run that somebody stopped, or for a log that ends
     before the run's last step.
     """
 
@@ -126,7 +126,7 @@ def _vitals_json(signs: Vitals, view: RunView) -> dict[str, Any]:
 
 
 def _exception_json(reading: ExceptionReading) -> dict[str, Any]:
-    """Return an exception as it was read from its frames and words, not as a rule names it."""
+    """Return what was read from an exception's frames and message. A rule may name it otherwise."""
     found = reading.failure
     return {
         "error": found.error,
@@ -196,7 +196,7 @@ def _number(value: float | None) -> float | str | None:
 
 
 def unknown_error(diagnosis: Diagnosis, view: RunView) -> LogLine | None:
-    """Return the error in which a log ends and that no rule recognises; None if there is none."""
+    """Return the error with which a log ends, if no rule recognises it; None otherwise."""
     if any(finding.level is Level.ERROR for finding in diagnosis.findings):
         return None
     ending = ending_of(view)
@@ -209,7 +209,7 @@ def unknown_error(diagnosis: Diagnosis, view: RunView) -> LogLine | None:
 
 
 def _is_explained(fatal: Traceback, diagnosis: Diagnosis) -> bool:
-    """Return whether a rule recognised the traceback: a finding that asks for action quotes it."""
+    """Return whether a rule recognised the traceback: a warning or error quotes a line of it."""
     told = [one for one in diagnosis.findings if one.level is not Level.INFO and one.code != READ]
     lines = range(fatal.start.number, fatal.end.number + 1)
     return any(number in lines for one in told for number in quoted_lines(one))

@@ -1,7 +1,8 @@
-"""Render a diagnosis for people: the verdict first, then each illness with evidence and cure.
+"""Render a diagnosis for people: the verdict first, then each illness with evidence and remedies.
 
-It is plain text with a few ANSI colours: it must start fast, so no terminal library is loaded.
-Quoted log text has its control characters made visible, because data must not control the terminal.
+The output is plain text with a few ANSI colours. No terminal library is loaded, so that the command
+starts fast. Control characters in quoted log text are made visible, because data must not control
+the terminal.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _STYLES = {
     "dim": "2",
 }
 _MAX_WIDTH = 110
-# Number of unknown metrics that are listed by name.
+# Maximum number of unknown metrics that are listed by name.
 _MAX_NAMES = 12
 _KINDS = {
     Kind.SFT: "fine-tuning (SFT)",
@@ -49,7 +50,7 @@ _GRADES = {
     Grade.ADVICE.value: "",
 }
 _SAFE = "[safe]: what is learned stays the same"
-# Reason why a rule was not evaluated -> the same in a few words.
+# Start of the reason why a rule was not evaluated -> a short form of the reason.
 _REASONS = {
     "the metric ": "metric not logged",
     "the setting ": "setting not known (--config)",
@@ -70,7 +71,7 @@ class Page:
         return f"\033[{_STYLES[style]}m{text}\033[0m" if self.color and text else text
 
     def add(self, text: str, *, indent: int = 0, first: str = "", style: str = "") -> None:
-        """Add a paragraph; `first` precedes its first line, and the others are indented as far."""
+        """Add a paragraph. `first` precedes its first line; the other lines are indented as far."""
         head = " " * indent + first
         wrapped = textwrap.wrap(
             printable(text),
@@ -89,7 +90,7 @@ class Page:
 
 
 def printable(text: str) -> str:
-    """Return a text without anything that controls a terminal."""
+    """Return a text in which no character controls the terminal."""
     return "".join(
         char if char.isprintable() else " " if char in "\t\n\r" else repr(char)[1:-1]
         for char in text
@@ -105,7 +106,7 @@ def as_text(
     color: bool = False,
     verbose: bool = False,
 ) -> str:
-    """Return the page. `findings` are those to show; all by default."""
+    """Return the page as text. `findings` are those to show; default: all."""
     shown = diagnosis.findings if findings is None else findings
     page = Page(width=width, color=color)
     page.add(_subject(view), style="dim")
@@ -130,7 +131,7 @@ def as_text(
 
 
 def _subject(view: RunView) -> str:
-    """Describe what was read: framework, kind, length, and how much of it."""
+    """Describe what was read: the framework, the kind of run, its steps, and how much of it."""
     known = view.framework is not UNKNOWN
     parts = [view.framework.title if known else "framework not recognised"]
     parts += filter(None, [_KINDS[view.kind]])
@@ -149,7 +150,8 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
     if unknown is not None:
         page.add("NOT KNOWN: the log ends in an error that no rule knows.", style="warn")
         page.add(shortened(unknown.text.strip(), 600), indent=2, first=f"line {unknown.number}: ")
-        page.add("No rule recognises it, so its frames and words were read. " + _asked(diagnosis))
+        read = "No rule recognises it, so the following was read from its frames and message. "
+        page.add(read + _asked(diagnosis))
     elif said in (Verdict.ILL, Verdict.LOOK):
         counts = [_count(levels[one], one.value) for one in reversed(Level) if levels[one]]
         worst = Level.ERROR if said is Verdict.ILL else Level.WARN
@@ -172,13 +174,13 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
         page.add(
             "NOT KNOWN: too little of this log is understood to call it healthy.", style="warn"
         )
-        page.add("No rule found an illness, which says little here. " + _asked(diagnosis))
+        page.add("No rule found an illness, but too little could be judged. " + _asked(diagnosis))
 
 
 def _vital_signs(page: Page, shown: Sequence[Finding], view: RunView) -> None:
     """Describe how the run ended, how it developed, and how much of it could be judged."""
     signs = vital_signs(view)
-    # If a run died before its first record, the error matters and not what was not logged.
+    # If a run died before its first record, report the error and not the metrics that are missing.
     is_dead = not view.metrics and any(one.level is not Level.INFO for one in shown)
     parts = [_ending(signs, shown), signs.purpose.words]
     bad = tuple(dict.fromkeys((*signs.not_finite, *signs.ends_not_finite)))
@@ -200,7 +202,7 @@ def _vital_signs(page: Page, shown: Sequence[Finding], view: RunView) -> None:
 
 
 def _ending(signs: Vitals, shown: Sequence[Finding]) -> str:
-    """Say how the run ended, without what a finding below says in the same words."""
+    """Return how the run ended; leave out what a finding below reports in the same words."""
     ending = signs.ending
     if any(one.message.lower().startswith(ending.words) for one in shown):
         return ""
@@ -210,7 +212,7 @@ def _ending(signs: Vitals, shown: Sequence[Finding]) -> str:
 
 
 def _not_understood(page: Page, signs: Vitals, view: RunView) -> None:
-    """Name the metrics that no rule knows, and how to say what they are."""
+    """List the metrics that no rule knows, and explain how the user can map them."""
     reading = view.facts.get("reading") or Reading()
     if signs.not_understood:
         total = len(signs.understood) + len(signs.not_understood)
@@ -274,7 +276,7 @@ def _finding(page: Page, finding: Finding, view: RunView, *, place: int) -> None
 
 
 def _differential(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
-    """Say how likely each illness is by all signs together, and what would decide."""
+    """Add how likely each illness is, given all signs, and what would distinguish them."""
     found = diagnosis.differential
     if not found.illnesses and not found.deciders:
         return
@@ -297,7 +299,7 @@ def _fixes_title(view: RunView, fixes: Sequence[str]) -> str:
 
 
 def _list(page: Page, title: str, items: Sequence[str], *, numbered: bool = False) -> None:
-    """Add a title and its items, if there are any."""
+    """Add a title and its items; nothing if there are no items."""
     if items:
         page.add(title, indent=3, style="bold")
     for place, text in enumerate(items, start=1):

@@ -1,8 +1,8 @@
-"""Name what failed where the user's own code asked a server: a judge, an environment, a tool.
+"""Find out what failed when the user's code called a server: a judge, an environment, a tool.
 
 Rewards and environments call services over the network, with httpx, requests, aiohttp or a client
-such as openai's. Their exceptions say whether nobody answered, the answer came too late, or there
-were too many requests; the frames say what was asked.
+such as openai's. Their exceptions show whether the server could not be reached, answered too late
+or received too many requests. The frames show which service was called.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _TOOLS = ("tool", "search", "retriev")
 def failed_request(
     found: Traceback, *, is_reward: bool, is_engine: bool = False
 ) -> tuple[str, str] | None:
-    """Return the illness and why, if the exception is a request that failed; else None."""
+    """Return the illness and the reason if the exception is a failed request; else None."""
     kind = found.kind.rpartition(".")[2]
     if not _is_request(found, kind):
-        # Trainers and scripts put a time limit on all rewards of a batch together.
+        # Trainers and scripts set one time limit for all rewards of a batch.
         is_limit = is_reward and kind == "TimeoutError" and not found.message
         return ("reward-timeout", f"the reward's time limit passed ({kind})") if is_limit else None
     if kind in _TOO_OFTEN or "429" in found.message:
@@ -53,7 +53,7 @@ def failed_request(
     how = "did not answer in time" if is_late else "could not be reached"
     if is_reward:
         name = "reward-timeout" if is_late else "reward-server-unreachable"
-        return name, f"the service that the reward asks {how} ({kind})"
+        return name, f"the service that the reward calls {how} ({kind})"
     mine = " ".join(_names(one) for one in found.frames if owner_of(one.file) == "user")
     if any(word in mine for word in _WORLDS):
         return "environment-failed", f"the environment's server {how} ({kind})"
@@ -73,6 +73,6 @@ def _is_request(found: Traceback, kind: str) -> bool:
 
 
 def _names(frame: Frame) -> str:
-    """Return the names that show the purpose of the user's code: folder, file and function."""
+    """Return names that show the purpose of the user's code: folder, file and function."""
     parts = frame.file.replace("\\", "/").lower().split("/")
     return " ".join((*parts[-2:], frame.function.lower()))

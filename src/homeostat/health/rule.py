@@ -1,11 +1,11 @@
 """A rule: one illness, how it is detected, why it matters, what to do. One file each in rules/.
 
 A rule's file has a docstring with the headings of HEADINGS, an `Options` class, a pure function
-`check(view, options)` and `RULE`. There is no torch, no I/O and no clock: the same check runs
+`check(view, options)` and `RULE`. It uses no torch, no I/O and no clock: the same check runs
 before, during and after a run, on our records and on other frameworks' logs.
 
-`needs` lists what must be available before the check is called; if it is not, the outcome is "not
-evaluated", with the reason:
+`needs` lists the inputs of the check. If one is not available, the check is not called, and the
+outcome is "not evaluated" with the reason:
 
     "reward"                 a metric, by its name in observe/names.py or names.py here
     "reward_std|advantages/std"   either
@@ -53,10 +53,10 @@ def option(default: Any, meaning: str) -> Any:
 
 
 class RuleOptions:
-    """Base of a rule's Options.
+    """Base class of a rule's Options.
 
-    It is not a dataclass, because creating a hundred of those takes as long as everything else that
-    the doctor does before it answers.
+    It is not a dataclass: creating a hundred of those takes as long as everything else that the
+    doctor does before it answers.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -85,11 +85,13 @@ def _defaults(options: type[RuleOptions]) -> RuleOptions:
 class Rule:
     """One rule: its code, name, level and check, and its relation to other rules.
 
-    `kinds` are the kinds of run it is about; empty means all. `explains` are codes that are
-    symptoms of this one; if it fires they are folded into it. `yields_to` are prefixes of codes
-    that say more about the same thing: if one fires at level warn or above, and quotes lines of the
-    same place of the log if this one quotes any, this one is folded into it. `takes` are prefixes
-    of codes that are folded into this one if they quote lines of the place that it quotes.
+    `kinds` are the kinds of run that the rule is for; empty means all. The other fields fold
+    findings into each other, so that one illness is reported once. `explains` are codes of
+    symptoms: if this rule fires, they are folded into it. `yields_to` are prefixes of codes that
+    say more about the same failure. If one of them fires at level warn or above, this one is folded
+    into it; if this one quotes lines, the other one must quote lines of the same place in the log.
+    `takes` are prefixes of codes that are folded into this one if they quote lines of the same
+    place.
     """
 
     code: str
@@ -112,16 +114,19 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """Return the rule's page in Markdown: what `page` writes, or else its file's docstring."""
+        """Return the rule's page in Markdown: from `page`, or else the docstring of the rule's
+        file.
+        """
         if self.page is not None:
             return self.page()
         return sys.modules[self.check.__module__].__doc__ or ""
 
     def options_with(self, given: Mapping[str, Any] | None) -> RuleOptions:
-        """Return the rule's options, with those values that differ from the defaults."""
-        # A live run asks for them at every record, and rules do not change them.
+        """Return the rule's options: the given values, and the defaults of the others."""
+        # A live run requests the options at every record. Rules do not change them, so they are
+        # cached.
         return self.options(**given) if given else _defaults(self.options)
 
     def option_fields(self) -> dict[str, tuple[Any, str]]:
-        """Return option -> its default and its meaning."""
+        """Return the options: name -> (default, meaning)."""
         return {name: (one.default, one.meaning) for name, one in self.options.known().items()}

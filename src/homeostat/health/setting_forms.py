@@ -1,14 +1,14 @@
-"""Ways in which libraries say that settings do not go together, or that one of them is wrong.
+"""Message patterns of libraries about settings that exclude each other or have a wrong value.
 
-Trainers, launchers and adapters check what they are given in a few forms of words: two options that
-exclude each other, one that is missing, a value that is not on a list, or one of the wrong type.
-They come after the forms that name a library, a shape or a device, because those say more.
+Trainers, launchers and adapters word their checks in a few ways: two options that exclude each
+other, an option that is missing, a value that is not on a list, a value of the wrong type. These
+patterns are tried after those that name a library, a shape or a device, because those say more.
 """
 # ruff: noqa: E501 (a table)
 
 from __future__ import annotations
 
-# An option as messages name it: `packing`, `packing=True`, max_length, --multi_gpu, args.beta.
+# An option as messages print it: `packing`, `packing=True`, max_length, --multi_gpu, args.beta.
 _OPTION = r"[`'\"]?-{0,2}[A-Za-z][\w.]{1,59}(?:[=<>]{1,2}[\w'\".]{1,20})?[`'\"]?"
 _QUOTED = r"`-{0,2}[A-Za-z][\w.]{1,59}(?:[=<>]{1,2}[\w'\".]{1,20})?`"
 _SNAKE = r"-{0,2}[A-Za-z]\w{0,59}[_-]\w{1,60}"
@@ -21,9 +21,9 @@ _TYPE = (
     r"|torch\.dtype|(?:peft|datasets|transformers|trl|accelerate)\.\w{2,60}|(?!Tensor|CUDA|GPU|PIL|NumPy|Torch|PyTorch)[A-Z][a-z]\w{2,60})"
 )
 
-# (kind, pattern, words): the values of the pattern's groups are put into the words.
+# (kind, pattern, words): the pattern's groups are inserted into the words.
 FORMS: tuple[tuple[str, str, str], ...] = (
-    # Not given
+    # A setting is missing
     ("unset", rf"\bbut you (?:did not|didn't) {_GIVE} (?:a |an |the |any )?({_OPTION})", "{0} is not given"),
     ("unset", rf"\b[Yy]ou (?:must|need to|have to|should) (?:manually |explicitly |also ){_GIVE}(?: in)? (?:a |an |the )?({_SNAKE}|{_OPTION})", "{0} is not given"),
     ("unset", rf"(?:^|[\s:.])([`'\"]{_OPTION}[`'\"]|{_QUOTED}) (?:is|are) (?:required|mandatory|not (?:set|specified|provided|given))\b", "{0} is not given"),
@@ -34,7 +34,7 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("unset", rf"\b[Pp]lease (?:make sure|ensure)(?: that)? (?:the )?({_SNAKE}|{_QUOTED}) (?:be|is|are) (?:provided|set|given|specified|passed)\b", "{0} is not given"),
     ("unset", rf"\b[Pp]lease enable ({_QUOTED}) (?:to|for|before|first)\b", "{0} is not switched on"),
     ("unset", r"\b[Pp]lease (?:input|explicitly specify|specify) (?:the|an?) ([a-z]{4,20}(?: [a-z]{4,20}){0,2})[.!]", "no {0} is given"),
-    # Exclude each other
+    # Two settings exclude each other
     ("exclusive", rf"\b[Yy]ou (?:passed|set|specified|provided|gave|enabled|have set) (?:both )?(?:an? |the )?({_OPTION})(?: [a-z]{{1,20}}){{0,3}}?,? (?:and|together with|along with|while(?: using)?|but) (?!you\b|no\b|it\b|did)(?:also )?(?:an? |the )?({_OPTION})", "{0} does not go together with {1}"),
     ("exclusive", rf"\b(?:[Cc]annot|[Cc]an't|[Cc]an not) {_GIVE}(?: in)? (?:both )?({_OPTION}) (?:and|together with|along with) ({_OPTION})", "{0} does not go together with {1}"),
     ("exclusive", r"\b(?:[Cc]an|[Mm]ust|[Ss]hould) only (?:use|pass|specify|set|provide|have)(?: in)? one (?:of )?(.{2,80})", "only one of {0} is possible"),
@@ -55,11 +55,11 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("exclusive", rf"\b[Tt]urn off ({_QUOTED}|{_SNAKE}) (?:when|if|while) ([\w `'./=()-]{{2,60}})", "{0} does not go together with {1}"),
     ("exclusive", rf"({_QUOTED}|{_SNAKE}) (?:cannot|can't|must not|should not|may not) be (?:smaller|larger|greater|less|higher|lower|bigger) than (?:the )?({_QUOTED}|{_SNAKE})", "{0} does not fit {1}"),
     ("exclusive", rf"({_QUOTED}) and ({_QUOTED}) cannot be the same\b", "{0} must not be {1}"),
-    # A value that is not on the list
+    # A value is not on the list
     ("setting", rf"({_SNAKE}|{_QUOTED}|\w{{4,60}}_\w{{2,60}}) (?:must|should|has to|needs to|can only) be (?:either |one of |in )?[\[({{]?{_WORD}(?:,? (?:or|and) |, ?){_WORD}", "{0} has a value that is not known"),
     ("setting", r"(?:[Uu]nsupported|[Uu]nknown|[Ii]nvalid|[Uu]nrecogni[sz]ed) (?:value for )?[`'\"]?([A-Za-z][\w -]{1,49}?)[`'\"]?(?: \S{1,40} passed| passed)?(?: to \S{1,40})?[:.,][^\n]{0,80}?(?:[Pp]ossible values|[Ss]upported values|[Vv]alid values|[Cc]hoose (?:between|from|one)|[Mm]ust be (?:one of|either|')|[Ee]xpected (?:one of|either|')|[Ss]hould be (?:one of|either|')|\bUse ')", "this {0} is not known"),
     ("setting", r"(?:[Uu]nsupported|[Uu]nknown|[Ii]nvalid) ([a-z]\w{1,30}_(?:type|mode|strategy|implementation|method|level|backend|format|policy|name|aggregation|divergence\w{0,10}))s?:? [`'\"]?([\w./-]{1,60})", "{1} is not a {0}"),
     ("setting", r"\b(?:[Pp]ossible|[Ss]upported|[Vv]alid|[Aa]llowed|[Aa]ccepted) (?:values|options|choices) (?:are|is):? (.{1,80})", "only {0} are known"),
-    # A value of the wrong type
+    # A value has the wrong type
     ("mistyped", rf"({_SNAKE}|{_QUOTED}|\w{{2,60}}_\w{{2,60}}) (?:must|should|has to|needs to) be (?:of type |an? (?:instance of )?|a valid |either an? )[`'\"]?({_TYPE})\b", "{0} must be a {1}"),
 )  # fmt: skip

@@ -1,12 +1,13 @@
-"""Split a log line into the process that wrote it and its text.
+"""Split a log line into its speaker, which is the process that printed it, and its text.
 
     [rank3]: Traceback (most recent call last):          rank 3
     (WorkerDict pid=412, ip=10.0.0.4)   File "x.py" ...  WorkerDict pid=412
     3: KeyError: 'answer'                                srun --label: task 3
     [1,3]<stderr>:KeyError: 'answer'                     mpirun --tag-output: rank 3
 
-Lines of several processes alternate in one log; a traceback is read from the lines of one speaker.
-Text that a logger wrapped into JSON, or whose line breaks it escaped, is unwrapped. Pure.
+Lines of several processes alternate in one log; the lines of a traceback all have the same speaker.
+If a logger put the text into JSON or escaped its line breaks, this is undone. All functions are
+pure.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SPEAKER = re.compile(
 )
 _RANK = re.compile(r"\b(?:rank|task|[Ll]ocal_rank)[ =](\d{1,6})\b")
 _MAX_PREFIXES = 3
-# Fields in which loggers and container runtimes put the text.
+# JSON fields in which loggers and container runtimes store the text.
 _FIELDS = ("log", "message", "msg", "text", "exc_info", "exception", "stack_trace", "traceback",
            "error", "stack", "event", "line")  # fmt: skip
 _MAX_JSON = 40_000
@@ -33,7 +34,7 @@ _MAX_PARTS = 400
 
 
 def speaker_in(text: str) -> tuple[str, str]:
-    """Return the speaker, "" if the line names none, and the rest of the line."""
+    """Return the speaker ("" if the line has none) and the rest of the line."""
     speaker = ""
     if text[:1] not in "([> 0123456789":
         return speaker, text
@@ -42,7 +43,7 @@ def speaker_in(text: str) -> tuple[str, str]:
         if found is None:
             break
         named = found["actor"] or _number_of(found)
-        # An actor may repeat the output of a rank; the name then holds both.
+        # An actor may repeat the output of a rank. The speaker then has both names.
         speaker = f"{speaker}, {named}" if speaker else named
         text = text[found.end() :]
     return speaker, text
@@ -55,13 +56,13 @@ def _number_of(found: re.Match[str]) -> str:
 
 
 def rank_of(speaker: str) -> int | None:
-    """Return the rank that a speaker is; None if its name does not say."""
+    """Return the speaker's rank; None if the name has none."""
     found = _RANK.search(speaker)
     return int(found[1]) if found else None
 
 
 def spoken_lines(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, str, str]]:
-    """Yield each line with its speaker and its text; wrapped text gives several for one line."""
+    """Yield each line with its speaker and its text; a wrapped text gives several for one line."""
     for line in lines:
         text = line.text
         if not _is_wrapped(text):
@@ -78,7 +79,7 @@ def _is_wrapped(text: str) -> bool:
 
 
 def _unwrapped(text: str) -> list[str]:
-    """Return the lines of a text inside a JSON record, or with escaped line breaks."""
+    """Return the lines of a text that is inside a JSON record or has escaped line breaks."""
     start = text.find("{")
     if start >= 0 and len(text) <= _MAX_JSON:
         try:

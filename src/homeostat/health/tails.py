@@ -1,4 +1,4 @@
-"""Keep the newest part of a run, as much as a live monitor needs, at a constant cost per record."""
+"""Keep the newest part of a run for a live monitor, at a constant cost per record."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from homeostat.health.view import Event, SampleText, Series
 
-# Number of records of a metric that rules look at during a run.
+# Number of records per metric that rules see during a run.
 KEEP = 400
-# Numbers of events of one kind, and of completions, that are kept.
+# Number of events of each kind, and of completions, that are kept.
 KEEP_EVENTS = 64
 KEEP_SAMPLES = 64
 
@@ -19,8 +19,8 @@ KEEP_SAMPLES = 64
 class Tail:
     """The newest values of one metric.
 
-    The buffer is twice as long as what is kept, so it is moved only once in `keep` records, and a
-    series is a slice of it.
+    The buffer has room for twice as many values as are kept. So values are moved only once in
+    `keep` records, and a series is a slice of the buffer.
     """
 
     __slots__ = ("_end", "_keep", "_steps", "_values")
@@ -48,7 +48,7 @@ class Tail:
 
 
 class Tails:
-    """Metrics, events and samples of a run so far."""
+    """The newest metrics, events and samples of a run."""
 
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
@@ -71,7 +71,7 @@ class Tails:
             self.metrics[name] = tail.series()
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Add events and keep the newest of each kind, so that no kind displaces another."""
+        """Add events; keep the newest of each kind, so that no kind displaces another."""
         before = self._num_events
         for event in events:
             kept = self._events.setdefault(event.kind, deque(maxlen=KEEP_EVENTS))

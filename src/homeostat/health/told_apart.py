@@ -1,4 +1,4 @@
-"""Put the differential into words, by the names of the framework that was run."""
+"""Put the differential into sentences, with the names of the run's framework."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from homeostat.health.frameworks.telling import in_their_words
 
 
 def shares_line(found: Differential) -> str:
-    """Return the illnesses with their probabilities in one line; "" where there are none."""
+    """Return the illnesses with their probabilities in one line; "" if there are none."""
     return ", ".join(f"{one.name} {_percent(one.probability)}" for one in found.illnesses)
 
 
 def decider_line(decider: Decider, framework: Framework) -> str:
-    """Return what tells two illnesses apart."""
+    """Return how to distinguish two illnesses."""
     how = in_their_words(decider.how, framework)
     return f"To tell {decider.one} from {decider.other}: {how}."
 

@@ -5,10 +5,10 @@
     File "/data/ana/train.py", line 41, in accuracy                  the user's: it raised
     AttributeError: 'NoneType' object has no attribute 'group'
 
-It reads Python's own format, with whatever Ray, torchrun and loggers put before each line, that of
-notebooks, the boxes that rich draws, groups of exceptions, and Ray's copy of a task's error. Lines
-of several processes may alternate, and a traceback may lack its head or its tail. Crashes of
-compiled code are read by native_crashes.py. All functions here are pure.
+It reads Python's own format, also with the prefixes of Ray, torchrun and loggers, the formats of
+notebooks and rich, groups of exceptions, and Ray's copy of a task's error. Lines of several
+processes may alternate, and a traceback may lack its first or last lines. native_crashes.py reads
+crashes of compiled code. All functions are pure.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from homeostat.health.speakers import spoken_lines
 
 _HEADER = "traceback (most recent call"
 IGNORED = "exception ignored in"
-# Below such a line Ray repeats the frames and the error of a task, or of an actor's creation.
+# After such a line Ray repeats the frames and the error of a task, or of an actor's creation.
 _RAY_COPIES = ("RayTaskError(", "error raised in its creation task, ray::")
 _LINKS = {
     "during handling of the above exception": "handling",
     "the above exception was the direct cause": "cause",
 }
-# A frame at the start of a line, as only a traceback prints it.
+# A frame at the start of a line; only tracebacks print frames there.
 _HEADLESS = re.compile(r'\s{0,12}File "[^"]{1,400}", line \d{1,9}, in \S')
-# The class of an exception with its module: a capitalised name, then a colon or nothing.
+# An exception class with its module: a capitalised name, then a colon or the end of the line.
 ERROR = re.compile(
     r"(?P<kind>(?:[A-Za-z_]\w{0,80}\.){0,8}(?:_?[A-Z]\w{0,80}(?:\([A-Z]\w{0,80}\))?"
     r"|(?<=\.)(?:error|timeout|gaierror|herror)))(?:: ?(?P<words>.*))?"
@@ -42,39 +42,39 @@ EXCEPTION_NAME = re.compile(
     r"\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failed|Failure|Died|Iteration|NotFound)"
     r"(?:\(\w{1,80}\))?"
 )
-# Words that loggers and launchers begin a line with.
+# Words at the start of a line that come from loggers and launchers, and are no exception classes.
 NO_CLASSES = frozenset(
     ("INFO", "WARNING", "WARN", "DEBUG", "ERROR", "CRITICAL", "FATAL", "NOTE", "Note", "Warning",
      "Killed", "Aborted", "Terminated", "Epoch", "Step", "Training", "Loading", "Saving")
 )  # fmt: skip
-# What a logger puts before an error: its time, level, and place in the code.
+# The prefix of a logger before an error: time, level, and place in the code.
 LOGGER = re.compile(
     r"^(?>\[[^\[\]]{1,120}+\]:?\s{0,4}+|\d[\d:.,TZ/-]{3,40}+\s{0,4}+"
     r"|(?:ERROR|CRITICAL|FATAL|error|E)\b[\s:|-]{0,6}+"
     r"|[\w/]{1,80}+\.(?:py|cc|cpp):\d{1,6}+\]?:?\s{0,4}+){1,6}+"
 )
-# The name of a class more than once, then as many colons, as processes that share a terminal write.
+# Several processes wrote the same error into one line: a class name repeated, then as many colons.
 _TANGLED = re.compile(
     r"(?P<all>(?P<kind>(?:[a-z_]\w{0,40}\.){0,4}[A-Z]\w{0,60}?(?:Error|Exception))(?P=kind){1,15})"
     r"(?:: ?){2,32}"
 )
 _BRACKETS = {"(": ")", "[": "]"}
 _GROUP = re.compile(r"\s{0,40}[|+](?:-\+-{1,20}.{0,20})?\s?")
-# Number of lines without a frame after which a traceback counts as interrupted.
+# After this many lines without a frame, a traceback counts as interrupted.
 MAX_BETWEEN = 12
 _MAX_TRACEBACKS = 2_000
-# What begins a traceback, or a part of one. Number of lines after it that may belong to it.
+# Texts that begin a traceback or a part of one, and the number of lines after them that are read.
 _MARKS = (_HEADER, *_RAY_COPIES, 'File "*", line ', *_LINKS)
 _WINDOW = 400
 _MAX_OPEN = 64
-# Exceptions that report another process's failure: the reason is in that process's traceback.
+# Exceptions that report the failure of another process, whose traceback gives the reason.
 _REPORTS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "RayActorError",
             "ActorDiedError", "ProcessRaisedException", "WorkerCrashedError", "EngineDeadError",
             "BrokenProcessPool", "RemoteTraceback", "_RemoteTraceback", "RayTaskError",
             "ExceptionGroup", "BaseExceptionGroup")  # fmt: skip
 
 
-# A worker's exception, raised again: its own traceback follows.
+# A worker's exception that is raised again. The worker's own traceback follows.
 _CAUGHT = re.compile(r"\bin (?:DataLoader worker process|replica|pin memory thread)\b")
 
 
@@ -83,9 +83,10 @@ class Traceback:
     """An exception with its frames, outermost first. `end` is the line with the message.
 
     `speaker` is the process that printed it, "" if its lines name none. `link` is "cause" or
-    "handling" if Python printed it as raised from, or while handling, the one before it.
-    `has_head` is False if the outermost frames are not in the log, `has_tail` if the exception's
-    own line is not. `is_native` means that compiled code crashed: there was no exception.
+    "handling" if Python printed that the exception was raised from the one before it, or while that
+    one was handled. `has_head` is False if the outermost frames are not in the log, `has_tail` if
+    the exception's own line is not. `is_native` means that compiled code crashed without an
+    exception.
     """
 
     start: LogLine
@@ -101,12 +102,12 @@ class Traceback:
 
     @property
     def name(self) -> str:
-        """Return the class without its module."""
+        """Return the exception's class without its module."""
         return self.kind.rpartition(".")[2] if "(" not in self.kind else self.kind
 
     @property
     def error(self) -> str:
-        """Return the class without its module, and the message."""
+        """Return the exception's class without its module, and the message."""
         if not self.has_tail:
             return "an exception whose name and text are cut off"
         return f"{self.name}: {self.message}" if self.message else self.name
@@ -119,11 +120,11 @@ class Traceback:
 
     @property
     def user_frame(self) -> Frame | None:
-        """Return the user's function that raised, or called what raised; None if a library failed.
+        """Return the user's function that caused the exception; None if a library failed.
 
-        A frame is to blame if no frame of a training or model library is below it. If no such
-        library called it, the user's own line must have raised: what a script asks of other
-        packages is for them to explain.
+        It is the innermost frame of the user's code, but only if no training or model library has a
+        deeper frame. If no such library called it, no other package may have a deeper frame either:
+        if a script calls a package that fails, the package is the cause.
         """
         owners = [owner_of(frame.file) for frame in self.frames]
         mine = [place for place, owner in enumerate(owners) if owner == "user"]
@@ -136,12 +137,12 @@ class Traceback:
 
     @property
     def deepest_user_frame(self) -> Frame | None:
-        """Return the innermost frame of the user's code, whoever raised below it."""
+        """Return the innermost frame of the user's code, even if code below it raised."""
         mine = [frame for frame in self.frames if owner_of(frame.file) == "user"]
         return self.named(mine[-1]) if mine else None
 
     def named(self, frame: Frame) -> Frame:
-        """Return the frame with the name of its function: a comprehension has none."""
+        """Return the frame with a function name. A comprehension takes that of its function."""
         if not frame.function.startswith("<"):
             return frame
         around = [f for f in self.frames if f.file == frame.file and f.line == frame.line]
@@ -159,7 +160,7 @@ class Traceback:
 
     @property
     def is_called_by_library(self) -> bool:
-        """Return whether a training library called what raised, such as a reward or a dataset."""
+        """Return whether a training library called the code that raised: a reward, a dataset."""
         return any(owner_of(frame.file) == "framework" for frame in self.frames)
 
 
@@ -183,7 +184,7 @@ class _Open:
 
 
 def tracebacks(log: Log) -> tuple[Traceback, ...]:
-    """Return all tracebacks of a log, in order, except those that Python itself ignored."""
+    """Return all tracebacks of a log in order, except those of exceptions that Python ignored."""
     reader = _Reader()
     found: list[Traceback] = []
     for lines in _windows(log):
@@ -196,11 +197,11 @@ def tracebacks(log: Log) -> tuple[Traceback, ...]:
 
 
 def _windows(log: Log) -> Iterator[Sequence[LogLine]]:
-    """Yield the parts of a log in which tracebacks are: what follows a header or a frame."""
+    """Yield the parts of a log with tracebacks: the lines after a header or a frame."""
     marks = sorted({line.number for words in _MARKS for line in log.find(words)})
     begin = end = 0
     for number in marks:
-        # One line before, which says whether Python ignored the exception.
+        # The line before it shows whether Python ignored the exception.
         start = max(0, bisect_left(log.lines, number, key=lambda line: line.number) - 1)
         if start > end:
             yield log.lines[begin:end]
@@ -210,13 +211,13 @@ def _windows(log: Log) -> Iterator[Sequence[LogLine]]:
 
 
 class _Reader:
-    """The open tracebacks of every speaker, innermost last."""
+    """The unfinished tracebacks of every speaker, innermost last."""
 
     def __init__(self) -> None:
         self._open: dict[str, list[_Open]] = {}
         self._links: dict[str, str] = {}
         self._previous: dict[str, str] = {}
-        # Speakers whose traceback Python itself ignores.
+        # Speakers that print a traceback of an exception which Python ignores.
         self._ignored: set[str] = set()
 
     def read(self, lines: Sequence[LogLine]) -> Iterator[Traceback]:
@@ -272,7 +273,7 @@ class _Reader:
         found = _closed(opened, line, text)
         if found is not None:
             stack.pop()
-            # Ray repeats the frames of the task below the name of its error.
+            # After the name of a task's error, Ray repeats the frames of the task.
             if any(words in found.kind + text for words in _RAY_COPIES):
                 stack.append(_Open(line, "", 0, opened.speaker))
         elif opened.between > MAX_BETWEEN:
@@ -282,11 +283,11 @@ class _Reader:
         return found
 
     def cut_off(self, log: Log) -> Iterator[Traceback]:
-        """Yield tracebacks that are open where the log ends."""
+        """Yield the tracebacks that are incomplete because the log ends."""
         for stack in self._open.values():
             opened = stack[-1]
             last = opened.last or opened.start
-            # Ray's copy of an error has been read already, as the error of its task.
+            # Ray's copy of an error is left out: it was read as the error of its task.
             is_ray_copy = not opened.head and opened.has_head
             if is_ray_copy or log.lines[-1].number - last.number > MAX_BETWEEN:
                 continue
@@ -299,7 +300,7 @@ class _Reader:
 
 
 def _closed(opened: _Open, line: LogLine, text: str) -> Traceback | None:
-    """Take in a line; return the traceback if it is the last one."""
+    """Read a line; return the traceback if the line completes it."""
     if opened.reader.take(text):
         opened.between = 0
         return None
@@ -318,7 +319,7 @@ def _closed(opened: _Open, line: LogLine, text: str) -> Traceback | None:
 
 
 def untangled(text: str) -> str:
-    """Return a line into which several processes wrote the same error as one of them wrote it.
+    """Return the line that one process wrote, if several wrote the same error into one line.
 
     KeyErrorKeyError: : 'x'  and  ValueErrorValueErrorValueError: : : no rowno rowno row
     """
@@ -334,7 +335,7 @@ def untangled(text: str) -> str:
 
 
 def _is_exception(kind: str, opened: _Open) -> bool:
-    """Return whether a name is an exception's: without a head, only if it is named like one."""
+    """Return whether a name is an exception's. Without a head it must be named like one."""
     name = kind.rpartition(".")[2] if "(" not in kind else kind
     if name in NO_CLASSES:
         return False
@@ -342,7 +343,7 @@ def _is_exception(kind: str, opened: _Open) -> bool:
 
 
 def _bare(text: str, opened: _Open) -> str:
-    """Return the line without the prefix that the header has, too."""
+    """Return the line without the prefix that the traceback's header also has."""
     prefix = opened.head[: opened.prefix]
     if prefix.strip() and not opened.reader.is_boxed:
         if prefix.strip()[0] in "|+":
@@ -356,11 +357,11 @@ def _bare(text: str, opened: _Open) -> str:
         end = text.find(_BRACKETS[text[0]])
         if end < 0:
             break
-        # One space belongs to the prefix, further ones belong to the line.
+        # The first space belongs to the prefix, further spaces to the line.
         text = text[end + 1 :].removeprefix(":").removeprefix(" ")
     return text
 
 
 def _like(prefix: str) -> re.Pattern[str]:
-    """Return a pattern of prefixes that differ from this one in their numbers alone."""
+    """Return a pattern of prefixes that differ from this one only in their numbers."""
     return re.compile(re.sub(r"\d{1,40}", r"\\d{1,40}", re.escape(prefix[-300:])))

@@ -1,11 +1,11 @@
 """The input of a rule: one run, read-only, whichever framework wrote it.
 
-metrics    canonical name -> Series, strictly growing steps
-settings   our key -> value, whatever the framework calls it; `raw` has its own names
+metrics    our name -> Series with strictly increasing steps
+settings   our key -> value, whatever the framework calls it; `raw_settings` has its own names
 events     ours (events.jsonl), or those that a reader recognised in a log
-log        console text that is not metrics, with the step at each line
+log        console text other than metrics, with the step at each line
 samples    completions that were kept or printed
-facts      results of probes: preflight's and the run's invariants
+facts      results of probes: of the checks before the run, and of the run's invariants
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Series:
 
     steps: IntArray
     values: FloatArray64
-    # What `finite` found, because many rules ask for it: () if that is the series itself.
+    # Cache of `finite`, because many rules call it: () if all values are finite.
     _finite: tuple[Series, ...] | None = field(default=None, init=False, repr=False, compare=False)
-    # What `once` has computed.
+    # Cache of `once`.
     _known: dict[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class Series:
         return float(self.values[-1])
 
     def tail(self, count: int) -> Series:
-        """Return the newest values."""
+        """Return the newest `count` values."""
         return Series(self.steps[-count:], self.values[-count:])
 
     def head(self, count: int) -> Series:
@@ -73,12 +73,12 @@ class Series:
         return Series(self.steps[start:], self.values[start:])
 
     def before(self, step: int) -> Series:
-        """Return what was logged at steps below `step`."""
+        """Return the part that was logged at steps below `step`."""
         end = int(np.searchsorted(self.steps, step))
         return Series(self.steps[:end], self.values[:end])
 
     def finite(self) -> Series:
-        """Return the part of the series that is finite."""
+        """Return the finite values with their steps."""
         if self._finite is None:
             keep = np.isfinite(self.values)
             part = () if keep.all() else (Series(self.steps[keep], self.values[keep]),)
@@ -86,7 +86,7 @@ class Series:
         return self._finite[0] if self._finite else self
 
     def once(self, work: Callable[..., _Found], *options: Hashable) -> _Found:
-        """Return `work(self, *options)`, computed once: many rules ask the same of a series."""
+        """Return `work(self, *options)`. The result is cached, because many rules need the same."""
         if self._known is None:
             object.__setattr__(self, "_known", {})
         known, key = self._known, (work, *options)
@@ -96,7 +96,7 @@ class Series:
         return known[key]
 
     def on(self, other: Series) -> tuple[Series, Series]:
-        """Return both series at the steps that they share."""
+        """Return both series at the steps that they have in common."""
         if np.array_equal(self.steps, other.steps):
             return self, other
         _, mine, theirs = np.intersect1d(
@@ -119,7 +119,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class SampleText:
-    """A completion as text. `stop_reason` is a StopReason of ours, or "" if not known."""
+    """A completion as text. `stop_reason` is one of our StopReason values, "" if not known."""
 
     step: int | None
     text: str
@@ -131,7 +131,7 @@ class SampleText:
 
 @dataclass(frozen=True)
 class RunView:
-    """One run as a rule sees it."""
+    """One run, as a rule sees it."""
 
     metrics: Mapping[str, Series] = field(default_factory=dict)
     framework: Framework = HOMEOSTAT
@@ -143,13 +143,14 @@ class RunView:
     samples: tuple[SampleText, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     total_steps: int | None = None
-    # Values were printed with few decimals, so 0.000 may be any small number.
+    # Metric -> number of decimals it was printed with. With few of them, 0.000 may be any small
+    # number.
     decimals: Mapping[str, int] = field(default_factory=dict)
-    # What `once_of_settings` has computed. The views of a live run share it.
+    # Cache of `once_of_settings`. All views of a live run share it.
     known_of_settings: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def series(self, *names: str) -> Series | None:
-        """Return the first of the named series that was logged at all."""
+        """Return the first of the named series that has any records; None if none has."""
         for name in names:
             found = self.metrics.get(name)
             if found is not None and len(found):
@@ -168,7 +169,8 @@ class RunView:
             if name.startswith(prefix)
             and name.endswith(suffix)
             and len(series)
-            # A user's function may log any name, such as "easy/failed", which is no metric of ours.
+            # A user's function may log metrics under any name, such as "easy/failed"; these are not
+            # ours.
             and not (prefix == "rewards/" and "/logged/" in name)
         }
 
@@ -176,14 +178,14 @@ class RunView:
         return [event for event in self.events if event.kind in kinds]
 
     def setting(self, *keys: str, default: Any = None) -> Any:
-        """Return the first of the keys that has a value, under our names."""
+        """Return the value of the first of our keys that is set."""
         for key in keys:
             if self.settings.get(key) is not None:
                 return self.settings[key]
         return default
 
     def number(self, *keys: str) -> float | None:
-        """Return a setting that is a number."""
+        """Return the first of our keys that is set, as a number; None if it is not a number."""
         found = self.setting(*keys)
         if isinstance(found, bool) or not isinstance(found, int | float | str):
             return None
@@ -202,22 +204,22 @@ class RunView:
 
     @cached_property
     def tracebacks(self) -> tuple[Traceback, ...]:
-        """Return the exceptions that the log shows, in order."""
+        """Return the exceptions in the log, in order."""
         return tracebacks(self.log)
 
     @cached_property
     def crashes(self) -> tuple[Traceback, ...]:
-        """Return the crashes of compiled code that the log shows, in order."""
+        """Return the crashes of compiled code in the log, in order."""
         return tuple(native_crashes(self.log))
 
     @cached_property
     def end_lines(self) -> tuple[EndLine, ...]:
-        """Return the lines near the end of the log that say how the run ended, in order."""
+        """Return the lines near the end of the log that report how the run ended, in order."""
         return tuple(end_lines(self.log.lines[-MAX_CLUSTER:]))
 
     @cached_property
     def stalled_s(self) -> float | None:
-        """Return for how many seconds the log continues without a step, if that is a hang."""
+        """Return how many seconds the log continued after its last step, if that is a hang."""
         return stalled_s(self.log)
 
     @property

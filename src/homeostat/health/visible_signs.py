@@ -1,8 +1,8 @@
 """Count the vital signs that a log shows, and name the settings that would show the rest.
 
-"No illness" means little where little is logged. So the answer says how many of the signs that a
-run of its kind has could be judged, and which settings of that framework log more of them. A
-setting is named only if the framework's own sources have it (frameworks/telling.py).
+"No illness" means little if little is logged. So the answer states how many vital signs of a run of
+this kind could be judged, and which settings of the framework log more of them. A setting is named
+only if the framework's own sources have it (frameworks/telling.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from homeostat.health.frameworks.telling import told
 from homeostat.health.medians import median
 from homeostat.health.view import Kind, RunView
 
-# A sign, and the metrics that show it; a prefix ends in "/". A name in brackets is no metric.
+# Sign -> metrics that show it. A prefix ends in "/". A name in brackets is not a metric.
 _ALL: dict[str, tuple[str, ...]] = {
     "loss": ("train/loss", "train/policy_loss"),
     "gradient norm": ("grad_norm",),
@@ -80,7 +80,7 @@ _CRITIC: dict[str, tuple[str, ...]] = {
     "value model": ("critic/explained_variance", "critic/loss"),
     "returns": ("returns/", "critic/return_mean"),
 }
-# The signs that a setting shows. `why` is what one sees then.
+# Signs, and the setting that logs them. `why` is what the log shows then.
 _FLAGS: tuple[tuple[tuple[str, ...], Fix], ...] = (
     (
         ("evaluation",),
@@ -127,13 +127,13 @@ _FLAGS: tuple[tuple[tuple[str, ...], Fix], ...] = (
     ),
 )  # fmt: skip
 _EVERY_STEP = Fix("observe.log_interval", "1", "a record at every step")
-# Below this many records every one of them counts.
+# With fewer records than this, a record at every step is recommended.
 _MIN_RECORDS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """The signs that a run of its kind has, those that the log shows, and settings that show more.
+    """The vital signs that the log shows, those that it lacks, and settings that would log more.
 
     `flags` are (setting, value, what it shows).
     """
@@ -150,7 +150,7 @@ class Visible:
 
 
 def signs_of(view: RunView) -> dict[str, tuple[str, ...]]:
-    """Return the signs that a run of this kind has, each with the metrics that show it."""
+    """Return sign -> metrics that show it, for a run of this kind."""
     signs = dict(_ALL)
     if view.kind is Kind.RL:
         signs |= _RL
@@ -164,7 +164,7 @@ def signs_of(view: RunView) -> dict[str, tuple[str, ...]]:
 
 
 def visible_signs(view: RunView) -> Visible:
-    """Return which vital signs the log shows, and what would show the rest."""
+    """Return which vital signs the log shows, and which settings would show the others."""
     signs = signs_of(view)
     shown = tuple(name for name, by in signs.items() if any(_is_there(one, view) for one in by))
     hidden = tuple(name for name in signs if name not in shown)
@@ -204,7 +204,7 @@ def _named(fix: Fix, view: RunView) -> Iterator[tuple[str, str, str]]:
 
 
 def _is_sparse(view: RunView) -> bool:
-    """Return whether so few steps were logged that single ones cannot be judged."""
+    """Return whether the log has few records, and not one for every step."""
     longest = max(view.metrics.values(), key=len, default=None)
     if longest is None or not 2 <= len(longest) < _MIN_RECORDS:
         return False

@@ -1,9 +1,9 @@
 """Judge the vital metrics of a run: which are not finite, zero, frozen, or no longer logged.
 
 vital        the loss; the gradient norm; in RL the reward; in preference training the margin
-zero         exactly 0 where that cannot be, from the first record on
-frozen       exactly the same number, record after record: no optimizer does that
-gone         logged at first, and from some step on not any more, while other metrics are
+zero         exactly 0 from the first record on, where that cannot be right
+frozen       exactly the same number in many records in a row: no optimizer causes that
+gone         logged at first, then no longer, while other metrics still are
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from homeostat.health.view import Kind, RunView, Series
 # Number of records that must be exactly equal before a metric counts as frozen or zero.
 MIN_FROZEN = 10
 MIN_ZERO = 3
-# Share of a value that its last decimal must be finer than, and decimals that hide a slow fall.
+# A metric is not judged as frozen if a unit of its last decimal exceeds this share of its value.
+# With at most this many decimals, a slow fall may not show.
 _COARSE, _FEW_DECIMALS = 0.004, 5
-# Number of records of other metrics without this one before it counts as gone.
+# A metric counts as gone after this many records of other metrics without it.
 MIN_GONE = 8
 LOSSES = ("train/loss", "train/policy_loss")
-# Metrics that have to be numbers at every step.
+# Metrics that must be finite at every step.
 _FINITE = (*LOSSES, "grad_norm", "reward", "kl", "entropy", "eval/loss")
 # Metrics that are logged at every step or never.
 _STEADY = (*LOSSES, "grad_norm", "reward", "kl", "entropy", "completions/mean_length",
@@ -41,16 +42,17 @@ def vital_names(kind: Kind) -> tuple[str, ...]:
 
 
 def vital_series(view: RunView, name: str) -> Series | None:
-    """Return a vital metric; the policy's loss stands in for the loss."""
+    """Return a vital metric. If the loss is not logged, the policy's loss takes its place."""
     return view.series(*LOSSES) if name == "train/loss" else view.series(name)
 
 
 def not_finite(view: RunView) -> Iterable[str]:
-    """Return vital metrics that are NaN or infinite now: in the newest record and in two of four.
+    """Return metrics that are NaN or infinite now: in the newest record, and in two of the last
+    four.
 
-    A reward function that does not apply to a batch is logged as NaN by some trainers, so only an
-    infinite reward counts. The same is true of a standard deviation, which a single sample does not
-    have.
+    Some trainers log NaN for a reward function that does not apply to a batch, so the mean of a
+    single reward function counts only if it is infinite. Standard deviations do not count, because
+    a single sample has none.
     """
     for name in _FINITE:
         series = view.series(name)
@@ -68,7 +70,7 @@ def _is_bad_now(bad: np.ndarray) -> bool:
 def zero(view: RunView) -> Iterable[str]:
     """Return vital metrics that are exactly 0 from the first record on.
 
-    The loss of GRPO prints as 0 by construction, so in RL only the gradient is checked.
+    In RL only the gradient norm is checked, because GRPO's loss is printed as 0 by construction.
     """
     names = ["grad_norm"]
     if view.kind is not Kind.RL:
@@ -81,7 +83,8 @@ def zero(view: RunView) -> Iterable[str]:
         if series.values.any() or _is_rate_zero(view, int(series.steps[0])):
             continue
         if name == "train/token_accuracy" and _has_gradients(view):
-            # A model that still guesses: with every label masked, there would be no gradient.
+            # The accuracy may be 0 early in training. If every label were masked, there would be no
+            # gradient.
             continue
         yield name
 
@@ -94,9 +97,9 @@ def _has_gradients(view: RunView) -> bool:
 
 
 def zero_since(view: RunView) -> int | None:
-    """Return the step from which the loss of fine-tuning is exactly 0 after ordinary values.
+    """Return the first step from which the loss is exactly 0 after ordinary values; None if none.
 
-    Some trainers print a loss that is not finite as 0. None if there is no such step.
+    Some trainers print a loss that is not finite as 0. Runs of RL are not judged.
     """
     loss = view.series("train/loss")
     if view.kind is Kind.RL or loss is None or view.decimals.get("train/loss", 9) < 4:
@@ -113,17 +116,16 @@ def _is_rate_zero(view: RunView, step: int) -> bool:
 
 
 def frozen(view: RunView) -> Iterable[str]:
-    """Return losses that are the same non-zero number in the newest records although the rate is
-    not 0.
+    """Return losses that are the same non-zero number in the newest records, unless the rate is 0.
 
-    Gradient norms are left out: some trainers print them after clipping.
+    Gradient norms are not checked, because some trainers print them after clipping.
     """
     for name, least in (("train/loss", MIN_FROZEN), ("eval/loss", 4)):
         series = view.series(name)
         if series is None or len(series) < least or view.decimals.get(name, 9) < 3:
             continue
         newest = series.values[-least:]
-        # If few digits are printed, a value may repeat by chance, so it must stay longer.
+        # With few digits, a value may repeat by chance, so more equal records are needed.
         if _digits(newest) < 4:
             newest = series.values[-2 * least :]
         elif name == "eval/loss" and _is_settled(series.values, view.decimals.get(name)):
@@ -141,44 +143,44 @@ def frozen(view: RunView) -> Iterable[str]:
 def _is_coarse(values: FloatArray64, decimals: int | None) -> bool:
     """Return whether one unit of the last decimal is a large part of the newest value.
 
-    A loss that converges prints as the same number then.
+    A loss that converges then prints the same number again and again.
     """
     return 10.0 ** -_decimals(values, decimals) > _COARSE * abs(float(values[-1]))
 
 
 def _is_settled(values: FloatArray64, decimals: int | None) -> bool:
-    """Return whether a loss with few decimals has moved before: at its end it may repeat itself."""
+    """Return whether a loss with few decimals has changed before: it may repeat near its end."""
     return float(np.ptp(values)) > 0.0 and _decimals(values, decimals) <= _FEW_DECIMALS
 
 
 def _decimals(values: FloatArray64, known: int | None) -> int:
-    """Return the decimals that were printed; where that is not known, the most of any value."""
+    """Return the number of decimals that were printed; if unknown, the most that any value has."""
     if known is not None:
         return known
     newest = values[-200:][np.isfinite(values[-200:])]
     if bool(np.all(newest == newest.astype(np.float32))):
-        # Event files hold numbers of 32 bits, whose decimals show only in that precision.
+        # Event files hold 32-bit numbers, whose decimals show only in that precision.
         newest = newest.astype(np.float32)
     texts = (np.format_float_positional(v, trim="-") for v in newest)
     return max((len(text.partition(".")[2]) for text in texts), default=0)
 
 
 def _digits(values: FloatArray64) -> int:
-    """Return the significant digits of the newest value as it was printed."""
+    """Return the number of significant digits of the newest value as printed."""
     return len(f"{values[-1]:.9g}".replace(".", "").replace("-", "").strip("0"))
 
 
 def ends_not_finite(view: RunView) -> Iterable[str]:
-    """Return vital metrics whose newest value is not finite, be it a single one.
+    """Return vital metrics whose newest value is not finite, even if it is a single one.
 
-    A summary at the end of a run counts, too: trainers print the mean loss there.
+    A summary at the end of a run also counts, because trainers print the mean loss there.
     """
     for name in _FINITE:
         series = view.series(name)
         if series is not None and not np.isfinite(series.latest):
             yield name
     for name, series in view.metrics.items():
-        # A loss under a name that nobody knows has to be a number, too.
+        # A loss under an unknown name must be finite, too.
         if name not in _FINITE and "loss" in name.lower() and len(series):
             if _is_bad_now(~np.isfinite(series.values)):
                 yield name
@@ -190,7 +192,7 @@ def ends_not_finite(view: RunView) -> Iterable[str]:
 def gone(view: RunView) -> Iterable[tuple[str, int]]:
     """Return metrics that are no longer logged, each with its last step.
 
-    Other metrics must continue at the same steps: a run that ends ends all of them.
+    Other metrics must continue, because a run that ends stops logging all of them.
     """
     steady = {name: one for name in _STEADY if (one := view.series(name)) is not None}
     newest = max((one.steps[-1] for one in steady.values()), default=0)
@@ -198,7 +200,7 @@ def gone(view: RunView) -> Iterable[tuple[str, int]]:
         if len(one) < MIN_GONE or one.steps[-1] == newest:
             continue
         gaps = np.diff(one.steps)
-        # What is logged now and then may be due later than two neighbours are apart.
+        # A metric that is logged irregularly may be due later than the usual interval.
         interval = max(median(gaps), 2.0 * float(gaps.max()) / MIN_GONE)
         others = [len(other.since(int(one.steps[-1]) + 1)) for other in steady.values()]
         if max(others) >= MIN_GONE and newest - one.steps[-1] >= MIN_GONE * interval:

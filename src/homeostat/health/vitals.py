@@ -1,9 +1,8 @@
 """The vital signs of a run, which are read before anything else is judged.
 
-They are how it ended, which of its vital metrics are not finite, zero, frozen or gone, whether it
-does what it is for, and how much of it could be judged. They are read from any run of any
-framework: "no illness" is only reported if they are good. The rules of rules/vital report them as
-findings.
+They are: how the run ended; which vital metrics are not finite, zero, frozen or gone; whether it
+makes progress; and how much of it could be judged. They can be read from any run of any framework.
+"No illness" is reported only if they are good. The rules of rules/vital report them as findings.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _TRIVIAL = ("epoch", "num_tokens", "step", "time", "time/", "memory/", "throughp
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """All vital signs. Names are those of the metrics as rules read them.
+    """All vital signs. Metrics have the names that rules use.
 
-    `not_finite` is what is NaN or infinite now; `ends_not_finite` also has what is so in the newest
-    record alone. `missing` are vital metrics that were never logged, `gone` those that no longer
-    are. `visible` counts the signs that could be judged.
+    `not_finite` are metrics that are NaN or infinite now; `ends_not_finite` are those whose newest
+    value is. `missing` are vital metrics that were never logged, `gone` those that are no longer
+    logged. `visible` counts the signs that could be judged.
     """
 
     ending: Ending
@@ -54,7 +53,7 @@ class Vitals:
 
     @property
     def are_good(self) -> bool:
-        """Return whether the run is alive as far as is known, and its vital metrics are sound."""
+        """Return whether nothing shows that the run died, and its vital metrics are good."""
         is_ill = self.not_finite or self.ends_not_finite or self.zero or self.frozen or self.gone
         return not (self.ending.is_death or is_ill or self.purpose.trend is Trend.WORSE)
 
@@ -93,7 +92,7 @@ def _is_known(name: str) -> bool:
 
 
 def _is_told_twice(name: str, view: RunView) -> bool:
-    """Return whether a tracker logged it again with a prefix: train/grad_norm and grad_norm."""
+    """Return whether a tracker logged it twice, with a prefix: train/grad_norm and grad_norm."""
     plain = unprefixed(name.removeprefix("raw/"))
     others = {plain, f"train/{plain}"} - {name}
     return plain != name and any(other in view.metrics for other in others)

@@ -1,8 +1,9 @@
 """Windows and hysteresis, the same for every rule.
 
-A condition over a series' steps becomes episodes (`Spell`): one begins where the condition held
-`fire` times in the last `window` records, and ends where it did not hold for `clear` records in a
-row. One odd value starts nothing, and one good value ends nothing.
+A condition over a series' records becomes episodes (`Spell`). An episode begins where the condition
+held `fire` times in the last `window` records, and ends where it did not hold for `clear` records
+in a row. So one odd value starts no episode if `fire` is above 1, and one good value ends none if
+`clear` is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from homeostat.health.view import Series
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """An episode as positions of a series: where it first held, was certain, and last held."""
+    """An episode as indices of a series: where it first held, was certain, and last held."""
 
     start: int
     sure: int
@@ -33,10 +34,10 @@ class Spell:
 def spells(
     held: BoolArray, *, fire: int = 1, window: int | None = None, clear: int = 1
 ) -> list[Spell]:
-    """Return the episodes in which a condition held, beyond chance. `window` defaults to `fire`."""
+    """Return the episodes in which a condition held often enough. `window` defaults to `fire`."""
     window = window or fire
     true_at = np.flatnonzero(held)
-    # Of each record at which it held: how many of those in the window that ends there.
+    # For each record at which it held: the number of such records in the window that ends there.
     counts = np.arange(1, len(true_at) + 1) - np.searchsorted(true_at, true_at - window + 1)
     sure_at = true_at[counts >= fire]
     found: list[Spell] = []
@@ -58,15 +59,16 @@ def spells(
 def newest_spell(
     held: BoolArray, *, fire: int = 1, window: int | None = None, clear: int = 1
 ) -> Spell | None:
-    """Return the episode that is open at the end, else the last one."""
+    """Return the episode that is open at the end, else the last one; None if there is none."""
     found = spells(held, fire=fire, window=window, clear=clear)
     return found[-1] if found else None
 
 
 def held_mean(values: FloatArray64, held: BoolArray, spell: Spell) -> float:
-    """Return the mean over the records of an episode at which its condition held.
+    """Return the mean over those records of an episode at which the condition held.
 
-    It lies on the side of the limit for which the rule fired, even if single records do not.
+    The mean is on the side of the limit for which the rule fired; records without the condition are
+    not included.
     """
     part = slice(spell.start, spell.end + 1)
     return float(np.mean(values[part][held[part]]))
@@ -75,7 +77,7 @@ def held_mean(values: FloatArray64, held: BoolArray, spell: Spell) -> float:
 def rolling_mean(series: Series, window: int) -> FloatArray64:
     """Return, at each record, the mean of it and those before it, at most `window` of them.
 
-    A value that is not finite makes every window that contains it not finite.
+    If a value is not finite, the mean of every window that contains it is NaN.
     """
     values = series.values
     sums = np.cumsum(np.concatenate([[0.0], np.where(np.isfinite(values), values, 0.0)]))
@@ -87,7 +89,7 @@ def rolling_mean(series: Series, window: int) -> FloatArray64:
 
 
 def slope(series: Series) -> float:
-    """Return the change per step, by least squares over finite values; 0 with fewer than two."""
+    """Return the change per step: least squares over finite values; 0 with fewer than two."""
     finite = series.finite()
     if len(finite) < 2:
         return 0.0
@@ -97,9 +99,9 @@ def slope(series: Series) -> float:
 
 
 def jumped(values: FloatArray64, start: int, *, factor: float, min_before: int = 4) -> bool:
-    """Return whether values from `start` on are this many times what they were before.
+    """Return whether values from `start` on are this many times as large as before.
 
-    They must also be further away than the earlier values ever were from one another.
+    They must also differ from the earlier values by more than six times the scatter of these.
     """
     before, since = values[:start], values[start:]
     if len(before) < min_before or not len(since):

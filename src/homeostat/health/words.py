@@ -1,4 +1,4 @@
-"""Count and shorten in sentences about a run."""
+"""Format counts, durations and shortened texts for sentences about a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _UNITS = (("day", 86_400.0), ("hour", 3_600.0), ("minute", 60.0))
 
 
 def rough_time(seconds: float) -> str:
-    """A span of time in a sentence, in the largest unit of which it has two: '40 seconds'."""
+    """Return a duration for a sentence, in the largest unit of which it has two: '40 seconds'."""
     for unit, length in _UNITS:
         if seconds >= 2 * length:
             return f"{int(seconds // length)} {unit}s"
@@ -26,11 +26,11 @@ def steps_have(number: int) -> str:
 def shortened(text: str, most: int) -> str:
     """Return at most this many characters, cut between words, with an ellipsis if cut.
 
-    A single word that is longer than that is cut within.
+    A single word that is longer than that is cut inside the word.
     """
     if len(text) <= most:
         return text
     room = most - len(_MARK)
     cut = text[: room + 1].rpartition(" ")[0].rstrip()
-    # A path or a number without a blank nearby is cut within.
+    # A path or number without a space nearby is cut inside.
     return (cut if len(cut) > room // 2 else text[:room].rstrip()) + _MARK

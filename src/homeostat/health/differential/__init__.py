@@ -1,11 +1,11 @@
-"""Differential diagnosis: how likely each illness is, given all signs of a run at once.
+"""Differential diagnosis: how likely each illness is, given all signs of a run together.
 
-    findings, clear rules  -> signs.py      what was found, what leads, what is absent
+    findings, clear rules  -> signs.py      which signs are present, absent, or leading
     illnesses.json         -> illnesses.py  illnesses as data: which signs they cause, how often
     both                   -> posterior.py  how likely each illness is
-    names of two illnesses -> deciding.py   the measurement or switch that tells them apart
-    all of it              -> answer.py     what the doctor says
+    names of two illnesses -> deciding.py   the measurement or switch that distinguishes them
+    all of it              -> answer.py     the doctor's answer
 
-bench/differential.py fits illnesses.json on rounds of the clinic. docs/guide/differential.md says
-on what, and how well it does on rounds that were not fitted.
+bench/differential.py fits illnesses.json to rounds of the clinic. docs/guide/differential.md
+describes these rounds, and the accuracy on rounds that were not used for fitting.
 """

@@ -1,8 +1,8 @@
-"""The answer beside the findings: how likely each illness is, and what would decide.
+"""The doctor's answer beside the findings: how likely each illness is, and what would decide.
 
-Probabilities were shown to be calibrated for runs of ours whose signs the clinic has seen, and only
-there (docs/guide/differential.md). Elsewhere the findings and their causes are ranked, and what
-would tell the first causes apart is named without a probability.
+The probabilities were shown to be calibrated only for runs of ours whose signs the clinic has seen
+(docs/guide/differential.md). For other runs, the answer has no probabilities, only what would
+distinguish the first causes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from homeostat.health.differential.posterior import illness_posterior, is_covere
 from homeostat.health.differential.signs import signs_of
 from homeostat.health.finding import Finding, Level
 
-# An illness is named if it is at least this likely.
+# Illnesses that are less likely than this are not reported.
 MIN_SHARE = 0.05
 MAX_ILLNESSES = 4
 MAX_DECIDERS = 2
-# Number of causes of a finding that are to be distinguished.
+# Number of causes of the first finding that are to be distinguished.
 NUM_CAUSES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Likely:
-    """An illness and its probability given all signs."""
+    """An illness and its probability, given all signs."""
 
     name: str
     probability: float
@@ -34,7 +34,7 @@ class Likely:
 
 @dataclass(frozen=True, slots=True)
 class Differential:
-    """The illnesses that explain the signs, the most likely first, and what tells them apart."""
+    """The illnesses that explain the signs, the most likely first, and how to distinguish them."""
 
     illnesses: tuple[Likely, ...] = ()
     deciders: tuple[Decider, ...] = ()
@@ -46,7 +46,7 @@ NOTHING = Differential()
 def differential(
     findings: Sequence[Finding], *, clear: Iterable[str], is_calibrated: bool, table: Table
 ) -> Differential:
-    """Return the differential of a diagnosis; `is_calibrated` says whether the run is ours."""
+    """Return the differential of a diagnosis. `is_calibrated` is True for our own runs."""
     ill = [one for one in findings if one.level is not Level.INFO]
     if not ill:
         return NOTHING

@@ -1,8 +1,8 @@
-"""Illnesses as data: which signs each causes, how often, and which of them leads.
+"""Illnesses as data: which signs each of them causes, how often, and which sign leads.
 
-A form is one manner in which the clinic makes an illness; an illness may have several, such as a
-learning rate that is too high from the start and one that jumps. `names` are the right answers for
-a form, by their names in health/vocabulary.py: the illness itself first.
+A form is one of the ways in which the clinic causes an illness. An illness may have several, such
+as a learning rate that is too high from the start, and one that jumps. `names` are the right
+answers for a form, by their names in health/vocabulary.py: the illness itself first.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Form:
 class Weights:
     """The fitted numbers of the model.
 
-    `smoothing` is the number of runs that the average over all forms counts for in each of them.
-    `sharpness` multiplies the evidence of all signs, and `lead` that of the leading one beside it.
-    `other` is the prior share of illnesses that are not in the table.
+    Each form's counts are mixed with the average over all forms, which counts as `smoothing` runs.
+    `sharpness` multiplies the evidence of all signs, and `lead` that of the leading sign in
+    addition. `other` is the prior probability of illnesses that are not in the table.
     """
 
     smoothing: float
@@ -75,7 +75,7 @@ class Table:
 
     @cached_property
     def lead_shares(self) -> FloatArray64:
-        """Return how often each sign leads; rows and columns as in `shares`."""
+        """Return how often each sign leads, with rows and columns as in `shares`."""
         counts, total = self._counts([form.leads for form in self.forms.values()])
         usual = (counts.sum(axis=0) + 0.5) / (counts.sum() + 0.5 * len(self.signs))
         return self._smoothed(counts, total, usual)
@@ -104,5 +104,5 @@ def table_of(raw: Mapping[str, Any]) -> Table:
 
 @cache
 def fitted_table() -> Table:
-    """Read illnesses.json, once."""
+    """Read illnesses.json once."""
     return table_of(json.loads(FILE.read_text(encoding="utf-8")))

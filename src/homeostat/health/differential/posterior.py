@@ -7,8 +7,8 @@ For a form k of an illness, with p(s|k) from the table:
                                        + lead * log p(s leads|k) ] + constant
 
 One more form stands for illnesses that are not in the table: it shows every sign as often as the
-others do on average. Signs are taken as independent given the illness, which they are not:
-`sharpness`, fitted on runs that the counts were not made of, makes up for that.
+others do on average. The formula treats signs as independent given the illness, although they are
+not. `sharpness` corrects for that; it is fitted on other runs than the counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from homeostat.health.differential.signs import Signs
 
 
 def forms_posterior(signs: Signs, table: Table) -> FloatArray64:
-    """Return the probability of each form, in the table's order; the last is OTHER."""
+    """Return the probability of each form in the table's order; the last one is OTHER."""
     weights, num = table.weights, len(table.forms)
     prior = np.full(num + 1, math.log((1.0 - weights.other) / num))
     prior[-1] = math.log(weights.other)
@@ -33,7 +33,7 @@ def forms_posterior(signs: Signs, table: Table) -> FloatArray64:
 
 
 def illness_posterior(signs: Signs, table: Table) -> dict[str, float]:
-    """Return illness -> probability, the most likely first; OTHER is among them."""
+    """Return illness -> probability, the most likely first; OTHER is one of them."""
     shares = forms_posterior(signs, table)
     found = {OTHER: float(shares[-1])}
     for form, share in zip(table.forms.values(), shares, strict=False):
@@ -42,7 +42,7 @@ def illness_posterior(signs: Signs, table: Table) -> dict[str, float]:
 
 
 def is_covered(signs: Signs, table: Table) -> bool:
-    """Return whether something is present, and the table knows every sign that is."""
+    """Return whether any sign is present, and the table knows all that are."""
     return bool(signs.present) and signs.present <= table.signs.keys()
 
 

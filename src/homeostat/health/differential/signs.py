@@ -1,9 +1,9 @@
 """The signs of a run: which rules found something, which finding leads, which found nothing.
 
-A sign is named by the code of the rule that sees it. Present are the findings of level warn or
-above that no other finding explains; the one that leads is the first of them, by severity,
-certainty and time. A rule that could not be evaluated, or whose finding another one explains, gives
-no sign, neither present nor absent.
+A sign is identified by the code of its rule. It is present if the rule has a finding of level warn
+or above that no other finding explains. The leading sign is the first of these, ordered by
+severity, certainty and time. A rule gives no sign, neither present nor absent, if it could not be
+evaluated or if another finding explains its finding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from homeostat.health.finding import Finding, Level
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """The signs of one run. `judged` are the codes that are present or absent for certain."""
+    """The signs of one run. `judged` are the codes that are known to be present or absent."""
 
     present: frozenset[str]
     lead: str
@@ -24,7 +24,7 @@ class Signs:
 
 
 def signs_of(findings: Sequence[Finding], *, clear: Iterable[str]) -> Signs:
-    """Return the signs in a diagnosis: its findings in order, and the rules that found nothing."""
+    """Return the signs of a diagnosis, given its findings in order and the rules without any."""
     codes = [finding.code for finding in findings if finding.level is not Level.INFO]
     present = frozenset(codes)
     return Signs(present, codes[0] if codes else "", present | frozenset(clear))

@@ -1,11 +1,11 @@
 """The names that other frameworks use: metrics, settings, and marks that identify them.
 
-A framework's table is one file. Its `settings` are used in both directions: a value that a log
-states under their name is looked up under ours, and a fix that we know under our key is shown under
-theirs.
+Each framework has one table in one file. Its `settings` are used in both directions: a value that a
+log states under the framework's name is found under our key, and a fix for our key is shown under
+the framework's name.
 
-If a log has equal evidence for two, the earlier in ALL is taken. One that is built on another takes
-precedence wherever it is visible at all (`Framework.built_on`).
+If the evidence for two frameworks is equal, the earlier one in ALL is used. If one is built on the
+other and is visible at all, it takes precedence (`Framework.built_on`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DeepSpeed, for logs that show nothing of what runs on it."""
+"""DeepSpeed, for logs that show no trainer that uses it."""
 
 from __future__ import annotations
 

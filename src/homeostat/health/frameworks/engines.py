@@ -1,4 +1,4 @@
-"""The sampling engines, and Ray, for logs that show no trainer above them."""
+"""The inference engines and Ray, for logs that show no trainer that uses them."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""The settings that exist in a framework, and the values they take, as read from its sources.
+"""The settings that exist in each framework and the values they accept, read from its sources.
 
-`known/<framework>.toml` lists them with the repositories, commits and dates of the reading, and
-with the file in which each was found. The doctor names no setting that is not listed there: guides
-and older versions name some that do not exist. `homeostat dev check-settings` compares the lists
-with a checkout or with installed packages.
+`known/<framework>.toml` lists them, with the repositories, commits and dates, and with the file in
+which each was found. The doctor recommends no setting that is not listed, because guides and older
+versions name some that do not exist. `homeostat dev check-settings` compares the lists with a
+checkout or with installed packages.
 
-Two lists hold what the sentences of any fix may name: `environment` has environment variables,
-`commands` flags of programs such as pip, docker and torchrun.
+Two more lists hold what the sentences of any fix may mention: `environment` has environment
+variables, `commands` has flags of programs such as pip, docker and torchrun.
 
-A setting's kind is the tuple of values that it allows, or one of
+The kind of a setting is the tuple of values that it allows, or one of
 
-    int  float  bool    as everywhere
+    int  float  bool    numbers and booleans
     switch              a flag of the command line that is given without a value
     text                a word or path that only the user knows; also what may be null
     list  table         several values, or names with values
@@ -37,7 +37,7 @@ _WORDS = {
     "off": False,
     "no": False,
 }
-# A precision has two names, and frameworks accept one or the other.
+# A precision has several names; a framework may accept only one of them.
 _DTYPES = {
     "fp32": ("float32", "32-true"),
     "bf16": ("bfloat16", "bf16-true"),
@@ -49,13 +49,13 @@ Kind = str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The repository where settings of a list were read.
+    """The repository from which settings of a list were read.
 
-    `commit` is a commit, or the tag of the release whose package was read. `version` is what the
-    sources at that commit call themselves, or the release before it with the number of commits
-    since ("0.9.5+54"). `found` maps a place -> the settings that it defines (places.py of
-    `homeostat dev check-settings`). `prefix` is what a user writes before names of this source:
-    slime's --sglang-log-level is SGLang's --log-level.
+    `commit` is a commit, or the tag of the release whose package was read. `version` is the version
+    in the sources at that commit, or the release before it with the number of commits since
+    ("0.9.5+54"). `found` maps a place -> the settings that it defines (places.py of `homeostat dev
+    check-settings`). `prefix` is what a user writes before names of this source: slime's
+    --sglang-log-level is SGLang's --log-level.
     """
 
     repository: str
@@ -74,9 +74,9 @@ class Known:
     settings: Mapping[str, Kind] | None = None
 
     def spelling(self, name: str) -> str | None:
-        """Return the name as their sources have it, None if they have no such setting.
+        """Return the name as the framework's sources write it; None if they have no such setting.
 
-        Tables that several frameworks share leave out the dashes of the command line.
+        Tables that several frameworks share leave out the dashes of command line flags.
         """
         return next((one for one in (name, f"--{name}") if one in (self.settings or {})), None)
 
@@ -93,11 +93,11 @@ NOTHING = Known()
 
 @cache
 def known(framework: str) -> Known:
-    """Return the facts about a framework; NOTHING if there is no file."""
+    """Return the known settings of a framework; NOTHING if there is no file for it."""
     path = _FOLDER / f"{framework}.toml"
     if not path.exists():
         return NOTHING
-    # Few logs need it, and it takes as long to load as a dozen rules.
+    # Few logs need tomllib, and importing it takes as long as a dozen rules.
     import tomllib
 
     told = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -115,7 +115,7 @@ def _source(told: dict[str, Any]) -> Source:
 
 
 def written(text: str, kind: Kind) -> str | None:
-    """Return a value as their config has it; None if it is not of the kind, such as prose."""
+    """Return a value as the framework's config writes it; None if it is not of this kind."""
     found = literal(text)
     if isinstance(kind, tuple):
         meant = (text.lower(), *_DTYPES.get(text.lower(), ()))
@@ -154,5 +154,5 @@ def _normal(value: object) -> object:
         found = literal(value)
         text = value.strip().strip("'\"").lower()
         value = found if found is not None else None if text in ("none", "null", "") else text
-    # In Python True == 1: a switch that is on is not the number one.
+    # In Python True == 1, but a switch that is on is not the number one.
     return (type(value) is bool, value)

@@ -1,4 +1,4 @@
-"""LightRFT: torchrun, FSDP or DeepSpeed, vLLM or SGLang in the same processes."""
+"""LightRFT: torchrun with FSDP or DeepSpeed, and vLLM or SGLang in the same processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments and metrics, which slime, miles and ChatLearn pass on."""
+"""Megatron-LM's arguments and metrics. slime, miles and ChatLearn pass them through."""
 
 from __future__ import annotations
 

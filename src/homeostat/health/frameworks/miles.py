@@ -1,4 +1,4 @@
-"""The miles framework: slime's fork, with its own FSDP, LoRA, FP8/INT4 and speculative training."""
+"""The miles framework: a fork of slime that adds FSDP, LoRA, FP8/INT4 and speculative training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Settings of other frameworks that a recipe of ours has no use for, and why.
+"""Settings of other frameworks that our recipes do not need, with the reason.
 
-A name is as `fold_setting` gives it, without dashes in front; `*` stands for anything. `FOREIGN` in
-planned.py has those that rules know by a key.
+A name is written as `fold_setting` returns it, without leading dashes; `*` stands for anything.
+`FOREIGN` in planned.py has those that rules know by a key.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ NEEDLESS: dict[str, tuple[str, ...]] = {
 
 
 def why_needless(name: str) -> str:
-    """Return why a recipe needs no such setting; empty if that is not known."""
+    """Return why a recipe needs no such setting; "" if that is not known."""
     for why, patterns in NEEDLESS.items():
         if any(fnmatchcase(name, pattern) for pattern in patterns):
             return why

@@ -5,7 +5,7 @@ from __future__ import annotations
 from homeostat.health.frameworks.table import Framework
 
 METRICS: dict[str, str] = {
-    # The printed block, then what goes to the loggers (with or without "train/").
+    # First the names in the printed block, then those for loggers (with or without "train/").
     "Loss": "train/loss",
     "Policy Loss": "train/loss",
     "Generation KL Error": "sampling/k3",

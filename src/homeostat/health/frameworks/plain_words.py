@@ -1,11 +1,11 @@
-"""Our keys in plain words, for advice to runs of frameworks without such a setting.
+"""Descriptions of our keys, for advice to frameworks that have no such setting.
 
-A key that is not listed is described by its last part, which is plain enough.
+A key that is not listed is described by its last part, which is clear enough.
 """
 
 from __future__ import annotations
 
-# Keys of what only our own trainer does: nobody can follow them anywhere else.
+# Keys of features that only our trainer has. They are not recommended for other frameworks.
 OURS_ALONE = frozenset(
     {"cluster.on_lost_node", "engine.max_restarts", "engine.stall_s", "health.heal"}
 )
@@ -77,10 +77,10 @@ PLAIN_WORDS = {
     "rollout.temperature": "sampling temperature",
     "runs_dir": "folder of the runs",
     "sync.interval": "updates between publications of weights",
-    "sync.overlap": "publishing weights while sampling goes on",
+    "sync.overlap": "publishing weights while sampling continues",
     "sync.timeout_s": "time limit of a publication of weights",
     "sync.transport.bucket_bytes": "bytes of weights that are sent at a time",
-    "sync.transport.type": "way in which weights reach the engine",
+    "sync.transport.type": "transport that sends weights to the engine",
     "sync.verify": "check that the engine has the published weights",
     "trainer.backend.offload_optimizer": "optimizer state in host memory",
     "trainer.backend.shard": "sharding of the model",

@@ -7,7 +7,7 @@ from homeostat.health.frameworks.table import Framework
 GIB = 2.0**30
 
 METRICS: dict[str, str] = {
-    # The lines of the orchestrator and the trainer, then what goes to the monitors.
+    # First the names in the lines of orchestrator and trainer, then those for monitors.
     "Reward": "reward",
     "Time": "time/step",
     "Throughput": "throughput/tokens_per_s",

@@ -1,4 +1,4 @@
-"""The slime framework: Megatron training with SGLang rollouts. Its fork miles shares most."""
+"""The slime framework: Megatron training with SGLang rollouts. Its fork miles has most of this."""
 
 from __future__ import annotations
 

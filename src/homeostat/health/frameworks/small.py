@@ -1,4 +1,4 @@
-"""Frameworks of which only a few names are needed."""
+"""Frameworks for which only a few names are needed."""
 
 from __future__ import annotations
 

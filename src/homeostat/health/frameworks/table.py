@@ -1,4 +1,4 @@
-"""The shape of a framework's table."""
+"""The format of a framework's table."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HOLE = "<name>"
 class Framework:
     """The names of one framework.
 
-    `metrics` maps their name -> ours; one `<name>` stands for the same text on both sides. If
-    several of theirs mean the same, the first in the table that a run logged is used. `scales` maps
-    our metric -> factor from their unit to ours (for example GB to bytes). `settings` maps our key
-    -> their name, first the one that a user would set, then other spellings that logs use. `flags`
-    maps their switch -> our key and its value when it is on. `base` is the framework whose settings
-    it accepts unchanged, by its name here. `built_on` are further ones whose modules, actors and
-    rows appear in its output. `marks` are texts that only this framework's output has (patterns of
-    log.py).
+    `metrics` maps its name -> ours; one `<name>` stands for the same text on both sides. If several
+    of its names mean the same metric, the first in the table that a run logged is used. `scales`
+    maps our metric -> factor from its unit to ours (for example GB to bytes). `settings` maps our
+    key -> its names: first the one that a user would set, then other spellings in logs. `flags`
+    maps its switch -> our key and the value of that key when the switch is on. `base` is the
+    framework whose settings it accepts unchanged, by its name here. `built_on` are other frameworks
+    whose modules, actors and rows appear in its output. `marks` are texts that only this framework
+    prints (patterns of log.py).
     """
 
     name: str
@@ -42,9 +42,9 @@ class Framework:
         object.__setattr__(self, "_holes", holes)
 
     def canonical(self, name: str) -> str | None:
-        """Return our name of one of their metrics; None for one that no rule knows.
+        """Return our name for one of the framework's metrics; None if no rule knows the metric.
 
-        A name of our own catalogue maps to itself: frameworks borrow them from each other.
+        A name of our own catalogue maps to itself, because frameworks copy names from each other.
         """
         found = self.metrics.get(name)
         if found is not None:
@@ -56,7 +56,7 @@ class Framework:
         return name if name in names.FOREIGN or describe(name) is not None else None
 
     def switched(self, name: str, value: object) -> tuple[str, object] | None:
-        """Return our key and its value when one of their switches is on."""
+        """Return our key and its value if one of the framework's switches is on; else None."""
         is_on = value is True or str(value).lower() in ("true", "1")
         return self.flags.get(_plain(name)) if is_on else None
 

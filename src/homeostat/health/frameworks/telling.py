@@ -1,8 +1,9 @@
-"""Express a fix in the terms of the framework that was run: its setting, and a valid value.
+"""Express a fix for the framework that was run: its setting, and a valid value.
 
-One function decides what is printed, for people and for programs. A setting is named only if the
-framework's own sources have it (known.py), a value only if it is of the setting's kind; everything
-else in a fix is advice in words. Our own keys are shown only to our own runs.
+This is the only place that decides what is printed, for people and for programs. A setting is named
+only if the framework's own sources have it (known.py), and a value only if it is of the setting's
+kind. Everything else in a fix becomes advice in words. Our own keys are shown only for our own
+runs.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _SHARED = frozenset({"coefficient", "interval", "lr", "path", "timeout_s", "type
 
 @dataclass(frozen=True, slots=True)
 class ToldFix:
-    """A fix in the terms of a framework.
+    """A fix, expressed for one framework.
 
-    `setting` is None if they have none that we know; `value` is "" if there is none of the
-    setting's kind, and `advice` then says in words what to do.
+    `setting` is None if the framework has no known setting for it. `value` is "" if the fix has no
+    value of the setting's kind; `advice` then says in words what to do.
     """
 
     setting: str | None
@@ -47,11 +48,11 @@ class ToldFix:
 
 
 def told(fix: Fix, framework: Framework) -> ToldFix:
-    """Return the change, by the setting's name in the framework of the run."""
+    """Return the fix with the setting's name in the framework of the run."""
     why = in_their_words(fix.why, framework)
     found = _named(fix, framework)
     if not found:
-        # If we cannot name their setting, describe it.
+        # The framework has no known setting for it, so describe the setting in words.
         words, value = _plainly(fix.setting), in_their_words(fix.value, framework)
         advice = f"{words} ({value})" if words and value else words or value
         return ToldFix(None, "", advice, why, fix.grade.value)
@@ -65,11 +66,10 @@ def told(fix: Fix, framework: Framework) -> ToldFix:
 
 
 def told_all(fixes: Sequence[Fix], framework: Framework) -> list[ToldFix]:
-    """Return the fixes of a finding, without those about something that the framework does not
-    have.
+    """Return the fixes of a finding, without those for settings that the framework does not have.
 
-    If none would be left, those stay, in words, that can be done without a setting. Of an unknown
-    framework we cannot say what it has.
+    If none would be left, or if the framework is unknown, return all except those that only our
+    trainer can follow.
     """
     pairs = [(fix, told(fix, framework)) for fix in fixes]
     if framework is not HOMEOSTAT:
@@ -82,14 +82,14 @@ def told_all(fixes: Sequence[Fix], framework: Framework) -> list[ToldFix]:
 
 
 def in_their_words(text: str, framework: Framework) -> str:
-    """Return a sentence of ours with settings under the framework's names."""
+    """Return one of our sentences with settings under the framework's names."""
     if framework.name == HOMEOSTAT.name:
         return text
     return _OUR_KEY.sub(lambda m: setting_name(m[0], framework) or _plainly(m[0]), text)
 
 
 def setting_name(key: str, framework: Framework) -> str | None:
-    """Return their current name of one of our keys; None if their sources have nothing like it."""
+    """Return the framework's current name of one of our keys; None if it has no such setting."""
     facts = known(framework.name)
     if framework.name == HOMEOSTAT.name:
         return facts.spelling(key)
@@ -101,7 +101,7 @@ def setting_name(key: str, framework: Framework) -> str | None:
 
 
 def lineage(framework: Framework) -> Iterator[Framework]:
-    """Return the framework, then those whose settings it accepts unchanged."""
+    """Yield the framework, then those whose settings it accepts unchanged."""
     found: Framework | None = framework
     while found is not None:
         yield found
@@ -109,7 +109,7 @@ def lineage(framework: Framework) -> Iterator[Framework]:
 
 
 def named_settings(text: str) -> Iterator[tuple[str, str]]:
-    """Return names and values of an entry of `Fix.theirs` (`name`, or `name=value`, by commas)."""
+    """Yield names and values of an entry of `Fix.theirs`: `name` or `name=value`, with commas."""
     for part in text.split(_SEVERAL):
         name, _, value = part.partition("=")
         yield name.strip(), value.strip()
@@ -134,19 +134,19 @@ def _named(fix: Fix, framework: Framework) -> list[tuple[str, str]]:
 
 
 def _value(fix: Fix, given: str, *, kind: Kind) -> tuple[str, str]:
-    """Return the value to print and the advice: one of the two, or neither."""
+    """Return the value to print, and advice. At most one of the two is not empty."""
     if given and kind in ("text", "list", "table"):
         return given, ""
     value = written(given or fix.value, kind)
     if kind == "switch":
-        # A switch is given or left out, so there is no value to write.
+        # A switch is given or left out, so there is no value to print.
         return "", {"true": "", "false": "leave it out"}.get(value or "", given or fix.value)
     if value is not None:
         return value, ""
     is_on = literal(fix.value)
     if isinstance(is_on, bool):
         return "", "set it" if is_on else "do not set it"
-    # One of our choices (auto, drop) means nothing if the setting has other ones.
+    # One of our choices (auto, drop) means nothing in a framework with other choices.
     return "", "" if _is_our_choice(fix) else fix.value
 
 
@@ -158,7 +158,7 @@ def _is_our_choice(fix: Fix) -> bool:
 
 
 def _plainly(key: str) -> str:
-    """Describe one of our keys in words; "" is described by nothing."""
+    """Describe one of our keys in words; "" stays ""."""
     if key in PLAIN_WORDS:
         return PLAIN_WORDS[key]
     *sections, last = key.replace("[]", "").split(".")

@@ -1,4 +1,4 @@
-"""torchtune: PyTorch's recipes, configured by YAML files."""
+"""torchtune: PyTorch's fine-tuning recipes, configured by YAML files."""
 
 from __future__ import annotations
 

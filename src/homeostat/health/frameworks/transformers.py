@@ -1,4 +1,4 @@
-"""Hugging Face Trainer, and the names that frameworks built on it share (TRL, axolotl ...)."""
+"""Hugging Face Trainer, with the names that frameworks built on it share (TRL, axolotl ...)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "model.double_quantization": ("bnb_4bit_use_double_quant", "double_quantization"),
     "lora.targets": ("lora_target_modules", "target_modules"),
 }
-# A switch that is on means one of our values.
+# A switch that is on stands for one of the values of our key.
 FLAGS: dict[str, tuple[str, object]] = {
     "bf16": ("trainer.precision", "bf16"),
     "fp16": ("trainer.precision", "fp16"),

@@ -7,7 +7,7 @@ from homeostat.health.frameworks.table import Framework
 
 METRICS: dict[str, str] = {
     **transformers.METRICS,
-    # GRPO and RLOO. Many names are ours, too.
+    # GRPO and RLOO. Many of their names are the same as ours.
     "reward": "reward",
     "train/reward": "reward",
     "reward_std": "reward_std",
@@ -27,7 +27,7 @@ METRICS: dict[str, str] = {
     "perf/mfu_wall_clock": "throughput/mfu",
     "perf/rollout_wait_s": "time/wait",
     "perf/step_s": "time/step",
-    # PPO, old and new.
+    # PPO, old and new versions.
     "objective/kl": "kl/sequence",
     "objective/entropy": "entropy/sequence",
     "objective/kl_coef": "kl_coefficient",

@@ -1,12 +1,12 @@
 """Read logs, metric files and run folders of any framework into a RunView.
 
-    open_run(path)     a file or a folder; of a folder with several runs the newest
-    runs_at(path)      the runs at a path: it, or those that a folder holds
-    runs_of_files(...) the runs that several files are of, by their names
+    open_run(path)     a file or a folder; if the folder has several runs, the newest
+    runs_at(path)      the runs at a path: the path itself, or those in the folder
+    runs_of_files(...) the runs that several files belong to, by their names
     read_text(text)    text that a user pasted
     read_stream(file)  standard input
 
-Whatever the bytes are, the answer is a view or a HomeostatError: text that is not metrics is log.
+Whatever the bytes are, the result is a view or a HomeostatError. Text that is not metrics is log.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = [
     "view_of_run",
 ]
 
-# Keys that every recipe of ours has.
+# Keys that each of our recipes has.
 _RECIPE_KEYS = frozenset({"model", "data"})
-# A file of a run folder of ours stands for the folder.
+# If one of these files in our run folder is given, the whole folder is read.
 _OUR_FILES = frozenset({"metrics.jsonl", "events.jsonl", "console.log", "config.json"})
 
 
@@ -54,8 +54,8 @@ def open_run(
 ) -> RunView:
     """Read the run in a file or folder.
 
-    `config` is a file with its settings, and `names` maps its names of metrics to ours. Raises
-    HomeostatError.
+    `config` is a file with the run's settings, and `names` maps its names of metrics to ours.
+    Raises HomeostatError.
     """
     settings = read_config(config) if config is not None else None
     path = place.path if isinstance(place, RunPlace) else place
@@ -70,7 +70,7 @@ def open_run(
 
 
 def _with_notes(view: RunView, notes: tuple[str, ...]) -> RunView:
-    """Return a view whose reading has more notes."""
+    """Return the view with these notes added to its reading."""
     if not notes:
         return view
     reading: Reading = view.facts["reading"]
@@ -84,14 +84,14 @@ def read_stream(
     config: Mapping[str, Any] | None = None,
     names: Mapping[str, str] | None = None,
 ) -> RunView:
-    """Read the run that a stream describes, as far as it could be read."""
+    """Read the run that a stream describes, up to where the stream can be read."""
     return view_of(found_in_stream(source), config=config, names=names)
 
 
 def refuse_empty(view: RunView, *, name: str) -> None:
-    """Raise DataError if there was nothing to read, so that silence is not taken for health.
+    """Raise DataError if nothing was read, so that an empty log is not reported as healthy.
 
-    A folder of ours is never empty: it has the settings of the run.
+    One of our folders is never empty: it has the settings of the run.
     """
     reading: Reading = view.facts["reading"]
     is_read = reading.num_lines or reading.num_rows or reading.num_unread_rows or view.log.lines
@@ -99,12 +99,12 @@ def refuse_empty(view: RunView, *, name: str) -> None:
         return
     raise DataError(
         f"{name}: is empty. Either nothing has been written yet, or the run prints to another "
-        "file; a job of a cluster has one for errors (.err)."
+        "file; a cluster job often writes errors to a separate file (.err)."
     )
 
 
 def _refuse_recipe(path: Path) -> None:
-    """Refuse a file that contains settings and no log: nothing in it has happened yet."""
+    """Raise DataError if a file contains settings and no log: there is no run to judge."""
     if path.suffix not in {".yaml", ".yml", ".toml"} or not path.is_file():
         return
     try:
@@ -113,7 +113,7 @@ def _refuse_recipe(path: Path) -> None:
         return
     if settings.keys() >= _RECIPE_KEYS:
         raise DataError(
-            f"{path}: this is a recipe, not a log: nothing has run yet that could be judged. Use "
+            f"{path}: this is a recipe, not a log: there is no run to judge yet. Use "
             f"`homeostat check {path}` for a recipe, and give the doctor the run's folder or log."
         )
     raise DataError(

@@ -1,13 +1,13 @@
-"""Take the values out of JSON lines that are alike, without an object for each line.
+"""Extract the values of JSON lines with the same layout, without creating an object for each line.
 
     {"step": 1, "loss": 0.5}     two lines
     {"step": 2, "loss": 0.25}
     {"step": , "loss": }         the pieces around the values, which every line has
     [1, 0.5, 2, 0.25]            the values, as one list
 
-The places of the pieces follow from those of the quotation marks. A piece is compared byte by byte
-with that of the first line and then overwritten with a comma and spaces, so that a parser has
-nothing to read but numbers.
+The quotation marks show where the pieces are. Each piece is compared byte by byte with that of the
+first line and then overwritten with a comma and spaces, so that the parser only has to read
+numbers.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import numpy as np
 
 from homeostat.arrays import IntArray
 
-# What is between two values, and between a name and its value.
+# Separators of two values, and of a name and its value.
 _SEPARATORS = ((b", ", b": "), (b",", b":"))
 
 
 def values_of_alike(block: bytes, *, num_lines: int) -> tuple[list[str], bytearray] | None:
     """Return the names that all lines have, and the JSON text of a list of all lines' values.
 
-    None if a line differs from the first one in more than its values. The values are not looked at:
-    if the list has as many items as all lines have names, and all are numbers, each is a value.
+    None if a line differs from the first one in more than its values. The values are not checked.
+    If the parsed list has as many items as the lines have names together, and all items are
+    numbers, each item is the value of one name.
     """
     names = _names_in(block.partition(b"\n")[0])
-    # Line ends and quotation marks are all in the pieces, so that values have none.
+    # All line ends and quotation marks must be in the pieces, so values cannot contain any.
     marks = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord('"'))
     if len(marks) != 2 * len(names) * num_lines or not block.endswith(b"}"):
         return None
@@ -42,15 +43,15 @@ def values_of_alike(block: bytes, *, num_lines: int) -> tuple[list[str], bytearr
 
 
 def num_lines_of(block: bytes) -> int:
-    """Return the number of lines of which a block has the ends between them.
+    """Return the number of lines in a block whose last line has no line end.
 
-    `bytes.count` looks at one byte after the other, which takes a fifth of the time to read a log.
+    `bytes.count` compares single bytes, which would take a fifth of the time to read a log.
     """
     return int(np.count_nonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))) + 1
 
 
 def _names_in(line: bytes) -> list[str]:
-    """Return the names in a line that is a JSON object; none if it is anything else."""
+    """Return the names in a line that is a JSON object; [] if it is anything else."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -59,7 +60,7 @@ def _names_in(line: bytes) -> list[str]:
 
 
 def _pieces(names: Sequence[str]) -> list[list[bytes]]:
-    """Return what is before each value of a line, for each way to write separators."""
+    """Return the text before each value of a line, once for each style of separators."""
     quoted = [b'"%s"' % name.encode("utf-8", errors="replace") for name in names]
     return [
         [(between if place else b"{") + name + after for place, name in enumerate(quoted)]
@@ -69,16 +70,16 @@ def _pieces(names: Sequence[str]) -> list[list[bytes]]:
 
 
 def _without(block: bytes, pieces: Sequence[bytes], marks: IntArray) -> bytearray | None:
-    """Return the list of what is between the pieces; None if one of them is not at its place.
+    """Return the list of the texts between the pieces; None if a piece is missing anywhere.
 
-    `marks` has the places of the first quotation marks of the names, a row for each line.
+    `marks` has the position of the first quotation mark of each name, a row for each line.
     """
     text = bytearray(block)
     for place, piece in enumerate(pieces):
         before = piece.index(b'"')
         if not _overwrite(text, marks[:, place] - before, piece, with_=b"," if place else b" "):
             return None
-    # Each further line begins with the end of the line before it.
+    # The piece at the start of each further line also has the end of the line before it.
     if not _overwrite(text, marks[1:, 0] - 3, b"}\n ", with_=b","):
         return None
     text[:1], text[-1:] = b"[", b"]"
@@ -86,10 +87,10 @@ def _without(block: bytes, pieces: Sequence[bytes], marks: IntArray) -> bytearra
 
 
 def _overwrite(text: bytearray, places: IntArray, piece: bytes, *, with_: bytes) -> bool:
-    """Overwrite what is at the places if it is the piece everywhere; else return False."""
+    """Overwrite the piece at all places and return True; return False if it is missing anywhere."""
     if len(places) and (places.min() < 0 or places.max() + len(piece) > len(text)):
         return False
-    # One item for each place in the text: the bytes that follow it, which overlap.
+    # An array with one overlapping item per byte of the text: the bytes from there on.
     count, kind = len(text) - len(piece) + 1, f"V{len(piece)}"
     items = np.ndarray((count,), dtype=kind, buffer=text, strides=(1,))
     if items[places].tobytes() != piece * len(places):

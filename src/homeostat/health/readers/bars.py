@@ -1,8 +1,8 @@
-"""Parse progress bars as tqdm prints them, and the metrics that some trainers append.
+"""Parse tqdm progress bars, with the metrics that some trainers append to them.
 
     12%|#1        | 8/64 [00:52<06:09, 6.60s/it, pg=0.0496, rm=0.33, glen=759, kl=0.00112]
 
-If a bar starts again, counting continues from where it was: it is drawn once per epoch or rollout.
+A bar that starts again (once per epoch or rollout) continues the count of the one before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from homeostat.health.readers.numbers import NUMBER, VALUE, number
 from homeostat.health.readers.rows import Row
 
-# Match from the percent sign on; the text before it is read backwards from there.
+# Match from the percent sign on; the title before it is read backwards from there.
 _BAR = re.compile(
     r"%\|[^|]{0,400}+\|\s*+(?P<count>\d{1,12})/(?P<total>\d{1,12})"
     r"\s*+\[(?P<inside>[^\]]{0,5000}+)\]?"
@@ -22,7 +22,7 @@ _MAX_TITLE = 200
 _POSTFIX = re.compile(
     rf"(?:^|,\s*+)(?P<name>[A-Za-z_][\w./ -]{{0,60}}+)\s*+[=:]\s*+(?P<value>{VALUE})"
 )
-# torchtune draws "1|25|Loss: 1.21:  10%|...": the newest loss is the bar's title.
+# torchtune prints "1|25|Loss: 1.21:  10%|...": the title of the bar is the newest loss.
 _IN_TITLE = re.compile(rf"(?P<name>[A-Za-z_][\w ]{{0,40}}+)\s*+[:=]\s*+(?P<value>{NUMBER})\s*+:?")
 _TRAINING = re.compile(
     r"(?:train(?:ing)?(?: progress| steps?| epoch)?|episode|epoch|steps?|iterations?)?"
@@ -56,7 +56,7 @@ def bar_in(body: str) -> Bar | None:
 
 
 def _title(body: str, at: int) -> str | None:
-    """Return the text before a percentage, back to the last bar; None if there is no number."""
+    """Return the title of a bar, back to the previous bar; None if no percentage follows it."""
     digits = 0
     while digits < 3 and body[at - digits - 1 : at - digits].isdecimal():
         digits += 1
@@ -69,7 +69,7 @@ def _title(body: str, at: int) -> str | None:
 
 def _bar(found: re.Match[str], title: str) -> Bar:
     values = {}
-    # The time and the rate come first.
+    # The time and the rate come before the metrics.
     for pair in _POSTFIX.finditer(found["inside"].partition(", ")[2]):
         value = number(pair["value"])
         if value is not None:
@@ -83,7 +83,7 @@ def _bar(found: re.Match[str], title: str) -> Bar:
 
 @dataclass(slots=True)
 class _Drawn:
-    """The last state of a bar of one title, and the rows before the current drawing."""
+    """The last state of the bar with one title, and the number of rows before it started again."""
 
     count: int
     values: dict[str, float]
@@ -92,21 +92,21 @@ class _Drawn:
 
 
 class BarRows:
-    """Turn bars with metrics into rows, with a continuous count."""
+    """Turn bars with metrics into rows with a continuous step count."""
 
     def __init__(self) -> None:
         self._drawn: dict[str, _Drawn] = {}
         self._between: set[str] = set()
 
     def other(self, bar: Bar) -> None:
-        """Note that a bar without metrics was drawn: those around it start again after it."""
+        """Note a bar without metrics. Bars that are printed around it start again after it."""
         self._between = set(self._drawn) - {_untold(bar.title)}
 
     def row(self, bar: Bar) -> Row:
         title = _untold(bar.title)
         last = self._drawn.get(title)
         if last is None:
-            # A log that shows bars only when they are full has one row of each.
+            # A log that prints only full bars has one row per bar.
             step = 1 if bar.count == bar.total else bar.count
             self._drawn[title] = _Drawn(bar.count, dict(bar.values), step - bar.count, step)
         else:

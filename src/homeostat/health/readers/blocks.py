@@ -1,4 +1,4 @@
-"""Parse metrics over several lines below a header that names the step, and tables.
+"""Parse tables, and metrics printed over several lines below a header with the step.
 
 ====== Step 31/500 ======              === [global_reduce] - METRICS STEP 4 ===
   * Loss: -0.0091                        grpo_loss/kl_divergence_mean: 1,568,987.96
@@ -25,23 +25,23 @@ _BULLET = re.compile(
     rf"^(?:\s*+[\u2022\u00b7*\u25cf-]\s++|\s{{2,}}+)(?P<name>[A-Za-z][^:=*+$]{{0,120}}+)\s*+[:=]\s*+"
     rf"(?P<value>{VALUE}\s*+[^\s\d,:(]{{0,20}})(?:\s*+\([^()]*+\))?\s*+$"
 )
-# Possessive: a run of spaces is tried once, from its first one on.
+# Possessive quantifiers: each run of spaces is matched only once, from its first space on.
 _CELLS = re.compile(r"(?:(?<!\s)\s++)?\|\s*+|\t|\s{2,}+")
 _NAMED_CELLS = re.compile(r"\bTraining Loss\b|\bValidation Loss\b|\S+")
-# Completions count their steps, too, and continue in sentences.
+# Names with more words are sentences: completions also count their steps.
 _MAX_WORDS = 6
 _NO_VALUE = frozenset({"no log", "n/a", "-", "", "none"})
 
 
 class Blocks:
-    """Remember the open header."""
+    """Parse the metrics below a header, whose step is remembered."""
 
     def __init__(self) -> None:
         self.step: int | None = None
         self._form = "block"
 
     def header(self, body: str) -> tuple[int, int | None] | None:
-        """Return step and total of a line that is only a step's header."""
+        """Return the step and total of a line that is only a step's header; None for others."""
         if len(body) > 200 or not (
             "tep" in body
             or "TEP" in body
@@ -61,11 +61,11 @@ class Blocks:
         return self.step, int(found["total"]) if found["total"] else None
 
     def may_be_row(self, body: str) -> bool:
-        """Return whether a line looks like a metric of the open block, whatever its number."""
+        """Return whether a line looks like a metric below the header, whatever its number is."""
         return self.step is not None and len(body) <= 400 and _BULLET.match(body) is not None
 
     def row(self, body: str) -> Row | None:
-        """Return one metric of the open block."""
+        """Return one metric below the header as a row; None if the line is none."""
         if self.step is None or len(body) > 400:
             return None
         found = _BULLET.match(body)
@@ -82,19 +82,19 @@ class Blocks:
         return row
 
 
-# How a header begins: notebooks count steps, fastai epochs.
+# The first word of a header: notebooks count steps, fastai epochs.
 _FIRST_NAMES = ("step", "epoch")
 _NO_HEADER = re.compile(r"[:=\d]")
 
 
 class Tables:
-    """A table whose first column is the step, as notebooks show it."""
+    """Parse tables whose first column is the step, as notebooks print them."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
 
     def may_be_row(self, body: str) -> bool:
-        """Return whether a line looks like a row of the open table, whatever its numbers."""
+        """Return whether a line looks like a row of the open table, whatever its numbers are."""
         return bool(self._names) and body.lstrip(" \t|")[:1].isdigit()
 
     def row(self, body: str) -> Row | None:
@@ -123,7 +123,7 @@ class Tables:
 
 
 def _drawn(body: str) -> Row | None:
-    """Parse a line of a drawn table that consists only of names and numbers, alternating."""
+    """Parse a line of a table with box characters whose cells alternate between name and number."""
     cells = [cell.strip() for cell in re.split("[\u2502\u2503]", body)[1:-1]]
     if len(cells) % 2 or len(body) > 2_000:
         return None

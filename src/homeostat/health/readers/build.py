@@ -1,4 +1,4 @@
-"""Join the results of the format readers into one RunView, under our names."""
+"""Combine the results of the format readers into one RunView, under our names."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from homeostat.health.reading import Reading
 from homeostat.health.view import Event, Kind, RunView, SampleText, Series
 from homeostat.observe.names import describe
 
-# HF's trainer rounds the loss to this many decimals, and prints a non-finite loss as 0.
+# HF's trainer rounds the loss to this many decimals, and prints a loss that is not finite as 0.
 _LOSS_DECIMALS = 4
-# Name of the training loss if another metric already has ours.
+# The name of a learning rate, also of one parameter group.
 _RATE_OF_GROUP = re.compile(r"(?:^|[/_])(?:lr|learning_rate)(?:[/_-]\w{1,40})?$", re.IGNORECASE)
-# Metrics that only runs of RL log, other than the reward.
+# Metrics other than the reward that only runs of RL log.
 _IN_RL = {"kl", "entropy", "clip_ratio/region_mean", "completions/mean_length", "policy/update_kl"}
-# What only runs in games or simulations log: the share of random moves, a count of episodes.
+# Metrics that only games and simulations log: the share of random moves, the number of episodes.
 _OF_GAMES = {"epsilon", "episode"}
 _OF_EPISODES = ("episode_reward_mean", "ep_rew_mean", "episode_return_mean")
-# Stable-Baselines' names; its event files lack the number of updates.
+# Names by which Stable-Baselines is recognised. Its event files lack the number of updates.
 _OF_BASELINES = {"train/n_updates", "train/policy_gradient_loss", "train/clip_range"}
 _LOSSES = {"loss", "train_loss", "training_loss", "loss train", "raw/loss", "lm loss"}
 _HF_FORMS = {"dict", "swift", "llamafactory"}
 
 
-# Files that are written whole, with a checkpoint: what came after it is not in them.
+# Files that are written as a whole with each checkpoint, so later records are missing in them.
 _STATES = frozenset({"trainer_state.json"})
 
 
 @dataclass(slots=True)
 class Found:
-    """The content of a file, by the names it had there.
+    """The content of a file, under the names used there.
 
-    Several of these are joined into one view.
+    The contents of several files can be combined into one view.
     """
 
     series: dict[str, Series] = field(default_factory=dict)
@@ -63,12 +63,12 @@ class Found:
     runs: list[tuple[str, Mapping[str, Series], Mapping[str, Any]]] = field(default_factory=list)
     summary: dict[str, float] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
-    # Names of the files of a folder that were taken as one run.
+    # Names of the files in a folder that were read as one run.
     joined: list[str] = field(default_factory=list)
     reading: Reading = field(default_factory=Reading)
-    # Rows without any name that is known, by the log's names, if there are no others.
+    # Rows without any known name, by the log's names. Used only if there are no other rows.
     unknown: dict[str, Series] = field(default_factory=dict)
-    # Count and total of the progress bar in which the text ends.
+    # Count and total of the progress bar with which the text ends.
     open_bar: tuple[int, int] | None = None
 
 
@@ -98,7 +98,7 @@ def view_of(
     _fastest_rate(metrics)
     _as_entropy(metrics)
     if table is HOMEOSTAT:
-        # The timestamp of a record is no metric.
+        # The timestamp of a record is not a metric.
         metrics.pop("time", None)
     settings = raw if table is HOMEOSTAT else ours(raw, table)
     facts = _facts(found, table, given=given)
@@ -124,7 +124,7 @@ def view_of(
 
 
 def _facts(found: Found, table: Framework, *, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return what rules may know about the files and the text, besides metrics and settings."""
+    """Return the facts about the files and the text: everything but metrics and settings."""
     facts: dict[str, Any] = {
         "sources": tuple(found.sources),
         "joined": tuple(found.joined),
@@ -155,7 +155,7 @@ def _facts(found: Found, table: Framework, *, given: Mapping[str, str]) -> dict[
 
 
 def _quiet_s(sources: Collection[str]) -> float | None:
-    """Seconds since the newest of the files was written; None for a stream or a pasted text."""
+    """Return the seconds since the newest file was written; None for a stream or pasted text."""
     newest = 0.0
     for source in sources:
         with contextlib.suppress(OSError, ValueError):
@@ -165,7 +165,7 @@ def _quiet_s(sources: Collection[str]) -> float | None:
 
 
 def _understood(found: Found, table: Framework, *, given: Mapping[str, str]) -> Reading:
-    """Return the reading, with the metrics that have a name of ours and those that have none."""
+    """Return the reading, with the number of metrics that have our name and the list of others."""
     unknown = tuple(
         sorted(n for n in found.series if n not in given and _our_name(n, table) is None)
     )
@@ -193,13 +193,13 @@ def _not_logged(name: str, ours_: str, found: Found) -> str:
 def translation(
     names: Collection[str], table: Framework, *, given: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return their name -> ours; an unknown name maps to itself. The mapping is injective.
+    """Return their name -> ours; an unknown name maps to itself. No two names map to the same one.
 
-    What the user has `given` comes before everything that a table or a name's sound suggests.
+    The names `given` by the user take precedence over those from tables and from the wording.
     """
     rank = {name: place for place, name in enumerate(table.metrics)}
     for name in names:
-        # After the same metric without a prefix, if both were logged.
+        # A name with a prefix comes after the same metric without it, if both were logged.
         if unprefixed(name) != name and name not in rank:
             rank[name] = len(table.metrics) + 1
     result = {name: ours_ for name, ours_ in (given or {}).items() if name in names}
@@ -207,7 +207,7 @@ def translation(
     known = {name: (rank.get(name, len(table.metrics)), _our_name(name, table)) for name in names}
 
     def place(item: tuple[str, tuple[int, str | None]]) -> tuple[int, bool]:
-        # A name that many use alike comes before one that only another framework has.
+        # A name that many frameworks share comes before one that only another framework has.
         return item[1][0], folded(item[0]) not in METRICS
 
     for name, (_, canonical) in sorted(known.items(), key=place):
@@ -216,7 +216,7 @@ def translation(
             result[name] = canonical
     for name in known:
         if name not in result:
-            # Another metric already has this name, so make it distinct.
+            # If another metric already has this name, make it distinct.
             result[name] = name if name not in taken else f"raw/{name}"
     return result
 
@@ -235,13 +235,13 @@ def _our_name(name: str, table: Framework) -> str | None:
         return None
     found = METRICS.get(folded(name)) or _others().get(name)
     bare = unprefixed(name)
-    # An unknown name may be a known one with a tracker's prefix.
+    # An unknown name may be a known name with a tracker's prefix.
     return found or (_our_name(bare, table) if bare != name else None)
 
 
 @lru_cache(maxsize=64)
 def _patterns(framework: str) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Return entries with a placeholder, such as "reward/<name>", and where its text goes."""
+    """Return entries with a placeholder, such as "reward/<name>", as (pattern, our name)."""
     table = ALL.get(framework)
     found = []
     for name, target in table.metrics.items() if table else ():
@@ -253,7 +253,7 @@ def _patterns(framework: str) -> tuple[tuple[re.Pattern[str], str], ...]:
 
 @lru_cache(maxsize=1)
 def _others() -> dict[str, str]:
-    """Return what all frameworks that have a name mean by it, if they agree."""
+    """Return their name -> ours, for all names that mean the same in every framework."""
     meanings: dict[str, set[str]] = {}
     for table in ALL.values():
         for name, target in table.metrics.items():
@@ -271,7 +271,7 @@ def _renamed(
     found = {}
     for name, one in series.items():
         canonical = names[name]
-        # What the user maps is taken as it is; the framework's units are those of its own names.
+        # Do not scale what the user maps: the framework's units apply only to its own names.
         is_theirs = canonical != name and name not in given
         scale = table.scales.get(canonical, 1.0) if is_theirs else 1.0
         with np.errstate(over="ignore"):
@@ -281,13 +281,13 @@ def _renamed(
 
 
 def _only_reward(metrics: dict[str, Series]) -> None:
-    """Use a single reward function, or in RL the rate of success, if no total is printed."""
+    """Use a single reward function as reward, or in RL the success rate, if no total is logged."""
     if "reward" in metrics:
         return
     if (_IN_RL | _OF_GAMES) & metrics.keys():
         names = {folded(unprefixed(name)): name for name in metrics}
         rate = next((names[name] for name in RATES if name in names), None)
-        # Of episodes, under a heading of the user's own.
+        # The reward of episodes under a heading that the user chose.
         own = (name for name in metrics if folded(name.rpartition("/")[2]) in _OF_EPISODES)
         rate = rate or next((name for name in own if not name.startswith("eval")), None)
         if rate is not None:
@@ -309,19 +309,19 @@ def _fastest_rate(metrics: dict[str, Series]) -> None:
 
 
 def _as_entropy(metrics: dict[str, Series]) -> None:
-    """Turn the sign of an entropy that is logged as a loss, as Stable-Baselines does."""
+    """Change the sign of an entropy that is logged as a loss, as Stable-Baselines does."""
     entropy = metrics.get("entropy")
     if entropy is None:
         return
     values = entropy.finite().values
-    # That of a Gaussian policy changes its sign while the policy narrows.
+    # The entropy of a Gaussian policy may become negative while the policy narrows.
     is_loss = not _OF_BASELINES.isdisjoint(metrics)
     if len(values) and values.min() < 0.0 and (values.max() <= 0.0 or is_loss):
         metrics["entropy"] = Series(entropy.steps, -entropy.values)
 
 
 def _join_losses(metrics: dict[str, Series]) -> None:
-    """Join a loss that rows of several shapes name differently: no step has both."""
+    """Combine losses that rows of different formats name differently, if no step has both."""
     loss = metrics.get("train/loss")
     for name in sorted(_LOSSES & metrics.keys()):
         other = metrics[name]
@@ -336,7 +336,7 @@ def _join_losses(metrics: dict[str, Series]) -> None:
 
 def _is_rounded(series: Series) -> bool:
     values = series.values[-1_000:]
-    # Beyond this a float has no decimals left, and rounding it overflows.
+    # Larger floats have no decimals left, and rounding them would overflow.
     values = values[np.abs(values) < 1e12]
     return bool(len(values)) and bool(
         np.all(np.abs(values - np.round(values, _LOSS_DECIMALS)) < 1e-9 * (1 + np.abs(values)))

@@ -1,7 +1,7 @@
-"""Read records of JSON lines and tables in batches: a column at a time, not a value.
+"""Read records of JSON lines and tables in batches: a column at a time instead of a value.
 
-A batch is taken as a whole if its steps increase and its values are plain numbers; otherwise it is
-left to the reader of rows, which handles every special case but takes longer.
+A batch is read as a whole if its steps increase and its values are plain numbers. Otherwise it is
+left to the reader of rows, which handles every special case but is slower.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from homeostat.health.readers.rows import MAX_STEP
 
 BATCH = 2_048
 _MAX_NAMES = 2_000
-# A column of a batch: the indices of the records that have it (None: all), and the values.
+# One column of a batch: the indices of the records that have it (None: all), and the values.
 Cells = tuple[IntArray | None, FloatArray64]
 
 
 def num_json_objects(block: bytes) -> int:
-    """Return the number of lines of a block if each begins and ends as a JSON object, else 0."""
+    """Return the number of lines if each line of a block looks like a JSON object, else 0."""
     if not block.startswith(b'{"') or not block.endswith(b"}"):
         return 0
     text = np.frombuffer(block, dtype=np.uint8)
@@ -41,7 +41,7 @@ def num_json_objects(block: bytes) -> int:
 
 
 def take_json_block(recorder: Recorder, block: bytes, *, num_lines: int) -> bool:
-    """Take lines that are JSON objects with steps. Return False if they must go one by one."""
+    """Record JSON objects with steps, one per line. Return False to have them read one by one."""
     text = b"[" + block.replace(b"\n", b",") + b"]"
     try:
         records = parsed(text, is_long=num_lines >= BATCH)
@@ -61,7 +61,7 @@ def take_json_block(recorder: Recorder, block: bytes, *, num_lines: int) -> bool
     if step_key is None or any(
         record.get(n, 0) is None for n in filter(is_trained, names) for record in records
     ):
-        # A null in place of a loss may be a NaN, which depends on the rest of its row.
+        # A null in place of a loss may mean NaN, which depends on the rest of its row.
         return False
     columns = {name: [record.get(name) for record in records] for name in names}
     return take_columns(recorder, columns, step_key=step_key, form=_form_of(columns))
@@ -70,8 +70,8 @@ def take_json_block(recorder: Recorder, block: bytes, *, num_lines: int) -> bool
 def columns_of_block(block: bytes) -> dict[str, FloatArray64] | None:
     """Return the columns of many JSON lines with the same names in order and only numbers.
 
-    None if there are few lines, if they differ, or if they hold anything else. The columns are
-    those that `_columns_of_alike` finds in the lines' objects.
+    None if there are fewer than BATCH lines, if their names differ, or if a value is not a number.
+    The result is the same as that of `_columns_of_alike` for the lines' objects.
     """
     num_lines = num_lines_of(block) if block.startswith(b'{"') else 0
     found = values_of_alike(block, num_lines=num_lines) if num_lines >= BATCH else None
@@ -80,7 +80,7 @@ def columns_of_block(block: bytes) -> dict[str, FloatArray64] | None:
     names, text = found
     try:
         values = parsed(text, is_long=True)
-        # Packing accepts numbers and bools, and nothing else.
+        # Packing accepts only numbers and bools.
         numbers = np.frombuffer(struct.pack(f"{len(values)}d", *values))
     except (ValueError, RecursionError, struct.error, OverflowError):
         return None
@@ -96,8 +96,9 @@ def columns_of_block(block: bytes) -> dict[str, FloatArray64] | None:
 def parsed(text: bytes | bytearray, *, is_long: bool) -> Any:
     """Parse JSON as the standard library does. Raises ValueError or RecursionError.
 
-    The parser that pydantic comes with reads numbers several times as fast, but has to be loaded.
-    It refuses some odd texts that the standard library accepts, so that one has the last word.
+    pydantic's parser reads numbers several times as fast, but must be imported first. It refuses
+    some unusual texts that the standard library accepts; these are then parsed by the standard
+    library.
     """
     if is_long:
         from pydantic_core import from_json
@@ -110,12 +111,12 @@ def parsed(text: bytes | bytearray, *, is_long: bool) -> Any:
 
 
 def _form_of(names: Collection[str]) -> str:
-    """Return whose JSON lines they are, as far as their names tell."""
+    """Return the name of the format of JSON lines, as far as their keys show it."""
     return "llamafactory" if "current_steps" in names else "jsonl"
 
 
 def _step_key(names: Collection[str]) -> str | None:
-    """Return the name of the step in records with these names; None if they are no metrics."""
+    """Return the name of the step in records with these names; None if they are not metrics."""
     if len(names) > _MAX_NAMES or "train_runtime" in names:
         return None
     step_key = next((key for key in STEP_KEYS if key in names), None)
@@ -123,7 +124,7 @@ def _step_key(names: Collection[str]) -> str | None:
 
 
 def take_numbers(recorder: Recorder, columns: Mapping[str, FloatArray64]) -> bool:
-    """Take columns of numbers. Return False if none of them is the step, or steps go back."""
+    """Record columns of numbers. Return False if none of them is the step, or if steps go back."""
     step_key = _step_key(columns)
     steps = _whole(columns[step_key]) if step_key is not None else None
     if steps is None:
@@ -137,17 +138,17 @@ def take_numbers(recorder: Recorder, columns: Mapping[str, FloatArray64]) -> boo
 
 
 def _columns_of_alike(records: Sequence[dict[str, Any]]) -> dict[str, FloatArray64] | None:
-    """Return the columns of records with the same names and only numbers, of which none is a bool.
+    """Return the columns of records with the same names and only numbers, none of them a bool.
 
-    None if they differ, or hold anything else. Such records are most of all metrics, and their
-    numbers are copied into one array without a look at each.
+    None for other records. Most metrics are logged in such records, so their numbers are copied
+    into one array without looking at each.
     """
     names = list(records[0])
     if len(names) < 2 or set(map(len, records)) != {len(names)}:
         return None
     try:
         rows = map(itemgetter(*names), records)
-        # An array of doubles accepts numbers and bools, and nothing else.
+        # An array of doubles accepts only numbers and bools.
         flat = np.frombuffer(array("d", chain.from_iterable(rows)))
     except (KeyError, TypeError, OverflowError):
         return None
@@ -159,7 +160,7 @@ def _columns_of_alike(records: Sequence[dict[str, Any]]) -> dict[str, FloatArray
 
 
 def _has_bool(records: Sequence[dict[str, Any]], name: str, values: FloatArray64) -> bool:
-    """Return whether a value was a bool; only those that became 0 or 1 can have been one."""
+    """Return whether any value is a bool. Only values that became 0 or 1 are checked."""
     may_be = np.flatnonzero((values == 0.0) | (values == 1.0))
     return any(type(records[place][name]) is bool for place in may_be.tolist())
 
@@ -167,7 +168,7 @@ def _has_bool(records: Sequence[dict[str, Any]], name: str, values: FloatArray64
 def take_columns(
     recorder: Recorder, columns: Mapping[str, Sequence[Any]], *, step_key: str, form: str
 ) -> bool:
-    """Take columns of equal length. Return False if steps or values are not plain numbers."""
+    """Record columns of equal length. Return False if steps or values are not plain numbers."""
     steps = _steps(columns[step_key])
     if steps is None:
         return False

@@ -1,13 +1,13 @@
-"""Names that many frameworks share, for logs of frameworks without a table or an entry.
+"""Names that many frameworks share, for logs of frameworks that have no table or no entry.
 
-A framework's own table comes first. A name that is in neither is kept as it is.
+A framework's own table takes precedence. A name that is in neither is kept unchanged.
 """
 
 from __future__ import annotations
 
 import re
 
-# Their name, in lower case with "_" for spaces -> ours.
+# The name, in lower case with "_" for spaces -> our name.
 METRICS: dict[str, str] = {
     "loss": "train/loss",
     "avr_loss": "train/loss",
@@ -170,11 +170,11 @@ METRICS: dict[str, str] = {
     "throughput": "throughput/tokens_per_s",
 }
 
-# What a run of RL may log in place of a reward.
+# Metrics that a run of RL may log in place of a reward.
 RATES = ("mean_score", "avg_score", "score/mean", "scores/mean", "success_rate", "solve_rate",
          "pass_rate", "win_rate")  # fmt: skip
 
-# Their setting, in lower case with "_" for "-" -> our key.
+# The setting, in lower case with "_" for "-" -> our key.
 SETTINGS: dict[str, str] = {
     "learning_rate": "trainer.lr",
     "lr": "trainer.lr",
@@ -214,7 +214,7 @@ SETTINGS: dict[str, str] = {
     "attn_implementation": "model.attention",
 }
 
-# Words that identify a number as a metric, in a name that no table has.
+# Parts of a name which show that a number is a metric, for names that no table has.
 _WORDS = re.compile(
     r"loss|reward|grad|(?:^|[/_ ])lr(?:$|[/_(-])|learning_rate|(?:^|[/_])kl|entropy|accurac|perplex"
     r"|(?:^|[/_])ppl|throughput|tokens_per|tok/s|(?:^|[/_])tps$|clip_?(?:ratio|frac)|advantage"
@@ -222,7 +222,7 @@ _WORDS = re.compile(
     r"|staleness|margins|pass@|runtime|samples_per_second|steps_per_second|perf/|timing|rollout/",
     re.IGNORECASE,
 )
-# One of these identifies a mapping as settings.
+# A mapping with one of these names is settings, not metrics.
 _ONLY_SETTINGS = frozenset(
     {
         "seed",
@@ -265,7 +265,7 @@ _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def folded(name: str) -> str:
-    """Return a name in the table's spelling: "Val Loss" and "ValLoss" are val_loss."""
+    """Return a name as the tables write it: "Val Loss" and "ValLoss" become val_loss."""
     text = name.strip()
     if not (text.islower() or text.isupper()):
         text = _HUMP.sub("_", text)

@@ -1,4 +1,4 @@
-"""Read metrics in columns, separated by commas or tabs, with a header: CSV exports of any tracker.
+"""Read CSV or TSV tables of metrics with a header, such as the exports of trackers.
 
 step,train_loss,val_loss          Step,"run - train/loss","run - train/loss__MIN"
 #{"t_start": 1769605749.3}        the Monitor of Gym and Stable-Baselines: an episode's reward,
@@ -24,15 +24,15 @@ from homeostat.health.view import Series
 
 _MAX_COLUMNS = 5_000
 _EDGES = ("__MIN", "__MAX")
-# Columns of a Monitor, by the names that others give them.
+# Columns of a Monitor -> the names that other loggers give them.
 _MONITOR = {"r": "episode_reward", "l": "episode_length", "t": "time_elapsed"}
 _TRAINED = frozenset({"train/loss", "reward", "grad_norm"})
-# Rows at the end, and their share of all, in which a column must be empty to count as NaN.
+# A column must be empty in this many last rows, and in this share of all rows, to count as NaN.
 _MIN_LOST, _LOST_SHARE = 5, 0.1
 
 
 def is_table(head: str) -> bool:
-    """Return whether a text begins with a header of names and a row of as many numbers."""
+    """Return whether a text begins with a header of names and a row with as many numbers."""
     lines = [line for line in head.splitlines()[:4] if line.strip() and line[:2] != "#{"]
     if len(lines) < 2:
         return False
@@ -43,15 +43,15 @@ def is_table(head: str) -> bool:
     names = _names(first)
     numbers = [number(cell) is not None or not cell for cell in second]
     is_named = all(number(name) is None and len(name) < 200 for name in names if name)
-    # A printed literal has commas, too.
+    # A printed literal also has commas.
     is_named = is_named and all(names) and not any(mark in lines[0] for mark in "{}[")
-    # A column of steps makes numbers metrics, whatever their names.
+    # In a table with a column of steps, numbers are metrics whatever their names.
     speaks = any(sounds_like_metric(name) or name in STEP_KEYS for name in names)
     return is_named and speaks and sum(numbers) >= len(numbers) / 2
 
 
 def found_in(lines: Iterator[str], *, name: str) -> Found:
-    """Read all rows of a table; those with another number of cells are skipped."""
+    """Read all rows of a table. Rows with a different number of cells are skipped."""
     recorder = Recorder()
     header = next(lines, "").lstrip("\ufeff")
     num_lines = 1
@@ -75,9 +75,9 @@ def found_in(lines: Iterator[str], *, name: str) -> Found:
 
 
 def _with_lost(series: dict[str, Series]) -> dict[str, Series]:
-    """Return the columns with NaN where one that was always filled is empty to the end.
+    """Return the columns; add NaN where a column is filled at first and empty at the end.
 
-    Writers of tables leave the cell of a NaN empty.
+    Writers of tables print nothing for NaN.
     """
     longest = max(series.values(), key=len, default=None)
     if longest is None:
@@ -127,7 +127,7 @@ def _cells(line: str, sign: str) -> list[str]:
 
 
 def _names(cells: list[str]) -> list[str]:
-    """Return the names of a header; a first one that is empty is that of pandas' index."""
+    """Return the names of a header. An empty first name is that of pandas' index."""
     names = [_name(cell) for cell in cells]
     if names[:3] == [*_MONITOR]:
         names[:3] = _MONITOR.values()
@@ -137,5 +137,5 @@ def _names(cells: list[str]) -> list[str]:
 
 
 def _name(cell: str) -> str:
-    """Return the metric's name without the run's name, which a tracker puts before it."""
+    """Return the metric's name without the run's name that a tracker puts before it."""
     return cell.rpartition(" - ")[2].strip().strip('"')

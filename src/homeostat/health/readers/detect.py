@@ -1,7 +1,7 @@
 """Detect which framework wrote a log: by its marks, its modules, its formats and its names.
 
 Frameworks build on each other: a log of axolotl also shows the modules of TRL and transformers. So
-evidence is weighted by how far up the stack a framework is.
+evidence for a framework counts less if others are built on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from homeostat.health.readers.settings import fold_setting
 from homeostat.health.view import Kind
 from homeostat.observe.names import describe
 
-# Frameworks on which others build weigh less; all that are not listed here are on top.
+# Frameworks on which others are built count less. All that are not listed count 1.
 _WEIGHTS = {
     "ray": 0.25,
     "vllm": 0.3,
@@ -26,7 +26,7 @@ _WEIGHTS = {
     "transformers": 0.5,
     "trl": 0.75,
 }
-# Engines and back ends that trainers use: if a trainer is visible, it is the one that was run.
+# Engines and back ends that trainers use. If a trainer is visible, the trainer was run.
 _PARTS = {"ray", "vllm", "sglang", "deepspeed", "megatron"}
 _FORMS = {
     "verl": "verl",
@@ -60,7 +60,7 @@ _RL_METRICS = frozenset(
         "rollout/rewards",
     }
 )
-# Prefixes of names in rows of TRL: GRPO and similar, SFT, preferences.
+# Prefixes of metrics that only TRL's trainers add: GRPO and similar, SFT, preferences.
 _OF_TRL = ("completion", "reward", "clip_ratio", "mean_token_accuracy", "logps/")
 _RL_PREFIXES = ("rollout/", "actor/", "critic/", "grpo_loss/", "ppo/", "objective/")
 _RL_WORDS = frozenset({"grpo", "ppo", "rloo", "reinforce", "gspo", "dapo", "reinforce++", "gae"})
@@ -92,7 +92,7 @@ def framework_of(
     """Return the framework with the strongest evidence, or UNKNOWN."""
     if _is_ours(names) or "homeostat" in forms:
         return HOMEOSTAT
-    # A framework is visible when it starts and when it fails.
+    # A framework is visible in the first lines and, if it fails, in the last ones.
     log = Log((*log.lines[:_HEAD], *log.lines[_HEAD:][-_TAIL:]))
     folded_settings = {fold_setting(name) for name in settings}
     found: dict[str, float] = {}
@@ -103,21 +103,20 @@ def framework_of(
         weight = _WEIGHTS.get(table.name, 1.0)
         marks = weight * _marks(table, log=log, forms=forms, settings=folded_settings)
         points = marks + _names(table, names=names, forms=forms, settings=folded_settings)
-        # Names that a framework shares with its base are evidence for the base, and those of a
-        # component for the trainer that uses it, unless the component's own marks are there.
+        # If a name is shared, prefer the base over the frameworks built on it, but the trainer over
+        # the components that it uses, unless the component's own marks are there.
         points -= 0.01 * weight if marks or table.name not in _PARTS else 0.1
-        # Without its own mark, shared names must be at least as much evidence for a base as for
-        # others.
+        # If a base has no mark, it needs as much evidence from shared names as others do.
         if points >= (_ENOUGH * weight if marks else _ENOUGH - 0.01):
             found[table.name] = points
             if marks:
                 shown.add(table.name)
-    # A visible framework wins over everything it is built on, however much of that is seen.
+    # A visible framework takes precedence over those it is built on, whatever their evidence.
     beneath = {
         name
         for above in shown
         for name in _beneath(above)
-        # DeepSpeed takes the settings of transformers, but it is a component that others use.
+        # DeepSpeed accepts the settings of transformers, but it is a component that others use.
         if _WEIGHTS.get(above, 1.0) >= _WEIGHTS.get(name, 1.0)
     }
     if any(_WEIGHTS.get(name, 1.0) >= _WEIGHTS["trl"] for name in shown):
@@ -127,7 +126,7 @@ def framework_of(
 
 
 def _beneath(name: str) -> set[str]:
-    """Return the frameworks on which one is built, including indirect ones."""
+    """Return the frameworks on which one is built, directly or indirectly."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -142,11 +141,11 @@ def _beneath(name: str) -> set[str]:
 def _marks(
     table: Framework, *, log: Log, forms: Mapping[str, int], settings: Collection[str]
 ) -> float:
-    """Count what only this framework prints: its marks, its modules, its formats."""
-    # Windows paths use backslashes.
+    """Return points for evidence that only this framework prints: marks, modules, formats."""
+    # Windows paths have backslashes.
     marks = sum(1 for mark in table.marks if log.has(mark, mark.replace("/", "\\")))
     if table.name not in _PARTS:
-        # A setting named after a component is that of a trainer which uses it.
+        # A setting that is named after a component belongs to the trainer that uses the component.
         marks += sum(1 for mark in table.marks if any(mark.lower() in name for name in settings))
     package = table.name.replace("_", "*")
     modules = log.has(f"/{package}/", f"\\{package}\\", f"[{package}.") if log else False
@@ -161,16 +160,16 @@ def _names(
     forms: Mapping[str, int],
     settings: Collection[str],
 ) -> float:
-    """Count what it shares with few: metrics and settings with distinctive names."""
+    """Return points for evidence that few frameworks share: distinctive metrics and settings."""
     special = [name for name in names if folded(name) not in METRICS]
     points = 0.0
     if special:
         known = [name for name in special if {name, unprefixed(name)} & table.metrics.keys()]
-        # A single plain word such as "acc" is one that anybody may choose.
+        # A single plain name such as "acc" may be anyone's.
         is_telling = len(known) > 1 or any("/" in name for name in known)
         points += (6.0 if is_telling else 1.5) * len(known) / len(special)
     if "dict" in forms and "loss" in names:
-        # The plain rows of the HF trainer, and those that TRL's trainers add.
+        # The plain rows of HF's trainer, or those with the metrics that TRL's trainers add.
         is_trl = any(name.startswith(_OF_TRL) for name in names)
         points += _ENOUGH * (table.name == ("trl" if is_trl else "transformers"))
     if not settings:
@@ -194,7 +193,7 @@ def kind_of(
     if any(name in names for name in _PREFERENCE):
         return Kind.PREFERENCE
     of_rl = {name for name in names if name in _RL_METRICS or name.startswith(_RL_PREFIXES)}
-    # Distillation and variational autoencoders log a KL, too.
+    # Distillation and variational autoencoders also log a KL.
     if of_rl - {"kl"} or (of_rl and "entropy" in names):
         return Kind.RL
     words = {str(value).lower() for value in settings.values() if isinstance(value, str)}

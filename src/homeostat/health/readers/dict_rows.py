@@ -1,4 +1,4 @@
-"""Parse rows that are mappings: Python dicts and JSON objects, with their prefix.
+"""Parse rows of metrics that are Python dicts or JSON objects, with the text before them.
 
 {'loss': 0.5, 'grad_norm': '0.31', 'epoch': 0.01}          HF Trainer and all that build on it
 rollout 3: {...}   perf 3: {...}   step 3: {...}           slime, miles
@@ -43,7 +43,7 @@ STEP_KEYS = (
 )
 TOTAL_KEYS = ("total_steps", "max_steps", "total_training_steps")
 _OF_TOTAL = "global_step/max_steps"
-# Not measurements: clocks, counters of the logger, and progress texts.
+# Values that are not metrics: clocks, counters of the logger, and progress texts.
 NOT_METRICS = frozenset(
     {
         "elapsed_time",
@@ -63,7 +63,7 @@ NOT_METRICS = frozenset(
     }
 )
 _EVAL = re.compile(r"(?:eval|val|validation|test)(?:[_/-].*|$)")
-# Flags that an environment gives with every step, and what is recorded beside them.
+# Flags that an environment returns with every step, and the names of what is logged with them.
 _ENDS = ("done", "terminal", "terminated", "truncated")
 _SEEN_OR_DONE = ("action", "observation", "obs", "state", "next_state")
 _ENVELOPE = {"step", "data"}
@@ -80,9 +80,9 @@ _PREFIX = re.compile(
 
 
 def mapping_in(body: str) -> tuple[str, dict[str, Any], str] | None:
-    """Return the first mapping of a line: the text before it, itself, and what follows."""
+    """Return the first mapping of a line as (text before it, mapping, text after it)."""
     start = body.find("{")
-    # A brace within a sentence may come first, so try the first few only.
+    # A sentence may have a brace before the mapping, so try the first three braces.
     for _ in range(3):
         if start < 0:
             return None
@@ -96,9 +96,9 @@ def mapping_in(body: str) -> tuple[str, dict[str, Any], str] | None:
 def row_of(
     mapping: Mapping[str, Any], *, before: str = "", source: str = "", is_named: bool = True
 ) -> Row | None:
-    """Return the row that a mapping is; None if it is something else.
+    """Return a mapping as a row of metrics; None if it is something else.
 
-    Without `is_named` none of its names has to be that of a metric.
+    With `is_named=False`, none of its names needs to be known as a metric's.
     """
     if mapping.keys() == _ENVELOPE and isinstance(mapping["data"], Mapping):
         mapping = {**mapping["data"], "step": mapping["step"]}
@@ -106,7 +106,7 @@ def row_of(
         return None
     values = {name: value for name, value in numbers_in(mapping) if name not in NOT_METRICS}
     values.update(_lost(mapping, values))
-    # The prefix ends where the mapping begins; earlier text is not part of it.
+    # The prefix ends where the mapping begins; text further away does not belong to it.
     before = before[-_MAX_PREFIX:]
     named = _PREFIX.search(before) if before else None
     if named is not None and _is_place(before, named):
@@ -130,15 +130,16 @@ def row_of(
 
 
 def is_transition(mapping: Mapping[str, Any]) -> bool:
-    """Return whether it is one step within an episode: what an agent saw or did, and its reward."""
+    """Return whether a mapping is one step of an episode: an agent's action or observation."""
     is_flagged = any(isinstance(mapping.get(name), bool) for name in _ENDS)
     return is_flagged and any(str(name).startswith(_SEEN_OR_DONE) for name in mapping)
 
 
 def _lost(mapping: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, float]:
-    """Return the results that are null: JSON has no NaN, and many writers put null in its place.
+    """Return the training results that are null, as NaN: JSON has no NaN, so writers put null.
 
-    Where anything else is null, too, or another result is there, it means that a row has none.
+    If anything else is null, or if another result has a value, null means that the row has no
+    result.
     """
     nulls = [str(name) for name, value in mapping.items() if value is None]
     if not nulls or not all(map(is_trained, nulls)) or any(map(is_trained, values)):
@@ -147,18 +148,18 @@ def _lost(mapping: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, 
 
 
 def is_trained(name: str) -> bool:
-    """Return whether a metric is a result of training, which every step has."""
+    """Return whether a metric is a result of training that every step has."""
     return METRICS.get(folded(name)) in {"train/loss", "reward", "grad_norm"}
 
 
 def _is_place(before: str, named: re.Match[str]) -> bool:
-    """Return whether a number is that of a line of code, as loguru prints it: trainer:train:301."""
+    """Return whether a number is a line of code, as loguru prints it: trainer:train:301."""
     is_joined = before[named.end("word") : named.start("step")] == ":"
     return is_joined and before[: named.start()].endswith(":")
 
 
 def numbers_in(mapping: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield name and number, nested mappings joined by "/"; a list of one number is that number."""
+    """Yield names and numbers; nested names are joined by "/". [x] counts as x."""
     waiting = [("", mapping, 0)]
     num_seen = 0
     while waiting:
@@ -189,7 +190,7 @@ def _is_row(mapping: Mapping[str, Any], values: dict[str, float], *, has_step: b
 
 
 def _may_be_row(mapping: Mapping[str, Any], values: Mapping[str, float], *, has_step: bool) -> bool:
-    """Return whether numbers may be metrics, whatever their names: with a step, or decimals."""
+    """Return whether unknown names may be metrics: there is a step, or a number with decimals."""
     if not values or any(map(is_only_setting, map(str, mapping))):
         return False
     if len(values) < len(mapping) / 2 or any(isinstance(v, Mapping) for v in mapping.values()):
@@ -198,13 +199,13 @@ def _may_be_row(mapping: Mapping[str, Any], values: Mapping[str, float], *, has_
 
 
 def _is_result(name: str) -> bool:
-    """Return whether it is a result; a learning rate alone may as well be a setting."""
+    """Return whether a name is a result. A learning rate alone may as well be a setting."""
     return sounds_like_metric(name) and METRICS.get(folded(name)) not in {"learning_rate", "epoch"}
 
 
 def _form(mapping: Mapping[str, Any], word: str, *, is_named: bool, head: str) -> str:
     if head.rstrip().endswith("global"):
-        # The star is OpenRLHF's; many trainers print the words alone.
+        # Only OpenRLHF prints the star; many trainers print the words.
         return "openrlhf" if "\u2728" in head else "named"
     if is_named:
         return "slime" if word in {"rollout", "perf", "step"} else "named"

@@ -4,9 +4,9 @@
     {"train_loss": [2.0, 1.9], "val_loss": [...]}      columns, as Keras' History has them
     {"train": {"loss": [...]}, "val": {...}}           columns in groups
     {"1": {"loss": 2.0}, "2": {...}}                   rows by their step
-    {"loss": [{"step": 1, "value": 2.0}, ...]}         columns with steps of their own
+    {"loss": [{"step": 1, "value": 2.0}, ...]}         columns with their own steps
 
-The part with the most values of known names counts.
+Of all parts of the document, the one with the most values under known names is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COUNTS = ("step", "steps", "global_step", "iteration", "iterations", "iter", "e
 
 
 def record(document: Any, recorder: Recorder) -> str:
-    """Record the metrics of a document. Return the form that they have; "" if there are none."""
+    """Record the metrics of a document. Return their layout; "" if there are no metrics."""
     best: list[Row] = []
     form, most = "", 0
     for kind, rows in _parts(document):
@@ -64,7 +64,7 @@ def _rows(part: list[Any]) -> list[Row]:
 
 
 def _numbered(part: Mapping[str, Any]) -> list[Row]:
-    """Return rows whose keys are their steps."""
+    """Return the rows of a mapping from step to row."""
     keys = [key for key in part if key.isdecimal() and len(key) < 16]
     if len(keys) < MIN_RECORDS or len(keys) < 0.8 * len(part):
         return []
@@ -78,7 +78,7 @@ def _numbered(part: Mapping[str, Any]) -> list[Row]:
 
 
 def _stepped(part: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of columns whose items are a step and a value."""
+    """Return the rows of columns whose items have a step and a value."""
     rows: dict[int, dict[str, float]] = {}
     for name, items in part.items():
         if not isinstance(items, list) or not _is_result(name):
@@ -94,8 +94,9 @@ def _stepped(part: Mapping[str, Any]) -> list[Row]:
 def _columns(part: Mapping[str, Any]) -> list[Row]:
     """Return the rows of columns of numbers.
 
-    A column that is a little shorter lacks the first rows: a loss before the first update. A much
-    shorter one is logged less often, and which rows it belongs to is not known: the first ones.
+    A column that is a little shorter lacks the first rows, such as a loss before the first update.
+    For a much shorter one, which is logged less often, the rows are unknown; its values go to the
+    first rows.
     """
     columns = {name: values for name, values in _named_columns(part) if len(values) >= MIN_RECORDS}
     if not any(map(_is_result, columns)):
@@ -132,7 +133,7 @@ def _named_columns(
 
 
 def _number(value: Any) -> float | None:
-    # JSON has no NaN: many writers put null in its place.
+    # JSON has no NaN, so many writers put null in its place.
     return float("nan") if value is None else number_of(value)
 
 

@@ -1,11 +1,11 @@
-"""Parse literals over several lines, as pprint and indented JSON write configs and metrics.
+"""Parse literals over several lines, as pprint and indented JSON print configs and metrics.
 
     ... - Step 3:                     {
     {'reward/mean': '0.4219',           "loss": 0.51,
      'trainer/global_step': 3}          "grad_norm": 0.2
                                       }
 
-Lines of other actors, bars and messages may appear in between: they are not part of it.
+Lines of other actors, progress bars and messages may appear in between; they are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from homeostat.health.readers.literals import MAX_CHARS, mapping_at
 
 _MAX_LINES = 3_000
-# Number of consecutive foreign lines after which the literal counts as incomplete.
+# After this many consecutive lines that do not belong to it, a literal counts as incomplete.
 _MAX_FOREIGN = 20
 _OPENS = re.compile(r"(?:^|\s)(?:\w*(?:Namespace|Config|Arguments|Args)\(|\{)")
 _INSIDE = re.compile(r"\s*['\"{}\])]|\s+(?!File \")\S")
@@ -26,7 +26,7 @@ _PAIR = re.compile(r"\s*['\"{}\])]")
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A closed literal: the text before it, itself (None: incomplete), and its lines."""
+    """A complete literal: the text before it, its mapping (None: incomplete), and its lines."""
 
     before: str
     mapping: dict[str, Any] | None
@@ -34,7 +34,7 @@ class Dump:
 
 
 class Dumps:
-    """Remember the open literal, and the line above it."""
+    """Collect the lines of the open literal, and remember the line above it."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -53,15 +53,15 @@ class Dumps:
         return not self._lines and _OPENS.search(body) is not None
 
     def heading(self, body: str, source: str) -> None:
-        """Take in a line outside of a literal, which may name the step of one below it."""
+        """Remember a line outside of a literal: it may name the step of the literal below it."""
         self._above = (body, source)
 
     def holds(self, body: str, source: str) -> bool:
-        """Return whether a line is only a part of the open literal: a pair, or an end."""
+        """Return whether a line can only be a part of the open literal: a pair, or its end."""
         return self._is_inside(body, source) and _PAIR.match(body) is not None
 
     def add(self, body: str, source: str) -> Dump | None:
-        """Take in a line that may belong to a literal; return the literal that it closed."""
+        """Add a line that may belong to a literal; return the literal if the line completes it."""
         if not self._lines:
             above, of = self._above
             self._source, self._before = source, above if of == source else ""
@@ -89,6 +89,6 @@ class Dumps:
         if not self._lines or source != self._source or "%|" in body:
             return False
         if body.startswith("{") and body.rstrip().endswith("}"):
-            # A separate literal.
+            # This line is a separate literal.
             return False
         return _INSIDE.match(body) is not None

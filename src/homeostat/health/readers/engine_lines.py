@@ -1,4 +1,4 @@
-"""Parse the statistics that inference engines print, under the names that they print.
+"""Parse the statistics that inference engines print, under the engine's names.
 
 Decode batch, #running-req: 6, token usage: 0.83, gen throughput (token/s): 452.1   SGLang
 Engine 000: Avg generation throughput: 20.1 tokens/s, GPU KV cache usage: 12.3%     vLLM
@@ -28,7 +28,7 @@ _PAIR = re.compile(
 
 
 def engine_row(body: str) -> Row | None:
-    """Return the row of an engine's line; the line itself stays in the log."""
+    """Return the row of an engine's line. The line itself also stays in the log."""
     values = {}
     for _, pair in _pairs(body):
         value = number(pair["value"] + pair["percent"])
@@ -38,7 +38,9 @@ def engine_row(body: str) -> Row | None:
 
 
 def fields_in(line: bytes) -> tuple[tuple[str, int, int, float], ...]:
-    """Return name, place and divisor of each number of an engine's line; () if one is not plain."""
+    """Return name, start, end and divisor of each number of an engine's line; () if one is not
+    plain.
+    """
     found = []
     for at, pair in _pairs(line.decode("ascii", errors="replace")):
         if not _PLAIN.fullmatch(pair["value"]):
@@ -51,14 +53,14 @@ def fields_in(line: bytes) -> tuple[tuple[str, int, int, float], ...]:
 
 
 def _pairs(body: str) -> Iterator[tuple[int, re.Match[str]]]:
-    """Yield the pair of each part of an engine's line, and where the part begins."""
+    """Yield where each part of an engine's line begins, with its name and value."""
     if "batch" not in body and "throughput" not in body and "metrics" not in body:
         return
     start = min((at for at in (body.find(word) for word in _STARTS) if at >= 0), default=-1)
     if start < 0 or len(body) > 20_000:
         return
     for piece in body[start:].split(", "):
-        # "SpecDecoding metrics: Draft acceptance rate: 62.0%": the last name is the metric's.
+        # "SpecDecoding metrics: Draft acceptance rate: 62.0%": the last name is that of the metric.
         pairs = list(_PAIR.finditer(piece))
         if pairs:
             yield start, pairs[-1]

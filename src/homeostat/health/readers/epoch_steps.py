@@ -1,4 +1,4 @@
-"""Steps of logs that count from 1 again in every epoch: `epoch 2/3 step 5/39` is 44 of 117."""
+"""Convert steps that start at 1 again in every epoch: `epoch 2/3 step 5/39` is step 44 of 117."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from homeostat.health.readers.rows import Row
 
 
 class EpochSteps:
-    """Finds out whether every epoch counts its steps from 1 again, and counts them on if so."""
+    """Detect whether steps start again in every epoch, and convert them to steps of the run."""
 
     def __init__(self) -> None:
         self._begins_again = False
-        # Epochs are counted from 1 on, or from 0.
+        # The number of the first epoch: 1 or 0.
         self._first = 1
-        # The last row's epoch and step.
+        # The epoch and step of the last row.
         self._last = (-1, 0)
-        # Steps of the epochs before, where no line says how many an epoch has.
+        # Number of steps in earlier epochs, if the log does not print how many an epoch has.
         self._before = 0
 
     def count_on(self, row: Row) -> None:
-        """Replace step and total of a row by those of the whole run."""
+        """Replace the step and total of a row by those of the whole run."""
         if row.epoch is None or row.step is None:
             return
         if not row.total_steps:
@@ -39,17 +39,17 @@ class EpochSteps:
         if 0 <= last_epoch < epoch and step <= last_step:
             self._before += last_step + (step == 0)
         elif epoch < last_epoch:
-            # Another run, or an epoch that is done again: nothing is known of those before it.
+            # A new run, or an epoch that is repeated: the steps of earlier epochs are unknown.
             self._before = 0
         self._last = epoch, step
         row.step = self._before + step
 
     def _must_begin_again(self, epoch: int, epochs: int | None, step: int, total: int) -> bool:
-        """Return whether the step cannot be one of the whole run."""
+        """Return whether the step cannot be counted over the whole run."""
         last_epoch, last_step = self._last
         if 0 <= last_epoch < epoch and step < last_step:
             return True
-        # In one count, an epoch has its part of the steps; epochs may differ by one step.
+        # If it were, it would be in its epoch's part of the steps; epochs may differ by one step.
         number = epoch - self._first
         if not epochs or not 0 <= number < epochs:
             return False

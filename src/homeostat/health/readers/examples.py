@@ -1,12 +1,12 @@
-"""Tell training data from logs: rows of examples say nothing about a run.
+"""Distinguish training data from logs: rows of training examples say nothing about a run.
 
     {"prompt": "2 + 5 =", "completion": "7"}                    a question and its answer
     {"messages": [...]}   {"conversations": [...]}              a conversation
     {"prompt": "...", "chosen": "...", "rejected": "..."}       a preference
     {"text": "..."}                                             plain text
 
-A row with a step, a reward or another metric is that of a log, whatever texts are beside it: runs
-log their completions so. An answer is a text, also where it is only digits.
+A row with a step, a reward or another metric belongs to a log, whatever texts it has, because runs
+log their completions like this. An answer counts as text even if it has only digits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ANSWERS = frozenset({
 _PREFERENCE = frozenset({"chosen", "rejected"})
 _WHOLE = frozenset({"messages", "conversations", "conversation", "text"})
 _TEXTS = _QUESTIONS | _ANSWERS | _PREFERENCE | _WHOLE
-# Names beside a "text" that make it a line of a structured log.
+# If a row with "text" also has one of these names, it is a line of a structured log.
 _OF_LOGGERS = frozenset({
     "level", "levelname", "severity", "logger", "record", "timestamp", "time", "ts", "asctime",
 })  # fmt: skip
@@ -43,21 +43,21 @@ _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 
 
 def refuse_examples(head: bytes, *, name: str) -> None:
-    """Raise DataError if a file is training data, by its first HEAD_BYTES."""
+    """Raise DataError if a file is training data, judged by its first HEAD_BYTES."""
     columns = columns_of_examples(head, name=name)
     if columns:
         raise DataError(_why(name, columns))
 
 
 def refuse_example_file(path: Path) -> None:
-    """As `refuse_examples`, of a file. A path that is none, or cannot be read, is not refused."""
+    """Raise DataError if a file is training data. Accept any other path, also an unreadable one."""
     columns = columns_of_file(path)
     if columns:
         raise DataError(_why(str(path), columns))
 
 
 def refuse_example_document(document: Any, *, name: str) -> None:
-    """As `refuse_examples`, of a JSON document that was read as a whole."""
+    """Raise DataError if a JSON document is training data, judged by the whole document."""
     for rows in _rows_of_document(document):
         columns = _columns(rows[:_MAX_ROWS])
         if columns:
@@ -79,7 +79,7 @@ def columns_of_examples(head: bytes, *, name: str) -> tuple[str, ...]:
     """Return the columns of training data, given the first bytes of a file; () if it is none."""
     is_whole = len(head) < HEAD_BYTES
     if not is_whole and not name.endswith(_SUFFIXES):
-        # A console log may begin with the examples that a run prints.
+        # A console log may begin with training examples that the run prints.
         return ()
     text = head.decode("utf-8", errors="replace").lstrip("\ufeff \r\n\t")
     if text.startswith("{"):
@@ -94,7 +94,7 @@ def columns_of_examples(head: bytes, *, name: str) -> tuple[str, ...]:
 
 
 def names_of(columns: Sequence[str]) -> str:
-    """Return the names of columns, in a sentence."""
+    """Return the names of columns for a sentence."""
     more = f" and {len(columns) - _MAX_COLUMNS} more" if len(columns) > _MAX_COLUMNS else ""
     return ", ".join(column[:60] for column in columns[:_MAX_COLUMNS]) + more
 
@@ -107,10 +107,10 @@ def _why(name: str, columns: Sequence[str]) -> str:
 
 
 def _json_lines(text: str, *, is_whole: bool) -> list[Any]:
-    """Return the objects of lines; [] if a whole line is none."""
+    """Return the parsed JSON lines; [] if a complete line is not JSON."""
     lines = text.split("\n")
     if not is_whole:
-        # The last line is cut.
+        # The last line is incomplete.
         lines.pop()
     found: list[Any] = []
     for line in lines:
@@ -124,7 +124,7 @@ def _json_lines(text: str, *, is_whole: bool) -> list[Any]:
 
 
 def _json_array(text: str) -> list[Any]:
-    """Return the first elements of an array, whose end may be missing."""
+    """Return the first elements of an array; its end may be missing."""
     decoder, at = json.JSONDecoder(), 1
     found: list[Any] = []
     while len(found) < _MAX_ROWS:
@@ -138,7 +138,7 @@ def _json_array(text: str) -> list[Any]:
 
 
 def _table(text: str, *, is_whole: bool) -> list[Any]:
-    """Return the rows of a table by the names in its header; cells of numbers as such."""
+    """Return the rows of a table by the names in its header; numeric cells become numbers."""
     lines = text.splitlines(keepends=True)
     sign = "\t" if lines and lines[0].count("\t") > lines[0].count(",") else ","
     try:
@@ -153,7 +153,7 @@ def _table(text: str, *, is_whole: bool) -> list[Any]:
         for row in rows[1 : _MAX_ROWS + 1]
         if len(row) == len(names)
     ]
-    # A table of numbers counts prompts and answers; it does not hold them.
+    # In a table of numbers, columns named after prompts or answers hold counts, not texts.
     texts = (row[name] for row in found for name in row if folded(name) in _TEXTS)
     return found if any(map(_is_words, texts)) else []
 
@@ -179,7 +179,7 @@ def _rows_of_document(document: Any) -> Iterator[list[Any]]:
 
 
 def _columns(rows: Sequence[Any]) -> tuple[str, ...]:
-    """Return the names of the columns if all rows are examples, else ()."""
+    """Return the names of the columns if all rows are training examples, else ()."""
     if not rows or not all(isinstance(row, Mapping) and _is_example(row) for row in rows):
         return ()
     return tuple(dict.fromkeys(str(name) for row in rows for name in row))
@@ -200,11 +200,11 @@ def _is_example(row: Mapping[Any, Any]) -> bool:
     measured = [name for name, value in others.items() if not _is_words(value)]
     if any(name in STEP_KEYS or folded(name) == "epoch" for name in measured):
         return False
-    # Examples of preferences may come with the scores by which they were chosen.
+    # Preference pairs may include the scores by which they were chosen.
     if not is_preference and any(map(sounds_like_metric, measured)):
         return False
     num_decimals = sum(isinstance(one, float) and one % 1.0 != 0.0 for one in others.values())
-    # Where most columns are measured, a text among them is a remark.
+    # If most columns are measured numbers, the text is a remark in a log.
     return len(texts) + len(others) - len(measured) > num_decimals
 
 

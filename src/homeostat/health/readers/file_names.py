@@ -1,4 +1,4 @@
-"""Tell files of a run by their names: logs, metrics, settings, and what is none of them."""
+"""Recognise the files of a run by their names: logs, metrics, settings, and other files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from homeostat.health.readers.loose_logs import LOG_SUFFIXES, is_rotated
 from homeostat.health.readers.packed import plain_name
 
 LOG_NAMES = frozenset({"log.txt", "train_log.txt", "output.txt"})
-# Files of settings that lie beside a run's logs.
+# Files with settings that are stored beside a run's logs.
 CONFIGS = frozenset(
     {
         "config.yaml",
@@ -26,29 +26,29 @@ CONFIGS = frozenset(
 )
 _LOG_STARTS = ("stdout", "stderr")
 _ROWS = (".jsonl", ".csv")
-# Parts of names of files that hold rows, texts or what the doctor itself wrote, and no metrics.
+# Parts of the names of files that have no metrics: rows, texts, or the doctor's own output.
 _NOT_METRICS = (
     "dataset", "data", "train.jsonl", "test.jsonl", "completions", "samples", "homeostat_findings",
 )  # fmt: skip
 
 
 def is_wanted(name: str) -> bool:
-    """Return whether a name is that of a log or of metrics."""
+    """Return whether a file with this name is a log or has metrics."""
     return is_of_trainer(name) or name.endswith(_ROWS) or is_console(name)
 
 
 def is_of_trainer(name: str) -> bool:
-    """Return whether only a trainer or a tracker writes files of such a name."""
+    """Return whether only a trainer or a tracker writes files with this name."""
     return name == "trainer_state.json" or name.endswith(".wandb") or "tfevents" in name
 
 
 def is_rows(name: str) -> bool:
-    """Return whether a name is that of rows, which may be metrics or training data."""
+    """Return whether a file with this name has rows, which may be metrics or training data."""
     return name.endswith(_ROWS)
 
 
 def is_console(name: str) -> bool:
-    """Return whether a name is that of a console log."""
+    """Return whether a file with this name is a console log."""
     name = plain_name(name)
     return (
         name.endswith(LOG_SUFFIXES)
@@ -59,7 +59,7 @@ def is_console(name: str) -> bool:
 
 
 def is_suffixed(file: Path) -> bool:
-    """Return whether a name ends as that of a console log, rotated or not."""
+    """Return whether a name ends like that of a console log, rotated or not."""
     return plain_name(file.name).endswith(LOG_SUFFIXES) or is_rotated(file.name)
 
 
@@ -70,12 +70,12 @@ def is_redirected(file: Path) -> bool:
 
 
 def is_named_data(file: Path) -> bool:
-    """Return whether a name is that of rows that are no metrics."""
+    """Return whether the name shows that the rows of a file are not metrics."""
     return any(word in file.name.lower() for word in _NOT_METRICS)
 
 
 def is_own(file: Path) -> bool:
-    """Return whether a log is the tracker's about itself."""
+    """Return whether a log is a tracker's log about itself."""
     return file.name.startswith("debug") and "wandb" in file.parts
 
 
@@ -83,7 +83,7 @@ def is_regular(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
     except OSError:
-        # The links form a loop.
+        # The symbolic links form a loop.
         return False
 
 

@@ -1,13 +1,13 @@
-"""Read one file by its name and its first bytes.
+"""Read one file, according to its name and its first bytes.
 
-    *.jsonl, JSON lines     metrics, many lines at a time; odd lines as log
+    *.jsonl, JSON lines     metrics, many lines at a time; other lines as log
     trainer_state.json      the log history of the HF trainer; other JSON: documents.py
     *.csv                   metrics in columns
     events.out.tfevents.*   TensorBoard
     *.wandb                 W&B, offline
     anything else           a console log, which may be compressed (packed.py)
 
-A file is read as a stream, in lines of bounded length; so is standard input or a named pipe.
+Files, standard input and named pipes are read as streams, in lines of bounded length.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from homeostat.health.readers.source import MAX_STREAM_BYTES, Source
 from homeostat.health.readers.text import TextReader
 from homeostat.health.reading import Reading
 
-# A document must be held as a whole, and its values take several times its size.
+# Maximum size of a JSON document. It is read as a whole, and its values need several times its
+# size.
 _MAX_DOCUMENT = 64_000_000
 
 
 def found_in_file(path: Path) -> Found:
-    """Read whatever a regular file contains.
+    """Read a regular file of any kind.
 
     Raises DataError if it cannot be read, or is a pipe, a device or a socket: the scan of a folder
     must never wait for one.
@@ -56,7 +57,7 @@ def found_in_file(path: Path) -> Found:
 
 
 def found_in_parts(parts: Sequence[Path]) -> Found:
-    """As `found_in_file`, of a log that was rotated: its parts are one text, oldest first."""
+    """Read a rotated log like one file: its parts are one text, the oldest part first."""
     if len(parts) == 1:
         return found_in_file(parts[0])
     for part in parts:
@@ -72,7 +73,7 @@ def found_in_parts(parts: Sequence[Path]) -> Found:
 
 
 class _Parts(io.RawIOBase):
-    """Several files read one after the other, as if they were one."""
+    """Read several files one after the other, as if they were one."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class _Parts(io.RawIOBase):
 
 
 def found_in_named(path: Path) -> Found:
-    """Read a path that the user named; a pipe or device is read like standard input."""
+    """Read a path that the user gave. A pipe or device is read like standard input."""
     if path.is_file() or not _is_readable(path):
         return found_in_file(path)
     return _opened(path, limit=MAX_STREAM_BYTES)
@@ -111,7 +112,7 @@ def found_in_named(path: Path) -> Found:
 def _opened(path: Path, *, limit: int | None) -> Found:
     try:
         with path.open("rb") as file, unpacked(file) as text:
-            # A small file may unpack to any size.
+            # A small compressed file may unpack to any size.
             return _found(text, path, limit=limit if text is file else MAX_STREAM_BYTES)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}.") from None
@@ -144,14 +145,14 @@ def _found(file: BinaryIO, path: Path, *, limit: int | None) -> Found:
 
 
 def found_in_stream(source: Source) -> Found:
-    """Read bytes of any kind. Raises DataError as `found_in_source`, or if they are no text."""
+    """Read bytes of any kind. Raises DataError like `found_in_source`, or if they are not text."""
     if what := why_no_text(source.head):
         raise DataError(f"{source.name}: is {what}.")
     return found_in_source(source)
 
 
 def found_in_text(text: str, *, name: str) -> Found:
-    """Read text that somebody pasted."""
+    """Read text that a user pasted."""
     return found_in_source(Source(BytesIO(text.encode("utf-8", errors="replace")), name=name))
 
 
@@ -194,7 +195,7 @@ def _is_document(head: bytes, name: str) -> bool:
 
 
 def found_in_document(data: bytes, *, name: str) -> Found | None:
-    """Read a JSON document: a trainer's state, or metrics of any layout. None: neither.
+    """Read a JSON document: a trainer's state, or metrics of any layout. None if it is neither.
 
     Raises DataError if it is training data.
     """
@@ -231,14 +232,14 @@ def _found_in_blocks(blocks: Iterator[bytes], *, name: str) -> Found:
 
 
 class LogLines:
-    """Take in the lines of a log in order: JSON lines many at a time, others one by one."""
+    """Read the lines of a log in order: JSON lines many at a time, others one by one."""
 
     def __init__(self) -> None:
         self.reader = LongLogReader()
         self._waiting: list[bytes] = []
 
     def take_block(self, block: bytes) -> None:
-        """Take in whole lines with their ends between them."""
+        """Read a block of whole lines, which has line ends between the lines only."""
         columns = columns_of_block(block)
         if columns is not None:
             self.flush()
@@ -269,7 +270,7 @@ class LogLines:
         plain: list[bytes] = []
         for line in lines:
             if line[:1] == b"{" and line.rstrip()[-1:] == b"}":
-                # In a log the lines must be taken in order.
+                # The lines of a log must be read in order.
                 if plain:
                     self.reader.feed_bytes(plain)
                     plain = []
@@ -283,7 +284,7 @@ class LogLines:
         self.reader.feed_bytes(plain)
 
     def flush(self) -> None:
-        """Read the JSON lines that wait for more of their kind."""
+        """Read the JSON lines that were collected for a batch."""
         lines, self._waiting = self._waiting, []
         num, block = len(lines), b"\n".join(lines)
         is_metrics = num >= 8 and block.startswith(b'{"')
@@ -298,7 +299,7 @@ _is_object_end = operator.methodcaller("endswith", b"}")
 
 
 def found_by(reader: TextReader, *, name: str) -> Found:
-    """Return what a reader of text has found so far."""
+    """Return what a text reader has found so far."""
     recorder = reader.recorder
     series, forms, total = recorder.series(), recorder.forms, recorder.total_steps
     reading, decimals = reader.reading(), recorder.decimals()

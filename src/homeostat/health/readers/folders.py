@@ -1,12 +1,12 @@
-"""Read folders of other frameworks: every known file in them, joined.
+"""Read folders of other frameworks: every known file in them, combined.
 
-All names of a folder are listed, however many; only files whose names are those of logs or metrics
-are opened. Anything but a regular file (a pipe, a socket) is never opened, because a scan must not
-wait for it. Skipped files are reported, training data among them. A folder may hold several runs
-(run_places.py): they are never joined, and a run of ours is no part of another.
+All names of a folder are listed, however many there are. Only files whose names are those of logs
+or metrics are opened, and only regular files, because a scan must not wait for a pipe or a socket.
+Skipped files are reported, including training data. A folder may have several runs (run_places.py):
+they are never combined, and a run of ours in the folder is skipped.
 
-If several files have a metric, the one with the most values counts; the trainer's own state takes
-precedence over a log, whose rows may have no steps.
+If several files have the same metric, the one with the most values is used. The trainer's own state
+takes precedence over a log, whose rows may have no steps.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ from homeostat.health.reading import Reading
 
 _MAX_ENTRIES = 1_000_000
 _MAX_FILES = 40
-# Files of rows that are opened to see whether they are training data, and those that are named.
+# Maximum number of files that are checked for training data, and of those that are reported by
+# name.
 _MAX_EXAMPLES = 500
 _MAX_NAMED = 4
-# A later file replaces a metric of an earlier one only with clearly more of it.
+# A metric of a later file replaces that of an earlier one only if it has this many times the
+# values.
 _MORE = 1.2
-# Number of last lines of a file without steps that are taken for the end of the run.
+# In a file without steps, this many last lines are taken for the end of the run.
 _AT_END = 200
 
 
 def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
-    """Read all known files of a folder, or `only` these, which are one run.
+    """Read all known files of a folder, or `only` these files, which are one run.
 
-    Raises DataError if it cannot be listed.
+    If a folder cannot be listed, the reading has a note about it.
     """
     merged = Found()
     notes: list[str] = []
@@ -74,7 +76,7 @@ def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
         passed = ", ".join(file.name for file in chosen[_MAX_FILES:][:3])
         notes.append(
             f"{path}: {len(chosen)} files look like logs or metrics; {_MAX_FILES} were read, "
-            f"others were passed over ({passed} ...). Name one of them to have it read."
+            f"the others were skipped ({passed} ...). To read one of them, give its path."
         )
     merged.reading += Reading(notes=tuple(notes))
     merged.joined = [os.path.relpath(source, path) for source in merged.sources]
@@ -100,19 +102,19 @@ def _not_read(path: Path, examples: Mapping[Path, tuple[str, ...]]) -> str:
 
 
 def _files(path: Path, notes: list[str]) -> Iterator[Path]:
-    """Return the files of a folder that are wanted, by their names."""
+    """Yield the files of a folder that may belong to a run, judged by their names."""
     num_seen, waiting = 0, [(path, 0)]
     while waiting:
         folder, depth = waiting.pop(0)
         if depth and is_our_run(folder):
-            notes.append(f"{folder}: is a run of homeostat, and no part of {path}.")
+            notes.append(f"{folder}: is a separate run of homeostat, so it was skipped.")
             continue
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     num_seen += 1
                     if num_seen > _MAX_ENTRIES:
-                        notes.append(f"{path}: only the first {_MAX_ENTRIES:,} entries were seen.")
+                        notes.append(f"{path}: only the first {_MAX_ENTRIES:,} entries were read.")
                         return
                     if entry.is_dir(follow_symlinks=False):
                         if depth < MAX_DEPTH:
@@ -121,13 +123,13 @@ def _files(path: Path, notes: list[str]) -> Iterator[Path]:
                         if is_regular(entry):
                             yield Path(entry.path)
                         else:
-                            notes.append(f"{entry.path}: is no regular file and was passed over.")
+                            notes.append(f"{entry.path}: is not a regular file and was skipped.")
         except OSError as error:
             notes.append(f"{folder}: cannot be listed: {error.strerror}.")
 
 
 def _chosen(files: list[Path]) -> list[Path]:
-    """Return the files to read, in the order of their reliability."""
+    """Return the files to read, the most reliable ones first."""
     states = [file for file in files if file.name == "trainer_state.json"]
     groups = [
         sorted(states, key=modified)[-1:],
@@ -138,7 +140,7 @@ def _chosen(files: list[Path]) -> list[Path]:
         [file for file in files if is_suffixed(file) and not is_own(file)],
         [file for file in files if file.name in LOG_NAMES or is_redirected(file)],
     ]
-    # If there are too many of a kind, read the newest.
+    # If there are too many files of a kind, read the newest.
     newest = [
         sorted(sorted(group, key=modified)[-_MAX_FILES // 2 :])
         if len(group) > _MAX_FILES
@@ -151,10 +153,11 @@ def _chosen(files: list[Path]) -> list[Path]:
 
 
 def _placed(read: Sequence[Found]) -> list[Found]:
-    """Return the files with those last that print no steps, at whose end the run ended.
+    """Return the files in order, with those that print no steps at the end.
 
-    A job's errors, or the text of another rank, are often in a separate file. When its last
-    lines were written is not known; if they say how the run ended, they are of its last step.
+    A job's error output, or the text of another rank, is often in a separate file. It is not known
+    when its lines were printed. If the last ones report how the run ended, they belong to its last
+    step; so the last lines of such files get that step.
     """
     ends = [int(one.steps[-1]) for found in read for one in found.series.values() if len(one)]
     stepless = [found for found in read if ends and not found.series and _has_no_steps(found)]
@@ -197,7 +200,7 @@ def _settings(file: Path) -> dict[str, Any]:
         config = read_config(file)
     except DataError:
         return {}
-    # A model's description contains no settings of the run, although some names are the same.
+    # The config of a model has no settings of the run, although some names are the same.
     if "model_type" in config or "architectures" in config:
         return {}
     return flat({name: _unwrapped(value) for name, value in config.items() if name[:1] != "_"})

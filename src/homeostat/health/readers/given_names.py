@@ -1,4 +1,4 @@
-"""Parse `--map NAME=METRIC`, by which the user says what a log's own names mean."""
+"""Parse `--map NAME=METRIC`, with which the user states what a name in the log means."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MOST_READ = (
 
 
 def given_names(words: Sequence[str]) -> dict[str, str]:
-    """Return the log's name -> ours, of words such as "policy_obj=train/loss".
+    """Return the log's name -> our name, from words such as "policy_obj=train/loss".
 
-    Raises HomeostatError if a word has another form or names no metric of ours.
+    Raises HomeostatError if a word has another form, or names no metric of ours.
     """
     found: dict[str, str] = {}
     for word in words:
-        # A log's name may contain an equals sign; none of ours does.
+        # A name in a log may contain an equals sign; none of ours does.
         name, sign, ours = (part.strip() for part in word.rpartition("="))
         if not (name and sign and ours):
             raise HomeostatError(

@@ -1,10 +1,10 @@
-"""Read a log while it is being written: what is new is read once, and a view can be had any time.
+"""Read a log while it is being written: each part is read once, and a view is always available.
 
-    GrowingLog     takes in bytes of one or several streams in the order in which they arrive
-    GrowingFile    a file that grows, is rotated (another file has its name) or is truncated
+    GrowingLog     reads bytes of one or several streams in the order in which they arrive
+    GrowingFile    a file that grows, is rotated (another file gets its name) or is truncated
 
-The view is the one that the whole text would give, except for what is still being printed: a line
-without an end, and a literal over several lines that is not closed yet.
+The view is the same as that of the whole text so far, except for the parts that are incomplete: a
+line without an end, and a literal over several lines that is not closed yet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 
 class GrowingLog:
-    """A log that is read as it arrives. `name` is what the view gives as its source."""
+    """A log that is read as it arrives. The view reports `name` as its source."""
 
     def __init__(
         self,
@@ -36,15 +36,15 @@ class GrowingLog:
         self._config = config
         self._names = names
         self._lines = LogLines()
-        # What arrived after the last line end of each stream.
+        # Stream -> the bytes after its last line end.
         self._begun: dict[int, bytes] = {}
 
     def feed(self, data: bytes, *, stream: int = 0) -> None:
-        """Take in what a stream wrote; lines of different streams are kept apart."""
+        """Add bytes that a stream wrote. Lines of different streams are not mixed."""
         lines = (self._begun.get(stream, b"") + data).split(b"\n")
         rest = lines.pop()
         if len(rest) > MAX_LINE:
-            # A bar is redrawn behind carriage returns for hours without a line end.
+            # A progress bar may be redrawn with carriage returns for hours without a line end.
             drawn, _, rest = rest.rpartition(b"\r")
             lines.append(drawn[-MAX_LINE:])
             rest = rest[-MAX_LINE:]
@@ -53,20 +53,20 @@ class GrowingLog:
             self._lines.take(lines)
 
     def end_line(self, *, stream: int = 0) -> None:
-        """Take in a last line without an end, because no more comes from that stream."""
+        """Read a last line without a line end, because the stream has ended."""
         rest = self._begun.pop(stream, b"")
         if rest:
             self._lines.take([rest])
 
     def finish(self) -> None:
-        """Take in everything that is still open: nothing more comes."""
+        """Read everything that is incomplete, because all streams have ended."""
         for stream in list(self._begun):
             self.end_line(stream=stream)
         self._lines.flush()
         self._lines.reader.finish()
 
     def view(self) -> RunView:
-        """Return the run as far as it was read; it stays valid when more is read."""
+        """Return the run as far as it was read. The view stays valid when more is read."""
         self._lines.flush()
         found = found_by(self._lines.reader, name=self._name)
         found.series = {name: _copy(one) for name, one in found.series.items()}
@@ -75,19 +75,19 @@ class GrowingLog:
 
 
 def _copy(series: Series) -> Series:
-    # Series are views of the reader's memory, which cannot grow while a view exists.
+    # Series share the reader's memory, which cannot grow while a view of it exists.
     return Series(series.steps.copy(), series.values.copy())
 
 
 def _frozen(found: Found) -> Found:
-    """Return it with separate containers: the reader still fills those that it returned."""
+    """Copy the containers that the reader continues to fill."""
     found.settings = dict(found.settings)
     found.forms = dict(found.forms)
     return found
 
 
 class GrowingFile:
-    """A text file that is followed by its name, as `tail -F` does it."""
+    """A text file that is followed by its name, like `tail -F`."""
 
     def __init__(
         self,
@@ -101,12 +101,12 @@ class GrowingFile:
         self._file: BinaryIO | None = None
 
     def poll(self) -> bool:
-        """Read what is new. Return whether there was anything."""
+        """Read what is new. Return whether there was anything new."""
         is_new = self._read_on()
         try:
             state = self._path.stat()
         except FileNotFoundError:
-            # Not written yet, or in the middle of being rotated.
+            # The file is not written yet, or is being rotated.
             return is_new
         if self._file is None or not os.path.samestat(os.fstat(self._file.fileno()), state):
             self.close()

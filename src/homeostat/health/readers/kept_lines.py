@@ -1,7 +1,7 @@
 """Keep the first and the last lines of a log as text.
 
-Lines are held as they were read and decoded at the end, because most lines of a long log are
-dropped before that.
+Lines are stored as bytes and decoded at the end, because most lines of a long log are dropped
+before that.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MAX_FIRST_CHARS = 12_000_000
 MAX_LAST_CHARS = 24_000_000
 MAX_LINE = 20_000
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)?|[@-Z\\-_])")
-# Number, text (bytes: as it was read), newest step, number of engine rows before it.
+# Number, text (bytes: not decoded yet), newest step, number of engine rows before it.
 _Kept = tuple[int, str | bytes, int | None, int]
 
 
 class _Block(NamedTuple):
-    """Lines that follow each other and share everything but their numbers."""
+    """Consecutive lines with the same step and the same number of engine rows before them."""
 
     number: int
     lines: Sequence[str | bytes]
@@ -34,12 +34,12 @@ class _Block(NamedTuple):
 
 
 class LineKeeper:
-    """The first and the last lines of a log, whatever its length."""
+    """The first and the last lines of a log of any length."""
 
     def __init__(self) -> None:
         self._head: list[_Kept] = []
         self._head_chars = 0
-        # At least the last lines; what comes before them is dropped a block at a time.
+        # All of the last lines, and possibly more: older lines are dropped in whole blocks.
         self._tail: deque[_Block] = deque()
         self._tail_lines = 0
         self._tail_chars = 0
@@ -55,7 +55,7 @@ class LineKeeper:
     def add_block(
         self, number: int, lines: Sequence[bytes], step: int | None, num_engine: int
     ) -> None:
-        """Add lines that follow each other and share everything but their numbers."""
+        """Add consecutive lines with the same step and number of engine rows before them."""
         room = MAX_FIRST_LINES - len(self._head)
         if self._head_chars < MAX_FIRST_CHARS and room > 0:
             for place, line in enumerate(lines):
@@ -65,7 +65,7 @@ class LineKeeper:
             self._add_tail(_Block(number, lines, step, num_engine, num_chars))
 
     def _add_tail(self, block: _Block) -> None:
-        # Once a line was added to the tail, later ones must not be added to the head.
+        # After a line was added to the tail, no further line may be added to the head.
         self._head_chars = MAX_FIRST_CHARS
         tail = self._tail
         tail.append(block)
@@ -80,7 +80,7 @@ class LineKeeper:
             self._tail_chars -= dropped.num_chars
 
     def _last(self) -> list[_Kept]:
-        """Return the last lines: as many as both limits allow."""
+        """Return the last lines, as many as both limits allow."""
         kept = [
             (number, line, block.step, block.num_engine)
             for block in self._tail
@@ -96,7 +96,7 @@ class LineKeeper:
     def log(self, *, by_engine: bool = False) -> Log:
         """Return the log.
 
-        With `by_engine` nothing was trained, so the engine's rows are counted.
+        With `by_engine`, nothing was trained, so the step of a line is the number of engine rows.
         """
         return Log(
             [

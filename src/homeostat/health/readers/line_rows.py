@@ -1,13 +1,13 @@
-"""Rows of one line that are no mappings.
+"""Parse rows of metrics in one line that is no mapping.
 
 step:3 - actor/loss:0.1 - ...                                             verl
 12:00:01 SUCCESS Step 3 | Time: 40.52s | Reward: 0.4 | ...                prime-rl
  iteration  3/ 100 | elapsed time per iteration (ms): 12.1 | lm loss: 1.0E+01 |   Megatron
 step:  3  loss:  7.3000  grad_norm:  1.29  tps: 6,220                     torchtitan
-step 3/400, loss: 11.93, grad_norm: 0.00, max_memory: 31.0 GB             and their like
+step 3/400, loss: 11.93, grad_norm: 0.00, max_memory: 31.0 GB             and similar
 Epoch(train)  [1][100/735]  lr: 1.9e-04  loss: 3.41                       mmengine, xtuner
-step=3 loss=0.5 lr=1e-05                                                  and their like
-epoch 1/3 step 2/39 loss 0.5 lr 1e-05                                     scripts of one's own
+step=3 loss=0.5 lr=1e-05                                                  and similar
+epoch 1/3 step 2/39 loss 0.5 lr 1e-05                                     users' scripts
 Epoch:[1/3](20/4292), loss: 0.5, lr: 0.00001                              MiniMind
 Epoch 1 | iter 10 step 2 | loss train: 1.23, val: n/a | iter time: ...    litgpt
 """
@@ -32,14 +32,14 @@ _STEP = re.compile(
 _EPOCH = re.compile(
     r"(?<![\w/.])epoch\s*+(?:[:=#]\s*+)?\[?(\d{1,9})(?:\s*+/\s*+(\d{1,9}))?(?![\d.])", re.IGNORECASE
 )
-# Epoch:[1/3](20/4292), and in the examples of PyTorch Epoch: [0][ 20/391].
+# Epoch:[1/3](20/4292), and in PyTorch's examples Epoch: [0][ 20/391].
 _IN_EPOCH = re.compile(
     r"(?<![\w/.])epoch\s*+:?\s*+\[\d{1,9}(?:\s*+/\s*+\d{1,9})?\]\s*+[(\[]\s*+(\d{1,15})\s*+/\s*+"
     r"(\d{1,15})\s*+[)\]]",
     re.IGNORECASE,
 )
 _PAIR = re.compile(rf"(?P<name>[^:=|]++)[:=]\s*+(?P<value>{VALUE}\s?+[^,|:=]*+)(?::\d++%)?")
-# The last pair of a piece that says more: epoch 001:  100 / 5000 loss=2.1
+# The last pair of a piece with other text before it: epoch 001:  100 / 5000 loss=2.1
 _LAST = re.compile(rf"(?<=[\s:])(?P<name>[A-Za-z_][\w./-]{{0,80}}+)=(?P<value>{VALUE})$")
 _MMENGINE = re.compile(
     r"\b(?P<unit>Epoch|Iter)\((?P<part>train|val|test)\)\s*(?:\[(?P<epoch>\d{1,9})\])?"
@@ -52,33 +52,33 @@ _LITGPT = re.compile(
     rf"(?: *\| *iter time: +(?P<ms>{VALUE}) ms)?"
 )
 _LITGPT_VAL = re.compile(rf"^iter +(?P<iter>\d{{1,12}}): val loss (?P<val>{VALUE})")
-# Printed before the row of a step: how many rollouts have an advantage of 0.
+# Printed before a step's row: the number of rollouts with an advantage of 0.
 _FILTERED = re.compile(
     r"Detected \d{1,9}/(?P<all>\d{1,9}) rollouts "
     r"\((?:[^()]{0,200}[ ,])?zero_advantage=(?P<zero>\d{1,9})"
 )
 _PIECES = re.compile(r",\s++|(?:(?<!\s)\s++)?\|\s*+|;\s++|\s{2,}+|\t")
-# Pairs separated by a space, and names separated from their number by a space.
+# Pairs separated by spaces, and names separated from their numbers by spaces.
 _LOOSE = re.compile(
     rf"(?<![\w.=:/'\"-])(?P<name>[A-Za-z_][\w./-]{{0,80}}+)(?:=|:\s?)(?P<value>{NUMBER})(?=[\s,;|]|$)"
 )
 _SPACED = re.compile(
     rf"(?P<name>[A-Za-z][\w /]{{0,60}}?)(?<!\s)\s++(?P<value>{NUMBER})(?:\s?[A-Za-z/]{{1,8}})?"
 )
-# What follows a step where nothing but spaces and commas separates names and numbers.
+# A pair after a step, in lines where only spaces and commas separate names and numbers.
 _BARE = re.compile(
     rf"[\s,;|]*+(?P<name>[A-Za-z_][\w./-]{{0,60}}+)\s++(?P<value>{NUMBER})(?=[\s,;|]|$)"
 )
 _BARE_END = re.compile(r"[\s,;|]*+")
 _COLON_SPACES = re.compile(r"([:=])\s+")
-# A level ends the prefix of a logger.
+# A log level ends the prefix of a logger,
 _LOGGER = re.compile(
     r"^.{0,160}?\b(?:INFO|SUCCESS|DEBUG|WARNING)\b[\s:>|\])-]*"
-    # The place in the code, as loguru and others write it: module:function:line -
+    # except that the place in the code may follow, as in loguru: module:function:line -
     r"(?:[\w./<>]{1,120}:(?:[\w<>]{1,80}:)?\d{1,6}\]?\s*(?:[-|]\s+|:\s+))?"
 )
 _SURE = frozenset(METRICS)
-# Without one of these, no name of a line is certainly a metric's.
+# If a line has none of these, none of its names is certainly a metric's.
 SPEAKS = (
     "loss", "reward", "grad", "gnorm", "learning", "lr", "kl", "entropy", "clip", "throughput",
     "tps", "tokens_per", "length", "epoch", "step_time", "num_tokens",
@@ -105,7 +105,7 @@ def read_line(body: str) -> Row | None:
 
 
 def unknown_row(body: str) -> Row | None:
-    """Return the numbers that a line gives by names, whatever these are; None if it has none."""
+    """Return the named numbers in a line, whatever the names are; None if it has none."""
     if len(body) > _MAX_CHARS:
         return None
     row = Row({})
@@ -119,7 +119,7 @@ def unknown_row(body: str) -> Row | None:
 
 
 def ahead_of_row(body: str) -> dict[str, float]:
-    """Return what prime-rl prints about a step before its row; the line stays in the log."""
+    """Return the metrics that prime-rl prints before a step's row. The log keeps the line, too."""
     found = _FILTERED.search(body) if "zero_advantage=" in body else None
     if not found or not int(found["all"]):
         return {}
@@ -127,16 +127,19 @@ def ahead_of_row(body: str) -> dict[str, float]:
 
 
 class VerlRows:
-    """Parse verl's rows. Most have the names of the one before, so only their numbers are read."""
+    """Parse verl's rows. Most rows have the same names as the one before, so only numbers are
+    parsed.
+    """
 
     def __init__(self) -> None:
-        # Of the last row: each name, the text up to its number, and the length of these texts.
+        # For the last row: each name, the text up to its number, and the total length of these
+        # texts.
         self._names: list[str] = []
         self._heads: list[str] = []
         self._size_of_heads = 0
 
     def row(self, body: str) -> Row | None:
-        """Return the row of a line of verl."""
+        """Return the row of a line that verl printed; None for other lines."""
         found = _VERL.search(body) if len(body) <= _MAX_CHARS else None
         if not found:
             return None
@@ -146,16 +149,16 @@ class VerlRows:
             return None
         if all(name.startswith("val") for name in row.values):
             row.kind = RowKind.EVAL
-        # Older versions print three decimals of everything; newer ones print all decimals.
+        # Older versions print three decimals of every number; newer ones print all decimals.
         ends = map(str.rstrip, parts)
         if all(part[-4:-3] == "." or part.endswith(("nan", "inf")) for part in ends):
             row.fixed = dict.fromkeys(row.values, 3)
         return row
 
     def _same(self, parts: list[str]) -> dict[str, float] | None:
-        """Return the values of a row that has the same names as the last one, else None."""
+        """Return the values of a row that has the same names as the last row, else None."""
         texts = list(map(str.removeprefix, parts, self._heads))
-        # What was removed is as long as all names only if every part began with its own.
+        # The total length of the removed texts is right only if every part began with its own text.
         num_removed = sum(map(len, parts)) - sum(map(len, texts))
         if len(parts) != len(texts) or num_removed != self._size_of_heads:
             return None
@@ -225,7 +228,7 @@ def _litgpt(body: str) -> Row | None:
 
 
 def _pairs(body: str) -> Row | None:
-    """Return `name: number` pairs of a list. At least one name must certainly be a metric's."""
+    """Return the `name: number` pairs of a line. At least one name must certainly be a metric's."""
     if is_transition(body):
         return None
     row = Row({}, form=_form(body))
@@ -246,7 +249,7 @@ def _pairs(body: str) -> Row | None:
 
 
 def _bare(body: str) -> Row | None:
-    """Return the row of a line that is a step and then names and numbers, and says nothing else."""
+    """Return the row of a line that consists of a step, names and numbers only."""
     step = _STEP.search(body)
     if step is None or len(body) > 1_000:
         return None
@@ -290,7 +293,7 @@ def _named(text: str) -> list[tuple[str, str]]:
 
 
 def _loose(text: str, after_step: int | None) -> Iterator[tuple[str, str]]:
-    """Return pairs that are separated only by spaces.
+    """Yield pairs that are separated only by spaces.
 
     Examples are `step=3 loss=0.5` and, after a step, `Train loss 2.1, Learning Rate 1e-05`.
     """
@@ -304,7 +307,7 @@ def _loose(text: str, after_step: int | None) -> Iterator[tuple[str, str]]:
 
 
 def _known_tail(name: str) -> str:
-    """Return the end of a piece that names a metric: "trainer.py: step 3 loss" -> "loss"."""
+    """Return the end of a text that is a metric's name: "trainer.py: step 3 loss" -> "loss"."""
     words = name.split()
     for start in range(max(0, len(words) - 4), len(words)):
         tail = " ".join(words[start:])
@@ -314,6 +317,6 @@ def _known_tail(name: str) -> str:
 
 
 def _is_only(body: str, row: Row) -> bool:
-    """Return whether a single metric counts: only if the line says little else."""
+    """Return whether a line with a single metric has little other text, so that it is a row."""
     rest = _LOGGER.sub("", body)
     return len(row.values) == 1 and len(rest.split()) <= 4 and not rest.lower().startswith("file ")

@@ -4,8 +4,8 @@
     Namespace(lr=1e-06, name='run')               GRPOConfig(beta=0.0, ...)
     <IntervalStrategy.STEPS: 'steps'>
 
-A call with keywords is read as a mapping of them; a call around one number as that number. Depth
-and length are bounded, so no text, however odd, costs more than its length.
+A call with keywords becomes a mapping of them; a call with one number becomes that number. Depth
+and length are limited, so the time is proportional to the text's length, whatever the text is.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _PYTHON_WORDS = (
 
 
 class _TornError(Exception):
-    """The text ends, or continues, where a literal cannot."""
+    """The text ends in the middle of a literal, or continues with something that is not allowed."""
 
 
 def mapping_at(text: str, start: int = 0) -> tuple[dict[str, Any], int] | None:
-    """Return the mapping that begins at a place ("{" or a call), and where it ends.
+    """Return the mapping that begins at a position ("{" or a call), and its end.
 
-    None: no mapping.
+    None if there is no mapping.
     """
     if len(text) - start > MAX_CHARS:
         return None
@@ -67,7 +67,7 @@ def is_json_object(text: str, start: int) -> bool:
 
 
 def plain_value(text: str) -> Any:
-    """Return the value of a setting, parsed if it is a literal, else the text itself.
+    """Return the value of a setting: parsed if it is a literal, else the text.
 
     Literals are booleans, None, numbers, quoted texts and lists.
     """
@@ -82,7 +82,7 @@ def plain_value(text: str) -> Any:
 
 
 def _quick(text: str, start: int) -> tuple[dict[str, Any], int] | None:
-    """Parse flat rows with the C parser; most rows of logs are flat."""
+    """Parse a mapping with the C parser, which accepts most rows of logs."""
     end = text.rfind("}") + 1
     body = text[start:end]
     if not body.startswith("{"):
@@ -180,7 +180,7 @@ def _braces(text: str, at: int, depth: int) -> tuple[Any, int]:
         if text[at : at + 1] == ":":
             found[key], at = _value(text, at + 1, depth + 1)
             at = _skip(text, at)
-        # Otherwise it is a set, whose members are keys without values.
+        # Without a colon it is a set; its members become keys without values.
         elif text[at : at + 1] in {",", "}"}:
             found[key] = None
         if text[at : at + 1] == ",":
@@ -199,7 +199,7 @@ def _key(text: str, at: int) -> tuple[str, int]:
 
 
 def _items(text: str, at: int, close: str, depth: int) -> tuple[list[Any], dict[str, Any], int]:
-    """Return what is between brackets: values in order, and those with `name=` before them."""
+    """Return the items between brackets: values in order, and values with `name=` before them."""
     items: list[Any] = []
     named: dict[str, Any] = {}
     while True:

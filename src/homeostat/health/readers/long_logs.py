@@ -1,8 +1,8 @@
-"""Read long console logs from bytes: lines of a shape that was seen before are not read again.
+"""Read long console logs as bytes, and parse only lines of a shape that is not known yet.
 
     lines -> shapes -> plain: only kept, in blocks | an engine's numbers | everything else: text.py
 
-The result is the one that TextReader gives for the same lines. How that can be is in shapes.py.
+The result is the same as that of TextReader for the same lines; shapes.py explains why.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ from homeostat.health.readers.text import MAX_SETTINGS, TextReader
 from homeostat.health.readers.traces import MAX_EVENTS
 
 _SPEAKS = tuple(word.encode() for word in line_rows.SPEAKS)
-# A line of these may begin a table, whose lines mean something only within it.
+# A line that starts like this may begin a table, whose lines have a meaning only within it.
 _RULE = b"-" * 12
-# Number of lines whose shapes are looked up at once; few where headers often change what they mean.
+# Number of lines whose shapes are looked up together. It is small while headers often clear them.
 _MIN_WINDOW, _MAX_WINDOW = 64, 2_048
 
 
 class LongLogReader(TextReader):
-    """Take in a log's lines in order, as bytes. The results are in its attributes."""
+    """Read a log's lines in order, as bytes. The results are in its attributes."""
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         super().__init__(recorder)
         self._shapes = Shapes()
         self._window = _MAX_WINDOW
-        # What engines print about: the same names are one object, whose hash is computed once.
+        # One object for each set of names that engines print, so that its hash is computed once.
         self._engine_names: dict[frozenset[str], frozenset[str]] = {}
 
     def feed_bytes(self, lines: Sequence[bytes]) -> None:
-        """Take in lines as a file holds them. Lines of a known shape are not parsed."""
+        """Read lines as a file has them. Lines of a known shape are not parsed."""
         start, keys = 0, None
         while start < len(lines):
             is_open = self._num_kept < MAX_SETTINGS or self._is_open
             if is_open or self.recorder.newest is None:
-                # Every line may be a setting or a part of an open item, or is counted by itself.
+                # Settings are still searched, a literal or table is open, or no step was printed
+                # yet.
                 self._number += 1
                 self._feed_one(lines[start], is_open=is_open)
                 start += 1
@@ -59,7 +60,7 @@ class LongLogReader(TextReader):
                 start += self._feed_many(lines[start:end], keys[start:end])
 
     def _feed_one(self, line: bytes, *, is_open: bool) -> None:
-        """Take in one line, whatever was printed before it."""
+        """Read one line, whatever was printed before it."""
         if is_open:
             self._feed_line(visible(line))
             return
@@ -77,14 +78,16 @@ class LongLogReader(TextReader):
         self.kept.add((self._number, line, recorder.newest, recorder.num_engine))
 
     def _feed_many(self, lines: Sequence[bytes], keys: Sequence[bytes]) -> int:
-        """Take in lines with their keys while nothing is open; return how many were taken in.
+        """Read lines, given their keys, until a literal or table opens; return the number of lines
+        read.
 
-        Lines of a shape that means nothing are only kept, in blocks: most of a log is such lines.
+        Most lines of a log have a shape without any meaning. These are only kept, in blocks.
         """
         shapes, first, begun = self._shapes, self._number + 1, 0
         found = shapes.get_all(keys)
         for at in to_look_at(lines, found):
-            # A shape that was not found may have become known since, or not been seen for long.
+            # The shape may have become known since it was looked up, or be one of those not seen
+            # recently.
             line, shape = lines[at], found[at] or shapes.get(keys[at])
             if shape is not None:
                 self._use(shape, line)
@@ -113,7 +116,7 @@ class LongLogReader(TextReader):
             self.kept.add_block(first + start, block, recorder.newest, recorder.num_engine)
 
     def _may_matter(self, line: bytes, key: bytes) -> bool:
-        """Return whether a reader may use a line, and remember those that none uses."""
+        """Return whether a reader may use a line. Remember the lines that no reader uses."""
         if self._shapes.is_known_plain(key):
             return False
         if line.startswith(_RULE) or may_matter(line, has_digits=b"0" in key, speaks=_SPEAKS):
@@ -122,7 +125,7 @@ class LongLogReader(TextReader):
         return False
 
     def _use(self, shape: Shape, line: bytes) -> None:
-        """Take what a line of a known shape says; the line itself is kept by the caller."""
+        """Use the information in a line of a known shape. The caller keeps the line itself."""
         if shape.fields:
             self.recorder.add_engine_line(shape.names, shape.fields, line)
         elif shape is not PLAIN:
@@ -131,7 +134,7 @@ class LongLogReader(TextReader):
                 self._note_event(bare(visible(line)[-1])[0], self.recorder.newest)
 
     def _feed_shape(self, key: bytes, line: bytes) -> None:
-        """Read a line, and remember what lines of its shape are if that is always the same."""
+        """Read a line, and remember the meaning of its shape if all lines of that shape have it."""
         num_uses, num_engine = self._num_uses, self.recorder.num_engine
         num_unread, num_events = self.unknown.count, len(self.events)
         self._feed_line(visible(last_drawing(line)))

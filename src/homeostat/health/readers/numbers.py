@@ -3,10 +3,11 @@
     0.0159   '0.0159'   6,821,680,128.0   1e-06   nan   Infinity   12.5%   40.52s   5166.5 tokens/s
     np.float64(0.31)    tensor(0.5, device='cuda:0')
 
-A percentage becomes a share. Other units are left to the framework's table: the number stays.
+A percentage is divided by 100. For other units the number stays as it is; the framework's table
+scales it.
 
-Repeats of NUMBER are possessive, as are those of all patterns that run over foreign text: there is
-no backtracking, so a line costs time in proportion to its length, whatever it contains.
+The quantifiers in NUMBER are possessive, like those of all patterns that are applied to foreign
+text. Without backtracking, the time for a line is proportional to its length.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NUMBER = (
 )
 _WRAPPED = r"(?:(?:np|numpy|torch|jnp)\.)?(?:float|int|tensor|array)\d*\(\s*"
 VALUE = rf"(?:{_WRAPPED})?(?:{NUMBER})"
-# Longer texts are no numbers.
+# Longer texts are not numbers.
 MAX_CHARS = 64
 _WITH_UNIT = re.compile(
     rf"\s*(?:{_WRAPPED}(?P<inner>{NUMBER})[^()]*+\)|(?P<plain>{NUMBER}))\s*+"
@@ -29,7 +30,7 @@ _WITH_UNIT = re.compile(
 
 
 def number(text: str) -> float | None:
-    """Return the number that a text is, or None. The text may have a unit after the number."""
+    """Return the number in a text that is a number, possibly with a unit; None for other texts."""
     if len(text) > MAX_CHARS:
         return None
     try:
@@ -44,7 +45,7 @@ def number(text: str) -> float | None:
 
 
 def number_of(value: Any) -> float | None:
-    """Return the number that a parsed value is: numbers, and texts that are numbers."""
+    """Return a parsed value as a number, also if it is a text that is a number; else None."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -58,7 +59,7 @@ def number_of(value: Any) -> float | None:
 
 
 def decimals_of(text: str) -> int | None:
-    """Return with how many decimals a number was printed; None for an exponent or a word."""
+    """Return the number of decimals of a printed number; None for an exponent, nan or inf."""
     found = _WITH_UNIT.fullmatch(text) if len(text) <= MAX_CHARS else None
     if not found:
         return None
@@ -66,5 +67,5 @@ def decimals_of(text: str) -> int | None:
     if not digits[-1].isdigit() or "e" in digits.lower():
         return None
     decimals = len(digits.partition(".")[2])
-    # A percentage becomes a share, which has two more decimals.
+    # Dividing a percentage by 100 adds two decimals.
     return decimals + 2 if found["unit"] == "%" else decimals

@@ -1,4 +1,4 @@
-"""Parse the lines that our own runs print, on the console and in console.log.
+"""Parse the progress lines of our own runs, which are on the console and in console.log.
 
 step  6/32  loss 1.8044  lr 3.00e-03  grad    1.3  3.1k tok/s  mem  497 MiB  eta 11 s
 step  1/24  reward  0.375  +- 0.330  len 6.469  cut   12 %  entropy 0.432  clip    0 %
@@ -34,7 +34,7 @@ _MAX_CHARS = 1_000
 
 
 def own_row(body: str) -> Row | None:
-    """Return the row of a line of ours."""
+    """Return the row of a progress line of ours; None for other lines."""
     found = _STEP.search(body) if "step " in body and len(body) <= _MAX_CHARS else None
     if not found:
         return None

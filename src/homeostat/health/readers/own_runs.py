@@ -1,7 +1,7 @@
-"""Run folders of ours: recognise one, and find those further down in a folder.
+"""Recognise our run folders, and find those below a folder.
 
-A folder of ours holds a config.json with keys that only our settings have. The search is bounded in
-depth and in entries, and enters neither hidden folders, nor checkpoints, nor a run that was found.
+Our run folders have a config.json with keys that only our settings have. The search is limited in
+depth and in the number of entries. It does not enter hidden folders, checkpoints, or run folders.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 from homeostat.health.readers.settings import flat
 
 MAX_DEPTH = 4
-# Entries of folders that a search for runs looks at.
+# Maximum number of folder entries that a search for runs looks at.
 _MAX_ENTRIES = 200_000
 _MAX_CONFIG = 8_000_000
 # Keys that the resolved settings of each of our runs have.
 _OUR_KEYS = frozenset({"algorithm", "runs_dir", "trainer"})
-# Folders that hold no runs, and may hold very many files.
+# Folders that contain no runs, and may contain very many files.
 _NOT_ENTERED = (".", "checkpoint", "global_step", "node_modules", "site-packages", "__pycache__")
 
 
 def our_config(path: Path) -> dict[str, Any] | None:
-    """Return the settings of a run of ours, with dots; None if the folder is not ours."""
+    """Return the settings of one of our runs, with dotted names; None if the folder is not ours."""
     file = path / "config.json"
     try:
         if not file.is_file() or file.stat().st_size > _MAX_CONFIG:
@@ -44,7 +44,7 @@ def is_our_run(path: Path) -> bool:
 
 
 def our_runs_below(path: Path) -> list[Path]:
-    """Return the run folders of ours below a folder, each once, whatever links to it."""
+    """Return our run folders below a folder, each once, even if links also lead to it."""
     found: list[Path] = []
     seen: set[str] = set()
     waiting, num_left = deque([(path, 0)]), _MAX_ENTRIES
@@ -70,7 +70,7 @@ def our_runs_below(path: Path) -> list[Path]:
 
 
 def _entries(folder: Path, *, most: int) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder; [] if it cannot be listed, or was removed meanwhile."""
+    """Return the entries of a folder; [] if it cannot be listed or was removed meanwhile."""
     try:
         with os.scandir(folder) as entries:
             return list(islice(entries, most))
@@ -82,5 +82,5 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:
-        # The links form a loop, or lead to where nobody may look.
+        # The links form a loop, or lead to a place without permission.
         return False

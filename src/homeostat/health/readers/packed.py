@@ -1,8 +1,9 @@
-"""Read compressed logs as text, and recognise files that are no text at all.
+"""Read compressed logs as text, and recognise files that are not text.
 
-gzip, bzip2 and xz are unpacked while they are read, by their first bytes and not by their names. A
-file that breaks off, as that of a process that was killed, is read as far as it goes. Archives and
-other formats without lines are refused: read as text they would be judged as a log without errors.
+gzip, bzip2 and xz are recognised by their first bytes, not by file names, and unpacked while they
+are read. If a file is incomplete, for example because its writer was killed, its first part is
+read. Archives and other formats without lines are refused, because as text they would be judged as
+a log without errors.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ _OTHERS = {
     b"%PDF": "a PDF. Give the text of the log instead",
 }
 _TAR = slice(257, 262)
-# Control characters that text does not have. Logs with progress bars have \b, \r and escapes, and a
-# rotated log may begin with zeros.
+# Control characters that do not occur in text. Logs with progress bars have \b, \r and escapes, and
+# a rotated log may begin with zeros.
 _CONTROLS = bytes(set(range(1, 32)) - set(b"\a\b\t\n\v\f\r\x1a\x1b"))
-# In random bytes 9 % are such characters.
+# In random bytes, 9 % are such characters.
 _MAX_CONTROLS = 0.02
 _MIN_CONTROLS = 8
 
 
 def plain_name(name: str) -> str:
-    """Return a file's name without the suffix that a compression adds."""
+    """Return a file's name without the suffix of a compression."""
     ends = (suffix for suffix in PACKED_SUFFIXES if name.endswith(suffix))
     return name.removesuffix(next(ends, ""))
 
 
 def why_no_text(head: bytes) -> str:
-    """Say what a file is that is no text, by its first bytes; "" if it may be text."""
+    """Return what a file is if its first bytes are not text; "" if they may be text."""
     for start, what in _OTHERS.items():
         if head.startswith(start):
             return what
@@ -53,7 +54,7 @@ def why_no_text(head: bytes) -> str:
 
 
 def unpacked(file: BinaryIO) -> BinaryIO:
-    """Return the file, or the text in it if it is compressed."""
+    """Return the file, or its uncompressed content if it is compressed."""
     head = file.peek(8) if isinstance(file, io.BufferedReader) else b""
     for start, module in _UNPACKED.items():
         if head.startswith(start):
@@ -62,7 +63,7 @@ def unpacked(file: BinaryIO) -> BinaryIO:
 
 
 class Unpacking(io.RawIOBase):
-    """The content of a compressed file. `is_cut` is set if the file turns out to be incomplete."""
+    """The content of a compressed file. `is_cut` becomes True if the file is incomplete."""
 
     def __init__(self, file: BinaryIO, *, module: str) -> None:
         super().__init__()
@@ -87,8 +88,8 @@ class Unpacking(io.RawIOBase):
 
 
 def _content(file: BinaryIO, module: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return the file that unpacks another one, and what it raises if that is damaged."""
-    # Each takes milliseconds to import, and most logs need none.
+    """Return a file with the uncompressed content, and the exceptions that damaged data raises."""
+    # Each module takes milliseconds to import, and most logs need none.
     if module == "gzip":
         import gzip
         import zlib

@@ -1,4 +1,4 @@
-"""Parse the wire format of protocol buffers, as far as the logs of trackers need it."""
+"""Parse the wire format of protocol buffers, as far as the logs of trackers use it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 class TornError(Exception):
-    """The bytes end within a field, or are no message."""
+    """The bytes end within a field, or are not a message."""
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
@@ -46,6 +46,6 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """Return a varint as an int64."""
+    """Return a varint as a signed 64-bit integer."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,8 +1,9 @@
-"""Turn rows in the order they were printed into columns over the steps of the last run.
+"""Turn rows, in the order in which they were printed, into columns over the steps of the last run.
 
-Steps come from the row, from the header or the progress bar before it, or are counted. If a counter
-goes back to its start, a second run began: the first is set aside. If it goes back only part of the
-way, the run was resumed: what was logged from there on is replaced.
+A step comes from the row itself, or from the header or progress bar before it; otherwise rows are
+counted. If a step counter goes back to its start, a second run began, and the first is stored as a
+past run. If it goes back part of the way, the run was resumed, and the records from there on are
+replaced.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from homeostat.health.readers.epoch_steps import EpochSteps
 from homeostat.health.readers.rows import MAX_NAMES, MAX_STEP, Column, Row, RowKind
 from homeostat.health.view import Series
 
-# Name of a number in a line, where it begins and ends, and its divisor.
+# Name, start, end and divisor of each number in a line.
 Fields = tuple[tuple[str, int, int, float], ...]
 _MAX_RUNS = 20
 _EPOCH = "epoch"
-# More decimals than these are those of a number that was printed in full.
+# With more decimals than this, a number was printed in full.
 _MAX_FIXED = 12
 
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A run before the last one in the same log, under its own names."""
+    """A run before the last one in the same log, with the log's names."""
 
     label: str
     series: Mapping[str, Series]
@@ -43,7 +44,7 @@ class _Counter:
 
 
 class Recorder:
-    """Take in rows; hold columns, earlier runs and the names of the last run."""
+    """Collect rows; hold the columns of the last run, and the earlier runs."""
 
     def __init__(self) -> None:
         self.columns: dict[str, Column] = {}
@@ -55,16 +56,16 @@ class Recorder:
         self._is_header_new = False
         self.total_steps: int | None = None
         self.forms: dict[str, int] = {}
-        # What the log stated before the current run, in order: setting and value.
+        # The settings that the log stated so far, in order: (name, value).
         self.settings: list[tuple[str, Any]] = []
         self.label = ""
         self.num_rows = 0
         self._counters: dict[str, _Counter] = {}
         self._bar: int | None = None
         self._newest_bar = 0
-        # True if all steps so far were counted and none was printed with its row.
+        # True if all steps so far were counted, so no row was printed with its step.
         self._is_counted = True
-        # A summary was read, which ends a training.
+        # True after a summary, which ends a training.
         self._is_over = False
         self._is_total_of_bar = False
         self._mentioned: int | None = None
@@ -77,21 +78,22 @@ class Recorder:
         self._engine: dict[str, EngineColumn] = {}
         self.num_engine = 0
         self._engine_row: dict[str, float] = {}
-        # Lines of this step that are not parsed yet, the newest with these names, in their order.
+        # Lines of this step that are not parsed yet: the newest line for each set of names, in
+        # order.
         self._engine_lines: dict[frozenset[str], tuple[Fields, bytes]] = {}
-        # Names of lines that all have a column.
+        # Sets of names that all have a column.
         self._engine_known: set[frozenset[str]] = set()
         self._engine_step: int | None = None
         self._fixed: dict[str, tuple[int, int]] = {}
 
     def add(self, row: Row) -> None:
-        """Take in a row. Its values are kept under the names that the log gives them."""
+        """Add a row. Its values are stored under the log's names."""
         self.forms[row.form] = self.forms.get(row.form, 0) + 1
         if row.epoch is not None:
             has_total = row.total_steps is not None
             self._epochs.count_on(row)
             if has_total and row.total_steps is None:
-                # It was that of one epoch, and the number of epochs is not known.
+                # The printed total was that of one epoch, and the number of epochs is unknown.
                 self.total_steps = None
         if row.total_steps is not None and 0 < row.total_steps < MAX_STEP:
             self.total_steps = row.total_steps
@@ -112,10 +114,10 @@ class Recorder:
         *,
         form: str,
     ) -> bool:
-        """Take in many rows at once.
+        """Add many rows at once.
 
-        Each name has the indices of the rows that have it (None: all) and the values. Return False,
-        and take nothing, if the steps do not simply continue.
+        Each name has the indices of the rows that have it (None: all), and the values. Return False
+        and add nothing if the steps do not simply continue.
         """
         counter = self._counters.get(":train")
         is_going_on = counter is None or int(steps[0]) > counter.last
@@ -145,14 +147,14 @@ class Recorder:
             column.extend(steps, values)
 
     def begin_step(self, step: int, total: int | None) -> None:
-        """Take in a header that names a step: the rows below it are of that step."""
+        """Note a header with a step: the rows below it belong to that step."""
         if step < MAX_STEP:
             self.header, self._is_header_new = step, True
             self.total_steps = total or self.total_steps
 
     def bar(self, count: int, total: int) -> None:
-        """Take in a progress bar of training: the row that follows is of the step that it shows."""
-        # Evaluation draws its own bars, with fewer steps.
+        """Note a training progress bar: the next row belongs to the step that the bar shows."""
+        # Bars of an evaluation have fewer steps; they are not used.
         is_longer = self._is_total_of_bar and total > (self.total_steps or 0)
         if (self.total_steps in (None, total) or is_longer) and 0 < count <= total:
             self._is_total_of_bar = self.total_steps is None or is_longer or self._is_total_of_bar
@@ -169,7 +171,7 @@ class Recorder:
         return newest
 
     def mention(self, step: int) -> None:
-        """Take in a mention of a step: it counts if it is at most about the next one."""
+        """Note a step that a sentence mentions. It is used if it is at most two steps ahead."""
         if self.step is None or self.step <= step <= self.step + 2:
             self._mentioned = step
 
@@ -184,10 +186,10 @@ class Recorder:
         return found
 
     def _spread(self, series: dict[str, Series]) -> None:
-        """Spread counted rows evenly up to the bar's step, if counting went beyond the run's end.
+        """Spread counted rows evenly up to the bar's step, if the count exceeds the run's length.
 
-        A bar goes to stderr at once, rows to stdout in blocks: rows of many steps then follow the
-        bar's last drawing, and counting from there is wrong.
+        A bar is printed to stderr at once, but rows to stdout in blocks. So the rows of many steps
+        may follow the last drawing of the bar, and counting on from its step gives wrong steps.
         """
         last, total = self.step or 0, self.total_steps or 0
         if not self._is_counted or not 0 < self._newest_bar <= total < last:
@@ -200,12 +202,12 @@ class Recorder:
             series[name] = Series(places[np.searchsorted(steps, one.steps)], one.values)
 
     def decimals(self) -> dict[str, int]:
-        """Return names whose values were always printed with the same number of decimals."""
+        """Return the number of decimals of each metric for which it was always the same."""
         return {name: low for name, (low, high) in self._fixed.items() if low == high <= _MAX_FIXED}
 
     def _add_train(self, row: Row) -> None:
         if self._is_over and self.columns and not self.num_rows:
-            # The training before was too short to log a row; only evaluations were logged.
+            # The earlier training was too short to log a row; it has only evaluations.
             self._next_run()
         self._is_over = False
         step = self._counted(row) if row.step is None else row.step
@@ -231,7 +233,7 @@ class Recorder:
         self._label_of_run = self.label
 
     def _counted(self, row: Row) -> int:
-        """Return the step of a row that names none."""
+        """Return the step of a row that was printed without one."""
         if self.header is not None and self._is_header_new:
             self._is_header_new = False
             self._check_counter(":header", self.header)
@@ -243,13 +245,13 @@ class Recorder:
             return self._bar
         if self.step is None:
             return 1
-        # A row of other metrics belongs to the same step as the row before it.
+        # A row with other metrics belongs to the same step as the row before it.
         if self._names_at_step.isdisjoint(row.values.keys() - {_EPOCH}):
             return self.step
         return self.step + 1
 
     def _after_epoch(self, epoch: float) -> int:
-        """Handle an epoch that went back: another run, or the same one resumed."""
+        """Return the step after the epoch went back: another run began, or this one was resumed."""
         column = self.columns.get(_EPOCH)
         if column is None or self._first_epoch is None or epoch <= self._first_epoch:
             self._next_run()
@@ -294,7 +296,7 @@ class Recorder:
 
     def _keep_past(self, label: str) -> None:
         series = {name: column.series() for name, column in self.columns.items()}
-        # Series are views of the columns' memory, which a cut would move.
+        # Series share the columns' memory, which cutting a column would change.
         kept = {name: Series(one.steps.copy(), one.values.copy()) for name, one in series.items()}
         del self.past[: max(0, len(self.past) + 1 - _MAX_RUNS)]
         self.past.append(PastRun(label, kept, dict(self.settings[: self._settings_of_run])))
@@ -317,7 +319,7 @@ class Recorder:
             self._fixed[name] = (min(low, count), max(high, count))
 
     def _add_engine(self, row: Row) -> None:
-        """Keep every row until training begins; then the newest values of each step."""
+        """Record every engine row until training begins, then the newest values of each step."""
         self.num_engine += 1
         if self.step != self._engine_step:
             self._flush_engine()
@@ -328,9 +330,9 @@ class Recorder:
             self._flush_engine()
 
     def add_engine_line(self, names: frozenset[str], fields: Fields, line: bytes) -> None:
-        """Take in an engine's row, given as a line, its names, and the places of its numbers.
+        """Add an engine's row, given as a line, its names, and the positions of its numbers.
 
-        Of a step only the newest values count, so most of these lines are never parsed.
+        Only the newest values of each step are needed, so most of these lines are never parsed.
         """
         if self.step is None:
             self.add(Row(_values_at(fields, line), kind=RowKind.ENGINE, form="engine"))
@@ -344,7 +346,8 @@ class Recorder:
             self._engine_lines.pop(names, None)
             self._engine_lines[names] = (fields, line)
             return
-        # Columns are in the order in which their names were first seen.
+        # Columns must be in the order in which their names were first seen, so parse waiting lines
+        # first.
         self._parse_engine_lines()
         self._engine_row.update(_values_at(fields, line))
         if names <= self._engine.keys():

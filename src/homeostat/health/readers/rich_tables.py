@@ -1,9 +1,9 @@
-"""Parse tables of completions that trainers draw with box characters, in a panel or without.
+"""Parse tables of completions that trainers print with box characters, with or without a panel.
 
     | Prompt       | Completion     | my_reward | Advantage |      (the lines are box characters)
     | What is 2+2? | It is 4        |      1.00 |      0.71 |
 
-A cell may be wrapped over several lines; a ruled line ends a row.
+A cell may be wrapped over several lines; a horizontal rule ends a row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BOX = ("\u2502", "\u2503", "\u2500", "\u2501")
 
 
 class RichTables:
-    """Turn lines of a log into the completions of the tables among them."""
+    """Find tables in the lines of a log, and return their completions."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -33,11 +33,11 @@ class RichTables:
 
     @property
     def is_open(self) -> bool:
-        """Return whether a table's head was read, and no line that ends it."""
+        """Return whether the lines after a table's header still belong to the table."""
         return bool(self._names)
 
     def feed(self, text: str, step: int | None) -> SampleText | None:
-        """Take in a line; return the completion of the row that it ends."""
+        """Read a line; return the completion of a row if the line ends the row."""
         if text.isascii() or not any(sign in text for sign in _BOX):
             self._names = []
             return None

@@ -1,7 +1,7 @@
-"""A row of metrics, whichever format it was printed in, and the columns that rows become.
+"""A row of metrics, in whichever format it was printed, and the columns that rows become.
 
-A format's reader makes a Row of a line. Columns keep their values as plain arrays: there is no
-object per value. Steps within a column strictly increase; a repeated step overwrites.
+A format's reader makes a Row of each line. Columns store their values in plain arrays, without an
+object per value. Steps in a column strictly increase; a repeated step overwrites its value.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_STEP = 10**15
 class RowKind(StrEnum):
     """The kind of a row.
 
-    train: a step's record. eval: belongs to the newest step. summary: of the whole run. engine: of
-    an inference engine, which counts no steps.
+    train: the record of a step. eval: an evaluation at the newest step. summary: values of the
+    whole run. engine: from an inference engine, which counts no steps.
     """
 
     TRAIN = "train"
@@ -38,9 +38,10 @@ class RowKind(StrEnum):
 class Row:
     """One row of metrics.
 
-    `channel` names the counter of `step`: rows of different channels may differ. `fixed` has the
-    decimals of values that a format prints with a fixed number of them. `epoch` is its number, from
-    1 on, and how many there are, where the line counts both epochs and steps.
+    `channel` identifies the counter of `step`; rows of different channels may count differently.
+    `fixed` has the number of decimals of values that a format prints with a fixed number of them.
+    `epoch` is (number of the epoch, number of epochs), set if the line has both an epoch and a
+    step.
     """
 
     values: dict[str, float]
@@ -54,7 +55,7 @@ class Row:
 
 
 class Column:
-    """One metric: steps and values, growing at the end."""
+    """One metric as steps and values; new ones are added at the end."""
 
     __slots__ = ("steps", "values")
 
@@ -63,7 +64,7 @@ class Column:
         self.values = array("d")
 
     def add(self, step: int, value: float) -> None:
-        """Add a value; an existing step is overwritten, and a late one is inserted at its place."""
+        """Add a value. It replaces that of the same step; a late step is inserted in order."""
         if not self.steps or step > self.steps[-1]:
             self.steps.append(step)
             self.values.append(value)
@@ -76,12 +77,12 @@ class Column:
             self.values.insert(at, value)
 
     def extend(self, steps: IntArray, values: FloatArray64) -> None:
-        """Append steps that strictly increase, and begin after the newest one."""
+        """Append steps that strictly increase and come after the newest one."""
         self.steps.frombytes(steps.tobytes())
         self.values.frombytes(values.tobytes())
 
     def cut(self, step: int) -> None:
-        """Drop what was logged at and after a step."""
+        """Drop the records at `step` and after it."""
         at = bisect_left(self.steps, step)
         del self.steps[at:]
         del self.values[at:]
@@ -94,7 +95,7 @@ class Column:
 
 
 def unordered_series(steps: Iterable[int], values: Iterable[float]) -> Series:
-    """Return a series of pairs in any order; of several values of a step the last counts."""
+    """Return a series of pairs in any order. If a step has several values, the last one is used."""
     steps_of = np.fromiter(steps, dtype=np.int64)
     values_of = np.fromiter(values, dtype=np.float64)
     order = np.argsort(steps_of, kind="stable")

@@ -1,4 +1,4 @@
-"""Parse the tables that Stable-Baselines and its like print: one name and number in each line.
+"""Parse tables like those of Stable-Baselines, with one name and one number in each line.
 
     ---------------------------------
     | rollout/           |          |
@@ -7,7 +7,7 @@
     |    total_timesteps | 2048     |
     ---------------------------------
 
-A heading is part of the names below it. A table is one row, at the step that it counts itself.
+A heading is the prefix of the names below it. A table is one row, at the step in the table itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_LINES = 200
 
 
 class RuledTables:
-    """Collect the lines between two rules."""
+    """Collect the lines between two horizontal rules."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -34,9 +34,9 @@ class RuledTables:
         self._num_lines = 0
 
     def feed(self, body: str) -> tuple[Row | None, bool]:
-        """Take in a line. Return the row that it ends, and whether it says nothing else.
+        """Read a line. Return the row if the line ends one, and whether the line has nothing else.
 
-        Before a heading a line may be part of another kind of table.
+        A line before the first heading may belong to another kind of table.
         """
         first = body[:1]
         if first == "-" and _RULE.fullmatch(body):
@@ -63,7 +63,7 @@ class RuledTables:
         self.is_open, self._heading, self._values, self._num_lines = True, "", {}, 0
 
     def _row(self) -> Row | None:
-        """Return the table as a row; None if nothing in it counts steps."""
+        """Return the table as a row; None if it has no step counter."""
         step = next((self._values[name] for name in _COUNTERS if name in self._values), None)
         if step is None or not 0 <= step < 1e15 or len(self._values) < 2:
             return None

@@ -1,8 +1,9 @@
-"""Read run folders: ours, and those of others by the files that are known in them.
+"""Read run folders: our own, and others by the files in them that are known.
 
-Ours: config.json (settings by our keys), metrics.jsonl, events.jsonl, completions/, console.log and
-traceback.txt. Of another's folder, every file that a reader knows is read, and the results are
-joined; `facts["sources"]` lists them. A damaged file costs no more than its content.
+Our folders have config.json (settings by our keys), metrics.jsonl, events.jsonl, completions/,
+console.log and traceback.txt. In other folders, every file that a reader knows is read, and the
+results are combined; `facts["sources"]` lists the files. If a file is damaged, only its content is
+lost.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MAX_EVENTS = 200_000
 _MAX_LINE = 1_000_000
 _MAX_STEP_FILES = 3
 _MAX_SAMPLES = 64
-# Events that mark the state of a run: the newest is its current state.
+# Events that change the state of a run. The newest of them gives the current state.
 _ENDS = ("run_started", "run_resumed", "run_stopped", "run_finished", "run_failed")
 
 
@@ -44,8 +45,8 @@ def view_of_run(
     found = found_in_folder(path, only=only)
     if not found.sources:
         raise DataError(
-            f"{path}: holds no metrics or logs that are known. Give a run folder, a log, or a "
-            "metrics file (JSON lines, CSV, TensorBoard, W&B offline)."
+            f"{path}: contains no metrics or logs in a known format. Give a run folder, a log or "
+            "a metrics file (JSON lines, CSV, TensorBoard, W&B offline)."
             + "".join(f"\n{note}" for note in found.reading.notes)
         )
     return view_of(found, config=config, names=names)
@@ -72,14 +73,14 @@ def _kind(settings: Mapping[str, Any]) -> Kind:
         return Kind.SFT
     if algorithm == "reward_model":
         return Kind.REWARD_MODEL
-    # A run of preferences has a beta, whatever its algorithm is called: it may be a plug-in.
+    # A run of preference training has a beta even if its algorithm is a plug-in.
     has_beta = settings.get("preference.beta") is not None
     is_known = algorithm in {"dpo", "ipo", "kto", "orpo", "simpo"}
     return Kind.PREFERENCE if is_known or has_beta else Kind.RL
 
 
 def _events(path: Path) -> Iterator[Event]:
-    """Return the whole lines of the event log, as far as they can be read."""
+    """Yield the complete lines of the event log as events, as far as they can be read."""
     try:
         file = path.open("rb")
     except OSError:
@@ -102,7 +103,7 @@ def _events(path: Path) -> Iterator[Event]:
 
 
 def _samples(folder: Path) -> Iterator[SampleText]:
-    """Return completions of the first step that has them and of the newest ones."""
+    """Yield completions of the first step that has any, and of the newest steps."""
     if not folder.is_dir():
         return
     # Reading Parquet needs a large import, so do it only if there is something to read.
@@ -126,13 +127,13 @@ def _samples(folder: Path) -> Iterator[SampleText]:
 
 
 def _add_log(found: Found, path: Path) -> None:
-    """Add the console and, if the run ended by an error, its traceback after it.
+    """Add the console log and, if the run ended with an error, its traceback after it.
 
-    Metrics among them are already in metrics.jsonl.
+    The metrics in the console log are not added, because metrics.jsonl has them.
     """
     lines = _lines_of(path / "console.log")
     ends = [event for event in found.events if event.kind in _ENDS]
-    # The traceback of an earlier attempt that was resumed says nothing about the current state.
+    # If the run was resumed, the traceback of the earlier attempt says nothing about its state now.
     if not ends or ends[-1].kind == "run_failed":
         start = lines[-1].number if lines else 0
         step = ends[-1].step if ends else None

@@ -1,13 +1,13 @@
-"""Find the runs at a path: the one way for the doctor, a watch and the dashboard.
+"""Find the runs at a path. The doctor, `watch` and the dashboard all use this module.
 
     a file, a run folder               that run
     a folder with runs of ours below   those, and runs of others beside them
-    a folder of runs of others         its children, and loose logs by their names
+    a folder of runs of others         its subfolders, and its console logs grouped by name
     any other folder                   one run, of all files in it
 
-Runs of ours are found further down (own_runs.py), and other files never join them: logs and rows
-that lie beside them are skipped, and `RunPlace.notes` says so. Training data is no file of a
-run, so it makes a folder neither a run nor a part of one.
+own_runs.py finds our runs several levels down. Other files are never combined with them: logs and
+rows beside them are skipped, and `RunPlace.notes` reports it. Training data does not belong to any
+run, so a folder with nothing else is not a run.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from homeostat.health.readers.own_runs import is_our_run, our_runs_below
 
 _MAX_ENTRIES = 1_000_000
 _MAX_RUNS = 1_000
-# Files of a run that are known by name.
+# Maximum number of files or runs that are listed by name.
 _MAX_NAMES = 8
-# Files of training data in a folder that are opened to see whether they are that.
+# Maximum number of training data files in a folder that are recognised by opening them.
 _MAX_EXAMPLES = 500
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """The place of a run: a file, a folder, or some `files` of a folder that holds other runs.
+    """The place of a run: a file, a folder, or some `files` of a folder that has several runs.
 
-    `notes` are sentences about what was skipped where it was found.
+    `notes` are sentences about what was skipped where the run was found.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class RunPlace:
 
     @property
     def name(self) -> str:
-        """Return the name to show: the path, or the files that were taken as one run."""
+        """Return the name to show: the path, or the files that were read as one run."""
         if not self.files:
             return str(self.path)
         return _listed([str(self.files[0]), *(file.name for file in self.files[1:])])
@@ -69,7 +69,7 @@ def runs_at(path: Path) -> list[RunPlace]:
 
 
 def runs_in(path: Path) -> list[RunPlace]:
-    """Return the runs that a folder holds, newest first; [] if it is a run itself, or a file."""
+    """Return the runs in a folder, newest first; [] if the path is itself a run, or a file."""
     if not path.is_dir() or is_our_run(path):
         return []
     ours = our_runs_below(path)
@@ -81,9 +81,9 @@ def runs_in(path: Path) -> list[RunPlace]:
 
 
 def runs_of_files(files: Sequence[Path]) -> list[RunPlace]:
-    """Return the runs that several files are of, newest first.
+    """Return the runs to which several files belong, newest first.
 
-    Logs of one folder are grouped by their names, as in `runs_in`; any other file is a run.
+    Console logs of one folder are grouped by name, as in `runs_in`. Any other file is a run.
     """
     logs = [file for file in files if is_console(file.name) and file.is_file()]
     runs = [RunPlace(file) for file in files if file not in logs]
@@ -106,7 +106,7 @@ def _of_others(path: Path) -> list[RunPlace]:
             return []
     loose = runs_of(logs) if logs else []
     if len(loose) == 1:
-        # So do they to its one log.
+        # All subfolders belong to the folder's only log.
         return []
     runs = [RunPlace(child) for child in children[:_MAX_RUNS] if _is_run(child)]
     runs += [RunPlace(path, files) for files in loose]
@@ -114,9 +114,10 @@ def _of_others(path: Path) -> list[RunPlace]:
 
 
 def _beside_ours(path: Path, ours: Sequence[Path]) -> tuple[list[RunPlace], str]:
-    """Return runs of ours with what is certainly another run beside them, and what was left out."""
-    # In a folder of runs, all children are runs. In a project's folder only what a trainer alone
-    # writes is one, because logs and tables may be about anything.
+    """Return our runs and other runs beside them, and a note about the files that were skipped."""
+    # If our runs are directly in the folder, other subfolders with logs are runs, too. Otherwise it
+    # may be a project's folder, where logs and tables may be about anything, so only files that a
+    # trainer alone writes make a run.
     is_shelf = any(run.parent == path for run in ours)
     runs = [RunPlace(run) for run in ours[:_MAX_RUNS]]
     left: list[str] = []
@@ -144,8 +145,8 @@ def _passed_over(path: Path, names: Sequence[str], num_runs: int) -> str:
         return ""
     what = "the run" if num_runs == 1 else f"the {num_runs} runs"
     return (
-        f"{path}: {_listed(sorted(names))}: skipped beside {what} of homeostat below. Name one "
-        "to have it read."
+        f"{path}: {_listed(sorted(names))}: skipped, because they are beside {what} of homeostat "
+        "below. To read one of them, give its path."
     )
 
 
@@ -155,9 +156,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _entries(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the folders and the files of runs in a folder, and whether each is a folder.
+    """Yield the subfolders of a folder and the files that belong to runs, each with is_folder.
 
-    It ends where the folder cannot be listed.
+    Stop without an error if the folder cannot be listed.
     """
     num_examples = 0
     try:
@@ -166,7 +167,8 @@ def _entries(folder: Path) -> Iterator[tuple[Path, bool]]:
                 if entry.is_dir(follow_symlinks=False):
                     yield Path(entry.path), True
                 elif _is_of_run(entry):
-                    # After many files of training data, the other rows are that, too.
+                    # After many files of training data, further files of rows are not opened but
+                    # skipped.
                     is_data = is_rows(entry.name) and (
                         num_examples >= _MAX_EXAMPLES or bool(columns_of_file(Path(entry.path)))
                     )
@@ -178,9 +180,9 @@ def _entries(folder: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _is_run(folder: Path, *, by_trainer: bool = False) -> bool:
-    """Return whether a folder directly contains a log or metrics; a checkpoint belongs to a run.
+    """Return whether a folder directly contains a log or metrics. A checkpoint is not a run.
 
-    `by_trainer` counts only files that a trainer alone writes.
+    With `by_trainer`, only files count that a trainer alone writes.
     """
     if folder.name.startswith(("checkpoint", "global_step")):
         return False

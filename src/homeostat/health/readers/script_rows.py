@@ -1,12 +1,13 @@
-"""Rows that a user's own script prints: lines of one form, again and again.
+"""Parse rows of metrics that a user's own script prints: many lines of the same form.
 
     epoch 3 loss 1.85                                  [ 120/5000] loss 2.31 lr 1e-4
     | epoch 1 | 200/ 2983 batches | loss 7.1 |         Loss at step 40: 2.1
     INFO:root:Epoch 3 Training Loss 0.52               Episode 12   Average Score: 31.5
 
-A single such line may be a sentence. A form, which is a line with its numbers left open, that comes
-at least `MIN_ROWS` times with the name of a loss or reward in it is a row of metrics. The text
-before a number names it. Steps are those of a counter that only grows, else rows are counted.
+The form of a line is the line with its numbers left open. A single such line may be a sentence. A
+form is a row of metrics if it comes at least `MIN_ROWS` times and has the name of a loss or reward.
+The text before a number is its name. Steps come from a counter that only increases; if there is
+none, rows are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from homeostat.health.view import Series
 
 FORM = "script"
 MIN_ROWS = 4
-# Rows that are needed where no counter is printed.
+# Number of rows that are needed if no counter is printed.
 _MIN_UNCOUNTED = 6
 _MAX_CHARS = 400
 _MAX_FORMS = 200
@@ -33,14 +34,14 @@ _MAX_NUMBERS = 40
 _MAX_ROWS = 200_000
 _SPEAKS = re.compile(r"loss|rew(?:ard|_|\b)|score|return|perplexity|\bppl\b", re.IGNORECASE)
 _NUMBER = re.compile(rf"(?<![A-Za-z_.\d])(?:{NUMBER})")
-# A line that begins so is about rows that are not trained on.
+# A line that begins with one of these reports held-out data.
 _HELD_OUT = re.compile(r"\b(?:eval(?:uation|uating)?|val(?:id(?:ation)?)?|dev)\b", re.IGNORECASE)
 _OPEN = "\0"
 _SPACES = re.compile(r" +")
-# What separates the name of a number from what was said before.
+# Separators between the name of a number and the text before that name.
 _APART = re.compile(r"[|,;\t()\[\]{}<>]|\s-\s|\d")
 _WORD = re.compile(r"[A-Za-z][A-Za-z_./]*")
-# Counters, the finest first: a script that prints epochs and steps counts steps.
+# Names of counters, the finest first: if a script prints epochs and steps, steps are used.
 _COUNTERS = (
     frozenset({"step", "steps", "global_step", "iter", "iters", "iteration", "it", "update"}),
     frozenset({"episode", "episodes", "round", "batch"}),
@@ -55,19 +56,19 @@ _RESULTS = _TRAINED | {"eval/loss"}
 
 @dataclass(slots=True)
 class _Form:
-    """The numbers of a line's form: their names ("" if they have none), counters, and all rows."""
+    """The numbers of a form: their names ("" for none), which are counters, and all rows."""
 
     names: list[str]
-    # Rank of the counter that a number is; None if it is none.
+    # For each number its rank among the counters; None if it is not a counter.
     counters: list[int | None]
     totals: dict[int, int]
     rows: list[list[float]] = field(default_factory=list)
-    # The decimals that each number is always printed with; None if that varies.
+    # For each number the decimals with which it is printed; None if they vary.
     decimals: list[int | None] = field(default_factory=list)
 
 
 class ScriptRows:
-    """Collect lines that may be rows, by their form."""
+    """Collect lines that may be rows, grouped by form."""
 
     def __init__(self) -> None:
         self._forms: dict[str, _Form] = {}
@@ -90,20 +91,20 @@ class ScriptRows:
         texts = _NUMBER.findall(body)
         form.rows.append([_value(text) for text in texts])
         if len(form.rows) > _MAX_ROWS:
-            # Every second one of so many rows tells as much.
+            # If there are so many rows, half of them are enough.
             form.rows = form.rows[::2]
         form.decimals = _same(form.decimals, [decimals_of(text) for text in texts])
         return True
 
     def _drop_rare(self) -> None:
-        """Forget the forms that did not come again; sentences are such."""
+        """Drop the forms that came only once, which most sentences do."""
         self._forms = {key: form for key, form in self._forms.items() if len(form.rows) > 1}
         if len(self._forms) >= _MAX_FORMS:
             fewest = min(self._forms, key=lambda key: len(self._forms[key].rows))
             del self._forms[fewest]
 
     def series(self) -> dict[str, Series]:
-        """Return the metrics of all forms that are rows; of two with the same name the longer."""
+        """Return the metrics of all forms that are rows. If names collide, use the longer form."""
         found: dict[str, Series] = {}
         self._forms = _joined(self._forms)
         for form in sorted(self._forms.values(), key=lambda one: -len(one.rows)):
@@ -117,7 +118,7 @@ class ScriptRows:
         return found
 
     def decimals(self) -> dict[str, int]:
-        """Return names whose values are always printed with the same number of decimals."""
+        """Return the number of decimals of each metric for which it was always the same."""
         forms = sorted(filter(_is_row, self._forms.values()), key=lambda one: len(one.rows))
         return {
             name: count
@@ -127,10 +128,11 @@ class ScriptRows:
         }
 
     def is_better_than(self, series: Mapping[str, Series]) -> bool:
-        """Return whether these are the rows of a log in which known formats found other series.
+        """Return whether to use these rows in place of the series that known formats found in the
+        log.
 
-        A run prints other numbers by the same names, one of each sample, say: so where there are
-        rows of a known format, they count, unless they are next to none.
+        A run may print other numbers under the same names, such as one per sample. So rows of a
+        known format take precedence, unless there are hardly any.
         """
         if _num_results(series) >= MIN_ROWS:
             return False
@@ -153,9 +155,9 @@ class ScriptRows:
 
 
 def _joined(forms: Mapping[str, _Form]) -> dict[str, _Form]:
-    """Join forms that differ only in what follows their last number: a mark of the best so far.
+    """Combine forms that differ only after their last number, such as by a mark of the best score.
 
-    Their rows must have one counter, and no count twice.
+    Their rows must have exactly one counter, and no count may occur twice.
     """
     found: dict[str, _Form] = {}
     heads: dict[str, str] = {}
@@ -191,7 +193,7 @@ def _value(text: str) -> float:
 
 
 def _is_row(form: _Form) -> bool:
-    """Return whether lines of a form came often enough, and count something if they name it."""
+    """Return whether a form came often enough and, if it has counters, one of them changes."""
     counts = [place for place, rank in enumerate(form.counters) if rank is not None]
     if not counts:
         return len(form.rows) >= _MIN_UNCOUNTED
@@ -204,7 +206,7 @@ def _counter_is_there(form: _Form) -> bool:
 
 
 def _counter_of(form: _Form) -> int | None:
-    """Return the place of the finest counter that only grows; None if there is none."""
+    """Return the index of the finest counter that only increases; None if there is none."""
     ranked = [(rank, place) for place, rank in enumerate(form.counters) if rank is not None]
     for _, place in sorted(ranked):
         counts = [row[place] for row in form.rows]
@@ -214,9 +216,10 @@ def _counter_of(form: _Form) -> int | None:
 
 
 def _of_last_run(form: _Form) -> list[list[float]]:
-    """Return the rows since the coarsest counter went back to its start: another run began there.
+    """Return the rows after the coarsest counter last went back to its start, where a new run
+    began.
 
-    All rows, if too few came since.
+    If there are too few of them, return all rows.
     """
     ranked = [(rank, place) for place, rank in enumerate(form.counters) if rank is not None]
     if not ranked:
@@ -240,7 +243,7 @@ def _steps(form: _Form) -> np.ndarray:
 
 
 def _form_of(key: str) -> _Form:
-    """Name the numbers of a form by the text before each."""
+    """Name the numbers of a form by the text before each of them."""
     texts = key.split(_OPEN)[:-1][:_MAX_NUMBERS]
     is_episodic = "episode" in key.lower()
     is_held_out = _HELD_OUT.search(texts[0]) is not None if texts else False
@@ -280,14 +283,14 @@ def _follows_total(texts: Sequence[str], place: int) -> bool:
 
 
 def _last_part(text: str) -> str:
-    """Return the words right before a number, also where it is in brackets or a table's cell."""
+    """Return the words right before a number, even if it is in brackets or in a table's cell."""
     parts = [part.strip(" :=#.-") for part in _APART.split(text)]
     is_cell = len(parts) > 1 and not parts[-1] and text.rstrip()[-1:] in {"|", "[", "("}
     return parts[-2] if is_cell else parts[-1]
 
 
 def _named(text: str) -> tuple[str, int | None]:
-    """Return the metric that a text names, and the rank of the counter if it names one."""
+    """Return the metric's name in a text, and the rank of the counter that the text names."""
     words = _WORD.findall(_last_part(text))
     if len(words) > 1 and words[-1].lower() in _COPULAS:
         words.pop()

@@ -1,9 +1,9 @@
-"""Read settings, from config files and from what logs print, by the names that they have there.
+"""Read settings from config files and from logs, under the framework's names.
 
     lr=1e-06   --lr 1e-06   lr: 1e-06   Namespace(lr=1e-06)   {'actor': {'lr': 1e-06}}
     Gradient Accumulation steps = 4        transformers==4.50.3
 
-Nested names are joined by dots. `ours` finds our key for each, by the framework's table.
+Nested names are joined by dots. `ours` finds our key for each, with the framework's table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from homeostat.health.readers.common_names import SETTINGS
 from homeostat.health.readers.literals import mapping_at, plain_value
 
 MAX_CONFIG_BYTES = 8_000_000
-# YAML and TOML are parsed in Python, which takes about a second for 100 kB.
+# YAML and TOML are parsed in Python, which takes about a second per 100 kB.
 _MAX_PARSED_CHARS = 500_000
 _MAX_SETTINGS = 20_000
 _LARGEST = 10**300
@@ -32,7 +32,7 @@ _ASSIGNED = re.compile(
     rf"(?<![\w.=<>!/-])(?P<name>[A-Za-z_][\w.]{{0,120}})(?P<sign>==?)(?P<value>{_VALUE})"
 )
 _FLAG = re.compile(rf"(?:^|\s)--(?P<name>[A-Za-z][\w.-]{{0,120}})(?:[= ]\s*(?P<value>{_VALUE}))?")
-# A logger's level ends the prefix of a name; brackets may follow it.
+# A log level ends the prefix of a name; brackets may follow it.
 _LEVEL = re.compile(r"\b(?:INFO|DEBUG)\b[^A-Za-z_\[]{0,12}+")
 _MAX_LEVELS = 4
 _COLON = re.compile(
@@ -52,7 +52,7 @@ _BANNER_LINE = re.compile(
     rf"\s(?P<name>{'|'.join(map(re.escape, _BANNER))}) = (?P<value>[\d,.]{{1,40}})"
 )
 _TOTAL = re.compile(r"total (?:training|optimization) steps(?: =|:)\s*+(\d[\d,]{0,18})")
-# Names of processes and errors, not settings of the run.
+# Names that belong to processes and errors, not to the settings of the run.
 _NOT_SETTINGS = frozenset(
     {
         "pid",
@@ -68,12 +68,12 @@ _NOT_SETTINGS = frozenset(
         "stop_reason",
     }
 )
-# YAML leaves these as texts, and command lines leave everything as text: convert the value.
+# Texts that are values: YAML does not convert some of them, and command lines convert none.
 _MEANT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+|[-+]?\d{1,18}|true|false|none|null", re.I)
 
 
 def settings_in(text: str) -> Iterator[tuple[str, Any]]:
-    """Return names and values that a line of a log states."""
+    """Yield the names and values of settings that a log line states."""
     if "=" in text:
         banner = _BANNER_LINE.search(text.lower())
         if banner:
@@ -92,7 +92,7 @@ def settings_in(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _stated(text: str) -> re.Match[str] | None:
-    """Return the single `name: value` that a line is, without a logger's prefix."""
+    """Return the match if a line, apart from a logger's prefix, is a single `name: value`."""
     levels = islice(_LEVEL.finditer(text), _MAX_LEVELS)
     starts = [0, *(level.end() for level in levels)]
     return next((found for at in reversed(starts) if (found := _COLON.match(text, at))), None)
@@ -101,7 +101,7 @@ def _stated(text: str) -> re.Match[str] | None:
 def _assigned(text: str) -> Iterator[tuple[str, Any]]:
     for found in _ASSIGNED.finditer(text[:20_000]):
         value = found["value"].rstrip(".:")
-        # The value of a version pin is a text, whatever it looks like.
+        # The value of a version pin stays a text, whatever it looks like.
         if found["sign"] == "==":
             yield found["name"], value
         elif found["name"] not in _NOT_SETTINGS and value:
@@ -109,13 +109,13 @@ def _assigned(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def total_steps_in(text: str) -> int | None:
-    """Return the length of the run, if a line states it."""
+    """Return the number of steps of the run, if a line states it."""
     found = _TOTAL.search(text.lower()) if "otal" in text else None
     return int(found[1].replace(",", "")) if found else None
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested mappings into names with dots."""
+    """Flatten nested mappings; nested names are joined by dots."""
     found: dict[str, Any] = {}
     waiting: list[tuple[str, Mapping[str, Any], int]] = [("", settings, 0)]
     while waiting:
@@ -132,9 +132,10 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _meant(value: Any) -> Any:
     if isinstance(value, int) and abs(value) > _LARGEST:
-        # Too large for a float: no setting is that large, and sums of it would fail.
+        # The number is too large for a float. No setting is that large, and sums with it would
+        # fail.
         return math.inf if value > 0 else -math.inf
-    # "0.20" stays a text, because it may be a version; callers can convert it.
+    # "0.20" stays a text, because it may be a version. Callers can convert it.
     return plain_value(value) if isinstance(value, str) and _MEANT.fullmatch(value) else value
 
 
@@ -150,14 +151,14 @@ def read_config(path: Path) -> dict[str, Any]:
     found = config_of(data.decode("utf-8", errors="replace"), name=path.name)
     if found is None:
         raise DataError(
-            f"{path}: holds no settings that could be read. Give a JSON file, or a YAML or TOML "
+            f"{path}: contains no settings that can be read. Give a JSON file, or a YAML or TOML "
             f"file of at most {_MAX_PARSED_CHARS:,} characters, with names and values (--config)."
         )
     return found
 
 
 def config_of(text: str, *, name: str = "") -> dict[str, Any] | None:
-    """Return the settings of a text, nested as there; None if it has none."""
+    """Return the settings in a text, nested as they are there; None if it has none."""
     literal = mapping_at(text, len(text) - len(text.lstrip()))
     if literal is not None and not text[literal[1] :].strip():
         return literal[0] or None
@@ -177,7 +178,7 @@ def _toml(text: str) -> dict[str, Any] | None:
 
 
 def _is_deep(text: str) -> bool:
-    """Return whether brackets nest deeper than in any config: YAML's scanner is quadratic in it."""
+    """Return whether brackets nest deeper than in any config; YAML would take quadratic time."""
     depth = 0
     for found in re.finditer(r"[\[{]|[\]}]", text):
         depth += 1 if found.group() in "[{" else -1
@@ -205,7 +206,7 @@ def fold_setting(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def _names_of(framework: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return their full name -> our key, and its last part -> our key if that is distinctive."""
+    """Return full name -> our key, and last part of a name -> our key if it is unambiguous."""
     full: dict[str, str] = {}
     tails: dict[str, set[str]] = {}
     for key, names in ALL[framework].settings.items() if framework in ALL else ():
@@ -224,12 +225,12 @@ def _all_names() -> frozenset[str]:
 
 
 def is_known(name: str) -> bool:
-    """Return whether some framework has a setting of this name."""
+    """Return whether any framework has a setting with this name."""
     return fold_setting(name) in _all_names()
 
 
 def ours(raw: Mapping[str, Any], framework: Framework) -> dict[str, Any]:
-    """Return settings under our keys. If several names mean one key, the most certain counts."""
+    """Return settings under our keys. If several names mean one key, the most certain is used."""
     full, tails = _names_of(framework.name)
     found: dict[str, tuple[int, Any]] = {}
     for name, value in raw.items():
@@ -245,11 +246,11 @@ def ours(raw: Mapping[str, Any], framework: Framework) -> dict[str, Any]:
 def _candidates(
     name: str, full: Mapping[str, str], tails: Mapping[str, str]
 ) -> Iterator[str | None]:
-    """Return our keys for a name, the most certain first; parts like "name" say nothing."""
+    """Yield our keys for a name, the most certain first. Parts such as "name" are too vague."""
     yield full.get(name)
     head, _, tail = name.rpartition(".")
     if head:
-        # A section around their names, or one that the table leaves out.
+        # In the log, the framework's name may be inside one or more further sections.
         yield full.get(name.partition(".")[2])
         if "_" in tail:
             yield full.get(tail)

@@ -1,10 +1,10 @@
 """The prefilter of long logs: skip lines whose shape was already seen.
 
-The *shape* of a line is the line with every digit as 0. How the readers interpret a line depends
-only on its shape, and on what is open before it (a literal, a table, a completion). So while
-nothing is open, a shape for which no reader had any use is not read again, and if the places of an
-engine's numbers are known, they are taken from there. Lines without any of the signs by which a
-reader recognises its own (`may_matter`, `is_sentence`) are never read at all.
+The *shape* of a line is the line with every digit replaced by 0. The readers' result for a line
+depends only on its shape and on what is open before it (a literal, a table, a completion). So while
+nothing is open, a shape that no reader used is not read again. For lines of an engine, the
+positions of the numbers are remembered and the numbers are taken from there. Lines with none of the
+texts by which readers recognise their lines (`may_matter`, `is_sentence`) are never read.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _ZEROS = bytes(ord("0") if 48 <= byte <= 57 else byte for byte in range(256))
-# Words of events in any line, in lower case (traces.py).
+# Words of events, in lower case (traces.py). They count anywhere in a line.
 _HINTS = (b"weight", b"memory", b"sleep", b"wake", b"skip", b"checkpoint", b"resum", b"restart")
-# Signs of mappings, quoted texts, tags, formats, engines.
+# Texts that occur in mappings, quoted texts, tags, certain formats, and engines' lines.
 _SIGNS = (
     b"{", b"'", b'"', b"[prompt]", b"[response]", b"[completion]", b"[output]",
     b"[ground_truth]", b"[score]", b"[reward]", b"(train)", b"(val)", b"iter ", b"zero_advantage=",
     b"batch", b"throughput", b"metrics", b"\x1b",
 )  # fmt: skip
-# A line of only these is a sentence: no number, name with a sign, quote or bracket is in it.
+# A line with only these characters is a sentence: it has no number, sign, quote or bracket.
 _SENTENCE = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,;!?"
-# Not at the start of a line, whose first character matters. Digits are 0 in a key, so a number
-# without letters needs no pattern.
+# Hexadecimal numbers with letters, except at the start of a line, because its first character
+# matters. Digits are 0 in a key already, so numbers without letters need no pattern.
 _HEXADECIMAL = re.compile(rb"(?<=[^0-9A-Za-z_])(?=[a-f]*+0)(?=0*+[a-f])[0a-f]{4,}+(?![0-9A-Za-z_])")
-# Words of a script's rows, which may do without colons.
+# Words in rows of users' scripts, which may have no colons.
 _RESULTS = (b"loss", b"reward", b"score", b"return", b"perplexity", b"ppl")
-# Words after which a number may follow: those of headers and of mentions of a step.
+# Ends of words in headers, and in sentences that mention a step; a number may follow.
 _STEPS = (b"tep", b"ollout", b"teration", b"pisode")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The meaning of lines of a shape: an event, an unreadable row, an engine's numbers, or plain.
+    """The meaning of a shape: an event, a row that cannot be read, an engine's numbers, or nothing.
 
-    `fields` has name, place of the number's first byte and after its last, and its divisor; `names`
-    has only the names, and is one object for all shapes with the same ones.
+    `fields` has name, start, end and divisor of each number. `names` has only the names, and is the
+    same object for all shapes with the same names.
     """
 
     is_unread: bool = False
@@ -51,7 +51,7 @@ PLAIN = Shape()
 
 
 def is_sentence(line: bytes) -> bool:
-    """Return whether a line is only words, and neither an event nor the head of a table."""
+    """Return whether a line is only words, and neither an event nor the header of a table."""
     if line.translate(None, _SENTENCE):
         return False
     low = line.lower()
@@ -61,10 +61,10 @@ def is_sentence(line: bytes) -> bool:
 
 
 def to_look_at(lines: Sequence[bytes], shapes: Sequence[Shape | None]) -> list[int]:
-    """Return which of the lines are neither of a plain shape nor a sentence."""
+    """Return the indices of the lines that have no plain shape and are not sentences."""
     places = [place for place, shape in enumerate(shapes) if shape is not PLAIN]
     new = [place for place in places if shapes[place] is None]
-    # One pass over all of them is faster than one over each.
+    # One pass over all lines together is faster than one pass over each.
     signs = b"\n".join([lines[place] for place in new]).translate(None, _SENTENCE).split(b"\n")
     worded = [
         place for place, sign in zip(new, signs, strict=False) if not sign and lines[place].strip()
@@ -79,9 +79,9 @@ def to_look_at(lines: Sequence[bytes], shapes: Sequence[Shape | None]) -> list[i
 def may_matter(line: bytes, *, has_digits: bool, speaks: tuple[bytes, ...]) -> bool:
     """Return False if no reader could use a line while nothing is open.
 
-    `speaks` are words of which a row of pairs has one.
+    A row of `name: number` pairs has at least one of the words `speaks`.
     """
-    # Redrawn bars are long, so the signs that they have come first.
+    # Lines of redrawn bars are long, so they are recognised first.
     if b"\r" in line or b"%|" in line or not line.isascii():
         return True
     if line[:1] in b" \t|-*+" or line[:1].isdigit():
@@ -98,16 +98,16 @@ def may_matter(line: bytes, *, has_digits: bool, speaks: tuple[bytes, ...]) -> b
 
 
 def without_ids(key: bytes) -> bytes:
-    """Return a line's key with every hexadecimal number in it as a single 0.
+    """Return a line's key with every hexadecimal number in it replaced by a single 0.
 
-    Lines with the same result are alike for `may_matter`: none of the words that it looks for is,
-    or has an end in, such a number.
+    For `may_matter`, lines with the same result are alike, because none of the words that it
+    searches is such a number or overlaps one.
     """
     return _HEXADECIMAL.sub(b"0", key)
 
 
 class Shapes:
-    """The shapes that were seen. Those that do not come again are dropped."""
+    """The shapes that were seen. Those that were not seen again for long are dropped."""
 
     _MOST = 20_000
     _LONGEST = 1_000
@@ -119,7 +119,7 @@ class Shapes:
         self.num_clears = 0
 
     def clear(self) -> None:
-        """Forget all shapes: below a header, lines may mean something else."""
+        """Forget all shapes, because below a header lines may have another meaning."""
         self._new, self._old = {}, {}
         self.num_clears += 1
 
@@ -129,7 +129,7 @@ class Shapes:
 
     @staticmethod
     def keys(lines: Sequence[bytes]) -> list[bytes]:
-        """Return the keys of many lines: one pass over all of them is faster than one over each."""
+        """Return the keys of many lines. One pass over all of them is faster than one over each."""
         return b"\n".join(lines).translate(_ZEROS).split(b"\n") if lines else []
 
     def get(self, key: bytes) -> Shape | None:
@@ -141,16 +141,16 @@ class Shapes:
         return found
 
     def get_all(self, keys: Sequence[bytes]) -> list[Shape | None]:
-        """Return the shapes of many keys; None also for those that have not been seen for long."""
+        """Return the shapes of many keys; None for new ones and for those not seen recently."""
         return list(map(self._new.get, keys))
 
     def is_known_plain(self, key: bytes) -> bool:
-        """Return whether a line that matters to no reader differed from this one only in ids."""
-        # Longer ones are not remembered, and the search for ids in them takes long.
+        """Return whether a line that no reader uses differed from this one only in ids."""
+        # Long lines are not remembered, and searching them for ids takes long.
         return len(key) <= self._LONGEST and without_ids(key) in self._without_ids
 
     def add_plain(self, key: bytes) -> None:
-        """Remember a line that matters to no reader, whatever was printed before it."""
+        """Remember a line that no reader uses, whatever was printed before it."""
         if len(key) > self._LONGEST:
             return
         short = without_ids(key)

@@ -1,9 +1,9 @@
 """Read the bytes of a file or a stream once from the start, as lines of bounded length.
 
-A pipe has no size and may have no end. It is read until it ends, until the user presses Ctrl-C, or
-up to `limit` bytes; what was read by then is judged, and `notes` says so. Memory does not grow with
-the input: a line beyond MAX_LINE keeps its beginning and its end, and bars that are redrawn after
-carriage returns for megabytes are passed on in parts.
+A pipe has no size and may never end. It is read until it ends, until the user presses Ctrl-C, or up
+to `limit` bytes. What was read so far is then judged, and `notes` reports it. Memory does not grow
+with the input: of a line longer than MAX_LINE only the beginning and the end are kept, and progress
+bars that are redrawn with carriage returns for megabytes are passed on in parts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ MAX_STREAM_BYTES = 4_000_000_000
 MAX_LINE = 4_000_000
 _LINE_HEAD, _LINE_TAIL = 3_000_000, 1_000_000
 _CHUNK = 1 << 20
-# Number of bytes at the start from which the kind of a file is recognised.
+# Number of bytes at the start by which the kind of a file is recognised.
 HEAD_BYTES = 65_536
 _BREAKS_OFF = "the compressed file is damaged or incomplete; it was read as far as it goes."
 
 
 class Source:
-    """A file or stream with its name. `interrupt` ends the reading, also from a signal handler."""
+    """A file or stream with its name. `interrupt` stops reading; a signal handler may call it."""
 
     def __init__(self, file: BinaryIO, *, name: str, limit: int | None = None) -> None:
         self.name = name
@@ -56,13 +56,13 @@ class Source:
         ]
 
     def interrupt(self) -> None:
-        """Stop reading. Raises KeyboardInterrupt out of a read that is waiting."""
+        """Stop reading. Raises KeyboardInterrupt to end a read that is waiting."""
         self._is_interrupted = True
         if self._is_waiting:
             raise KeyboardInterrupt
 
     def read_all(self, most: int) -> bytes | None:
-        """Return the whole content, or None if it is longer than `most`; what was read stays."""
+        """Return the whole content; None if it exceeds `most` bytes (they can still be read)."""
         size = sum(map(len, self._waiting))
         while size <= most and (data := self._next()):
             self._waiting.append(data)
@@ -72,7 +72,7 @@ class Source:
         return whole if size <= most else None
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield all lines in order, many at a time, with their ends between them."""
+        """Yield all lines in order, in blocks of many lines with line ends between them."""
         begun: list[bytes] = []
         for data in self._chunks():
             end = data.rfind(b"\n")
@@ -97,7 +97,7 @@ class Source:
                 yield line.decode("utf-8", errors="replace")
 
     def _completed(self, begun: list[bytes], data: bytes, end: int) -> bytes:
-        """Return the lines of `data` up to the line end at `end`; the first one began before it."""
+        """Return the lines of `data` up to the line end at `end`, with `begun` before the first."""
         first = data.find(b"\n") if any(begun) else 0
         if sum(map(len, begun)) + first <= MAX_LINE:
             return b"".join([*begun, memoryview(data)[:end]])
@@ -124,12 +124,12 @@ class Source:
         return b"".join(self._waiting)[:count]
 
     def _next(self) -> bytes:
-        """Return some bytes, as soon as there are any; b"" at the end."""
+        """Return some bytes as soon as there are any; b"" at the end."""
         if self._is_interrupted:
             self._stop(f"reading was interrupted after {self._num_read:,} bytes")
             return b""
         if self._limit is not None and self._num_read >= self._limit:
-            self._stop(f"reading stopped after {self._num_read:,} bytes, the most that is read")
+            self._stop(f"reading stopped after {self._num_read:,} bytes, which is the limit")
             return b""
         self._is_waiting = True
         try:
@@ -148,7 +148,7 @@ class Source:
     def _stop(self, why: str) -> None:
         self._is_interrupted = True
         if not self._notes:
-            self._notes.append(f"{self.name}: {why}; what came after that is not judged.")
+            self._notes.append(f"{self.name}: {why}; the rest was not read or judged.")
 
 
 def _shortened(line: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""Read TensorBoard event files without tensorflow: scalars by tag.
+"""Read the scalars of TensorBoard event files without tensorflow.
 
 A file is a chain of records: length (8 bytes), its checksum (4), the event (a protocol buffer), its
 checksum (4). Event: step = 2, summary = 5; summary: value = 1; value: tag = 1, simple_value = 2,
-tensor = 8. A file that a crash truncated ends there.
+tensor = 8. A record that a crash truncated ends the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from homeostat.health.readers.protobuf import BYTES, FIXED32, VARINT, TornError,
 from homeostat.health.readers.rows import MAX_NAMES, MAX_STEP, unordered_series
 
 _MAX_RECORD = 16_000_000
-# DT_FLOAT, DT_DOUBLE: the layout of a scalar in a tensor's content.
+# DT_FLOAT, DT_DOUBLE -> the layout of a scalar in a tensor's content.
 _CONTENT = {1: "<f", 2: "<d"}
 
 

@@ -1,10 +1,10 @@
-"""Read console logs line by line: metric rows of any format, and everything else as log lines.
+"""Read console logs line by line: rows of metrics in any format; all other lines are log.
 
-A line is first stripped of colours and of prefixes of Ray and launchers; formats are tried in turn
-on what is left. Memory is bounded: of the lines that are not metrics the first and the last parts
-are kept, and every line is cut at a length that no useful message exceeds.
+Colours and the prefixes of Ray and launchers are removed from a line. Then the formats are tried in
+turn. Memory is bounded: of the lines that are not metrics, the first and the last ones are kept,
+and longer lines than any useful message are cut.
 
-Long logs repeat themselves: LongLogReader (long_logs.py) gives the same for less work.
+For long logs, which repeat themselves, LongLogReader (long_logs.py) gives the same result faster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from homeostat.health.readers.unknown_rows import UnknownRows
 from homeostat.health.reading import Reading
 from homeostat.health.view import Event
 
-# Number of characters of a line that are read; of a longer one the beginning and the end.
+# Number of characters of a line that are read: the beginning, and the end (_TEXT_TAIL of them).
 MAX_TEXT = 40_000
 _TEXT_TAIL = 8_000
 MAX_SETTINGS = 20_000
@@ -46,7 +46,7 @@ _SPOKEN = re.compile(r"\b(?:step|rollout|iteration)[ _]?(\d{1,12})\b(?!/)", re.I
 
 
 class TextReader:
-    """Take in a log's lines in order. The results are in its attributes."""
+    """Read a log's lines in order. The results are in its attributes."""
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.recorder = recorder or Recorder()
@@ -59,7 +59,7 @@ class TextReader:
         self._number = 0
         self._num_kept = 0
         self._bars = BarRows()
-        # Line, count and total of the newest bar.
+        # Line number, count and total of the newest bar.
         self._bar_at = (0, 0, 0)
         self._blocks = Blocks()
         self._tables = Tables()
@@ -68,7 +68,7 @@ class TextReader:
         self._in_traceback = False
         self._dumps = Dumps()
         self._ahead: dict[str, float] = {}
-        # Grows with everything that a line is used for, except engines' rows and unread ones.
+        # Increases with every use of a line, except for engines' rows and unknown rows.
         self._num_uses = 0
         self._engine: dict[str, float] = {}
         self._num_cut = 0
@@ -83,7 +83,7 @@ class TextReader:
         )
 
     def open_bar(self) -> tuple[int, int] | None:
-        """Return count and total of the bar in which the text ends; None if it ends otherwise."""
+        """Return count and total of the bar with which the text ends; None if it ends otherwise."""
         line, count, total = self._bar_at
         return (count, total) if count < total and line >= self._number - 2 else None
 
@@ -94,7 +94,7 @@ class TextReader:
 
     @property
     def _has_many_rows(self) -> bool:
-        """Return whether rows of a known format are plenty: then no other lines are looked for."""
+        """Return whether a known format has so many rows that no rows of scripts are collected."""
         return self.recorder.num_rows > _MANY_ROWS
 
     @property
@@ -102,11 +102,13 @@ class TextReader:
         return self._dumps.is_open or self.samples.is_open or self._ruled.is_open
 
     def skip_settings(self) -> None:
-        """Look for no settings in the lines that follow, as after the start of a long log."""
+        """Do not search the following lines for settings, as after the start of a long log."""
         self._num_kept = max(self._num_kept, MAX_SETTINGS)
 
     def skip(self, count: int) -> None:
-        """Skip lines that were read in another way: those that follow keep their numbers."""
+        """Count lines that another reader has read, so that the following lines have the right
+        number.
+        """
         self._number += count
 
     def finish(self) -> None:
@@ -115,7 +117,7 @@ class TextReader:
         self.samples.end_of_text()
 
     def _feed_line(self, pieces: list[str]) -> None:
-        """Take in a line, split at carriage returns; the last piece is what a person sees."""
+        """Read a line that is split at carriage returns; its last piece is what a person sees."""
         if len(pieces) > 1 and is_one_bar(pieces):
             pieces = pieces[-1:]
         pieces = [*pieces[:-1], *apart(pieces[-1])]
@@ -128,9 +130,9 @@ class TextReader:
             self._keep(shortened_line(last), body, source, rank)
 
     def _cut(self, piece: str) -> str:
-        """Shorten a text so that no reader is slow.
+        """Shorten a text, because readers take long for long texts.
 
-        A JSON object is parsed at once and stays whole.
+        A JSON object stays whole, because it is parsed quickly.
         """
         if len(piece) <= MAX_TEXT or is_json_object(piece, piece.find("{")):
             return piece
@@ -138,7 +140,7 @@ class TextReader:
         return f"{piece[: MAX_TEXT - _TEXT_TAIL]} ... {piece[-_TEXT_TAIL:]}"
 
     def _rows_of(self, body: str, source: str, rank: int) -> bool:
-        """Take the line's metrics. Return True if the line contains nothing else."""
+        """Record the metrics of a line. Return True if the line contains nothing else."""
         if not body or body.isspace():
             return False
         row, is_table = self._ruled.feed(body)
@@ -163,7 +165,7 @@ class TextReader:
         if self._ahead and row.form == "prime":
             row.values.update(self._ahead)
             self._ahead = {}
-        # All ranks print the same row; that of the first rank counts.
+        # All ranks print the same row; use that of the first rank.
         if rank == 0 and row.values:
             self.recorder.add(row)
         self.samples.end_of_text()
@@ -209,17 +211,17 @@ class TextReader:
         if row is None:
             if self.unknown.note(body) and not self.recorder.num_rows:
                 self._num_uses += self.unknown.take_line(body)
-            # Below a header the meaning of a line depends on the header, not only on its shape.
+            # Below a header, the meaning of a line depends on the header and not only on its shape.
             self._num_uses += self._blocks.may_be_row(body) or self._tables.may_be_row(body)
         elif row.form == "table":
             self._begin_section()
         return row, row is not None
 
     def _begin_section(self) -> None:
-        """Take in a header: the lines below it may mean something else than those above."""
+        """Hook for subclasses, called at a header: the lines below it may have another meaning."""
 
     def _bar_row(self, bar: Any, rest: str, source: str) -> tuple[Row | None, bool]:
-        """Take a bar's own metrics, or the row that follows it on the same line."""
+        """Return a bar's own metrics, or the row that follows the bar on the same line."""
         self._bar_at = (self._number, bar.count, bar.total)
         if bar.is_training and not bar.values:
             self.recorder.bar(bar.count, bar.total)
@@ -277,7 +279,7 @@ class TextReader:
             self.recorder.label = body.strip()[:200]
 
     def _take_dump(self, dump: Dump, source: str, rank: int) -> None:
-        """Take a literal over several lines: metrics, else settings."""
+        """Record a literal over several lines: as metrics, or else as settings."""
         if dump.mapping is None:
             for line in dump.lines:
                 self._note_settings(dict(settings_in(line)))
@@ -285,7 +287,7 @@ class TextReader:
         row = None
         if len(dump.lines) > 1:
             row = dict_rows.row_of(dump.mapping, before=dump.before, source=source)
-        # Nested sections are those of a config, unless a step is named with them.
+        # A literal with nested sections is a config, unless it has a step.
         is_nested = any(isinstance(value, dict) for value in dump.mapping.values())
         if row is None or (is_nested and row.step is None):
             self._note_settings(flat(dump.mapping))

@@ -1,4 +1,4 @@
-"""Find events and samples in a log's lines.
+"""Find events and samples in the lines of a log.
 
 Updating weights to checkpoint 3      ->  Event("weights_published")
 Sleep mode freed 40.1 GiB memory      ->  Event("engine_slept", {"gib": ...})
@@ -18,8 +18,8 @@ MAX_EVENTS = 50_000
 MAX_SAMPLES = 2_000
 _MAX_TEXT = 20_000
 
-# Event, what its lines have (looked for first, because that takes little time), and their words in
-# lower case.
+# Event, texts of which its lines have at least one (searched first, because that is fast), and the
+# pattern of its lines in lower case.
 _EVENTS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = tuple(
     (kind, hints, re.compile(pattern))
     for kind, hints, pattern in (
@@ -78,12 +78,12 @@ _TAG = re.compile(
     r"^\[(?P<tag>prompt|response|completion|output|ground_truth|score|reward)\]\s?(?P<text>.*)",
     re.IGNORECASE | re.DOTALL,
 )
-# Our names for how engines say that a completion ended.
+# The engine's reason why a completion ended -> our stop reason.
 _REASONS = {"stop": "stop", "eos": "stop", "length": "length", "max_tokens": "length"}
 
 
 def event_in(text: str, step: int | None) -> Event | None:
-    """Return the event that a line reports."""
+    """Return the event that a line reports; None if it reports none."""
     low = text[:2_000].lower()
     for kind, hints, pattern in _EVENTS:
         if any(hint in low for hint in hints) and pattern.search(low):
@@ -92,9 +92,9 @@ def event_in(text: str, step: int | None) -> Event | None:
 
 
 def _said_in(text: str, low: str) -> dict[str, object]:
-    """Return what a line says of an event: its text, seconds, and sizes."""
+    """Return the details of an event in a line: its text, seconds, and sizes."""
     fields: dict[str, object] = {"text": text[:300]}
-    # Few lines have units, and to look for numbers before them takes ten times as long.
+    # Few lines have a unit, and searching for the number before it takes ten times as long.
     seconds = _SECONDS.search(low) if _BEFORE_S.search(low) else None
     if seconds:
         fields["seconds"] = number(seconds[1])
@@ -106,7 +106,7 @@ def _said_in(text: str, low: str) -> dict[str, object]:
 
 
 class Samples:
-    """Completions printed in a log: in one line, below a [response] tag, or in a drawn table."""
+    """Collect completions in a log: in one line, below a [response] tag, or in a drawn table."""
 
     def __init__(self) -> None:
         self.found: list[SampleText] = []
@@ -119,13 +119,13 @@ class Samples:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the lines that follow may be a part of a completion or a table."""
+        """Return whether the following lines may be part of a completion or a table."""
         return bool(self._tag) or self._tables.is_open
 
     def feed(self, text: str, step: int | None) -> bool:
-        """Take in a line without metrics.
+        """Read a line without metrics.
 
-        Return True if it is, or may be, a part of a completion.
+        Return True if it is, or may be, part of a completion.
         """
         tag = _TAG.match(text) if text[:1] == "[" else None
         is_used = tag is not None or self.is_open or not text.isascii()
@@ -141,7 +141,7 @@ class Samples:
         return is_used
 
     def end_of_text(self) -> None:
-        """End the text that a tag began, because a metric row came."""
+        """End the text that a tag began, because a row of metrics came."""
         if self._tag or self._lines:
             self._flush()
         self._tag = ""
@@ -170,7 +170,7 @@ class Samples:
 
     def _one_line(self, text: str, step: int | None) -> bool:
         low = text[:_MAX_TEXT].lower()
-        # Every match of the pattern begins with one of these.
+        # Every match of the pattern begins with one of these words.
         if not ("sample" in low or "response" in low or "completion" in low or "output" in low
                 or "generat" in low or "answer" in low):  # fmt: skip
             return False

@@ -1,8 +1,9 @@
-"""Rows of numbers whose names nobody knows: kept apart, so that the doctor can say what it read.
+"""Collect rows of numbers with unknown names separately, so that the doctor can report them.
 
 A line counts as a row of metrics if at least one of its names is certainly a metric's (dict_rows,
-line_rows). Other numbers with names may be settings, timings or sizes. They belong to the run only
-if the user says what one of the names means (`doctor --map`); otherwise they are only reported.
+line_rows). Other numbers with names may be settings, durations or sizes. They are used as metrics
+only if the user states what one of the names means (`doctor --map`); otherwise they are only
+reported.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from homeostat.health.reading import MAX_EXAMPLES, example_of
 from homeostat.health.view import Series
 
 FORM = "unknown names"
-# A number with decimals after a name: two of them in a line look like metrics.
+# A number with decimals after a name. A line with two of them looks like metrics.
 _NAMED_NUMBER = re.compile(
     r"(?<![\w/.-])[A-Za-z_][\w/.-]{0,60}+['\"]?[ ]?[:=][ ]?[-+]?[0-9]{1,15}\.[0-9]"
 )
 
 
 class UnknownRows:
-    """Count and record rows of unknown names, until there is one with a known name."""
+    """Count and record rows with unknown names, until a row has a known name."""
 
     def __init__(self) -> None:
-        # Lines that look like metrics and are of no known format, and the first few of them.
+        # Lines that look like metrics in an unknown format, and the first few of them.
         self.count = 0
         self.examples: list[str] = []
         self._recorder = Recorder()
 
     def note(self, body: str) -> bool:
-        """Count a line that looks like metrics. Return whether it does."""
+        """Count a line if it looks like metrics. Return whether it does."""
         if body.count(".") < 2 or len(_NAMED_NUMBER.findall(body[:MAX_LINE])) < 2:
             return False
         self.count += 1
@@ -44,12 +45,12 @@ class UnknownRows:
         return True
 
     def take_mapping(self, mapping: Mapping[str, Any], *, before: str, source: str) -> bool:
-        """Record a mapping that is no known row. Return whether there was anything to record."""
+        """Record a mapping that is not a known row. Return whether it had anything to record."""
         row = dict_rows.row_of(mapping, before=before, source=source, is_named=False)
         return row is not None and self._take(row)
 
     def take_line(self, body: str) -> bool:
-        """Record a line that is no known row. Return whether there was anything to record."""
+        """Record a line that is not a known row. Return whether it had anything to record."""
         row = line_rows.unknown_row(body)
         return row is not None and self._take(row)
 
@@ -61,7 +62,7 @@ class UnknownRows:
         return True
 
     def series(self) -> dict[str, Series]:
-        """Return what was recorded, by the log's names."""
+        """Return the recorded metrics, by the log's names."""
         return self._recorder.series()
 
     @property

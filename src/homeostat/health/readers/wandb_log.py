@@ -1,4 +1,4 @@
-"""Read W&B run files (*.wandb), written offline: history and config, without wandb.
+"""Read the run files of W&B's offline mode (*.wandb) without wandb: history and config.
 
 The file is a LevelDB log: a header of 7 bytes, then blocks of 32 KiB with chunks of crc (4 bytes),
 length (2) and type (1: whole, 2: first, 3: middle, 4: last). A record is a protocol buffer: history
@@ -28,7 +28,7 @@ _INTEGER, _NUMBER, _JSON = 5, 6, (8, 16)
 
 
 def found_in(file: BinaryIO, *, name: str) -> Found:
-    """Read history and config of a run file; incomplete records are skipped."""
+    """Read the history and config in a run file. Incomplete records are skipped."""
     recorder = Recorder()
     settings: dict[str, Any] = {}
     for record in _records(file):
@@ -61,7 +61,7 @@ def found_in(file: BinaryIO, *, name: str) -> Found:
 
 
 def _records(file: BinaryIO) -> Iterator[bytes]:
-    """Yield whole records, assembled from their chunks."""
+    """Yield complete records, assembled from their chunks."""
     parts: list[bytes] = []
     size = 0
     for kind, chunk in _chunks(file):
@@ -77,7 +77,7 @@ def _records(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _chunks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    # Blocks are counted from the start of the file, so the first contains the header.
+    # Blocks are counted from the start of the file, so the first block contains the header.
     at = _HEADER
     while block := file.read(_BLOCK):
         while at + 7 <= len(block):
@@ -96,7 +96,7 @@ def _run_config(data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _items(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Yield key and value of the items of a history or config record (item or update = 1)."""
+    """Yield keys and values of the items in a history or config record (item or update = 1)."""
     for number, wire, value in fields(data):
         if wire != BYTES or not isinstance(value, bytes):
             continue
@@ -111,9 +111,7 @@ def _items(data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _item(data: bytes) -> tuple[str, Any] | None:
-    """Return one key and its value, which is JSON or, in newer files, an integer (5) or number
-    (6).
-    """
+    """Return one key and its value: JSON or, in newer files, an integer (5) or number (6)."""
     key, parts, value = "", [], None
     for field, wire, inner in fields(data):
         if isinstance(inner, int):
