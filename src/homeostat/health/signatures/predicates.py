@@ -66,6 +66,7 @@ _TWO_SHAPES = re.compile(
 )
 # No layer is that wide; vocabularies are.
 _LEAST_VOCABULARY = 31_000
+_BATCH_PRODUCT = re.compile(r"world_size ?\d{1,9} != \d{1,9} \* \d{1,9} \* 1(?!\d)")
 # Places of an out-of-memory error that belong to the engine, not to the trainer.
 _ENGINE_PLACES = {"wake", "capture", "kv", "profile", "engine", "load"}
 # Tensors that do not fit and are looked at.
@@ -110,6 +111,12 @@ def log_has(view: RunView, texts: Sequence[str]) -> bool:
 def nothing_was_trained(view: RunView) -> bool:
     """Return whether no metric was logged."""
     return not view.metrics
+
+
+def deepspeed_counts_one_process(view: RunView) -> bool:
+    """Return whether DeepSpeed's product of batch sizes was made with a single process."""
+    lines = view.log.find("gradient_acc_step * world_size")
+    return any(_BATCH_PRODUCT.search(line.text) is not None for line in lines)
 
 
 def no_gradient_seen(view: RunView) -> bool:
@@ -268,6 +275,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
     one.__name__: one
     for one in (
         all_rows_refused,
+        deepspeed_counts_one_process,
         hub_model_unrecognised,
         imports_bare_folder,
         imports_namesake,
