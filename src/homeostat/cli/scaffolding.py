@@ -117,13 +117,15 @@ def _free_rule_code(folder: Path) -> str:
 
 
 def _next_free(own: Iterable[str], taken: Iterable[str]) -> str:
-    """Return the first code above the highest of `own` that was never used.
+    """Return the first code above the highest of `own` that was never used; after 999 from 001 on.
 
-    Gaps stay, because old reports may still contain the codes that were removed."""
+    `RETIRED` keeps the codes of removed rules, which old reports may still contain, from being
+    used again."""
     highest = max(own)
+    letters, last = highest[:3], int(highest[3:])
     used = {*taken, *RETIRED}
-    numbers = range(int(highest[3:]) + 1, 1000)
-    return next(code for n in numbers if (code := f"{highest[:3]}{n:03}") not in used)
+    codes = (f"{letters}{number:03}" for number in (*range(last + 1, 1000), *range(1, last)))
+    return next(code for code in codes if code not in used)
 
 
 def _named(root: Path, name: str, family: Family) -> dict[Path, str]:

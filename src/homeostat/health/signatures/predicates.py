@@ -71,6 +71,14 @@ _BATCH_PRODUCT = re.compile(r"world_size ?\d{1,9} != \d{1,9} \* \d{1,9} \* 1(?!\
 _ENGINE_PLACES = {"wake", "capture", "kv", "profile", "engine", "load"}
 # Tensors that do not fit and are looked at.
 _MAX_SHAPES = 50
+# transformers lists weights that it did not find, and with them buffers that it computes itself.
+_NEW_WEIGHTS = "newly initialized: ["
+_QUOTED = re.compile(r"'([^']{1,200})'")
+_BUFFERS = (
+    "inv_freq", "masked_bias", ".attn.bias", ".attention.bias", "position_ids", "rotary_emb.scale",
+)  # fmt: skip
+# Megatron prints its arguments in two columns.
+_FOLDER = re.compile(r"(?<![\w-])(load|save) \.{3,80} (\S{1,300})")
 # Settings of engines inside the trainer; a server is given its own when it is started.
 _COLOCATED_ONLY = (
     "vllm_gpu_memory_utilization",
@@ -266,6 +274,21 @@ def _is_vocabulary(match: re.Match[str]) -> bool:
     return is_wide and match[1] != match[3] and match[2] == match[4]
 
 
+def new_weights_matter(view: RunView) -> bool:
+    """Return whether a weight that was not found is more than a buffer that the model computes."""
+    lines = islice(view.log.find(_NEW_WEIGHTS), _MAX_SHAPES)
+    found = [_QUOTED.findall(line.text.partition(_NEW_WEIGHTS)[2]) for line in lines]
+    names = [name for names in found for name in names]
+    return not names or not all(name.endswith(_BUFFERS) for name in names)
+
+
+def loads_elsewhere(view: RunView) -> bool:
+    """Return whether Megatron loads from another folder than the one that the run saves to."""
+    lines = (*view.log.find("load ..."), *view.log.find("save ..."))
+    found = {match[1]: match[2] for line in lines if (match := _FOLDER.search(line.text))}
+    return "load" not in found or found["load"] != found.get("save")
+
+
 def trainer_is_out_of_memory(view: RunView) -> bool:
     """Return whether memory ran out, and in none of the places that belong to the engine."""
     return view.log.has(*places.OOM) and not places.places(view.log) & _ENGINE_PLACES
@@ -282,8 +305,10 @@ PREDICATES: dict[str, Callable[..., bool]] = {
         imports_own_file,
         lacks_part_of_own,
         lacks_part_of_package,
+        loads_elsewhere,
         log_has,
         mixes_vllm_modes,
+        new_weights_matter,
         no_gradient_seen,
         nothing_was_trained,
         pad_is_eos,
