@@ -29,6 +29,8 @@ _SGLANG = (
     re.compile(rf"token usage: {_NUMBER}"),
     re.compile(r"#queue-req: (\d{1,9})"),
 )
+_ASKED = (re.compile(r"to allocate (\d{1,9}) tokens"),)
+_AVAILABLE = (re.compile(r"ava(?:il|li)able tokens: ?(\d{1,9})"),)
 _RETRACT = "retract requests"
 _STALLED = re.compile(r"\b0/[1-9]\d{0,12} \[(?:(\d{1,6}):)?(\d{1,6}):\d\d<\?")
 _RATE = re.compile(rf"(?:gen throughput \(token/s\)|generation throughput): {_NUMBER}")
@@ -90,6 +92,13 @@ def sleep_leaks(view: RunView) -> bool:
     steps = list(pairwise(kept))
     growing = sum(b > a for a, b in steps)
     return len(kept) >= 4 and growing >= 0.9 * len(steps) and kept[-1] >= 1.2 * max(kept[0], 0.5)
+
+
+def pool_had_room(view: RunView) -> bool:
+    """Return whether SGLang's newest failed request for cache was for less than there was."""
+    asked = numbers_of(view, "to allocate*tokens", _ASKED)
+    available = numbers_of(view, "able tokens:", _AVAILABLE)
+    return bool(asked) and bool(available) and available[-1][0] >= asked[-1][0]
 
 
 def is_preempted_often(view: RunView) -> bool:

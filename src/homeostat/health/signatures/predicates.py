@@ -322,6 +322,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
         counts.is_concurrency_bound,
         counts.is_preempted_often,
         counts.is_stuck_after_update,
+        counts.pool_had_room,
         counts.ranks_disagree,
         counts.seen_at_least,
         counts.sleep_freed_nothing,
