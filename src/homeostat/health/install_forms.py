@@ -119,7 +119,6 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("platform", r"cannot import name '(SIG\w{1,12})' from 'signal'", "Windows has no {0}: this version of the library is written for Linux"),
     ("platform", r"module '(os|signal|socket|resource)' has no attribute '(getuid|geteuid|fork|setsid|killpg|getpgid|sched_getaffinity|sched_setaffinity|SIG\w{1,12}|AF_UNIX|uname|mkfifo)'", "Windows' {0} has no {1}: this version of the library is written for Linux"),
     ("platform", r"No module named '?(fcntl|resource|pwd|grp|termios|posix)\b'?", "Windows has no {0}: this version of the library is written for Linux"),
-    ("system", r"NVML(?:Error_|_ERROR_)(NotSupported|NOT_SUPPORTED)\b", "this GPU or platform (Jetson, DGX Spark, a virtual GPU) does not answer what NVML is asked"),
     ("system", r"(?i)((?:not supported|unsupported|does not work|not available|only supported|only available|only supports|only works|requires) (?:on )?(?:this OS|your OS|this operating system|your operating system|this platform|Windows|macOS|Mac OS|Linux)\b[\w .]{0,20})", "{0}"),
     ("python", r"module '(collections|inspect|ast|asyncio|imp|pkgutil|importlib|typing|enum|dataclasses|unittest|configparser)' has no attribute '(\w{1,60})'", "this Python's {0} has no {1}"),
     ("python", r"cannot import name '(\w{1,60})' from '(typing|collections|enum|dataclasses|inspect|asyncio|importlib[\w.]{0,20}|types|functools|contextlib)'", "this Python's {1} has no {0}"),
