@@ -86,6 +86,7 @@ READ = {
         "AttributeError: module 'os' has no attribute 'getuid'",
     ),
     "environment-unfit": (
+        "pynvml.NVMLError_NotSupported: Not Supported",
         "RuntimeError: Failed to load the default metallib.\nThis library is using language version 4.0 which is not supported on this OS",
         "NotImplementedError: NCCL is only supported on Linux",
     ),

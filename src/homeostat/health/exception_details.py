@@ -347,3 +347,5 @@ def _by_kind(kind: str, text: str) -> Iterator[Detail]:
         yield Detail("attribute", f"{gone[1]} does not exist", (gone[1],))
     elif name == "AssertionError" and not text:
         yield Detail("value", "a condition that has to hold does not")
+    elif name == "NVMLError_NotSupported":
+        yield Detail("system", "this GPU does not answer what NVML is asked (shared memory, vGPU)")
