@@ -49,7 +49,7 @@ class CriticConfig(Settings):
         help="The value loss takes the larger error of the value and of the value clipped to this "
         "distance from the one before the step; null: the value alone.",
     )
-    gamma: float = key(1.0, gt=0, le=1, help="Discount factor of later rewards, per token.")
+    gamma: float = key(1.0, gt=0, le=1, help="Discount factor per token for later rewards.")
     gae_lambda: float = key(
         1.0,
         ge=0,

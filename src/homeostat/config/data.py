@@ -47,8 +47,8 @@ class Source(AnySourceSettings):
     path: PathText = key(
         help="A .jsonl, .csv or .tsv file (also as .gz or .zst), a .json (one list) or .parquet "
         "file, a folder written by datasets' save_to_disk, a folder with such files, or the name "
-        "of a dataset on the Hugging Face hub, for example openai/gsm8k. What exists on disk takes "
-        "precedence over a name."
+        "of a dataset on the Hugging Face hub, for example openai/gsm8k. A path that exists on "
+        "disk takes precedence over a name on the hub."
     )
     split: str | None = key(
         None,
@@ -68,7 +68,7 @@ class Source(AnySourceSettings):
         None,
         min_length=1,
         share=True,
-        help="Branch, tag or commit of a name in `path`. Default: the main branch.",
+        help="Branch, tag or commit, if `path` is a name on the hub. Default: the main branch.",
     )
     columns: dict[str, str | tuple[str, ...]] = key(
         {},

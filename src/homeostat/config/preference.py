@@ -95,12 +95,12 @@ class DpoConfig(PreferenceAlgorithm):
         0.0,
         ge=0,
         help="Weight of the cross-entropy of the chosen completions, per token, that is added to "
-        "the loss (RPO's alpha). It keeps the chosen completions likely.",
+        "the loss (RPO's alpha). This term keeps the chosen completions likely.",
     )
     length_normalised: bool = key(
         False,
         help="Divide the log-ratio of a completion by its number of tokens, so that long "
-        "completions have no larger margins. Choose a larger preference.beta then, about 5.",
+        "completions do not get larger margins. Use a larger preference.beta with it, about 5.",
     )
 
 

@@ -175,7 +175,7 @@ AnyReference = Annotated[
 
 
 class DebugConfig(Settings):
-    """Run only sampling or only training, to find out which of the two is at fault."""
+    """Run only sampling or only training, to find out which of them causes a problem."""
 
     mode: Literal["rollout_only", "train_only", "replay"] = key(
         help="rollout_only: sample and score without training. train_only: train on `rollouts` "
