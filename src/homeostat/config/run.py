@@ -111,7 +111,8 @@ class RunConfig(Settings):
     observe: ObserveConfig = key(ObserveConfig(), help="Metrics, logs and traces.")
     health: HealthConfig = key(
         HealthConfig(),
-        help="Which findings are reported while the run trains, and which remedies may be applied.",
+        help="Which findings are reported during training, and which remedies may be applied "
+        "automatically.",
     )
 
     @property
