@@ -39,9 +39,7 @@ def scaffold(
     ],
     family: Annotated[
         Family,
-        typer.Option(
-            "--family", help="Part of a run that the illness affects.", show_default=False
-        ),
+        typer.Option("--family", help="Part of a run that it affects.", show_default=False),
     ],
     text: Annotated[
         str | None,

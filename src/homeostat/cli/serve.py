@@ -26,9 +26,7 @@ def serve(
     ] = None,
     max_concurrency: Annotated[
         int,
-        typer.Option(
-            "--max-concurrency", min=1, help="Largest number of answers sampled at the same time."
-        ),
+        typer.Option("--max-concurrency", min=1, help="Number of answers sampled at a time."),
     ] = 64,
     base: opts.Base = None,
     step: opts.Step = None,
@@ -42,8 +40,7 @@ def serve(
     """Serve a model over an OpenAI-compatible API, for evaluation harnesses and scripts.
 
     Paths: /v1/completions (log-probs and echo included), /v1/chat/completions, /v1/models and
-    /health. The server listens only on the loopback address. It refuses requests with fields that
-    it does not support, rather than ignoring the fields.
+    /health. It listens only on the loopback address, and refuses fields that it does not support.
     """
     text_model, shown = opts.load(
         model,
