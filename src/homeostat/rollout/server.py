@@ -19,7 +19,7 @@ from homeostat.workers.context import WorkerContext
 if TYPE_CHECKING:
     from homeostat.sync.bucket import Bucket
 
-# The command with which a worker that hosts an engine is started.
+# Import path of the factory that a worker calls to host an engine.
 SERVER = "homeostat.rollout.server:serve_engine"
 
 
