@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT) -> None:
-    """Check a recipe without training: keys, model, rows, sizes, disk.
+    """Check a recipe before training: keys, model, rows, sizes, disk.
 
     Reports all problems at once. It leaves no files, except that models and datasets from the hub
     stay in the hub's cache. Exit code 0: a run can start; 1: there is too little disk space; 2: the

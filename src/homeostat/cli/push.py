@@ -70,7 +70,7 @@ def push(
     step: opts.Step = None,
     revision: opts.Revision = None,
 ) -> None:
-    """Upload a model to the Hugging Face hub, with a model card that describes how it was trained.
+    """Upload a model to the Hugging Face hub, with a card that describes its training.
 
     The card states the base model, data, recipe, metrics and health findings of the run, without
     values that might be private. A new repository is private unless you give --public. Use

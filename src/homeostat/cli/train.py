@@ -31,7 +31,7 @@ def train(
     format: OutputFormat = Format.TEXT,
     log_level: LogLevel = None,
 ) -> None:
-    """Train a model as described by a recipe.
+    """Train a model as a recipe describes.
 
     Everything is written to the run directory (runs_dir/name). To resume an interrupted run, give
     the same command again. On Ctrl-C or SIGTERM the run finishes its step, saves a checkpoint and

@@ -79,7 +79,9 @@ class Source(AnySourceSettings):
         "of a message, and messages.assistant, messages.user, messages.system and messages.tool "
         "are its names of the roles, for example {messages.assistant: [agent, bot]}.",
     )
-    limit: int | None = key(None, ge=1, help="Use only the first rows, this many.")
+    limit: int | None = key(
+        None, ge=1, help="Use only this many rows, from the start of the source."
+    )
 
     def default_name(self) -> str:
         held = cached_path(self.path)
@@ -326,7 +328,7 @@ class DataConfig(Settings):
     overlong: Literal["drop", "truncate", "refuse"] = key(
         "drop",
         help="Treatment of rows longer than max_length. drop: leave them out. truncate: cut them "
-        "off. refuse: do not start the run. Such rows are counted.",
+        "off at max_length. refuse: do not start the run. Such rows are counted.",
     )
     bad_rows: Literal["refuse", "drop"] = key(
         "refuse",

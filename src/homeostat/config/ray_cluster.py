@@ -34,8 +34,8 @@ class RayCluster(RanksCluster):
         "disaggregated",
         resume="free",
         help="disaggregated: trainer ranks and engines have separate devices. colocated: an "
-        "engine shares the devices of trainer ranks, and one sleeps while the other works "
-        "(engine.sleep).",
+        "engine on N devices shares those of N trainer ranks, and each sleeps while the other "
+        "works (engine.sleep).",
     )
     cpus_per_worker: float = key(
         1.0,

@@ -142,7 +142,7 @@ class RewardsConfig(Settings):
     functions: tuple[AnyReward, ...] = key(
         (),
         help="The reward functions; a sample's reward is their weighted sum. At least one is "
-        "required, except with algorithm.type=ebft, where the energy is the reward.",
+        "required, except with algorithm.type=ebft, where the energy is a reward.",
     )
     timeout_s: float = key(
         10.0,

@@ -83,10 +83,10 @@ class RolloutConfig(Settings):
         ge=0,
         le=64,
         help="Asynchronous RL: sample the groups of later steps while the trainer trains. The "
-        "weights with which the engine starts a group may be at most this many versions older "
-        "than those that are trained on it. null: no overlap; the synchronous loop samples and "
-        "trains in turn. 0: the asynchronous loop without overlap, with bitwise the same results "
-        "as null.",
+        "engine may start a group with weights that are at most this many versions older than the "
+        "weights that are trained on the group. null: no overlap; the synchronous loop samples "
+        "and trains in turn. 0: the asynchronous loop without overlap, with bitwise the same "
+        "results as null.",
     )
     partial: bool = key(
         False,
@@ -96,9 +96,9 @@ class RolloutConfig(Settings):
     )
     filters: tuple[AnyFilter, ...] = key(
         (),
-        help="Groups that any of these drops are not trained on; other prompts are sampled in "
-        "their place. filter/<reason> counts them. algorithm.dynamic_sampling is such a filter, "
-        "and comes first.",
+        help="Filters of groups. If any of them drops a group, the group is not trained on, and "
+        "another prompt is sampled in its place. The metric filter/<reason> counts dropped "
+        "groups. algorithm.dynamic_sampling is such a filter too, and is applied first.",
     )
     max_rounds: int = key(
         8,

@@ -185,9 +185,7 @@ class TrainerConfig(Settings):
         "makes updates_per_step updates. Ratios are relative to the policy before the first "
         "update.",
     )
-    packing: bool = key(
-        True, help="Fill each micro-batch with rows up to max_tokens_per_device, without padding."
-    )
+    packing: bool = key(True, help="Fill each micro-batch with rows up to max_tokens_per_device.")
     max_tokens_per_device: int | None = key(
         None,
         ge=2,
