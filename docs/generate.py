@@ -82,9 +82,8 @@ RUN_FOLDER = {
     "data/": "The tokenised rows, memory-mapped (`data.cache_dir` names another place). Not in RL.",
     "reference/": "Log-probs of all rows under the reference (preference training with "
     "`preference.reference_logps: precomputed`).",
-    "journal/": "Scored rollouts, one file per step and sampling round, written before they are "
-    "trained on. Only those that a resumed run would need, unless `rollout.keep_journal` is "
-    "set.",
+    "journal/": "Scored rollouts (`groups_N.log`), written before they are trained on. Only those "
+    "that a resumed run would need are kept, unless `rollout.keep_journal` is set.",
     "completions/step_N.parquet": "Prompts, completions, rewards and advantages of a step, for "
     "people to read (`observe.completions`, `homeostat inspect`).",
     "rewards.log": "The output of reward functions; beyond 64 MiB its middle is left out.",
@@ -127,11 +126,12 @@ def pages() -> dict[str, str]:
 def config_page() -> str:
     intro = (
         "# Config keys\n\n"
-        "A recipe is a YAML file with these keys; any of them can be set on the command line "
+        "A recipe is a YAML file with these keys. You can also set any key on the command line "
         "(`trainer.lr=1e-5`, `data.train.0.limit=100`). Unknown keys are refused.\n\n"
-        "Resume says whether a key may differ when a run directory is resumed: `free` changes "
-        "nothing that was computed, `warn` changes the run from this point on and is recorded as "
-        "`config_changed`, `forbid` would make it another experiment and is refused.\n"
+        "The column `resume` tells whether you may change a key when you resume a run. `free`: you "
+        "may, and no result changes. `warn`: you may; the run changes from this point on, and the "
+        "event `config_changed` is recorded. `forbid`: the change is refused, because it would "
+        "make the run another experiment.\n"
     )
     sections = "\n".join(_sections(RunConfig, ""))
     presets = "\n".join(_preset(name) for name in PRESETS)
@@ -139,8 +139,8 @@ def config_page() -> str:
 
 
 _PRESETS_INTRO = (
-    "Set `preset: low_memory`, or a list. A preset changes defaults; a key in the recipe or on the "
-    "command line always wins, and a key of a preset that cannot work with it is left out."
+    "Set `preset: low_memory`, or a list. A preset changes defaults. Keys in your recipe or on the "
+    "command line always win, and keys of a preset that conflict with them are left out."
 )
 
 
@@ -164,7 +164,7 @@ def _sections(
         for child in _with_bases(settings_types(info.annotation)):
             below.setdefault(child, []).append(f"{path}[]" if is_list else path)
     if _large_base(model):
-        yield "Keys of its own, and shared ones with another default:\n"
+        yield "Its own keys, and shared keys with another default:\n"
     yield table(("key", "type", "default", "what it does", "resume"), rows)
     for child, paths in below.items():
         title = " and ".join(f"`{path}`" for path in paths)

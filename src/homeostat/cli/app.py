@@ -21,8 +21,9 @@ def new_app() -> typer.Typer:
     app = typer.Typer(
         name="homeostat",
         help="LLM post-training that keeps itself healthy.\n\n"
-        "Start with: homeostat check RECIPE, then homeostat train RECIPE. "
-        "Any key of a recipe can be changed on the command line: trainer.lr=1e-5.",
+        "To train: homeostat new, then homeostat check RECIPE, then homeostat train RECIPE. You "
+        "can change any key of a recipe on the command line: trainer.lr=1e-5.\n\n"
+        "If a run of any framework goes wrong: homeostat doctor LOG.",
         epilog="Exit codes: "
         + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items())
         + ".",

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT) -> None:
-    """Check a recipe without training: keys, model, rows, sizes, disk.
+    """Check a recipe before training: keys, model, rows, sizes, disk.
 
-    Reports all problems at once, and leaves no files behind, except for models and datasets that it
-    downloads by name: they stay in the hub's cache. Exit code 0: a run can start; 1: the
-    disk is too small; 2: the recipe or its files have errors.
+    Reports all problems at once. It leaves no files, except that models and datasets from the hub
+    stay in the hub's cache. Exit code 0: a run can start; 1: there is too little disk space; 2: the
+    recipe or its files have errors.
     """
     launch = find_launch(os.environ)
     if launch is not None and launch.rank > 0:

@@ -24,7 +24,10 @@ Select = Annotated[
     ),
 ]
 Seeds = Annotated[
-    int, typer.Option(min=1, help="Number of doses (onset and strength) of each fault.")
+    int,
+    typer.Option(
+        min=1, help="Number of variants of each fault, which differ in onset and strength."
+    ),
 ]
 FirstSeed = Annotated[int, typer.Option(min=1, help="The first seed.")]
 Jobs = Annotated[
@@ -37,7 +40,8 @@ Short = Annotated[
 Out = Annotated[
     Path,
     typer.Option(
-        metavar="FOLDER", help="Folder for the runs, their base policies and report.json."
+        metavar="FOLDER",
+        help="Folder for the runs, the policies that they start from, and report.json.",
     ),
 ]
 
@@ -53,8 +57,9 @@ def clinic(
 ) -> None:
     """Inject faults into tiny real runs, and measure how well they are detected and cured.
 
-    Each fault alters the model, data, reward, recipe, a process or a file of a small but real run;
-    none touches what the run writes. Healthy runs beside them reveal false alarms.
+    Each fault changes the model, the data, the reward, the recipe, a process or a file of a small
+    but real run, and never the metrics that the run writes. Healthy runs are included to count
+    false alarms.
     """
     from homeostat.clinic.rounds import Plan, chosen, hold
     from homeostat.clinic.summary import as_json, fault_table, healthy_table, summary_lines

@@ -27,22 +27,23 @@ def dashboard(
         ),
     ],
     port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="Port; 0: any free one.")
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port. 0: any free port.")
     ] = 8642,
     host: Annotated[
         str,
         typer.Option(
             "--host",
             metavar="ADDRESS",
-            help="Address to listen on. Beyond this machine a token is needed, which the printed "
-            "address contains.",
+            help="Address to listen on. If it can be reached from other machines, visitors need a "
+            "token; the printed address contains it.",
         ),
     ] = LOOPBACK,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Show runs on a local web page: health, curves, completions, settings, side by side.
+    """Show runs side by side on a local web page: health, curves, completions and settings.
 
-    The page follows runs that are still training. Nothing is sent anywhere, and no file is changed.
+    The page is updated while runs are training. It sends nothing to other machines and changes no
+    file.
     """
     for name in NEEDED:
         if find_spec(name) is None:

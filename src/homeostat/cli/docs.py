@@ -33,10 +33,10 @@ def docs(
         bool, typer.Option("--open/--no-open", help="Open a browser, or only print the address.")
     ] = True,
 ) -> None:
-    """Open the documentation of this version in a browser. Needs no network.
+    """Open the documentation of this version in a browser. It works offline.
 
-    The site is made of the pages that come with homeostat and can be searched. --out writes it to
-    a folder that any web server can serve.
+    The site is built from the pages that come with homeostat and has a search. With --out it is
+    written to a folder that any web server can serve.
     """
     from homeostat.documentation.site import INDEX, build_site, cached_site
 

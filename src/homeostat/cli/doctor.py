@@ -54,8 +54,8 @@ def doctor(
         typer.Option(
             "--rule",
             metavar="PATH:NAME",
-            help="Evaluate your rule, too: package.module:RULE, file.py:RULE, or the "
-            "name of an entry point; may be repeated.",
+            help="Also evaluate your own rule: package.module:RULE, file.py:RULE, or the name of "
+            "an entry point. May be repeated.",
         ),
     ] = None,
     level: ShownLevel = Level.INFO,
@@ -65,12 +65,13 @@ def doctor(
 ) -> None:
     """Report what is wrong with a run, since which step, why, and which setting to change.
 
-    Several files are taken as those of one folder: rank0.log and rank1.log are one run, run1.log
-    and run2.log are two. A compressed log (gz, bz2, xz) is read as it is.
+    You can give several files: rank0.log and rank1.log are read as one run, run1.log and run2.log
+    as two. Compressed logs (gz, bz2, xz) need not be unpacked.
 
-    A folder with several runs, in folders or loose logs, is reported run by run, the newest first.
-    Runs of homeostat are found further down, too: a project's folder stands for its runs.
-    Standard input is read until it ends, until Ctrl-C, or up to 4 GB; then all of it is judged.
+    For a folder with several runs (as folders or as log files), each run is reported, the newest
+    first. Runs of homeostat are also found in deeper folders, so you can give the folder of a
+    project. Standard input is read until it ends, until Ctrl-C, or up to 4 GB, and is then judged
+    as a whole.
 
     Exit code 0: no finding of level error; 1: the run is ill, or ended in an error that no rule
     recognises; 2: the input cannot be read.

@@ -28,7 +28,7 @@ def env(
 ) -> None:
     """Show versions and devices, and report what is incompatible or missing.
 
-    With --run DIR: print everything that a bug report needs, with secrets removed.
+    With --run DIR it prints everything that a bug report needs, with secrets removed.
     """
     if run is not None:
         require_run_dir(run)

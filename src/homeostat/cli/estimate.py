@@ -44,13 +44,13 @@ def estimate(
     spread: Spread = 0.6,
     reward_s: RewardSeconds = 0.0,
 ) -> None:
-    """Estimate the memory of a recipe without loading any weights, or plan it on many GPUs.
+    """Estimate the memory of a recipe without loading weights, or plan a run on many GPUs.
 
-    One update is traced on tensors without data, so the estimate counts what the run would hold. If
-    it does not fit, the settings that would help are listed, the least disruptive first. With
-    --gpus the loop is simulated instead: the fastest split that fits, its memory, seconds by stage,
-    what binds first and what would help. Exit code 0: it fits; 1: it does not; 2: the recipe or its
-    files have errors.
+    One update is traced on tensors without data, so the estimate counts what the run would keep in
+    memory. If the run does not fit, the settings that would help are listed, the least disruptive
+    first. With --gpus the RL loop is simulated instead. You get the fastest split that fits, its
+    memory, the seconds of each stage, the bottleneck and what would help. Exit code 0: it fits; 1:
+    it does not; 2: the recipe or its files have errors.
     """
     config = load_recipe(recipe, overrides)
     from homeostat.hub.resolve import resolve_names

@@ -36,12 +36,19 @@ Include = Annotated[
 Fewshot = Annotated[
     int | None,
     typer.Option(
-        "--num-fewshot", min=0, help="Examples before each question. Default: the task's own."
+        "--num-fewshot",
+        min=0,
+        help="Number of examples before each question. Default: the task's own.",
     ),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Questions of each task.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit", min=1, help="Largest number of questions to use from each task. Default: all."
+    ),
+]
 Chat = Annotated[
-    bool, typer.Option("--chat/--raw", help="--chat: put each question into the chat template.")
+    bool, typer.Option("--chat/--raw", help="--chat: format each question with the chat template.")
 ]
 Out = Annotated[
     Path | None,
@@ -53,7 +60,7 @@ MaxNewTokens = Annotated[
         "--max-new-tokens",
         metavar="N",
         min=1,
-        help="Largest number of tokens of an answer. Default: the task's own, or 256.",
+        help="Largest number of tokens in an answer. Default: the task's own, or 256.",
     ),
 ]
 
@@ -78,11 +85,11 @@ def eval_(
     precision: opts.Precision = opts.PrecisionName.AUTO,
     format: OutputFormat = Format.TEXT,
 ) -> None:
-    """Evaluate any checkpoint, adapter, GGUF file or run by lm-evaluation-harness.
+    """Evaluate any checkpoint, adapter, GGUF file or run with lm-evaluation-harness.
 
-    Needs the extra `eval` (pip install 'homeostat[eval]'). Questions are scored and answered by
-    the native engine, which packs them without padding. Data sets of the built-in tasks come from
-    the hub; a task of your own may name files on this disk.
+    Needs the extra `eval` (pip install 'homeostat[eval]'). The native engine scores and answers the
+    questions, packed without padding. The datasets of built-in tasks are downloaded from the hub; a
+    task that you write can use local files.
     """
     from homeostat.generation.harness_lm import (
         evaluate_tasks,

@@ -28,9 +28,9 @@ def explain(
     ],
     format: OutputFormat = Format.TEXT,
 ) -> None:
-    """Show the page of a rule: what it sees, why it matters, likely causes, what to do.
+    """Explain a rule: what it looks for, why it matters, likely causes and what to do.
 
-    For the name of an illness: its meaning, and the rules that may find it.
+    If you give the name of an illness, its meaning and the rules that can find it are shown.
     """
     from homeostat.health.registry import BY_CODE, RULES
     from homeostat.health.vocabulary import FAMILY_OF, WORDS

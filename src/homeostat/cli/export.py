@@ -51,7 +51,7 @@ FormatOption = Annotated[
     typer.Option(
         "--format",
         help="hf: a folder for transformers, vLLM and others. gguf: one file for llama.cpp. "
-        "Default: by the target's name.",
+        "Default: gguf if the target's name ends with .gguf, else hf.",
         show_default=False,
     ),
 ]
@@ -59,12 +59,12 @@ Dtype = Annotated[
     DtypeName,
     typer.Option(
         "--dtype",
-        help="Precision of the weights. auto: as they were trained; a GGUF file has fp16 in "
-        "place of fp32.",
+        help="Precision of the weights. auto: as they were trained, except that a GGUF file has "
+        "fp16 instead of fp32.",
     ),
 ]
 Adapter = Annotated[
-    bool, typer.Option("--adapter", help="Write the adapter alone, in peft's format.")
+    bool, typer.Option("--adapter", help="Write only the adapter, in peft's format.")
 ]
 Quantization = Annotated[
     QuantizationName,
@@ -79,8 +79,8 @@ GroupSize = Annotated[
     int | None,
     typer.Option(
         "--group-size",
-        help="Weights that share an INT4 scale: 32, 64 or 128. Default: as the model was "
-        "trained, or 128.",
+        help="Number of weights that share an INT4 scale: 32, 64 or 128. Default: as the model "
+        "was trained, or 128.",
         show_default=False,
     ),
 ]
@@ -100,9 +100,9 @@ def export(
 ) -> None:
     """Write a model in Hugging Face or GGUF format, from any checkpoint, adapter, GGUF file or run.
 
-    An adapter is merged into its base model, unless --adapter asks for it alone. A run that was
-    interrupted can be exported as well: its best checkpoint, or else its newest. The folder has
-    the tokenizer and the chat template of training.
+    An adapter is merged into its base model, unless you give --adapter. You can export an
+    interrupted run as well: its best checkpoint is used, or else its newest. The folder contains
+    the tokenizer and the chat template that training used.
     """
     from homeostat.generation.choice import choose
 

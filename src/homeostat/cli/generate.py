@@ -35,14 +35,18 @@ File = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write JSON lines to this file.")
+    Path | None,
+    typer.Option(
+        "--out", "-o", metavar="FILE", help="Write the answers to this file, as JSON lines."
+    ),
 ]
 Raw = Annotated[
     bool | None,
     typer.Option(
         "--raw/--chat",
-        help="--raw: continue the text. --chat: answer it as a message. Default: as a run was "
-        "trained; for other models a chat if there is a template.",
+        help="--raw: continue the text of the prompt. --chat: treat the prompt as a message and "
+        "answer it. Default: for a run, as it was trained; for other models --chat if there is a "
+        "chat template.",
     ),
 ]
 System = Annotated[
@@ -53,7 +57,7 @@ Samples = Annotated[
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="Text that ends an answer; may be repeated."),
+    typer.Option("--stop", metavar="TEXT", help="Text that ends an answer. May be repeated."),
 ]
 
 
@@ -83,8 +87,9 @@ def generate(
 ) -> None:
     """Generate answers with any checkpoint, adapter, GGUF file or run.
 
-    One prompt is answered on the terminal as it is sampled; a file of prompts becomes JSON lines,
-    one per prompt and in its order. The same seed gives the same answers.
+    The answer to a single prompt appears in the terminal while it is sampled. For a file of prompts
+    the command writes JSON lines, one per prompt, in the same order. The same seed gives the same
+    answers.
     """
     if (prompt is None) == (file is None):
         raise DataError("say one prompt, or name a file of prompts with --file.")

@@ -41,12 +41,14 @@ Model = Annotated[
 Base = Annotated[
     Path | None,
     typer.Option(
-        "--base", metavar="PATH", help="Base model of the adapter, if its files have moved."
+        "--base",
+        metavar="PATH",
+        help="New path of the adapter's base model, if its files were moved.",
     ),
 ]
 Step = Annotated[
     str | None,
-    typer.Option("--step", metavar="N|best|latest", help="Which checkpoint of a run to use."),
+    typer.Option("--step", metavar="N|best|latest", help="Checkpoint of a run to use."),
 ]
 Revision = Annotated[
     str | None,
@@ -78,20 +80,26 @@ Context = Annotated[
         "--context",
         metavar="N",
         min=2,
-        help="Largest number of tokens that a prompt and its answer may have together. Default: "
-        "the model's own limit, but at most 8192.",
+        help="Largest number of tokens in a prompt and its answer together. Default: the model's "
+        "own limit, but at most 8192.",
     ),
 ]
 Device = Annotated[
-    DeviceName, typer.Option("--device", help="auto: a GPU if one can be used, else the CPU.")
+    DeviceName,
+    typer.Option(
+        "--device", help="Device to compute on. auto: a GPU if one can be used, else the CPU."
+    ),
 ]
 Precision = Annotated[
-    PrecisionName, typer.Option("--precision", help="auto: bf16 on a GPU, fp32 on a CPU.")
+    PrecisionName,
+    typer.Option(
+        "--precision", help="Precision to compute in. auto: bf16 on a GPU, fp32 on a CPU."
+    ),
 ]
 MaxNewTokens = Annotated[
     int,
     typer.Option(
-        "--max-new-tokens", metavar="N", min=1, help="Largest number of tokens of an answer."
+        "--max-new-tokens", metavar="N", min=1, help="Largest number of tokens in an answer."
     ),
 ]
 Temperature = Annotated[
@@ -100,7 +108,7 @@ Temperature = Annotated[
         "--temperature",
         "-t",
         min=0.0,
-        help="Sampling temperature. 0 always takes the most likely token.",
+        help="Sampling temperature. 0: always take the most likely token.",
     ),
 ]
 TopP = Annotated[

@@ -51,24 +51,25 @@ MetricNames = Annotated[
     typer.Option(
         "--map",
         metavar="NAME=METRIC",
-        help="The log's NAME is this metric of ours (train/loss, grad_norm, reward, kl ...), in "
-        "our unit; may be repeated.",
+        help="Read NAME in the log as this metric of homeostat (train/loss, grad_norm, reward, kl "
+        "...). It must have the same unit. May be repeated.",
     ),
 ]
 AnswerFormat = Annotated[
     ReportFormat,
     typer.Option(
         "--format",
-        help="text for people; json for programs; sarif for code scanning; github for "
-        "annotations of a workflow; markdown for a comment.",
+        help="Output format: text for people, json for programs, sarif for code scanning, github "
+        "for annotations of a workflow, markdown for a comment.",
     ),
 ]
 ForMaintainers = Annotated[
     bool,
     typer.Option(
         "--for-maintainers",
-        help="Write the text of an issue, as Markdown: versions, the lines that matter, "
-        "settings that reproduce the run, the rules that found nothing. Read it first.",
+        help="Write a bug report for the framework's maintainers, as Markdown: versions, the "
+        "important lines of the log, settings that reproduce the run, and the rules that found "
+        "nothing. Read it before you send it.",
     ),
 ]
 Select = Annotated[
@@ -76,12 +77,13 @@ Select = Annotated[
     typer.Option(
         "--select",
         metavar="CODES",
-        help="Evaluate only these codes, prefixes, names or families.",
+        help="Evaluate only these rules: codes, prefixes of codes, names or families, separated "
+        "by commas.",
     ),
 ]
 Ignore = Annotated[
     str,
-    typer.Option("--ignore", metavar="CODES", help="Skip these rules; same form as --select."),
+    typer.Option("--ignore", metavar="CODES", help="Skip these rules. Same format as --select."),
 ]
 ShownLevel = Annotated[
     Level, typer.Option("--level", help="Show findings of this level and above.")
@@ -90,32 +92,40 @@ StopOn = Annotated[
     Level | None,
     typer.Option(
         "--stop-on",
-        help="Ask the run to stop (SIGTERM) at the first finding of this level or above: the "
-        "command, or a run of homeostat's own whose folder is followed.",
+        help="Stop the run with SIGTERM at the first finding of this level or above. This works "
+        "for a command, and for a run of homeostat whose folder is followed.",
         show_default=False,
     ),
 ]
 WebhookUrl = Annotated[
     str | None,
-    typer.Option("--webhook", metavar="URL", help="POST each finding as JSON to this address."),
+    typer.Option(
+        "--webhook", metavar="URL", help="Send each finding to this address as JSON (HTTP POST)."
+    ),
 ]
 ExecCommand = Annotated[
     str | None,
     typer.Option(
         "--exec",
         metavar="COMMAND",
-        help="Run this shell command for each finding: JSON on its standard input, facts in "
-        "HOMEOSTAT_TEXT, HOMEOSTAT_CODE, HOMEOSTAT_LEVEL, HOMEOSTAT_STEP.",
+        help="Run this shell command for each finding. It gets the finding as JSON on standard "
+        "input, and in the environment variables HOMEOSTAT_TEXT, HOMEOSTAT_CODE, HOMEOSTAT_LEVEL "
+        "and HOMEOSTAT_STEP.",
     ),
 ]
 Interval = Annotated[
-    float, typer.Option("--interval", min=0.0, help="Seconds between two looks, at least.")
+    float,
+    typer.Option(
+        "--interval",
+        min=0.0,
+        help="Smallest number of seconds between two evaluations of the rules.",
+    ),
 ]
 IdleTimeout = Annotated[
     float,
     typer.Option(
         "--idle-timeout",
         min=0.0,
-        help="End after so many seconds in which nothing was written to PATH; 0: never.",
+        help="End if nothing was written to PATH for this many seconds. 0: never.",
     ),
 ]

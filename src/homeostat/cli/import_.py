@@ -41,7 +41,9 @@ File = Annotated[
 From = Annotated[
     FrameworkName | None,
     typer.Option(
-        "--from", help="The framework. Default: recognised from the file.", show_default=False
+        "--from",
+        help="The framework. Default: the framework is recognised from the file.",
+        show_default=False,
     ),
 ]
 Out = Annotated[
@@ -50,7 +52,7 @@ Out = Annotated[
         "--out",
         "-o",
         metavar="RECIPE",
-        help="New file for the recipe. Default: it is printed.",
+        help="New file for the recipe. Default: print the recipe.",
         show_default=False,
     ),
 ]
@@ -59,8 +61,8 @@ Devices = Annotated[
     typer.Option(
         "--devices",
         min=1,
-        help="Number of devices that the run had: batch sizes per device are multiplied by it. "
-        "Default: as the file says, or 1.",
+        help="Number of devices of the original run, by which batch sizes per device are "
+        "multiplied. Default: the number in the file, or 1.",
         show_default=False,
     ),
 ]
@@ -75,9 +77,9 @@ def import_(
 ) -> None:
     """Turn a config of axolotl, TRL, LLaMA-Factory, verl, OpenRLHF, slime or miles into a recipe.
 
-    Lists what became of each setting: taken over, approximated (and how), planned, not needed (and
-    why), or not known. Keys that you have to look at, a local path for one, are marked LOOK in the
-    recipe. The list goes to stderr if the recipe is printed.
+    The command lists what became of each setting: taken over, approximated (and how), planned, not
+    needed (and why), or unknown. Keys that you have to check, for example local paths, are marked
+    LOOK in the recipe. If the recipe is printed, the list goes to standard error.
     """
     if out is not None and out.exists():
         raise HomeostatError(f"{out}: this file exists already. Choose another name for --out.")

@@ -38,8 +38,8 @@ Place = Annotated[
     Path,
     typer.Argument(
         metavar="RECIPE",
-        help="The recipe (a YAML file), or the folder of an RL run; with --layers also of any "
-        "run or checkpoint.",
+        help="The recipe (a YAML file), or the folder of an RL run. With --layers also the folder "
+        "of any run or checkpoint.",
         show_default=False,
     ),
 ]
@@ -47,21 +47,19 @@ Rows = Annotated[int, typer.Option("--rows", "-n", min=0, help="Number of rows t
 RowIds = Annotated[
     list[int] | None,
     typer.Option(
-        "--row-id", metavar="N", help="Show row N instead of the first rows; may be repeated."
+        "--row-id", metavar="N", help="Show row N instead of the first rows. May be repeated."
     ),
 ]
 Step = Annotated[
     int | None,
-    typer.Option(
-        "--step", metavar="N", help="Step of the run folder to show. Default: the newest."
-    ),
+    typer.Option("--step", metavar="N", help="Step of the run to show. Default: the newest."),
 ]
 Layers = Annotated[
     bool,
     typer.Option(
         "--layers",
-        help="Show every layer of the model with its real dtype, its quantisation and scales, "
-        "and why it is not quantised.",
+        help="Show every layer of the model with its actual dtype, its quantisation and scales, "
+        "or the reason why it is not quantised.",
     ),
 ]
 
@@ -77,15 +75,15 @@ def inspect(
 ) -> None:
     """Show the tokens of some rows with their labels, and statistics of all rows.
 
-    Trained tokens have a green background, or are in brackets if there is no colour. Row numbers
-    are those of row_losses.jsonl and offending_rows/. Exit code 1: training would refuse these
-    rows.
+    Trained tokens have a green background, or brackets if the output has no colour. The row numbers
+    are the same as in row_losses.jsonl and offending_rows/. Exit code 1: training would refuse
+    these rows.
 
-    For a preference recipe it shows pairs: the chosen row, then the rejected one. For an RL recipe
-    it shows prompts, up to where the answer begins. For the folder of an RL run it
-    shows the completions of a step that earned the most and the least, --rows of each.
+    For a preference recipe you see pairs: the chosen row, then the rejected one. For an RL recipe
+    you see prompts, up to where the answer begins. For the folder of an RL run you see the
+    completions of a step with the highest and the lowest rewards, --rows of each.
 
-    With --layers it shows the layers of the model instead, and reads no rows.
+    With --layers you see the layers of the model instead; no rows are read.
     """
     console = SafeConsole(stderr=format is Format.JSON, highlight=False)
     if layers:

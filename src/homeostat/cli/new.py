@@ -45,8 +45,9 @@ TaskOption = Annotated[
     Task | None,
     typer.Option(
         "--task",
-        help="sft: imitate answers. rl: answers are sampled and scored. preferences: better and "
-        "worse answers. reward_model: a model that scores answers.",
+        help="sft: learn from example answers. rl: sample answers and learn from their scores. "
+        "preferences: learn from pairs of a better and a worse answer. reward_model: train a "
+        "model that scores answers.",
         show_default=False,
     ),
 ]
@@ -62,23 +63,29 @@ RewardOption = Annotated[
     typer.Option(
         "--reward",
         metavar="NAME",
-        help=f"With rl: {', '.join(BUILT_IN_REWARDS)}, or your own as file.py:function.",
+        help=f"With --task rl: {', '.join(BUILT_IN_REWARDS)}, or your own as file.py:function.",
     ),
 ]
 MethodOption = Annotated[
     Method,
-    typer.Option("--method", help="auto: all weights if they fit, else LoRA, else QLoRA (nf4)."),
+    typer.Option(
+        "--method",
+        help="What to train. auto: all weights if they fit in memory, else LoRA, else QLoRA (nf4).",
+    ),
 ]
 DeviceOption = Annotated[
-    DeviceName, typer.Option("--device", help="auto: a GPU if there is one when the run starts.")
+    DeviceName,
+    typer.Option(
+        "--device", help="Device to train on. auto: a GPU if there is one when the run starts."
+    ),
 ]
 MemoryOption = Annotated[
     str | None,
     typer.Option(
         "--memory",
         metavar="SIZE",
-        help="Plan for a GPU with this memory that is elsewhere, for example 24GiB. Default: the "
-        "device of this machine.",
+        help="Plan for a GPU with this much memory in another machine, for example 24GiB. "
+        "Default: the device of this machine.",
     ),
 ]
 GpuOption = Annotated[
@@ -103,12 +110,16 @@ NameOption = Annotated[str | None, typer.Option("--name", help="Name of the run.
 DemoOption = Annotated[
     bool,
     typer.Option(
-        "--demo", help="Copy the demo instead: a tiny model from random weights, with its data."
+        "--demo", help="Write the demo instead: a tiny model with random weights, and its data."
     ),
 ]
 ExampleOption = Annotated[
     str | None,
-    typer.Option("--example", metavar="NAME", help="Copy a recipe that comes with homeostat."),
+    typer.Option(
+        "--example",
+        metavar="NAME",
+        help="Write one of the example recipes that come with homeostat.",
+    ),
 ]
 
 
@@ -127,11 +138,12 @@ def new(
     demo: DemoOption = False,
     example: ExampleOption = None,
 ) -> None:
-    """Write a recipe from a few questions, or from options, that fits this machine.
+    """Write a recipe that fits this machine, from a few questions or from options.
 
-    Rows are looked at to find their columns. The memory of an update is estimated; if all weights
-    are too many, a LoRA adapter is trained, then one over 4-bit weights, and micro-batches become
-    smaller; comments in the recipe give the reasons. On a terminal, what is missing is asked for.
+    The command reads some rows to find their columns, and estimates the memory of an update. If
+    training all weights does not fit, it chooses a LoRA adapter, then an adapter over 4-bit
+    weights, and smaller micro-batches. Comments in the recipe explain each choice. In a terminal it
+    asks for everything that you did not give as an option.
     """
     if demo or example is not None:
         from homeostat.authoring.examples import DEMO

@@ -32,7 +32,7 @@ class Format(StrEnum):
 
 
 OutputFormat = Annotated[
-    Format, typer.Option("--format", help="text for people, json for programs.")
+    Format, typer.Option("--format", help="Output format: text for people, json for programs.")
 ]
 LogLevel = Annotated[
     str | None,

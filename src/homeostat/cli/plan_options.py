@@ -8,20 +8,27 @@ import typer
 
 Gpus = Annotated[
     int | None,
-    typer.Option(min=1, help="Plan the loop of RL on this many GPUs. Only sizes are read."),
+    typer.Option(
+        min=1,
+        help="Plan the RL loop on this many GPUs. Only the sizes of the model and "
+        "the settings are read.",
+    ),
 ]
 Nodes = Annotated[
     int | None,
     typer.Option(min=1, help="With --gpus: number of machines. Default: 8 GPUs in each."),
 ]
 GpuKind = Annotated[
-    str, typer.Option("--gpu", help="With --gpus: h200, h100, h20, or a .toml file with rates.")
+    str,
+    typer.Option(
+        "--gpu", help="With --gpus: h200, h100, h20, or a .toml file with the rates of another GPU."
+    ),
 ]
 Shape = Annotated[
     str | None,
     typer.Option(
         help="With --gpus: a config.json, its folder, or a known name such as qwen2.5-7b, "
-        "llama3.1-70b or qwen3-235b-a22b. Default: the recipe's model. No weights are needed."
+        "llama3.1-70b or qwen3-235b-a22b. Default: the recipe's model. Weights are not needed."
     ),
 ]
 PromptTokens = Annotated[
@@ -39,7 +46,7 @@ Spread = Annotated[
     float,
     typer.Option(
         min=0.0,
-        help="With --gpus: standard deviation of the logarithm of a completion's length.",
+        help="With --gpus: standard deviation of the logarithm of completion lengths.",
     ),
 ]
 RewardSeconds = Annotated[

@@ -16,7 +16,7 @@ Repo = Annotated[
     str,
     typer.Argument(
         metavar="OWNER/NAME",
-        help="The repository; made if it does not exist.",
+        help="The repository. It is created if it does not exist.",
         show_default=False,
     ),
 ]
@@ -24,7 +24,7 @@ Public = Annotated[
     bool,
     typer.Option(
         "--public/--private",
-        help="Visibility of a new repository. One that exists keeps its own.",
+        help="Visibility of a new repository. An existing repository keeps its visibility.",
     ),
 ]
 Dtype = Annotated[
@@ -32,19 +32,19 @@ Dtype = Annotated[
     typer.Option("--dtype", help="Precision of the weights. auto: as they were trained."),
 ]
 Adapter = Annotated[
-    bool, typer.Option("--adapter", help="Upload the adapter alone, in peft's format.")
+    bool, typer.Option("--adapter", help="Upload only the adapter, in peft's format.")
 ]
 License = Annotated[
     str | None,
     typer.Option(
         "--license",
         metavar="ID",
-        help="The hub's name of the licence, for the card: apache-2.0, mit, ...",
+        help="The hub's identifier of the licence, for the model card: apache-2.0, mit, ...",
         show_default=False,
     ),
 ]
 Message = Annotated[
-    str | None, typer.Option("--message", "-m", metavar="TEXT", help="The commit's message.")
+    str | None, typer.Option("--message", "-m", metavar="TEXT", help="Commit message.")
 ]
 DryRun = Annotated[
     Path | None,
@@ -70,11 +70,11 @@ def push(
     step: opts.Step = None,
     revision: opts.Revision = None,
 ) -> None:
-    """Upload a model to the Hugging Face hub, with a card that says how it was made.
+    """Upload a model to the Hugging Face hub, with a card that describes its training.
 
     The card states the base model, data, recipe, metrics and health findings of the run, without
-    values that might be private. A new repository is private unless --public is given, because
-    what was public once may have been copied. Look at everything first with --dry-run.
+    values that might be private. A new repository is private unless you give --public. Use
+    --dry-run first to see everything that would be uploaded.
     """
     from homeostat.generation.choice import choose
     from homeostat.generation.hub_push import push_folder, require_repo_name

@@ -21,7 +21,7 @@ def rules(
     ] = None,
     format: OutputFormat = Format.TEXT,
 ) -> None:
-    """List the rules: code, level, name and what each is about."""
+    """List all rules, each with its code, level, name and a summary."""
     from homeostat.health.registry import RULES
 
     found = [rule for rule in RULES if family is None or rule.family is family]

@@ -24,8 +24,8 @@ def scaffold(
         Kind,
         typer.Argument(
             metavar="KIND",
-            help="signature: an error that is recognised by its words in a log. rule: a judgement "
-            "on metrics, settings or events.",
+            help="signature: recognises an error by its words in a log. rule: judges metrics, "
+            "settings or events.",
             show_default=False,
         ),
     ],
@@ -33,19 +33,20 @@ def scaffold(
         str,
         typer.Argument(
             metavar="NAME",
-            help="The illness, in small letters with dashes: pinned-memory-exhausted.",
+            help="Name of the illness, in lower case with dashes: pinned-memory-exhausted.",
             show_default=False,
         ),
     ],
     family: Annotated[
-        Family, typer.Option("--family", help="The part of a run that is ill.", show_default=False)
+        Family,
+        typer.Option("--family", help="Part of a run that it affects.", show_default=False),
     ],
     text: Annotated[
         str | None,
         typer.Option(
             "--text",
             metavar="WORDS",
-            help="For a signature: its words in the log; * stands for anything.",
+            help="For a signature: the words in the log. * stands for any text.",
         ),
     ] = None,
     metric: Annotated[
@@ -53,11 +54,11 @@ def scaffold(
         typer.Option("--metric", metavar="METRIC", help="For a rule: the metric that it reads."),
     ] = None,
 ) -> None:
-    """Lay out a new rule or signature in a source checkout of homeostat.
+    """Create the files of a new rule or signature in a source checkout of homeostat.
 
-    Takes the next free code, and writes the rule's file or the signature's stanza, test cases that
-    pass, the name in the vocabulary and the reference page. What is left to be written says
-    PLACEHOLDER; a test fails until none is left.
+    With the next free code, it writes the rule's file or the signature's entry, test cases that
+    pass, the name in the vocabulary and the reference page. Replace every PLACEHOLDER in them: a
+    test fails until none is left.
     """
     from homeostat.cli import scaffolding
 

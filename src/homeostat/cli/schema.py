@@ -12,6 +12,7 @@ from homeostat.config.schema import json_schema
 def schema() -> None:
     """Print the JSON Schema of a recipe, for editors that complete and check YAML.
 
-    In VS Code: save it to a file and add `# yaml-language-server: $schema=FILE` to a recipe.
+    In VS Code: save the schema to a file, and add `# yaml-language-server: $schema=FILE` to your
+    recipe.
     """
     typer.echo(json.dumps(json_schema(), indent=2))

@@ -17,7 +17,7 @@ def serve(
     port: Annotated[
         int,
         typer.Option(
-            "--port", "-p", min=0, max=65535, help="Port on the loopback address; 0: any free one."
+            "--port", "-p", min=0, max=65535, help="Port on the loopback address. 0: any free port."
         ),
     ] = 8000,
     name: Annotated[
@@ -25,7 +25,8 @@ def serve(
         typer.Option("--name", metavar="NAME", help="Name of the model in responses."),
     ] = None,
     max_concurrency: Annotated[
-        int, typer.Option("--max-concurrency", min=1, help="Number of answers sampled at a time.")
+        int,
+        typer.Option("--max-concurrency", min=1, help="Number of answers sampled at a time."),
     ] = 64,
     base: opts.Base = None,
     step: opts.Step = None,
@@ -36,11 +37,10 @@ def serve(
     device: opts.Device = opts.DeviceName.AUTO,
     precision: opts.Precision = opts.PrecisionName.AUTO,
 ) -> None:
-    """Serve a model to evaluation harnesses and scripts, in the form of OpenAI's API.
+    """Serve a model over an OpenAI-compatible API, for evaluation harnesses and scripts.
 
     Paths: /v1/completions (log-probs and echo included), /v1/chat/completions, /v1/models and
-    /health. It listens on the loopback address only. A field that it does not have is refused, not
-    ignored.
+    /health. It listens only on the loopback address, and refuses fields that it does not support.
     """
     text_model, shown = opts.load(
         model,

@@ -31,14 +31,14 @@ def train(
     format: OutputFormat = Format.TEXT,
     log_level: LogLevel = None,
 ) -> None:
-    """Train a model as described by a recipe.
+    """Train a model as a recipe describes.
 
-    Everything is written to the run directory (runs_dir/name); the same command resumes an
-    interrupted run. Ctrl-C or SIGTERM finishes the step, saves a checkpoint and ends the run; a
-    second one ends it at once.
+    Everything is written to the run directory (runs_dir/name). To resume an interrupted run, give
+    the same command again. On Ctrl-C or SIGTERM the run finishes its step, saves a checkpoint and
+    ends; a second Ctrl-C or SIGTERM ends it at once.
 
-    An outer torchrun or srun may start this command once per rank: rank 0 is the controller then,
-    and the other processes keep its workers.
+    You can also start this command with torchrun or srun, once per rank. Then rank 0 is the
+    controller, and each of the other processes runs a worker for it.
     """
     launch = find_launch(os.environ)
     if launch is not None and launch.rank > 0:

@@ -57,9 +57,9 @@ def watch(
 
     homeostat watch --stop-on error -- python train.py --config run.yaml
 
-    A log is followed as it grows, is rotated or truncated. A command's output is passed on; the
-    findings go to standard error. Exit code: the command's own if it fails, else 1 if the run is
-    ill at the end and 0 if it is not.
+    A log is followed while it grows, also if it is rotated or truncated. The output of a command is
+    passed through; findings are printed to standard error. Exit code: that of the command if it
+    fails; otherwise 1 if the run is ill at the end, else 0.
     """
     from homeostat.health.readers.given_names import given_names
     from homeostat.health.registry import RULES

@@ -45,19 +45,19 @@ class GrpoConfig(PolicyGradientConfig):
     type: Literal["grpo"]
     normalise: Literal["token", "sequence", "fixed"] = key(
         "sequence",
-        help="How the loss is normalised over the update; token, sequence and fixed are "
-        "explained above.",
+        help="How the loss is normalised over the update. The values are explained in the shared "
+        "settings above.",
     )
 
 
 class DrGrpoConfig(PolicyGradientConfig):
-    """GRPO without division by standard deviation or length, its two biases (arXiv:2503.20783)."""
+    """GRPO without division by standard deviation and length, which bias it (arXiv:2503.20783)."""
 
     type: Literal["dr_grpo"]
     normalise: Literal["token", "sequence", "fixed"] = key(
         "fixed",
-        help="How the loss is normalised over the update; token, sequence and fixed are "
-        "explained above.",
+        help="How the loss is normalised over the update. The values are explained in the shared "
+        "settings above.",
     )
     scale: Literal["group", "batch", "none"] = key(
         "none",
@@ -80,7 +80,7 @@ class DapoConfig(PolicyGradientConfig):
 
 
 class GspoConfig(PolicyGradientConfig):
-    """Clip one ratio per completion, the geometric mean over its tokens (arXiv:2507.18071)."""
+    """Clip one ratio per completion: the geometric mean over its tokens (arXiv:2507.18071)."""
 
     type: Literal["gspo"]
     clip_low: float = key(3e-4, ge=0, help="The ratio is clipped below 1 - clip_low.")
@@ -88,13 +88,13 @@ class GspoConfig(PolicyGradientConfig):
     # The config is frozen, so narrowing the type of an inherited field is safe.
     correction: GspoCorrectionConfig | None = key(  # type: ignore[assignment]
         GspoCorrectionConfig(),
-        help="Correction for completions to which trainer and engine give different "
-        "probabilities. Its weight is geometric by default, like the ratio. null: none.",
+        help="Correction for completions to which the trainer and the engine assign different "
+        "probabilities. Its weight is geometric by default, like the ratio. null: no correction.",
     )
     normalise: Literal["token", "sequence", "fixed"] = key(
         "sequence",
-        help="How the loss is normalised over the update; token, sequence and fixed are "
-        "explained above.",
+        help="How the loss is normalised over the update. The values are explained in the shared "
+        "settings above.",
     )
 
 
@@ -109,15 +109,15 @@ class CispoConfig(PolicyGradientConfig):
 class RlooConfig(PolicyGradientConfig):
     """REINFORCE with the mean of the group's other samples as baseline (arXiv:2402.14740).
 
-    The gradient is that of the log-probs of whole completions, which are sums over tokens;
-    therefore the default of `normalise` is fixed.
+    The default of `normalise` is fixed, because the gradient is that of the log-probs of whole
+    completions, which are sums over tokens.
     """
 
     type: Literal["rloo"]
     normalise: Literal["token", "sequence", "fixed"] = key(
         "fixed",
-        help="How the loss is normalised over the update; token, sequence and fixed are "
-        "explained above.",
+        help="How the loss is normalised over the update. The values are explained in the shared "
+        "settings above.",
     )
     scale: Literal["group", "batch", "none"] = key(
         "none",
@@ -133,10 +133,10 @@ class ReinforcePpConfig(PolicyGradientConfig):
     baseline: bool = key(
         False, help="Subtract the group's mean from the rewards first (REINFORCE++-baseline)."
     )
-    discount: float = key(1.0, gt=0, le=1, help="Discount factor of later rewards, per token.")
+    discount: float = key(1.0, gt=0, le=1, help="Discount factor per token for later rewards.")
     scale: Literal["group", "batch", "none"] = key(
         "none",
-        help="Must be none: whitening the returns of the batch already scales them.",
+        help="Must be none, because whitening already scales the returns of the batch.",
     )
     whiten: bool = key(
         True,
@@ -146,12 +146,12 @@ class ReinforcePpConfig(PolicyGradientConfig):
 
 
 class PpoConfig(PolicyGradientConfig):
-    """PPO with a critic, which `critic` describes (arXiv:1707.06347)."""
+    """PPO with a critic, which section `critic` configures (arXiv:1707.06347)."""
 
     type: Literal["ppo"]
     scale: Literal["group", "batch", "none"] = key(
         "none",
-        help="Must be none: samples are compared with the critic's values, and whitening scales.",
+        help="Must be none: advantages come from the critic's values, and `whiten` scales them.",
     )
     whiten: bool = key(
         True,
@@ -170,11 +170,9 @@ class CpgdConfig(PolicyGradientConfig):
         0.01,
         ge=0,
         help="Weight of the policy drift: an estimate of the KL divergence of the old policy from "
-        "the new one, which holds single updates back. 0: none.",
+        "the new one. It limits how far a single update moves the policy. 0: no such term.",
     )
-    drift_clip: float = key(
-        0.2, gt=0, help="The slope of the drift, ratio - 1, is bounded by this value."
-    )
+    drift_clip: float = key(0.2, gt=0, help="Bound of the slope of the drift, which is ratio - 1.")
 
     @property
     def surrogate_params(self) -> dict[str, float]:
@@ -186,13 +184,13 @@ class CpgdConfig(PolicyGradientConfig):
 
 
 class SapoConfig(PolicyGradientConfig):
-    """A soft gate in place of the clip (arXiv:2511.20347)."""
+    """Soft gating of the ratio instead of clipping (arXiv:2511.20347)."""
 
     type: Literal["sapo"]
     normalise: Literal["token", "sequence", "fixed"] = key(
         "sequence",
-        help="How the loss is normalised over the update; token, sequence and fixed are "
-        "explained above.",
+        help="How the loss is normalised over the update. The values are explained in the shared "
+        "settings above.",
     )
     tau_pos: float = key(
         1.0,
@@ -203,8 +201,8 @@ class SapoConfig(PolicyGradientConfig):
     tau_neg: float = key(
         1.05,
         gt=0,
-        help="The same for a negative advantage. Larger is more stable: such an update raises "
-        "many other tokens at once.",
+        help="The same for a token with a negative advantage. A larger value is more stable, "
+        "because such an update raises the probabilities of many other tokens at once.",
     )
 
     @property
@@ -213,7 +211,9 @@ class SapoConfig(PolicyGradientConfig):
 
 
 class GmpoConfig(PolicyGradientConfig):
-    """The geometric mean of a completion's ratios, each clipped by itself (arXiv:2507.20673)."""
+    """The geometric mean of a completion's ratios, each of which is clipped first
+    (arXiv:2507.20673).
+    """
 
     type: Literal["gmpo"]
     clip_low: float = key(
@@ -224,8 +224,8 @@ class GmpoConfig(PolicyGradientConfig):
     )
     normalise: Literal["token", "sequence", "fixed"] = key(
         "sequence",
-        help="How the loss is normalised over the update; token, sequence and fixed are "
-        "explained above.",
+        help="How the loss is normalised over the update. The values are explained in the shared "
+        "settings above.",
     )
 
 
@@ -238,12 +238,12 @@ class EbftPolicyConfig(PolicyGradientConfig):
     type: Literal["ebft"]
     normalise: Literal["token", "sequence", "fixed"] = key(
         "fixed",
-        help="How the loss is normalised over the update; token, sequence and fixed are "
-        "explained above.",
+        help="How the loss is normalised over the update. The values are explained in the shared "
+        "settings above.",
     )
     scale: Literal["group", "batch", "none"] = key(
         "none",
-        help="Must be none: ebft.advantage_estimator says whether advantages are scaled.",
+        help="Must be none: ebft.advantage_estimator decides whether advantages are scaled.",
     )
 
 

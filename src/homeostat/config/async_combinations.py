@@ -28,7 +28,7 @@ def find_async_conflicts(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "sync.interval",
             "with rollout.max_staleness the weights of every step are published, and "
-            "max_staleness says how old the engine's may be.",
+            "max_staleness sets how old the engine's weights may be.",
             f"Set it to {config.trainer.updates_in_step} or less.",
         )
     if config.samples_ahead:
@@ -81,8 +81,7 @@ def _ahead(config: RunConfig) -> Iterator[Problem]:
     if by_difficulty and (rollout.filters or algorithm.dynamic_sampling is not None):
         yield Problem(
             "rollout.curriculum.difficulty",
-            "filters make a step draw prompts again, without those that it has, after later steps "
-            "have drawn theirs.",
+            "with filters a step draws further prompts after later steps have drawn theirs.",
             "Remove it or the filters (rollout.filters, algorithm.dynamic_sampling), or set "
             "rollout.max_staleness=0.",
         )

@@ -48,7 +48,7 @@ def find_base_conflicts(config: RunConfig) -> Iterator[Problem]:
     if backend.type == "local" and backend.on_host is not None:
         yield Problem(
             f"trainer.backend.offload_{'experts' if backend.offload_experts else 'params'}",
-            "weights of a quantised base are codes, which are not streamed from host memory.",
+            "the weights of a quantised base cannot be streamed from host memory.",
             "Remove it, or remove model.quantization.",
         )
     if not model.meta_init:
@@ -60,6 +60,7 @@ def find_base_conflicts(config: RunConfig) -> Iterator[Problem]:
     if backend.type != "local":
         yield Problem(
             "model.quantization",
-            f"codes cannot be split over ranks, and trainer.backend.type is {backend.type}.",
+            "quantised weights cannot be split over ranks, and trainer.backend.type is "
+            f"{backend.type}.",
             "Set trainer.backend.type=local, or remove model.quantization.",
         )

@@ -56,9 +56,9 @@ class InProcessCluster(Settings):
 
 
 class TorchrunCluster(RanksCluster):
-    """Run trainer ranks that torchrun or srun starts, driven by one controller.
+    """Run trainer ranks that torchrun or srun starts. One controller directs them.
 
-    On one machine the controller starts torchrun itself, unless it was started by it.
+    On one machine the controller starts torchrun itself, unless torchrun started the controller.
     """
 
     type: Literal["torchrun"]
@@ -67,8 +67,9 @@ class TorchrunCluster(RanksCluster):
         ge=1,
         le=4096,
         resume="free",
-        help="Number of machines on which an outer torchrun (--nnodes) or srun starts this "
-        "command, once per rank: processes / nodes ranks on each. Rank 0 becomes the controller.",
+        help="Number of machines on which you start this command with torchrun (--nnodes) or "
+        "srun, once per rank: processes / nodes ranks on each machine. Rank 0 becomes the "
+        "controller.",
     )
 
     @property
@@ -95,26 +96,28 @@ class Backend(Settings):
     offload_experts: bool = key(
         False,
         resume="warn",
-        help="Keep the experts of a model that has them in host memory, with their gradients and "
-        "optimizer state, and stream them to the GPU layer by layer, for training, scoring and "
-        "prompts. Much less GPU memory, and slower. One GPU only (type: local).",
+        help="Keep the experts, their gradients and their optimizer state in host memory, and "
+        "stream them to the GPU layer by layer, for training, scoring and prompts. This needs "
+        "much less GPU memory and is slower. Only for models with experts on one GPU (type: "
+        "local).",
     )
     offload_optimizer: bool = key(
         False,
         resume="free",
-        help="Keep the optimizer's state and master weights in pinned host memory, and stream them "
-        "through the GPU when weights are updated: the result has the same bits. With AdamW and "
-        "bf16 weights a parameter takes 6 bytes of GPU memory in place of 18. Ranks (type: fsdp) "
-        "keep their share of the state there; their fp32 masters are the weights that they hold, "
-        "and stay on the GPU without offload_params.",
+        help="Keep the optimizer's state and master weights in pinned host memory, and stream "
+        "them through the GPU when weights are updated. The result is bitwise the same. With "
+        "AdamW and bf16 weights, a parameter takes 6 bytes of GPU memory instead of 18. With "
+        "type: fsdp each rank keeps its share of the state there; its fp32 master weights are the "
+        "weights that it holds, and they stay on the GPU unless offload_params is set.",
     )
     offload_params: bool = key(
         False,
         resume="warn",
         help="Keep the matrices of all layers in pinned host memory, with their gradients, and "
         "stream them to the GPU layer by layer, for training, scoring and prompts. Needs "
-        "offload_optimizer. The least GPU memory, and slow. Ranks (type: fsdp) keep their share of "
-        "all weights there, frozen ones included, and gather a layer on the GPU to compute it.",
+        "offload_optimizer. This needs the least GPU memory and is slow. With type: fsdp each "
+        "rank keeps its share of all weights there, including frozen ones, and a layer is "
+        "gathered on the GPU to compute it.",
     )
 
     @property
@@ -175,28 +178,29 @@ class FsdpBackend(Backend):
         1,
         ge=1,
         resume="free",
-        help="Ranks that share the experts of each layer: every rank has num_experts / this many, "
-        "and tokens go to the ranks of their experts and back. It must divide the ranks of a "
-        "replica (shard x cp), which it reuses, and the model's number of experts. 1: every rank "
-        "gathers all experts of a layer to compute it.",
+        help="Number of ranks among which the experts of each layer are divided. Tokens are sent "
+        "to the ranks of their experts and back. It must divide the model's number of experts and "
+        "the number of ranks of a replica (shard x cp), because the same ranks are used. 1: every "
+        "rank gathers all experts of a layer to compute it.",
     )
     context_parallel_size: int = key(
         1,
         ge=1,
         le=1024,
         resume="free",
-        help="Number of ranks that split the rows of a micro-batch and pass keys and values around "
-        "a ring. Rows may be so many times as long for the same memory. Works for any number of "
-        "heads and over several machines; prompts are not shared (trainer.share_prompts).",
+        help="Number of ranks that split each row of a micro-batch and pass keys and values "
+        "around a ring (ring attention). With N ranks, rows may be N times as long for the same "
+        "memory per rank. It works for any number of heads and over several machines. Prompts are "
+        "not shared then (trainer.share_prompts).",
     )
     sequence_parallel_size: int = key(
         1,
         ge=1,
         le=256,
         resume="free",
-        help="Number of ranks that split the rows of a micro-batch and exchange tokens for heads "
-        "around attention (Ulysses). It must divide the model's query heads, and these ranks must "
-        "be on one machine.",
+        help="Number of ranks that split each row of a micro-batch by tokens, and by heads for "
+        "attention (Ulysses). It must divide the model's query heads, and these ranks must be on "
+        "one machine.",
     )
 
     @property

@@ -90,8 +90,8 @@ def _shard(backend: FsdpBackend, num_ranks: int) -> Iterator[Problem]:
     if backend.shard == "hybrid" and replicas is None:
         yield Problem(
             place,
-            "a hybrid shard is split within a replica, and nothing says how many of them there "
-            "are.",
+            "with hybrid sharding, weights are split within a replica, and the number of replicas "
+            "is not set.",
             "Set it to a divisor of cluster.processes, or set trainer.backend.shard=full.",
         )
     if backend.shard == "full" and replicas is not None:
@@ -117,8 +117,8 @@ def _model(config: RunConfig) -> Iterator[Problem]:
     if not config.model.meta_init:
         yield Problem(
             "model.meta_init",
-            "a rank has room for its share alone, so that the model is always built without "
-            "memory first.",
+            "a rank has room only for its share, so the model is always built without memory "
+            "first.",
             "Set it to true.",
         )
 
@@ -127,14 +127,13 @@ def _one_process_only(config: RunConfig) -> Iterator[Problem]:
     if config.trainer.on_oom == "halve" and "on_oom" in config.trainer.model_fields_set:
         yield Problem(
             "trainer.on_oom",
-            "a rank that runs out of memory leaves the others waiting for it, so that the step "
-            "cannot be begun again.",
-            "Remove it: the run halts then, and says what would help.",
+            "if a rank runs out of memory, the others wait for it, so the step cannot be retried.",
+            "Remove it: then the run halts and reports which settings would help.",
         )
     if config.observe.profiler is not None:
         yield Problem(
             "observe.profiler",
-            "it traces the process that it is in, and the ranks are others.",
+            "it traces only its own process, and the ranks are other processes.",
             "Remove it, or profile with cluster.type=in_process and trainer.backend.type=local.",
         )
     samples = config.is_rl and not (config.debug and config.debug.mode == "train_only")

@@ -82,7 +82,7 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
     if trainer.epochs is not None and trainer.max_steps is not None:
         yield Problem(
             "trainer.epochs",
-            "trainer.max_steps is set too, and the run can end in one place only.",
+            "trainer.max_steps is set too, and only one of them can decide when the run ends.",
             "Remove one of the two.",
         )
     if trainer.packing and trainer.micro_batch_rows is not None:
@@ -188,7 +188,7 @@ def _model(config: RunConfig) -> Iterator[Problem]:
     if model.init == "random" and config.lora is not None:
         yield Problem(
             "lora",
-            "an adapter on random frozen weights learns nothing of use.",
+            "an adapter on random frozen weights cannot learn anything useful.",
             "Remove lora, or set model.init=pretrained.",
         )
     if model.numerics == "invariant":

@@ -25,8 +25,8 @@ class Weight(Settings):
     low: float | None = key(None, gt=0, help=_LOW)
     outside: Literal["truncate", "mask"] = key(
         "truncate",
-        help="What happens to a ratio outside the bounds. truncate: it is set to the bound "
-        "(TIS). mask: the weight is 0 (IcePop: token, low=0.5, high=5).",
+        help="Treatment of a ratio outside the bounds. truncate: set it to the bound (TIS). mask: "
+        "set the weight to 0 (IcePop: token, low=0.5, high=5).",
     )
 
 
@@ -87,36 +87,37 @@ AnyReject = Annotated[TokenReject | SequenceReject | GeometricReject, Field(disc
 
 
 class CorrectionConfig(Settings):
-    """Correct for the mismatch of engine and trainer, and of old and new policy."""
+    """Correct for the mismatch between engine and trainer, and between old and new policy."""
 
     weight: AnyWeight | None = key(
         TokenWeight(),
-        help="Importance weight of the surrogate: the ratio of trainer to engine, within bounds.",
+        help="Importance weight of the surrogate loss: the ratio of the trainer's to the engine's "
+        "probability, within bounds.",
     )
     reject: AnyReject | None = key(
         None,
-        help="Leave out tokens or completions whose ratio is outside these separate bounds, "
-        "whatever the weight.",
+        help="Do not train on tokens or completions whose ratio is outside these bounds. They are "
+        "independent of the bounds of `weight`.",
     )
     veto: float | None = key(
         None,
         gt=0,
         lt=1,
-        help="Leave out a completion if any of its trained tokens has a ratio below this (for "
-        "example 1e-4), because the engine must have seen something there that the trainer does "
-        "not.",
+        help="Do not train on a completion if any of its trained tokens has a ratio below this "
+        "value, for example 1e-4. Such a ratio means that the engine computed that token from "
+        "other inputs than the trainer.",
     )
     off_policy_mask: float | None = key(
         None,
         gt=0,
-        help="Leave out tokens with a negative advantage in completions that the current policy "
-        "finds less likely than the engine did, by more than this many nats per token on "
+        help="Do not train on tokens with a negative advantage in completions that the current "
+        "policy finds less likely than the engine did, by more than this many nats per token on "
         "average.",
     )
     normalise: bool = key(
         False,
-        help="Divide the weights by their mean over the whole update. Every trained row is "
-        "scored before the first update.",
+        help="Divide the weights by their mean over the whole update. For this every trained row "
+        "is scored before the first update.",
     )
 
 
@@ -128,5 +129,6 @@ class GspoCorrectionConfig(CorrectionConfig):
 
     weight: AnyWeight | None = key(
         GeometricWeight(type="geometric"),
-        help="Importance weight of the surrogate: the ratio of trainer to engine, within bounds.",
+        help="Importance weight of the surrogate loss: the ratio of the trainer's to the engine's "
+        "probability, within bounds.",
     )

@@ -9,21 +9,22 @@ from homeostat.config.trainer import AnySchedule, ConstantSchedule, TrainerConfi
 
 
 class CriticConfig(Settings):
-    """The model that estimates what a completion will still earn, and how it is trained.
+    """The model that estimates the future reward of an unfinished completion.
 
-    It is a separate model with its own optimizer and schedule, as large as the policy if it starts
-    from it. With `lora` it trains its own adapter, and its head.
+    It is a separate model with its own optimizer and schedule. If it starts from the policy, it is
+    as large as the policy. With `lora` its own adapter and its head are trained.
     """
 
     path: PathText | None = key(
         None,
         help="Checkpoint that the critic starts from: a causal LM, or a sequence classifier with "
-        "one label (a reward model), whose head is kept. Default: the policy's own start.",
+        "one label (a reward model), whose head is kept. Default: the checkpoint from which the "
+        "policy starts.",
     )
     head_init: HeadInit = key(
         "zero",
-        help="Where the value head starts that no checkpoint holds. zero: every value is 0 at "
-        "first. random: small random numbers.",
+        help="Initial weights of a value head that does not come from a checkpoint. zero: every "
+        "value is 0 at first. random: small random numbers.",
     )
     lr: float | None = key(
         None,
@@ -41,29 +42,31 @@ class CriticConfig(Settings):
         1.0,
         gt=0,
         resume="warn",
-        help="Gradients with a larger norm are scaled down to this norm; null: never.",
+        help="Largest gradient norm; larger gradients are scaled down to it. null: no limit.",
     )
     clip: float | None = key(
         0.2,
         gt=0,
-        help="The value loss takes the larger error of the value and of the value clipped to this "
-        "distance from the one before the step; null: the value alone.",
+        help="Clip range of the value loss. The loss is the larger of two errors: that of the "
+        "value, and that of the value clipped to within this distance of the value before the "
+        "step. null: no clipping.",
     )
-    gamma: float = key(1.0, gt=0, le=1, help="Discount factor of later rewards, per token.")
+    gamma: float = key(1.0, gt=0, le=1, help="Discount factor per token for later rewards.")
     gae_lambda: float = key(
         1.0,
         ge=0,
         le=1,
-        help="Generalised advantage estimation: 1 compares what was earned with the value "
-        "(no bias), 0 trusts the value of the next token (no variance).",
+        help="Lambda of generalised advantage estimation. 1: compare the value with the rewards "
+        "that followed (no bias). 0: compare it with the critic's value of the next token (low "
+        "variance).",
     )
     bootstrap_truncated: bool = key(
         False,
-        help="Add the critic's value of a completion that was cut off to its reward, as if it "
-        "continued. Off: it ends there, as the reward judged it.",
+        help="If a completion was cut off, add the critic's value at its end to its reward, as if "
+        "it continued. false: its reward is final.",
     )
     warmup_steps: int = key(
-        0, ge=0, help="Number of steps at the beginning in which only the critic learns."
+        0, ge=0, help="Number of steps at the start of the run in which only the critic is trained."
     )
     epochs: int | None = key(
         None,
@@ -73,8 +76,8 @@ class CriticConfig(Settings):
     export: bool = key(
         False,
         resume="free",
-        help="Write the critic, too, where weights are exported: a sequence classifier in "
-        "hf_critic beside hf.",
+        help="When weights are exported, also export the critic: a sequence classifier in the "
+        "folder hf_critic, next to hf.",
     )
 
     def trained_as(self, trainer: TrainerConfig) -> TrainerConfig:

@@ -35,7 +35,7 @@ def as_label(text: str) -> str:
 
 
 class WeightPoint(Settings):
-    """The weight of a source from a step on."""
+    """The weight of a source at a step."""
 
     step: int = key(ge=1, help="Step, counted from 1.")
     weight: float = key(ge=0, help="Weight of the source at this step; 0 leaves it out.")
@@ -46,13 +46,13 @@ class WeightSchedule(Settings):
 
     points: tuple[WeightPoint, ...] = key(
         min_length=1,
-        help="Weights by step, in order. Before the first point its weight holds, and after the "
-        "last one that one's.",
+        help="Weights by step, in ascending order of steps. The first weight applies before its "
+        "step as well, and the last one until the end.",
     )
     between: Literal["linear", "hold"] = key(
         "linear",
-        help="The weight between two points. linear: on a straight line. hold: that of the "
-        "earlier point.",
+        help="The weight between two points. linear: interpolate linearly. hold: use the weight "
+        "of the earlier point.",
     )
 
     @model_validator(mode="after")
@@ -88,7 +88,7 @@ def weight_at(weight: float | WeightSchedule, step: int) -> float:
 
 
 class ZeroSpreadFilter(Settings):
-    """Drop groups whose samples all have the same reward: they have no advantage.
+    """Drop groups whose samples all have the same reward: their advantages are 0.
 
     Reasons: all_same_reward, and too_few_rewards where rewards failed on all samples but one.
     """
@@ -169,7 +169,7 @@ AnyFilter = Annotated[
 
 
 class VariancePreference(Settings):
-    """Weight a prompt by p (1 - p), the variance of a sample that is solved at the rate p."""
+    """Weight a prompt by p (1 - p), the variance of its reward if it is solved at the rate p."""
 
     type: Literal["variance"] = "variance"
 
@@ -201,55 +201,55 @@ AnyPreference = Annotated[VariancePreference | BandPreference, Field(discriminat
 
 
 class DifficultyConfig(Settings):
-    """Draw prompts by how often they were solved so far, in place of epochs."""
+    """Draw prompts by how often they were solved so far, instead of once per epoch."""
 
     prefer: AnyPreference = key(
-        VariancePreference(), help="The weight of a prompt by its estimated solve rate."
+        VariancePreference(), help="How the weight of a prompt depends on its estimated solve rate."
     )
     explore: float = key(
         0.1,
         gt=0,
         le=1,
-        help="Share of the draws that every prompt has a part in, whatever its solve rate, so "
-        "that no prompt is given up for good.",
+        help="Share of the draws that are made from all prompts, whatever their solve rate, so "
+        "that no prompt is excluded for good.",
     )
     memory: float = key(
         0.7,
         ge=0,
         lt=1,
-        help="Share of the old estimate in the new one when a prompt is sampled again. 0: only "
-        "the newest group counts.",
+        help="Weight of the old estimate when a prompt is sampled again and its estimate is "
+        "updated. 0: only the newest group counts.",
     )
     prior: float = key(
-        0.5, ge=0, le=1, help="Solve rate that is assumed of prompts that were never sampled."
+        0.5, ge=0, le=1, help="Solve rate that is assumed for prompts that were never sampled."
     )
 
 
 class ReplayConfig(Settings):
-    """Draw prompts again that were failed, or solved, some steps ago."""
+    """Draw prompts again that were failed or solved some steps earlier."""
 
     of: Literal["failed", "solved"] = key(
         "failed",
         help="failed: prompts whose newest group has no solved sample. solved: prompts whose "
         "newest group has only solved samples.",
     )
-    share: float = key(0.25, gt=0, le=1, help="Largest share of a step's prompts.")
-    max_times: int = key(
-        3, ge=1, help="Number of times in the run that a prompt may be drawn again."
-    )
+    share: float = key(0.25, gt=0, le=1, help="Largest share of such prompts in a step.")
+    max_times: int = key(3, ge=1, help="How many times in the run a prompt may be drawn again.")
     max_age_steps: int = key(
-        100, ge=1, help="Number of steps after its newest group in which a prompt may be drawn."
+        100,
+        ge=1,
+        help="Number of steps after its newest group during which a prompt may be drawn again.",
     )
 
 
 class CurriculumConfig(Settings):
-    """Draw prompts by difficulty, and again after they were failed or solved."""
+    """Draw prompts by difficulty, and draw failed or solved prompts again."""
 
     difficulty: DifficultyConfig | None = key(
-        None, help="Draw prompts by their estimated solve rate. null: epoch by epoch."
+        None, help="Draw prompts by their estimated solve rate. null: each prompt once per epoch."
     )
     replay: ReplayConfig | None = key(
-        None, help="Draw some prompts again that were failed or solved. null: none."
+        None, help="Draw some failed or solved prompts again. null: none."
     )
 
     @model_validator(mode="after")

@@ -97,8 +97,8 @@ def find_filter_conflicts(config: RunConfig) -> Iterator[Problem]:
         if isinstance(one, FunctionFilter) and labels[one.label] > 1:
             yield Problem(
                 f"rollout.filters.{index}.path",
-                "another filter calls the same function, and their verdicts could not be told "
-                "apart.",
+                "another filter calls the same function, and their verdicts could not be "
+                "distinguished.",
                 "Call it once.",
             )
     curriculum = rollout.curriculum
@@ -124,8 +124,8 @@ def _energy(config: RunConfig) -> Iterator[Problem]:
         if name in config.rollout.model_fields_set:
             yield Problem(
                 f"rollout.{name}",
-                "the energy of ebft is computed when a step's groups are complete, so nothing can "
-                "be chosen by it before.",
+                "the energy of ebft is computed only when a step's groups are complete, too late "
+                "to choose groups by it.",
                 "Remove it.",
             )
 
@@ -137,7 +137,7 @@ def _rounds(config: RunConfig) -> Iterator[Problem]:
     if config.algorithm.dynamic_sampling is not None:
         yield Problem(
             "rollout.max_rounds",
-            "algorithm.dynamic_sampling.max_rounds says it for all filters.",
+            "algorithm.dynamic_sampling.max_rounds sets the limit for all filters.",
             "Set that instead.",
         )
     elif not config.rollout.filters:
@@ -154,7 +154,7 @@ def _solved(config: RunConfig) -> Iterator[Problem]:
         for name in sorted({"solved_by", "solved_at"} & rollout.model_fields_set):
             yield Problem(
                 f"rollout.{name}",
-                "only rollout.curriculum and the filter all_failed ask which samples are solved.",
+                "only rollout.curriculum and the filter all_failed use which samples are solved.",
                 "Remove it; for evaluation, set eval.sampling." + name + ".",
             )
         return

@@ -31,9 +31,9 @@ class AnySourceSettings(Settings):
     )
     weight: SourceWeight | None = key(
         None,
-        help="Share of a step's rows (in RL, prompts) that come from this source, relative to the "
-        "weights of the others: a number, or a schedule over steps. Default: none has one, all "
-        "rows form one epoch.",
+        help="Sampling weight of this source: a step's rows (in RL, prompts) are divided among "
+        "the sources in proportion to their weights. A number, or a schedule over steps. Default: "
+        "no source has a weight, and the rows of all sources form one epoch.",
     )
 
     def default_name(self) -> str:
@@ -47,39 +47,41 @@ class Source(AnySourceSettings):
     path: PathText = key(
         help="A .jsonl, .csv or .tsv file (also as .gz or .zst), a .json (one list) or .parquet "
         "file, a folder written by datasets' save_to_disk, a folder with such files, or the name "
-        "of a dataset on the Hugging Face hub, for example openai/gsm8k. What exists on disk takes "
-        "precedence over a name."
+        "of a dataset on the Hugging Face hub, for example openai/gsm8k. A path that exists on "
+        "disk takes precedence over a name on the hub."
     )
     split: str | None = key(
         None,
         min_length=1,
         share=True,
-        help="Which part of a dataset on the hub or in a folder. Default: train, if the source is "
-        "in data.train.",
+        help="Split of a dataset on the hub or in a folder. Default: train, if the source is in "
+        "data.train.",
     )
     config: str | None = key(
         None,
         min_length=1,
         share=True,
-        help="Which configuration (subset) of a dataset on the hub or in a folder, for example "
-        "main. Needed if it has several and none is the default.",
+        help="Configuration (subset) of a dataset on the hub or in a folder, for example main. "
+        "Required if the dataset has several and none is the default.",
     )
     revision: str | None = key(
         None,
         min_length=1,
         share=True,
-        help="Branch, tag or commit of a name in `path`. Default: the main branch.",
+        help="Branch, tag or commit, if `path` is a name on the hub. Default: the main branch.",
     )
     columns: dict[str, str | tuple[str, ...]] = key(
         {},
         share="all",
-        help="What the file calls the columns that this source reads, for example {prompt: "
+        help="Names in the file of the columns that this source reads, for example {prompt: "
         "question, completion: answer}. Several columns are joined by a blank line: {prompt: "
-        "[instruction, input]}. messages.role and messages.content name the keys of a message, "
-        "messages.assistant, messages.user, messages.system and messages.tool the words that the "
-        "file has for a role, for example {messages.assistant: [agent, bot]}.",
+        "[instruction, input]}. For chats, messages.role and messages.content are the file's keys "
+        "of a message, and messages.assistant, messages.user, messages.system and messages.tool "
+        "are its names of the roles, for example {messages.assistant: [agent, bot]}.",
     )
-    limit: int | None = key(None, ge=1, help="Use only this many rows, from the start.")
+    limit: int | None = key(
+        None, ge=1, help="Use only this many rows, from the start of the source."
+    )
 
     def default_name(self) -> str:
         held = cached_path(self.path)
@@ -91,7 +93,7 @@ class Source(AnySourceSettings):
 
 
 class AutoSource(Source):
-    """Rows whose kind is recognised by their columns, when the recipe is opened."""
+    """Rows whose type is recognised from their columns when the recipe is loaded."""
 
     type: Literal["auto"]
 
@@ -109,10 +111,10 @@ class MessagesSource(Source):
     )
     turns: Literal["all", "last", "each"] = key(
         "all",
-        help="Which assistant turns are trained, unless a message says so itself. all: every "
-        "turn. last: only the last one. each: every trained turn becomes a separate row that "
-        "ends there. The row is then exactly what the model sees when it answers, even if the "
-        "template rewrites earlier turns.",
+        help="Which assistant turns are trained, unless a message decides it with its own `train` "
+        "or `weight`. all: every turn. last: only the last one. each: every trained turn becomes "
+        "a separate row that ends there. The row is then exactly what the model sees when it "
+        "answers, even if the template rewrites earlier turns.",
     )
 
 
@@ -187,8 +189,8 @@ class ReasoningGymSource(AnySourceSettings):
 class PreferenceSource(Source):
     """Pairs: a prompt, and two completions of which the first is better.
 
-    Prompt and completions are texts or lists of messages. If a row has no prompt, what both
-    completions begin with is the prompt.
+    Prompt and completions are texts or lists of messages. If a row has no prompt, the common
+    beginning of both completions is the prompt.
     """
 
     type: Literal["preference"]
@@ -200,8 +202,8 @@ class PreferenceSource(Source):
     margin_column: str | None = key(
         None,
         share=True,
-        help="Column with a number, 0 or more: by how much the chosen completion's score is to be "
-        "higher (algorithm.type=reward_model alone).",
+        help="Column with a number, 0 or more: the margin by which the score of the chosen "
+        "completion should be higher (only with algorithm.type=reward_model).",
     )
     chat: bool = key(
         True,
@@ -225,7 +227,8 @@ class UnpairedPreferenceSource(Source):
     label_column: str = key(
         "label",
         share=True,
-        help="Column with the label: true for a desirable completion, false for another.",
+        help="Column with the label: true for a desirable completion, false for an undesirable "
+        "one.",
     )
     chat: bool = key(
         True,
@@ -323,29 +326,31 @@ class DataConfig(Settings):
     )
     max_length: int = key(2048, ge=2, help="Largest number of tokens in a row; in RL, in a prompt.")
     overlong: Literal["drop", "truncate", "refuse"] = key(
-        "drop", help="What happens to rows longer than max_length. Such rows are counted."
+        "drop",
+        help="Treatment of rows longer than max_length. drop: leave them out. truncate: cut them "
+        "off at max_length. refuse: do not start the run. Such rows are counted.",
     )
     bad_rows: Literal["refuse", "drop"] = key(
         "refuse",
-        help="What happens to rows that cannot be used (missing column, wrong type, a template "
-        "that rewrites earlier turns, nothing to train on). Such rows are counted, and the first "
-        "ones are shown.",
+        help="Treatment of rows that cannot be used (missing column, wrong type, a template that "
+        "rewrites earlier turns, nothing to train on). refuse: do not start the run. drop: leave "
+        "them out. Such rows are counted, and the first ones are shown.",
     )
-    shuffle: bool = key(True, help="Use a new order in each epoch, drawn from `seed`.")
+    shuffle: bool = key(True, help="Use a new random order in each epoch, drawn with `seed`.")
     num_processes: int = key(
         1,
         ge=1,
         le=64,
         resume="free",
-        help="Number of processes that tokenise rows before the first step. Starting one takes "
-        "seconds, so more than one pays off from about 20,000 rows on.",
+        help="Number of processes that tokenise rows before the first step. Each takes seconds to "
+        "start, so more than one is worthwhile from about 20,000 rows on.",
     )
     prefetch_updates: int = key(
         4,
         ge=1,
         le=64,
         resume="free",
-        help="Number of updates that are packed ahead in the background.",
+        help="Number of updates whose rows are packed in advance, in the background.",
     )
     cache_dir: PathText | None = key(
         None,

@@ -17,9 +17,10 @@ Estimator = Literal["rloo", "group_norm", "reinforce"]
 
 
 class EbftConfig(Settings):
-    """The energy of a sample: how like the truth its features are, and how unlike other samples'.
+    """The energy of a sample: how similar its features are to the reference, and how different from
+    other samples.
 
-    Features are hidden states of the model from which the run starts, which stays as it is.
+    Features are hidden states of the initial model, which stays frozen.
     """
 
     mode: Literal["structured", "strided"] = key(
@@ -40,13 +41,13 @@ class EbftConfig(Settings):
     context_length: int = key(
         8,
         ge=1,
-        help="Number of tokens before the first continued position. A continuation sees all of the "
-        "text before its position, not only so many tokens (strided).",
+        help="Number of tokens before the first continued position. A continuation sees all of "
+        "the text before its position, not only this many tokens (strided).",
     )
     generate_length: int = key(
         8,
         ge=1,
-        help="Number of tokens in a continuation; nothing ends it earlier. It takes the place of "
+        help="Number of tokens in each continuation; none ends earlier. It replaces "
         "rollout.max_new_tokens (strided).",
     )
     feature_layers: tuple[Depth, ...] = key(
@@ -57,22 +58,25 @@ class EbftConfig(Settings):
     )
     embed_method: Literal["last_token", "completion_mean", "mean_pooling", "concat"] = key(
         "last_token",
-        help="What is made of the hidden states of a text. last_token: that of its last token. "
-        "completion_mean: their mean over the completion. mean_pooling: their mean over prompt "
-        "and completion. concat: those of all tokens of the completion, one after another "
-        "(strided only, where all completions are equally long).",
+        help="How the hidden states of a text become its features. last_token: take that of the "
+        "last token. completion_mean: their mean over the completion. mean_pooling: their mean "
+        "over prompt and completion. concat: concatenate those of all tokens of the completion "
+        "(strided only, because all its completions are equally long).",
     )
     whitening: bool = key(
         True,
         help="Decorrelate the features of a prompt's samples, layer by layer, before they are "
-        "compared: multiply by (X X^T)^(-1/2). It keeps only what tells the samples apart. Plain "
-        "hidden states of any two texts are nearly the same.",
+        "compared: multiply by (X X^T)^(-1/2). Only the differences between the samples remain. "
+        "Without whitening, the hidden states of any two texts are nearly the same.",
     )
     alignment_coefficient: float = key(
-        1.0, ge=0, help="Weight of the likeness to the truth in the energy."
+        1.0, ge=0, help="Weight in the energy of the similarity to the reference."
     )
     diversity_coefficient: float = key(
-        1.0, ge=0, help="Weight of the likeness among the samples of a prompt, which is subtracted."
+        1.0,
+        ge=0,
+        help="Weight in the energy of the similarity among the samples of a prompt, "
+        "which is subtracted.",
     )
     advantage_estimator: Estimator = key(
         "rloo",
@@ -83,8 +87,8 @@ class EbftConfig(Settings):
     ce_coefficient: float = key(
         0.0,
         ge=0,
-        help="Weight of the cross-entropy on the truth: on the reference answers, or on the text "
-        "from the first continued position on.",
+        help="Weight of the cross-entropy on the reference answers (structured), or on the text "
+        "from the first continued position on (strided).",
     )
 
     @property

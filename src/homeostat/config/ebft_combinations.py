@@ -87,18 +87,18 @@ def _structured(config: RunConfig, ebft: EbftConfig) -> Iterator[Problem]:
     if ebft.embed_method == "concat":
         yield Problem(
             "ebft.embed_method",
-            "concat lays the hidden states of all tokens side by side, and answers to prompts "
-            "differ in length.",
+            "concat concatenates the hidden states of all tokens, and answers to prompts differ "
+            "in length.",
             "Set it to last_token or completion_mean, or ebft.mode=strided.",
         )
     without = not config.reward_functions.functions
     if without:
-        yield from _draws(config, "they judge by reward functions, and there are none.")
+        yield from _draws(config, "they need reward functions, and there are none.")
     if config.has_validation and without:
         yield Problem(
             "data.validation" if config.data.validation else "data.validation_share",
             "held-out prompts are judged by reward functions, and there are none.",
-            "Add rewards.functions, {type: exact_match, column: answer} say, or remove it.",
+            "Add rewards.functions, for example {type: exact_match, column: answer}, or remove it.",
         )
 
 

@@ -18,7 +18,7 @@ CUTS = ("top_k", "top_p", "min_p")
 
 
 class EngineConfig(Settings):
-    """Keys that every engine has."""
+    """Keys that all engines share."""
 
     # Each engine narrows it to its own name, which is its key in rollout/registry.py.
     type: Any
@@ -41,29 +41,29 @@ class EngineConfig(Settings):
     quantization: Literal["fp8", "int4"] | None = key(
         None,
         resume="warn",
-        help="Precision of the engine's linear maps. fp8: weights and what they are multiplied by "
-        "are e4m3, with the recipe and the skipped layers of trainer.fp8, or its defaults without "
-        "that section. int4 (native engine): weights are INT4 in the coarsest groups that fit all "
-        "layers, a quarter of the memory of bf16, beside a trainer that is not. Default: as the "
-        "trainer computes; with trainer.fp8 or trainer.int4 the engine is in that precision, too, "
-        "from their start_step on.",
+        help="Precision of the engine's linear layers. fp8: weights and activations are e4m3, "
+        "with the recipe and the skipped layers of trainer.fp8 (its defaults if that section is "
+        "missing). int4 (native engine only): weights are INT4, in the largest group size that "
+        "fits all layers, while the trainer stays in its own precision; they take a quarter of "
+        "the memory of bf16. Default: the trainer's precision; with trainer.fp8 or trainer.int4 "
+        "the engine uses it too, from their start_step on.",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = key(
         "auto",
         resume="warn",
         help="Precision of cached keys and values. auto: that of the weights. fp8: e4m3, with a "
-        "scale for each token and head in the native engine; half the memory, and a gap between "
-        "engine and trainer.",
+        "scale for each token and head in the native engine. It halves the memory and makes the "
+        "log-probs of engine and trainer differ more.",
     )
     data_parallel_size: int = key(
         1,
         ge=1,
         le=1024,
         resume="warn",
-        help="Number of engines, each in a separate process with a copy of the weights, between "
-        "which requests are divided. On GPUs each gets the next tensor_parallel_size devices. If "
-        "one dies, the others continue its requests, and a new one is started in its place. The "
-        "native engine needs own_process.",
+        help="Number of engines that share the requests. Each is a separate process with its own "
+        "copy of the weights. On GPUs each gets the next tensor_parallel_size devices. If an "
+        "engine dies, the others continue its requests and it is restarted. The native engine "
+        "needs own_process for this.",
     )
     sleep: bool = key(
         True,
@@ -81,9 +81,8 @@ class EngineConfig(Settings):
         3,
         ge=0,
         resume="free",
-        help="How many times a separate engine process is restarted after it died. The new "
-        "process receives the weights, and the interrupted round is sampled again from its "
-        "start.",
+        help="How many times a separate engine process is restarted after it dies. The new "
+        "process receives the weights, and the interrupted round is sampled again from its start.",
     )
 
     # It can serve the native decoder alone.

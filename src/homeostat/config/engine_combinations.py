@@ -47,7 +47,7 @@ def find_transport_conflicts(config: RunConfig, *, device: str) -> Iterator[Prob
     if isinstance(config.sync.transport, CudaIpcConfig) and device != "cuda":
         yield Problem(
             "sync.transport.type",
-            f"cuda_ipc hands over memory of a GPU, and the trainer is on the {device}.",
+            f"cuda_ipc passes on memory of a GPU, and the trainer is on the {device}.",
             "Set it to shared_memory, or train on a GPU (trainer.device).",
         )
 
@@ -111,8 +111,8 @@ def _through_transformers(engine: NativeEngineConfig) -> Iterator[Problem]:
     for name in (name for name, is_set in wanted.items() if is_set):
         yield Problem(
             f"engine.{name}",
-            "model.implementation is transformers, whose layers the engine calls in the trainer's "
-            "process, one step at a time, as they are.",
+            "with model.implementation=transformers the engine calls the model's own layers in "
+            "the trainer's process, one step at a time.",
             "Remove it, or set model.implementation=native, or engine.type=vllm.",
         )
 
@@ -241,7 +241,8 @@ def _processes(engine: EngineConfig) -> Iterator[Problem]:
     if engine.num_helpers > 0 and not engine.shares_weights:
         yield Problem(
             "engine.processes",
-            "helpers stand beside an engine in the trainer's process, and this one has its own.",
+            "helpers support an engine in the trainer's process, and this engine has a separate "
+            "process.",
             "Remove it, or set engine.own_process=false.",
         )
     for name in ("max_restarts",) if engine.num_helpers else ("start_timeout_s", "max_restarts"):

@@ -16,7 +16,7 @@ SCALES_VARIABLE = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
 
 
 class Fp8Config(Settings):
-    """Linear maps computed in FP8: which numbers share a scale, and which layers take part."""
+    """Linear layers computed in FP8: which numbers share a scale, and which layers are included."""
 
     recipe: Fp8Scaling = key(
         "blockwise",
@@ -26,15 +26,17 @@ class Fp8Config(Settings):
     )
     format: Fp8Format | None = key(
         None,
-        help="e4m3: weights, activations and gradients are e4m3. hybrid: gradients are e5m2, which "
-        "has a wider range and fewer digits. bf16_gradients: products with gradients stay in bf16. "
-        "Default: e4m3; hybrid with recipe=tensorwise.",
+        help="e4m3: weights, activations and gradients are e4m3. hybrid: weights and activations "
+        "are e4m3; gradients are e5m2, which has a wider range and a lower precision. "
+        "bf16_gradients: matrix products with gradients stay in bf16. Default: e4m3; hybrid with "
+        "recipe=tensorwise.",
         resume="warn",
     )
     scaling: Literal["dynamic", "delayed"] = key(
         "dynamic",
-        help="dynamic: scales follow from the numbers that they scale. delayed: from the largest "
-        "numbers of the updates before (recipe=tensorwise), which saves a pass over memory.",
+        help="dynamic: compute a scale from the numbers that it scales. delayed: compute it from "
+        "the largest numbers of earlier updates, which saves a pass over memory (only with "
+        "recipe=tensorwise).",
         resume="warn",
     )
     amax_history: int | None = key(
@@ -42,12 +44,13 @@ class Fp8Config(Settings):
         ge=1,
         le=1024,
         resume="warn",
-        help="Number of updates whose largest numbers choose a delayed scale. Default: 16.",
+        help="Number of earlier updates from whose largest numbers a delayed scale is computed. "
+        "Default: 16.",
     )
     power_of_two_scales: bool | None = key(
         None,
-        help="Round scales up to powers of two. Default: false, or as the environment variable "
-        f"{SCALES_VARIABLE} says: 1 means false, 0 means true.",
+        help="Round scales up to powers of two. Default: false, unless the environment variable "
+        f"{SCALES_VARIABLE} is 0; 1 means false.",
         resume="warn",
     )
     skip_layers: tuple[str, ...] = key(
@@ -67,7 +70,7 @@ class Fp8Config(Settings):
         1,
         ge=1,
         resume="warn",
-        help="First step in FP8, counted from 1; those before it are in bf16.",
+        help="First step in FP8, counted from 1. Earlier steps are in bf16.",
     )
 
     @property

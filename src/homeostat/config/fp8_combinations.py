@@ -21,14 +21,14 @@ def find_fp8_conflicts(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             _KEY,
             "ranks gather a layer's weights for every micro-batch, and its FP8 copies would have "
-            "to be made anew each time.",
+            "to be created again each time.",
             "Remove it, or set trainer.backend.type=local.",
         )
     if config.trainer.backend.offload_experts:
         yield Problem(
             _KEY,
             "trainer.backend.offload_experts streams experts from host memory, and their FP8 "
-            "copies would fill the GPU with what it was to free.",
+            "copies would fill the GPU memory that this setting is meant to free.",
             "Remove one of the two.",
         )
     if config.model.numerics == "invariant":

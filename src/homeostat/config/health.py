@@ -8,7 +8,7 @@ from homeostat.config.base import Settings, key
 
 
 class Allowance(Settings):
-    """A finding that is expected in this run and not reported."""
+    """A finding that is expected in this run and therefore not reported."""
 
     code: str = key(
         pattern=r"^[A-Z]{3}\d{3}$",
@@ -28,51 +28,55 @@ class Allowance(Settings):
 
 
 class HealthConfig(Settings):
-    """The findings that are reported while a run trains, and the remedies that may be applied."""
+    """The findings to report during training, and the remedies to apply automatically."""
 
     heal: Literal["off", "safe", "all"] = key(
         "safe",
         resume="warn",
-        help="Which remedies are applied to a finding. safe: those that change neither the "
-        "objective, nor the order of the data, nor the sampled distribution (sending weights "
-        "again, fewer tokens per micro-batch, freeing space on a full disk). all: also changes "
-        "to the learning rate, clipping, KL coefficient, temperature, sync interval or "
-        "off-policy mask, and a return to a healthy checkpoint; a remedy that does not help is "
-        "reverted. off: findings are reported and nothing is changed. The guards of trainer and "
-        "engine (trainer.on_oom, trainer.on_nonfinite, engine.max_restarts) have their own keys.",
+        help="Which remedies are applied automatically. safe: those that change neither the "
+        "objective, nor the order of the data, nor the sampled distribution: send the weights "
+        "again, use fewer tokens per micro-batch, free space on a full disk. all: also change the "
+        "learning rate, clipping, KL coefficient, temperature, sync interval or off-policy mask, "
+        "or return to a healthy checkpoint; a remedy that does not help is reverted. off: only "
+        "report findings. The reactions of trainer and engine to failures have their own keys "
+        "(trainer.on_oom, trainer.on_nonfinite, engine.max_restarts).",
     )
     on_error: Literal["go_on", "halt"] = key(
         "go_on",
         resume="free",
-        help="What to do when a finding of level error opens. halt: save a checkpoint and end "
-        "the run before the next step.",
+        help="Reaction to a new finding of level error. go_on: continue. halt: save a checkpoint "
+        "and end the run before the next step.",
     )
     clear_after: int = key(
         3,
         ge=1,
         resume="free",
-        help="Number of consecutive records without the finding after which it is closed.",
+        help="Number of consecutive records without a finding after which it counts as cleared.",
     )
     rules: tuple[str, ...] = key(
         (),
         resume="free",
         share="name",
-        help="Your rules, beside the built-in ones: package.module:RULE, file.py:RULE (beside the "
-        "recipe), or the name of an entry point of the group homeostat.rules.",
+        help="Your own rules, in addition to the built-in ones: package.module:RULE, file.py:RULE "
+        "(a file in the recipe's folder), or the name of an entry point of the group "
+        "homeostat.rules.",
     )
     levels: dict[str, Literal["off", "info", "warn", "error"]] = key(
         {},
         share=True,
         resume="free",
-        help="Rules, by code, whose findings get another level in this run; off: the rule is "
-        "disabled.",
+        help="Levels of findings in this run, by the code of their rule, for example {RWD001: "
+        "warn}. off disables the rule.",
     )
     options: dict[str, dict[str, Any]] = key(
         {},
         resume="free",
         share=True,
-        help="Rules, by code, whose thresholds differ from the defaults.",
+        help="Thresholds of rules in this run, by the code of the rule. The page of a rule lists "
+        "its options.",
     )
     allow: tuple[Allowance, ...] = key(
-        (), resume="free", help="Findings that are expected, each with its reason."
+        (),
+        resume="free",
+        help="Findings that you expect and do not want reported, each with a reason.",
     )

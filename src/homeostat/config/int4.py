@@ -17,23 +17,24 @@ _GROUP_SIZES: dict[str, GroupSize] = {"32": 32, "64": 64, "128": 128}
 
 
 class Int4Config(Settings):
-    """Weights that are computed with as INT4 would hold them (quantisation-aware training)."""
+    """Quantisation-aware training: compute with weights rounded to INT4."""
 
     group_size: GroupSize = key(
         128,
         help="Number of neighbouring weights of a row that share a scale. Smaller groups are more "
-        "exact and take more memory; every layer's number of inputs must be a multiple of it.",
+        "accurate and take more memory. The number of inputs of every layer must be a multiple of "
+        "it.",
     )
     skip_layers: tuple[str, ...] = key(
         ("lm_head", "embed"),
         share=True,
-        help="Layers that stay as they are: words of their names, globs over whole names, or "
-        "regular expressions after `re:`. Output matrix and embedding always stay.",
+        help="Layers that are not rounded: words of their names, globs over whole names, or "
+        "regular expressions after `re:`. The output matrix and the embedding are never rounded.",
     )
     start_step: int = key(
         1,
         ge=1,
-        help="First step with INT4 rounding, counted from 1; those before it are without.",
+        help="First step with INT4 rounding, counted from 1.",
     )
 
 

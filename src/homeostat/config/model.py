@@ -16,16 +16,16 @@ class ModelConfig(Settings):
     """The model that is trained, and how it is built."""
 
     path: PathText = key(
-        help="Folder of an HF checkpoint (config.json, safetensors, tokenizer), a .gguf file, or a "
-        "name on the Hugging Face hub, for example Qwen/Qwen2.5-0.5B-Instruct. What exists on disk "
-        "takes precedence over a name."
+        help="Folder of an HF checkpoint (config.json, safetensors, tokenizer), a .gguf file, or "
+        "a name on the Hugging Face hub, for example Qwen/Qwen2.5-0.5B-Instruct. A path that "
+        "exists on disk takes precedence over a name on the hub."
     )
     revision: str | None = key(
         None,
         min_length=1,
         share=True,
-        help="Branch, tag or commit of a name in `path`. Default: the main branch. The commit is "
-        "kept in the run folder, so that a resumed run uses the same files.",
+        help="Branch, tag or commit, if `path` is a name on the hub. Default: the main branch. "
+        "The commit is recorded in the run folder, so that a resumed run uses the same files.",
     )
     init: Literal["pretrained", "random"] = key(
         "pretrained",
@@ -34,9 +34,9 @@ class ModelConfig(Settings):
     )
     implementation: Literal["native", "transformers"] = key(
         "native",
-        help="native: homeostat's own packed decoder (Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3, "
-        "Phi-3 and Phi-4, Granite, OLMo 2, GLM-4; with experts Qwen3-MoE, Mixtral, dots.llm1). "
-        "transformers: any causal model that transformers can build, which is slower.",
+        help="native: homeostat's own packed decoder (Llama, Mistral, Qwen2, Qwen3, Gemma 2 and "
+        "3, Phi-3 and Phi-4, Granite, OLMo 2, GLM-4; with experts Qwen3-MoE, Mixtral, dots.llm1). "
+        "transformers: any causal language model that transformers can build; slower than native.",
     )
     attention: Literal["auto", "sdpa", "varlen", "eager"] = key(
         "auto",
@@ -47,9 +47,9 @@ class ModelConfig(Settings):
     )
     numerics: Literal["fast", "invariant"] = key(
         "fast",
-        help="invariant: a token's log-prob has the same bits whatever else is computed "
-        "together with it, in the engine and in the trainer. Slower; native decoder only, fp32 "
-        "on a CPU, bf16 or fp32 on a GPU.",
+        help="fast: the fastest kernels. invariant: a token's log-prob has the same bits in the "
+        "engine and in the trainer, and does not depend on the other rows of the batch. invariant "
+        "is slower and needs the native decoder; on a CPU it needs fp32, on a GPU bf16 or fp32.",
     )
     meta_init: bool = key(
         True,
@@ -58,39 +58,39 @@ class ModelConfig(Settings):
         resume="free",
     )
     tokenizer: PathText | None = key(
-        None, help="Folder of the tokenizer, if it is not the model's own."
+        None, help="Folder of another tokenizer. Default: the model's own."
     )
     chat_template: PathText | None = key(
-        None, help="A Jinja file used in place of the tokenizer's chat template."
+        None, help="Jinja file with a chat template. Default: the tokenizer's own."
     )
     chat_template_options: dict[str, bool | int | float | str] = key(
         {},
         share=True,
         help="Variables that are passed to the chat template, for example {enable_thinking: "
-        "false}. Pass the same ones when the model is used.",
+        "false}. Pass the same variables when you use the trained model.",
     )
     pad_token: str | None = key(
         None,
         share=True,
-        help="Pad token for a tokenizer that has none; it is also saved with the export. "
+        help="Pad token for a tokenizer that has none. It is also saved with the exported model. "
         "Default: the end-of-sequence token, which is still trained.",
     )
     moe: MoeConfig = key(MoeConfig(), help="How a model with experts is trained.")
     quantization: Literal["nf4", "int8"] | None = key(
         None,
-        help="Hold the frozen weights of the linear maps under an adapter (lora) in 4 bits (nf4, "
-        "as QLoRA) or in 8 bits with a scale for each row (int8). They are made whole again for "
-        "each product. null: in the run's precision.",
+        help="Store the frozen weights of the linear layers under an adapter (lora) in 4 bits "
+        "(nf4, as in QLoRA) or in 8 bits with a scale for each row (int8). They are dequantised "
+        "for each matrix product. null: store them in the run's precision.",
     )
     double_quantization: bool = key(
         False,
-        help="With nf4, hold the scales of its blocks in 8 bits, too: 4.13 bits a weight in place "
-        "of 4.5.",
+        help="With nf4, also store the scales of its blocks in 8 bits: 4.13 bits per weight "
+        "instead of 4.5.",
     )
 
 
 class LoraConfig(Settings):
-    """A LoRA adapter, trained in place of all weights."""
+    """A LoRA adapter, which is trained instead of all weights."""
 
     rank: int = key(16, ge=1, le=2**16, help="Rank of the low-rank update.")
     alpha: float = key(
@@ -103,8 +103,8 @@ class LoraConfig(Settings):
     )
     dora: bool = key(
         False,
-        help="Train the lengths of the weights' rows apart from their directions, which the update "
-        "turns (DoRA; use_dora in peft).",
+        help="Train the length of each weight row separately from its direction; the low-rank "
+        "update changes the direction (DoRA; use_dora in peft).",
     )
     dropout: float = key(0.0, ge=0, lt=1, help="Dropout on the input of the adapter.")
     targets: tuple[str, ...] = key(
@@ -112,8 +112,8 @@ class LoraConfig(Settings):
         min_length=1,
         share=True,
         help="Linear modules that get an adapter, by the last part or parts of their name; "
-        "'all-linear' means every linear module except the LM head. In a model with experts only "
-        "attention and, as shared_experts.gate_proj and the like, shared experts can have one.",
+        "'all-linear' means every linear module except the LM head. In a model with experts, only "
+        "attention and shared experts (for example shared_experts.gate_proj) can have an adapter.",
     )
     path: PathText | None = key(None, help="Folder of an adapter in peft's format to start from.")
     export: Literal["adapter", "merged"] = key(
@@ -125,9 +125,9 @@ class LoraConfig(Settings):
     publish: Literal["merged", "adapter"] = key(
         "merged",
         resume="free",
-        help="What an engine in another process is sent: the weights with the adapter merged into "
-        "them, which rounds it (the difference is logged), or the adapter alone. The native engine "
-        "takes both, vLLM merged weights.",
+        help="What is sent to an engine in another process. merged: the weights with the adapter "
+        "merged into them; merging rounds the adapter, and the difference is logged. adapter: "
+        "only the adapter. The native engine accepts both, vLLM only merged weights.",
     )
 
     @property

@@ -31,7 +31,9 @@ Explain in one sentence, then end with a line of the form "Score: N"."""
 
 
 class ClassifierReward(Reward):
-    """The score of a reward model: any HF sequence classifier, for example one trained here."""
+    """The score of a reward model: any HF sequence classifier, for example one that homeostat
+    trained.
+    """
 
     type: Literal["reward_model"]
     path: PathText = key(
@@ -40,8 +42,8 @@ class ClassifierReward(Reward):
     )
     output: int | str | None = key(
         None,
-        help="Which output is the score, by number or by its name in the model's id2label. "
-        "Needed if the model has several.",
+        help="The output that is the score: its number, or its name in the model's id2label. "
+        "Required if the model has several outputs.",
     )
     score: Literal["logit", "probability"] = key(
         "logit",
@@ -50,9 +52,9 @@ class ClassifierReward(Reward):
     )
     format: Literal["template", "pair"] = key(
         "template",
-        help="template: prompt and completion become one text, by the classifier's own chat "
-        "template if the prompt is a chat. pair: its tokenizer gets them as two texts, as encoders "
-        "such as DeBERTa expect.",
+        help="template: join prompt and completion into one text, with the classifier's own chat "
+        "template if the prompt is a chat. pair: pass them to its tokenizer as two texts, as "
+        "encoders such as DeBERTa expect.",
     )
     normalise: Literal["none", "standardise"] = key(
         "none",
@@ -86,16 +88,16 @@ class ClassifierReward(Reward):
     )
     overlong: Literal["fail", "truncate"] = key(
         "fail",
-        help="fail: the reward has failed for longer texts, and they are not trained. truncate: "
-        "the beginning of the prompt is cut off.",
+        help="fail: for longer texts the reward counts as failed, and they are not trained on. "
+        "truncate: cut off the beginning of the prompt.",
     )
     timeout_s: float = key(
         60.0,
         gt=0,
         le=86400,
         resume="free",
-        help="Time limit for each forward pass, in seconds. If it is exceeded the process is "
-        "restarted, and the completions of this call are not trained.",
+        help="Time limit for each forward pass, in seconds. If it is exceeded, the process is "
+        "restarted, and the completions of this call are not trained on.",
     )
 
     load_timeout_s: float = key(
@@ -152,7 +154,9 @@ def check_url(text: str) -> str:
 
 
 class JudgeReward(Reward):
-    """The score that a language model gives, asked over an OpenAI-compatible endpoint."""
+    """The score that a language model gives. The model is called over an OpenAI-compatible
+    endpoint.
+    """
 
     type: Literal["judge"]
     url: Annotated[str, AfterValidator(check_url)] = key(
@@ -166,15 +170,18 @@ class JudgeReward(Reward):
         share=True,
         help="Name of the environment variable that holds the API key. Default: no key is sent.",
     )
-    system: str | None = key(None, help="System message; may hold the same placeholders.")
+    system: str | None = key(
+        None, help="System message. It may contain the same placeholders as `prompt`."
+    )
     prompt: str = key(
         JUDGE_PROMPT,
         min_length=1,
-        help="User message. {prompt}, {completion}, {reference} and {rubric} are replaced.",
+        help="User message. The placeholders {prompt}, {completion}, {reference} and {rubric} are "
+        "filled in.",
     )
-    rubric: str = key("", help="Text that takes the place of {rubric}.")
+    rubric: str = key("", help="Text for the placeholder {rubric}.")
     reference_column: str = key(
-        "answer", share=True, help="Column of the row that takes the place of {reference}."
+        "answer", share=True, help="Column of the row for the placeholder {reference}."
     )
     read: AnyReading = key(RegexReading(), help="How the score is found in the answer.")
     lowest: float = key(1.0, help="The score that becomes a reward of 0.")
@@ -199,22 +206,23 @@ class JudgeReward(Reward):
         ge=0,
         le=100,
         resume="free",
-        help="How often a call is repeated after a time-out, a broken connection, or status 408, "
-        "429 or 5xx.",
+        help="How many times a call is repeated after a time-out, a broken connection, or status "
+        "408, 429 or 5xx.",
     )
     backoff_s: float = key(
         1.0,
         gt=0,
         le=600,
         resume="free",
-        help="Wait before the first retry, in seconds. It doubles each time up to a minute and "
-        "is shortened at random by up to half; a Retry-After of the server is waited for.",
+        help="Wait before the first retry, in seconds. It doubles with each retry up to a minute, "
+        "and is shortened at random by up to half. If the server sends Retry-After, that time is "
+        "waited.",
     )
     cache: bool = key(
         True,
         resume="free",
-        help="Keep answers in the run folder (judge/), so that no question is asked twice, also "
-        "not by a resumed run.",
+        help="Keep the judge's answers in the run folder (judge/), so that no call is made twice, "
+        "not even by a resumed run.",
     )
 
     @model_validator(mode="after")

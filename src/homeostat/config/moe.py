@@ -11,14 +11,14 @@ GroupedKernel = Literal["auto", "grouped", "plain"]
 
 
 class MoeConfig(Settings):
-    """Training of a model with experts: replayed routes, the load of experts, limits."""
+    """Settings for models with experts: replay of routes, load balancing and limits."""
 
     router_replay: ReplayMode = key(
         "off",
         help="Rollout routing replay (R3): train with the experts that the engine chose when it "
-        "sampled. ids: the engine's experts, weighted by the trainer's router. weights: also the "
-        "engine's weights; their gradient is that of the trainer's own. off: every pass chooses "
-        "for itself.",
+        "sampled. ids: use the engine's experts, weighted by the trainer's router. weights: also "
+        "use the engine's weights, with the gradient of the trainer's own weights. off: every "
+        "forward pass chooses its own experts.",
         resume="warn",
     )
     replay_reference: bool = key(
@@ -28,22 +28,23 @@ class MoeConfig(Settings):
         2**30,
         ge=0,
         resume="free",
-        help="Bytes of recorded routes that a step keeps in memory once its groups are in the "
-        "journal. Routes of further groups are read back from there, micro-batch by micro-batch.",
+        help="Memory for recorded routes, in bytes. When a step's groups are in the journal, only "
+        "so many bytes of their routes stay in memory; the others are read back from the journal "
+        "for each micro-batch.",
     )
     balancing: Literal["none", "aux", "sequence_aux", "bias"] = key(
         "none",
-        help="How the load of experts is kept even. aux: a loss over the whole update's counts, "
-        "which costs one more forward pass unless routes are replayed. sequence_aux: the same loss "
-        "within each row. bias: the expert bias of models that have one is moved after each "
-        "update. none: not at all, as usual in RL.",
+        help="How the load of the experts is balanced. aux: by a loss over the token counts of "
+        "the whole update, which costs one more forward pass unless routes are replayed. "
+        "sequence_aux: by the same loss within each row. bias: by changing the expert bias after "
+        "each update, for models that have one. none: not at all, as is usual in RL.",
     )
     aux_loss_coefficient: float = key(
         0.0,
         ge=0,
         resume="warn",
-        help="Weight of the load-balancing loss of aux and sequence_aux. The loss is 1 for an even "
-        "load, and not part of train/loss; for one layer transformers' value is "
+        help="Weight of the load-balancing loss of aux and sequence_aux. The loss is 1 for an "
+        "even load and is not included in train/loss. For one layer, the loss in transformers is "
         "num_experts_per_tok times as large.",
     )
     z_loss_coefficient: float = key(
@@ -56,21 +57,23 @@ class MoeConfig(Settings):
         0.0,
         ge=0,
         resume="warn",
-        help="With balancing=bias, by how much the bias of an expert is moved after each update: "
-        "up if it had fewer tokens than the mean, down if it had more. At 0 the bias is frozen.",
+        help="With balancing=bias, the amount by which an expert's bias changes after each "
+        "update: it rises if the expert had fewer tokens than the mean, and falls if it had more. "
+        "0 freezes the bias.",
     )
     capacity_factor: float | None = key(
         None,
         gt=0,
         resume="warn",
-        help="An expert takes at most this many times an even share of a micro-batch's tokens; "
-        "those that come later in the micro-batch go without it. Default: no limit. SFT only.",
+        help="Capacity of an expert, as a multiple of an even share of a micro-batch's tokens. "
+        "Tokens beyond it, in the order of the micro-batch, skip this expert. Default: no limit. "
+        "SFT only.",
     )
     grouped_kernel: GroupedKernel = key(
         "auto",
-        help="How the experts of a layer are multiplied. grouped: all in one kernel. plain: one "
-        "after the other, the reference. auto: grouped on a GPU in bf16 or in invariant numerics, "
-        "plain elsewhere.",
+        help="How the experts of a layer are computed. grouped: all in one kernel. plain: one "
+        "after another; this is the reference. auto: grouped on a GPU in bf16 or with invariant "
+        "numerics, otherwise plain.",
         resume="warn",
     )
 

@@ -17,7 +17,7 @@ def find_moe_conflicts(config: RunConfig) -> Iterator[Problem]:
         for name in sorted(moe.model_fields_set):
             yield Problem(
                 f"model.moe.{name}",
-                "the experts of transformers models route by themselves.",
+                "transformers models compute the routing of their experts themselves.",
                 "Remove it, or set model.implementation=native.",
             )
     yield from _balancing(config)

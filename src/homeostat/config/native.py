@@ -9,10 +9,10 @@ from homeostat.config.engine import EngineConfig
 
 
 class NativeEngineConfig(EngineConfig):
-    """homeostat's own engine, in the trainer's process or in its own.
+    """homeostat's own engine, in the trainer's process or in a separate one.
 
-    In the trainer's process it shares the weights, so publishing them costs no copy. With
-    `own_process` the weights are sent to it (sync).
+    In the trainer's process the engine uses the trainer's weights, so publishing them needs no
+    copy. With `own_process` the weights are sent to it (see section `sync`).
     """
 
     type: Literal["native"] = "native"
@@ -27,10 +27,10 @@ class NativeEngineConfig(EngineConfig):
         ge=1,
         le=64,
         resume="warn",
-        help="Number of processes that sample in parallel on a CPU: the trainer's own, and "
-        "helpers with a copy of its weights. Default: 1 if decoding is compiled, because its "
-        "threads use all cores; otherwise as many as trainer.lanes, and 1 for small models, "
-        "whose steps take less time than sending the weights.",
+        help="Number of processes that sample in parallel on a CPU: the trainer's own process, "
+        "and helper processes with a copy of its weights. Default: 1 if decoding is compiled, "
+        "because its threads use all cores; 1 for small models too, because sending the weights "
+        "takes longer than their steps; otherwise as many as trainer.lanes.",
     )
     prefill_tokens: int = key(
         8192, ge=1, resume="warn", help="Largest number of prompt tokens in one forward pass."
@@ -39,11 +39,11 @@ class NativeEngineConfig(EngineConfig):
         "auto",
         resume="warn",
         help="Decode path. graphs: several steps at a time with fused kernels in CUDA graphs. "
-        "fused: the same kernels without graphs. compiled: several steps at a time on a CPU, in "
-        "C code that the machine's compiler builds once. compact: in torch on a CPU, over copies "
-        "of the weights in a layout that suits decoding. plain: the model's own forward pass, "
-        "which is the reference. auto: graphs on a GPU; compiled on a CPU, or compact without a "
-        "compiler; plain if none of these can run.",
+        "fused: the same kernels without graphs. compiled: several steps at a time on a CPU, in C "
+        "code that the machine's compiler builds once. compact: with torch on a CPU, from copies "
+        "of the weights in a layout that is fast to decode from. plain: the model's own forward "
+        "pass, which is the reference. auto: graphs on a GPU; compiled on a CPU, or compact "
+        "without a compiler; plain if none of these can run.",
     )
 
     needs_native_decoder: ClassVar[bool] = True

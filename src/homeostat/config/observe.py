@@ -59,9 +59,9 @@ class ProfilerConfig(Settings):
 
 
 class CompletionsConfig(Settings):
-    """The sampled completions that are saved for people to read (RL)."""
+    """The sampled completions that are saved for you to read (RL)."""
 
-    interval_steps: int = key(1, ge=1, resume="free", help="Number of steps between files.")
+    interval_steps: int = key(1, ge=1, resume="free", help="Number of steps between saved files.")
     max_per_step: int | None = key(
         None, ge=1, resume="free", help="Number of completions in a file. Default: all."
     )
@@ -83,16 +83,19 @@ class VerifyLogprobsConfig(Settings):
 
 
 class ObserveConfig(Settings):
-    """The outputs of a run: logs, metrics, traces and the report."""
+    """The output of a run: logs, metrics, traces and the report."""
 
     log_interval: int = key(1, ge=1, resume="free", help="Number of steps between metric records.")
     log_level: Literal["debug", "info", "warning", "error"] = key(
-        "info", resume="free", help="Lowest level that the log shows; HOMEOSTAT_DEBUG=1 sets debug."
+        "info",
+        resume="free",
+        help="Lowest level of messages in the log. HOMEOSTAT_DEBUG=1 sets debug.",
     )
     console: Literal["auto", "live", "plain", "quiet"] = key(
         "auto",
         resume="free",
-        help="auto: a live view in a terminal or a notebook, plain lines otherwise.",
+        help="Output in the terminal. auto: a live view in a terminal or a notebook, otherwise "
+        "plain lines.",
     )
     sinks: tuple[AnySink, ...] = key(
         (), resume="free", help="Destinations of metrics in addition to metrics.jsonl."
@@ -101,36 +104,39 @@ class ObserveConfig(Settings):
     timeline: bool = key(
         True,
         resume="free",
-        help="Write what each process does when to trace/timeline.json, which Perfetto "
-        "(ui.perfetto.dev) opens with a row per process; at most two files of 16 MiB.",
+        help="Write a timeline of all processes to trace/timeline.json. Open it in Perfetto "
+        "(ui.perfetto.dev), which shows a row for each process. It takes at most two files of 16 "
+        "MiB.",
     )
     row_losses: bool = key(
         True,
         resume="free",
-        help="Save the row ids and losses of each step, so that a spike can be traced to its rows.",
+        help="Save the row ids and losses of each step, so that you can find the rows that caused "
+        "a spike.",
     )
     completions: CompletionsConfig = key(
-        CompletionsConfig(), help="Which sampled completions are saved for people to read (RL)."
+        CompletionsConfig(), help="Which sampled completions are saved for you to read (RL)."
     )
     verify_logprobs: VerifyLogprobsConfig | None = key(
         None,
         resume="free",
-        help="Regularly compare engine, trainer and a float64 reference on sampled rows, and "
-        "report which one is off (RL).",
+        help="Regularly compare the log-probs of engine, trainer and a float64 reference on "
+        "sampled rows, and report which one is wrong (RL).",
     )
     precision_interval: int | None = key(
         10,
         ge=1,
         resume="free",
         help="Number of steps between measurements of quantised layers (trainer.fp8, "
-        "trainer.int4): their scales, what they cut or round to 0, their error, and their gradient "
-        "against bf16. A measured step computes a part of its rows two more times. null: never.",
+        "trainer.int4): their scales, the share of numbers that are clipped or rounded to 0, "
+        "their error, and their gradient compared with bf16. A measured step computes a part of "
+        "its rows two more times. null: never measure.",
     )
     report: bool = key(True, resume="free", help="Write report.html at the end.")
 
 
 class EvalSamplingConfig(Settings):
-    """Sampling of held-out prompts, and the criterion of a solved one (RL)."""
+    """Sampling of completions for held-out prompts, and when one counts as solved (RL)."""
 
     samples_per_prompt: int = key(
         1,
@@ -151,7 +157,7 @@ class EvalSamplingConfig(Settings):
         gt=0,
         le=1,
         resume="warn",
-        help="Sample only from the most likely tokens whose probabilities add up to this.",
+        help="Sample only from the most likely tokens whose probabilities add up to this value.",
     )
     top_k: int | None = key(
         None, ge=1, resume="warn", help="Sample only from this many of the most likely tokens."
@@ -179,17 +185,17 @@ class EvalSamplingConfig(Settings):
     blocking: bool = key(
         True,
         resume="warn",
-        help="Wait for an evaluation before the next step. false, with rollout.max_staleness of 1 "
-        "or more: held-out prompts are answered while the trainer continues; their metrics are in "
-        "the record of the next step, and eval/policy_version says which weights they are of.",
+        help="Wait for an evaluation before the next step. false (needs rollout.max_staleness of "
+        "1 or more): evaluate while the trainer continues. The metrics are then in the record of "
+        "the next step, and eval/policy_version is the version of the evaluated weights.",
     )
     min_coverage: float = key(
         1.0,
         ge=0,
         le=1,
         resume="warn",
-        help="Share of the held-out samples that must have been scored without a failed reward "
-        "for an evaluation to become the best one. Lower it for a judge that fails now and then.",
+        help="An evaluation can become the best one only if at least this share of its samples "
+        "was scored without a failed reward. Lower it if your judge fails now and then.",
     )
 
 
@@ -200,7 +206,7 @@ class EvalConfig(Settings):
         50,
         ge=1,
         resume="warn",
-        help="Number of steps between evaluations; the last step is always evaluated.",
+        help="Number of steps between evaluations. The last step is always evaluated.",
     )
     at_start: bool = key(
         False, resume="free", help="Also evaluate before the first step, as a baseline."
@@ -209,25 +215,28 @@ class EvalConfig(Settings):
         None, ge=1, resume="warn", help="Largest number of held-out rows to use."
     )
     patience: int | None = key(
-        None, ge=1, resume="warn", help="Stop after this many evaluations without an improvement."
+        None,
+        ge=1,
+        resume="warn",
+        help="Stop the run after this many evaluations without an improvement. null: never.",
     )
     min_delta: float = key(
         0.0, ge=0, resume="warn", help="Smallest change that counts as an improvement."
     )
     keep_best: bool = key(True, resume="free", help="Keep the checkpoint with the best evaluation.")
     sampling: EvalSamplingConfig = key(
-        EvalSamplingConfig(), help="How held-out prompts are answered (RL)."
+        EvalSamplingConfig(), help="How completions of held-out prompts are sampled (RL)."
     )
 
 
 class CheckpointConfig(Settings):
-    """The schedule of checkpoints, which of them are kept, and how a run is resumed."""
+    """The schedule of checkpoints, which of them to keep, and how to resume a run."""
 
     interval_steps: int = key(
         200,
         ge=1,
         resume="free",
-        help="Number of steps between checkpoints; the last step is always saved.",
+        help="Number of steps between checkpoints. The last step is always saved.",
     )
     keep_last: int = key(
         2, ge=1, resume="free", help="Number of checkpoints to keep, in addition to the best."
@@ -236,14 +245,14 @@ class CheckpointConfig(Settings):
         None,
         ge=1,
         resume="free",
-        help="Bytes that all checkpoints together may use (for example '50GB'); older ones are "
-        "removed first, the newest and the best stay.",
+        help="Disk space that all checkpoints together may use, for example '50GB'. The oldest "
+        "are removed first; the newest and the best are always kept.",
     )
     resume: Literal["auto", "never"] = key(
         "auto",
         resume="free",
-        help="auto: resume the run directory where it stopped. never: refuse a directory that "
-        "was used before.",
+        help="auto: if the run directory holds an earlier run, continue it where it stopped. "
+        "never: refuse such a directory.",
     )
     load_step: int | None = key(
         None,
@@ -252,7 +261,10 @@ class CheckpointConfig(Settings):
         help="Resume from the checkpoint of this step instead of the newest.",
     )
     export: Literal["off", "final", "every"] = key(
-        "final", resume="free", help="When weights are also written in HF format (hf/)."
+        "final",
+        resume="free",
+        help="When to export weights in HF format (hf/). final: at the "
+        "end of the run. every: with every checkpoint. off: never.",
     )
     max_shard_bytes: ByteSize = key(
         5 * 10**9,

@@ -21,7 +21,7 @@ LOSS_PARAMS = frozenset(
 
 
 class KlConfig(Settings):
-    """Penalty for moving away from the reference model."""
+    """Penalty for diverging from the reference model."""
 
     coefficient: float = key(
         0.001, gt=0, help="Weight of the penalty; with `target`, its initial value."
@@ -39,30 +39,34 @@ class KlConfig(Settings):
     importance_weighted: bool = key(
         False,
         help="Weight the loss term by the ratio of new to old policy. This keeps its gradient "
-        "unbiased after the first update, and without it k1 in the loss has no useful gradient "
-        "at all.",
+        "unbiased after the first update. With k1 in the loss it is necessary: without it the "
+        "gradient is useless.",
     )
     target: float | None = key(
-        None, gt=0, help="Adapt the coefficient so that the KL per token stays near this value."
+        None,
+        gt=0,
+        help="Adapt the coefficient so that the KL per token stays near this value. "
+        "null: keep the coefficient constant.",
     )
     horizon: int = key(
         10_000,
         ge=1,
-        help="Number of samples over which the coefficient may change by a fifth (with target).",
+        help="Number of samples over which the coefficient may change by at most a fifth (with "
+        "target).",
     )
 
 
 class DynamicSamplingConfig(Settings):
     """Draw other prompts in place of groups whose samples all have the same reward.
 
-    Such groups have no advantage, so nothing can be learnt from them.
+    The advantages in such a group are 0, so the model cannot learn from it.
     """
 
     max_rounds: int = key(
         8,
         ge=2,
-        help="Largest number of sampling rounds in a step; after that the step continues with "
-        "the groups that it has.",
+        help="Largest number of sampling rounds in a step. After that the step continues with the "
+        "groups that it has.",
     )
 
 
@@ -73,7 +77,9 @@ class KeepOverlong(Settings):
 
 
 class MaskOverlong(Settings):
-    """Do not train completions that reach max_new_tokens; their reward still counts."""
+    """Do not train on completions that reach max_new_tokens. Their rewards still count in the
+    group.
+    """
 
     type: Literal["mask"]
 
@@ -108,23 +114,24 @@ class PolicyGradientConfig(Algorithm):
     dual_clip: float | None = key(
         None,
         gt=1,
-        help="Also bound the ratio by this value if the advantage is negative (for example 3), "
-        "so that a token that became much more likely since it was sampled does not outweigh all "
+        help="Upper bound of the ratio for tokens with a negative advantage, for example 3. It "
+        "keeps a token that has become much more likely since it was sampled from outweighing all "
         "others.",
     )
     normalise: Literal["token", "sequence", "fixed"] = key(
         "token",
         help="How the loss is normalised over the whole update. token: every token has the same "
-        "weight. sequence: every completion has the same weight. fixed: the sum is divided by "
-        "completions times fixed_length, so that longer completions gain nothing.",
+        "weight. sequence: every completion has the same weight. fixed: the sum over tokens is "
+        "divided by the number of completions times fixed_length, so that a token's weight does "
+        "not depend on the length of its completion.",
     )
     fixed_length: int | None = key(
         None, ge=1, help="Length used by normalise=fixed. Default: rollout.max_new_tokens."
     )
     scale: Literal["group", "batch", "none"] = key(
         "group",
-        help="Divide advantages by the standard deviation of the rewards (unbiased, plus 1e-4) "
-        "in the group or in the batch.",
+        help="Divide advantages by the standard deviation of the rewards (unbiased, plus 1e-4) in "
+        "the group or in the batch. none: do not divide.",
     )
     whiten: bool = key(
         False,
@@ -134,11 +141,11 @@ class PolicyGradientConfig(Algorithm):
     advantage_clip: float | None = key(
         None, gt=0, help="Clip advantages to plus or minus this value."
     )
-    kl: KlConfig | None = key(None, help="Penalty for moving away from the reference model.")
+    kl: KlConfig | None = key(None, help="Penalty for diverging from the reference model.")
     correction: CorrectionConfig | None = key(
         CorrectionConfig(),
-        help="Correction for tokens to which trainer and engine give different probabilities. "
-        "null: none.",
+        help="Correction for tokens to which the trainer and the engine assign different "
+        "probabilities. null: no correction.",
     )
     entropy_bonus: float = key(0.0, ge=0, help="Weight of the policy's entropy in the objective.")
     dynamic_sampling: DynamicSamplingConfig | None = key(
@@ -149,8 +156,9 @@ class PolicyGradientConfig(Algorithm):
     )
     skip_zero_advantage: bool = key(
         True,
-        help="Leave out rows whose advantage is 0 if they have no other term with a gradient. "
-        "The gradient is the same for less work. An update without any row is skipped.",
+        help="Do not compute rows whose advantage is 0, unless another term of the loss has a "
+        "gradient for them. The gradient is the same. An update in which no row is left is "
+        "skipped.",
     )
 
     @property

@@ -95,12 +95,12 @@ class DpoConfig(PreferenceAlgorithm):
         0.0,
         ge=0,
         help="Weight of the cross-entropy of the chosen completions, per token, that is added to "
-        "the loss (RPO's alpha). It keeps the chosen completions likely.",
+        "the loss (RPO's alpha). This term keeps the chosen completions likely.",
     )
     length_normalised: bool = key(
         False,
         help="Divide the log-ratio of a completion by its number of tokens, so that long "
-        "completions have no larger margins. Choose a larger preference.beta then, about 5.",
+        "completions do not get larger margins. Use a larger preference.beta with it, about 5.",
     )
 
 
@@ -167,12 +167,12 @@ class PreferenceConfig(Settings):
     beta: float | None = key(
         None,
         gt=0,
-        help="Scale of the implicit reward. dpo, ipo, kto: a larger one holds the policy closer to "
-        "the reference. orpo: the weight of the odds-ratio penalty. Default: 0.1, for simpo 2.",
+        help="Scale of the implicit reward. dpo, ipo, kto: a larger value keeps the policy closer "
+        "to the reference. orpo: weight of the odds-ratio penalty. Default: 0.1; for simpo 2.",
     )
     reference_logps: Literal["precomputed", "live"] = key(
         "precomputed",
-        help="precomputed: score all rows under the reference once, before the first step, and "
-        "keep the result in the run folder; no reference stays in memory. live: score the rows of "
-        "each step, with the reference in memory.",
+        help="precomputed: compute the reference's log-probs of all rows once, before the first "
+        "step, and save them in the run folder; the reference then leaves memory. live: keep the "
+        "reference in memory and compute the log-probs of the rows in each step.",
     )

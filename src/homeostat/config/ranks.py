@@ -33,7 +33,7 @@ def _check_env(env: dict[str, str]) -> dict[str, str]:
 
 
 class RanksCluster(Settings):
-    """Keys of every cluster that has trainer ranks in separate processes."""
+    """Keys that the clusters with trainer ranks in separate processes share."""
 
     processes: int = key(2, ge=1, le=1024, resume="free", help="Number of trainer ranks.")
     start_timeout_s: float = key(
@@ -54,13 +54,14 @@ class RanksCluster(Settings):
         le=1000,
         resume="free",
         help="How many times in a row the trainer's ranks are restarted from the last checkpoint "
-        "after a rank died, hung or lost the others. A new checkpoint starts the count again.",
+        "after a rank died, hung or lost its connection to the others. Each new checkpoint resets "
+        "the count.",
     )
     backend: CollectiveBackend = key(
         "auto",
         resume="free",
-        help="Library of the ranks' collectives. auto: NCCL on GPUs, gloo on the CPU. gloo also "
-        "works on GPUs, and lets several ranks share one; it is slow.",
+        help="Library for collective operations between ranks. auto: NCCL on GPUs, gloo on the "
+        "CPU. gloo also works on GPUs and lets several ranks share one GPU, but it is slow.",
     )
     env: Annotated[dict[str, str], AfterValidator(_check_env)] = key(
         {},

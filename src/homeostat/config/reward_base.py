@@ -37,8 +37,8 @@ class Reward(Settings):
     weight: float = key(1.0, help="Weight of this reward in the sum.")
     role: Literal["train", "eval"] = key(
         "train",
-        help="train: trained on. eval: a gold reward. It is computed on held-out prompts only, "
-        "reported as eval/gold_reward and never trained on.",
+        help="train: the reward is trained on. eval: a gold reward. It is computed only on "
+        "held-out prompts, reported as eval/gold_reward and never trained on.",
     )
     # True if the reward compares with an expected answer, so that it can decide what is solved.
     verifies: ClassVar[bool] = False

@@ -12,25 +12,29 @@ from homeostat.config.preference import AnyPreference
 
 
 class BradleyTerryLoss(Settings):
-    """Pairs: the chosen completion is to have the higher score (preference sources)."""
+    """Pairs: train the chosen completion to score higher than the rejected one (preference
+    sources).
+    """
 
     type: Literal["bradley_terry"] = "bradley_terry"
     centre: float = key(
         0.0,
         ge=0,
-        help="Weight of the squared sum of a pair's two scores, which keeps scores near 0; 0.01 is "
-        "usual. Without it only differences of scores mean anything.",
+        help="Weight of a penalty that keeps scores near 0: the squared sum of a pair's two "
+        "scores. A usual value is 0.01. Without the penalty only differences between scores are "
+        "meaningful.",
     )
 
 
 class PointwiseLoss(Settings):
-    """Single completions with a score each (scored sources)."""
+    """Single completions, each with a given score (scored sources)."""
 
     type: Literal["pointwise"]
     error: Literal["mse", "bce"] = key(
         "mse",
-        help="mse: squared difference of the model's score and the given one. bce: cross-entropy "
-        "of its sigmoid and the given score, which lies between 0 and 1.",
+        help="mse: squared difference between the model's score and the given score. bce: binary "
+        "cross-entropy between the sigmoid of the model's score and the given score, which must "
+        "lie between 0 and 1.",
     )
 
 
@@ -45,7 +49,9 @@ class RewardModelConfig(RowAlgorithm):
 
     type: Literal["reward_model"]
     loss: AnyRewardLoss = key(
-        BradleyTerryLoss(), help="What the scores are trained towards: pairs, or given scores."
+        BradleyTerryLoss(),
+        help="The training target. bradley_terry: pairs of a better and a "
+        "worse completion. pointwise: a given score for each completion.",
     )
 
     @property

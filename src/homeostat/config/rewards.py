@@ -56,11 +56,13 @@ class MathVerifyReward(Reward):
 
 
 class LengthReward(Reward):
-    """0 up to `free_tokens`, then falling linearly to -1 at `max_tokens` and beyond."""
+    """0 up to `free_tokens`, then falling linearly to -1 at `max_tokens`, and -1 for longer
+    completions.
+    """
 
     type: Literal["length"]
     free_tokens: int = key(ge=0, help="Number of tokens up to which the reward is 0.")
-    max_tokens: int = key(ge=1, help="Number of tokens from which on the reward is -1.")
+    max_tokens: int = key(ge=1, help="Number of tokens at and above which the reward is -1.")
 
     @model_validator(mode="after")
     def check_order(self) -> LengthReward:
@@ -92,7 +94,7 @@ class ReasoningGymReward(Reward):
 
 
 class FunctionReward(Reward):
-    """Your function, called as TRL does: f(completions, prompts=, **columns) -> list of floats.
+    """Your function, called as in TRL: f(completions, prompts=, **columns) -> list of floats.
 
     A function without **kwargs receives only the arguments that it names. It may be async.
     """
@@ -139,25 +141,24 @@ class RewardsConfig(Settings):
 
     functions: tuple[AnyReward, ...] = key(
         (),
-        help="The rewards that are summed. At least one, except with algorithm.type=ebft, whose "
-        "energy is a reward.",
+        help="The reward functions; a sample's reward is their weighted sum. At least one is "
+        "required, except with algorithm.type=ebft, where the energy is a reward.",
     )
     timeout_s: float = key(
         10.0,
         gt=0,
         le=86400,
         resume="free",
-        help="Time limit for one reward on the samples of a group, in seconds. If it is "
-        "exceeded the reward has failed: its process is ended, and these samples are not "
-        "trained.",
+        help="Time limit in seconds for one reward on the samples of a group. If it is exceeded, "
+        "the reward has failed: its process is ended, and these samples are not trained on.",
     )
     workers: int = key(
         1, ge=1, le=64, resume="free", help="Number of processes that compute rewards."
     )
     normalise: Literal["none", "scale", "standardise"] = key(
         "none",
-        help="Normalise by all rewards seen so far in the run. scale: divide by their standard "
-        "deviation. standardise: also subtract their mean.",
+        help="Normalise rewards with the statistics of all rewards so far in the run. scale: "
+        "divide by their standard deviation. standardise: also subtract their mean.",
     )
     clip: float | None = key(
         None, gt=0, help="Clip rewards to plus or minus this value, after normalising."

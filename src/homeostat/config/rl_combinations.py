@@ -254,7 +254,7 @@ def _kl(config: RunConfig) -> Iterator[Problem]:
     if kl.place == "loss" and kl.estimator == "k1" and not kl.importance_weighted:
         yield Problem(
             "algorithm.kl.estimator",
-            "as a term of the loss, k1 has a gradient of 0 on average: it would hold nothing back.",
+            "as a term of the loss, k1 has a gradient of 0 on average, so it would have no effect.",
             "Use k2 or k3, set importance_weighted=true, or place=reward.",
         )
     if kl.place == "reward" and kl.importance_weighted:

@@ -39,15 +39,15 @@ class RolloutConfig(Settings):
         1.0,
         gt=0,
         le=1,
-        help="Sample only from the most likely tokens whose probabilities add up to this. "
-        "Log-probs, ratios and entropy are then over the same tokens.",
+        help="Sample only from the most likely tokens whose probabilities add up to this value. "
+        "Log-probs, ratios and entropy are then computed over the same tokens.",
     )
     top_k: int | None = key(
         None,
         ge=1,
         le=MAX_KEPT_IDS,
         help="Sample only from this many of the most likely tokens. At most 1,024, because the "
-        "tokens that were left are recorded and replayed in training.",
+        "tokens that remain are recorded and replayed in training.",
     )
     min_p: float = key(
         0.0,
@@ -74,39 +74,41 @@ class RolloutConfig(Settings):
         None,
         gt=0,
         resume="warn",
-        help="Time limit of a round of sampling, in seconds. Completions that are unfinished at "
-        "that point count as truncated, as at max_new_tokens.",
+        help="Time limit of a round of sampling, in seconds. Completions that are unfinished by "
+        "then are cut off and count as truncated, like those that reach max_new_tokens.",
     )
 
     max_staleness: int | None = key(
         None,
         ge=0,
         le=64,
-        help="Sample the groups of later steps while the trainer trains. A group may be admitted "
-        "to the engine under weights that are at most this many versions behind those that train "
-        "on it. 0: engine and trainer take turns, with the bits of null. null: sampling and "
-        "training take turns in the plain loop.",
+        help="Asynchronous RL: sample the groups of later steps while the trainer trains. The "
+        "engine may start a group with weights that are at most this many versions older than the "
+        "weights that are trained on the group. null: no overlap; the synchronous loop samples "
+        "and trains in turn. 0: the asynchronous loop without overlap, with bitwise the same "
+        "results as null.",
     )
     partial: bool = key(
         False,
-        help="When new weights are published, cut off unfinished completions and let them continue "
-        "under the new weights; every token keeps the version that sampled it. false: the "
-        "publication waits until they are finished.",
+        help="true: when new weights are published, interrupt unfinished completions and continue "
+        "them with the new weights; each token records the weight version that sampled it. false: "
+        "wait until they are finished before publishing.",
     )
     filters: tuple[AnyFilter, ...] = key(
         (),
-        help="Groups that any of these drops are not trained on; other prompts are sampled in "
-        "their place. filter/<reason> counts them. algorithm.dynamic_sampling is such a filter, "
-        "and comes first.",
+        help="Filters of groups. If any of them drops a group, the group is not trained on, and "
+        "another prompt is sampled in its place. The metric filter/<reason> counts dropped "
+        "groups. algorithm.dynamic_sampling is such a filter too, and is applied first.",
     )
     max_rounds: int = key(
         8,
         ge=2,
-        help="Largest number of sampling rounds in a step with filters; after that the step "
-        "continues with the groups that it has. With algorithm.dynamic_sampling, that has it.",
+        help="Largest number of sampling rounds in a step with filters. After that the step "
+        "continues with the groups that it has. With algorithm.dynamic_sampling, set "
+        "algorithm.dynamic_sampling.max_rounds instead.",
     )
     curriculum: CurriculumConfig | None = key(
-        None, help="Which prompts are drawn. null: each once an epoch."
+        None, help="How prompts are chosen. null: each prompt once per epoch."
     )
     solved_by: str | None = key(
         None,
@@ -147,12 +149,15 @@ AnyEngine = Annotated[
 class InitialReference(Settings):
     """A frozen copy of the policy from which the run starts.
 
-    With an adapter only the adapter is copied, not the base model.
+    With LoRA, only the adapter is copied, not the base model.
     """
 
     type: Literal["initial"] = "initial"
     refresh_steps: int | None = key(
-        None, ge=1, help="Replace the reference by the current policy every so many steps."
+        None,
+        ge=1,
+        help="Number of steps after which the reference is replaced by the current "
+        "policy, again and again. null: never.",
     )
 
 
@@ -175,12 +180,13 @@ AnyReference = Annotated[
 
 
 class DebugConfig(Settings):
-    """Run only sampling or only training, to find out which of the two is at fault."""
+    """Run only sampling or only training, to find out which of them causes a problem."""
 
     mode: Literal["rollout_only", "train_only", "replay"] = key(
-        help="rollout_only: sample and score without training. train_only: train on `rollouts` "
-        "without an engine. replay: train on `rollouts`, and let the engine score and evaluate."
+        help="rollout_only: sample and score without training. train_only: train on the recorded "
+        "rollouts of `rollouts`, without an engine. replay: train on them, and use the engine for "
+        "scoring and evaluation."
     )
     rollouts: PathText | None = key(
-        None, help="Run folder whose journal is used in place of sampling."
+        None, help="Run folder whose recorded rollouts (its journal) are used instead of sampling."
     )

@@ -58,20 +58,22 @@ class RunConfig(Settings):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         resume="free",
         share=True,
-        help="Name of the run, and of its folder under runs_dir.",
+        help="Name of the run and of its folder in runs_dir.",
     )
     runs_dir: PathText = key("runs", resume="free", help="Folder that contains the run folders.")
     preset: tuple[str, ...] = key(
         (),
         resume="free",
         share=True,
-        help="Named sets of defaults; earlier ones give way to later ones, and your own keys "
-        "win over all.",
+        help="Named sets of defaults. If two presets set the same key, the later one wins; keys "
+        "that you set yourself always win.",
     )
-    seed: int = key(0, ge=0, lt=2**31, help="Source of all randomness.")
-    algorithm: AnyAlgorithm = key(SftConfig(), help="What is trained, and with which loss.")
+    seed: int = key(0, ge=0, lt=2**31, help="Seed of all random numbers.")
+    algorithm: AnyAlgorithm = key(SftConfig(), help="The training method and its loss.")
     model: ModelConfig = key(help="The model to train.")
-    lora: LoraConfig | None = key(None, help="Train a LoRA adapter in place of all weights.")
+    lora: LoraConfig | None = key(
+        None, help="Train a LoRA adapter instead of all weights. null: train all weights."
+    )
     data: DataConfig = key(help="The training and held-out rows.")
     rollout: RolloutConfig = key(RolloutConfig(), help="Sampling of completions (RL).")
     engine: AnyEngine = key(NativeEngineConfig(), help="The engine that samples completions (RL).")
@@ -86,13 +88,17 @@ class RunConfig(Settings):
     reference: AnyReference | None = key(
         None,
         help="The model with which algorithm.kl or a preference algorithm compares the policy. "
-        "Default: the policy from which the run starts, including an adapter loaded by lora.path.",
+        "Default: the policy as it is at the start of the run, including an adapter loaded by "
+        "lora.path.",
     )
     critic: CriticConfig | None = key(
-        None, help="The value model (algorithm.type=ppo). Default: its defaults; null elsewhere."
+        None,
+        help="The value model (algorithm.type=ppo). Default: with ppo, a critic with "
+        "default settings; null for other algorithms.",
     )
     debug: DebugConfig | None = key(
-        None, help="Run only sampling or only training, to find out which is at fault (RL)."
+        None,
+        help="Run only sampling or only training, to find out which of them causes a problem (RL).",
     )
     trainer: TrainerConfig = key(TrainerConfig(), help="How the weights are updated.")
     cluster: AnyCluster = key(
@@ -105,7 +111,8 @@ class RunConfig(Settings):
     observe: ObserveConfig = key(ObserveConfig(), help="Metrics, logs and traces.")
     health: HealthConfig = key(
         HealthConfig(),
-        help="Which findings are reported while the run trains, and which remedies may be applied.",
+        help="Which findings are reported during training, and which remedies may be applied "
+        "automatically.",
     )
 
     @property

@@ -9,7 +9,7 @@ from homeostat.config.engine import EngineConfig
 
 
 class ServedEngineConfig(EngineConfig):
-    """Keys of vLLM and SGLang alike."""
+    """Keys that vLLM and SGLang share."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
         "auto",
@@ -20,7 +20,8 @@ class ServedEngineConfig(EngineConfig):
     enforce_eager: bool = key(
         False,
         resume="free",
-        help="No compilation and no CUDA graphs: starts faster, samples slower.",
+        help="Do not compile and do not use CUDA graphs: the engine starts faster and samples "
+        "more slowly.",
     )
     tensor_parallel_size: int = key(
         1, ge=1, le=64, resume="free", help="Number of devices over which each layer is split."
@@ -35,8 +36,8 @@ class ServedEngineConfig(EngineConfig):
         3,
         ge=0,
         resume="free",
-        help="How many times the process is restarted after it died. The new process receives "
-        "the weights, and the interrupted round is sampled again from its start.",
+        help="How many times the engine process is restarted after it dies. The new process "
+        "receives the weights, and the interrupted round is sampled again from its start.",
     )
 
     @property

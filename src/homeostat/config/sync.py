@@ -24,13 +24,13 @@ class _BucketedConfig(Settings):
         256 * 2**20,
         ge=1,
         resume="free",
-        help="Size of a bucket: the bytes sent at one time, and so the memory that sending "
-        "needs. A larger tensor is sent alone.",
+        help="Size of a bucket in bytes. Weights are sent bucket by bucket, so this is also the "
+        "memory that sending needs. A larger tensor is sent alone.",
     )
 
 
 class SharedMemoryConfig(_BucketedConfig):
-    """Send through shared memory (/dev/shm), to another process of the same machine."""
+    """Send through shared memory (/dev/shm), to another process on the same machine."""
 
     type: Literal["shared_memory"] = "shared_memory"
 
@@ -47,7 +47,7 @@ class DiskConfig(_BucketedConfig):
 
 
 class DeltaConfig(_BucketedConfig):
-    """Send through files what changed since the last publication, compressed.
+    """Send only the changes since the last publication, compressed, through files.
 
     Trainer and engine each keep the last published weights in host memory.
     """
@@ -105,35 +105,37 @@ class SyncConfig(Settings):
     interval: int = key(
         1,
         ge=1,
-        help="Number of optimizer updates between publications of the weights, which happen at "
-        "the end of a step. If it is above trainer.updates_per_step, the engine samples with "
-        "older weights (stale/*). An evaluation uses the weights of its own step: they are "
-        "published for it, and the count starts again.",
+        help="Number of optimizer updates between two publications of the weights. Weights are "
+        "published at the end of a step. If this is above trainer.updates_per_step, the engine "
+        "samples with older weights (metrics stale/*). An evaluation always uses the weights of "
+        "its own step: they are published for it, and the count starts again.",
     )
     overlap: Literal["never", "always", "if_possible"] = key(
         "never",
         resume="free",
-        help="Send new weights while the engine keeps sampling, so that it stands still only "
-        "until they are put in place (sync/seconds; sync/staged_seconds is what was hidden). The "
-        "engine holds the weights twice meanwhile. always: an error if that fails. if_possible: "
-        "they are sent as with never then, and an event says so.",
+        help="Send new weights while the engine keeps sampling, so that it pauses only for the "
+        "switch to the new weights. Meanwhile the engine holds the weights twice. never: pause "
+        "the engine while weights are sent. always: stop with an error if overlap is not "
+        "possible. if_possible: send as with never in that case, and record an event. The metric "
+        "sync/seconds is the pause; sync/staged_seconds is the time that was hidden.",
     )
     verify: bool = key(
         True,
         resume="free",
-        help="After each publication, verify that the engine serves these weights: compare its "
+        help="After each publication, verify that the engine has the new weights: compare their "
         "checksum, and the log-probs of fixed rows, with the trainer's.",
     )
     timeout_s: float = key(
         600.0,
         gt=0,
         resume="free",
-        help="Seconds that any single wait of a publication may take before it is an error.",
+        help="Seconds that any single wait during a publication may take before the publication "
+        "fails.",
     )
     transport: AnyTransport | None = key(
         None,
         resume="free",
-        help="How weights are sent to an engine in its own process. Default: shared_memory. "
-        "Refused if the engine shares the trainer's weights, because nothing is sent then "
-        "(records say in_process).",
+        help="How weights are sent to an engine in a separate process. Default: shared_memory. "
+        "Refused if the engine shares the trainer's weights, because then nothing is sent "
+        "(records name the transport in_process).",
     )

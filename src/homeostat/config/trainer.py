@@ -134,7 +134,7 @@ DEFAULT_TOKENS = 8192
 
 
 class TrainerConfig(Settings):
-    """Settings of the updates: sizes, optimizer, schedule, precision and failure handling."""
+    """Settings of training: batch sizes, optimizer, schedule, precision and failure handling."""
 
     backend: AnyBackend = key(
         LocalBackend(),
@@ -150,15 +150,16 @@ class TrainerConfig(Settings):
         le=1024,
         resume="warn",
         help="CPU threads that one torch operation uses. Default: one thread or all cores, "
-        "whichever is measured to be faster at start-up, also in comparison with lanes.",
+        "whichever is faster in a measurement at start-up. The measurement includes lanes.",
     )
     lanes: int | None = key(
         None,
         ge=1,
         le=64,
         resume="warn",
-        help="Number of parts of a micro-batch that are computed in parallel on a CPU, each by "
-        "its own threads. Default: 1 if `threads` is set, otherwise measured at start-up.",
+        help="Number of parts of a micro-batch that are computed in parallel on a CPU, each with "
+        "its own threads. Default: 1 if `threads` is set, otherwise the fastest number in a "
+        "measurement at start-up.",
     )
     epochs: int | None = key(
         None,
@@ -170,7 +171,8 @@ class TrainerConfig(Settings):
         None,
         ge=1,
         resume="warn",
-        help="Number of steps: optimizer updates; in RL, rounds of sampling and updating.",
+        help="Number of steps to train. A step is one optimizer update; in RL, one round of "
+        "sampling and updating.",
     )
     batch_rows: int = key(32, ge=1, help="Number of rows in one optimizer update.")
     updates_per_step: int = key(
@@ -179,20 +181,19 @@ class TrainerConfig(Settings):
     epochs_per_step: int = key(
         1,
         ge=1,
-        help="Number of passes over the samples of a step, each in updates_per_step updates over "
-        "newly shuffled groups (RL). Ratios are to the policy before the first update.",
+        help="Number of passes over the samples of a step (RL). Each pass shuffles the groups and "
+        "makes updates_per_step updates. Ratios are relative to the policy before the first "
+        "update.",
     )
-    packing: bool = key(
-        True, help="Choose the rows of each micro-batch so that max_tokens_per_device is filled."
-    )
+    packing: bool = key(True, help="Fill each micro-batch with rows up to max_tokens_per_device.")
     max_tokens_per_device: int | None = key(
         None,
         ge=2,
         resume="warn",
-        help="Largest number of tokens that one rank computes at a time (packing on). Ranks that "
-        "share a micro-batch (context_parallel_size, sequence_parallel_size) have so many each. "
-        "Default: 8192; on a GPU up to 32768 if memory allows, chosen at start-up and kept by a "
-        "resumed run. A longer row forms a micro-batch by itself.",
+        help="Largest number of tokens that one rank computes at a time (packing on). If ranks "
+        "share a micro-batch (context_parallel_size, sequence_parallel_size), this is the number "
+        "for each of them. Default: 8192; on a GPU up to 32768 if memory allows, which is decided "
+        "at start-up and kept when the run is resumed. A longer row forms a micro-batch by itself.",
     )
     micro_batch_rows: int | None = key(
         None, ge=1, resume="warn", help="Number of rows in a micro-batch (packing off; default 1)."
@@ -201,8 +202,8 @@ class TrainerConfig(Settings):
         True,
         resume="warn",
         help="If several rows of a micro-batch begin with the same prompt, compute it once "
-        "(native decoder, no dropout). The result is the same up to rounding. Not with "
-        "trainer.backend.context_parallel_size above 1: a ring has whole rows.",
+        "(native decoder, no dropout). The result is the same up to rounding. Not used with "
+        "trainer.backend.context_parallel_size above 1, which needs whole rows.",
     )
     lr: float | None = key(
         None,
@@ -219,7 +220,7 @@ class TrainerConfig(Settings):
         1.0,
         gt=0,
         resume="warn",
-        help="Gradients with a larger norm are scaled down to this norm; null: never.",
+        help="Largest gradient norm; larger gradients are scaled down to it. null: no limit.",
     )
     precision: Literal["auto", "fp32", "bf16"] = key(
         "auto",
@@ -228,30 +229,32 @@ class TrainerConfig(Settings):
     )
     fp8: Fp8Config | None = key(
         None,
-        help="Compute linear maps in FP8, over weights in the dtype of `precision`. On a CPU this "
-        "is an emulation: the same quantised numbers, slower than without.",
+        help="Compute linear layers in FP8; the weights themselves stay in the dtype of "
+        "`precision`. On a CPU, FP8 is emulated: the numbers are the same, but it is slower than "
+        "without FP8.",
         resume="warn",
     )
     int4: Int4Config | None = key(
         None,
-        help="Compute with weights rounded to INT4 in groups, over weights in the dtype of "
-        "`precision`; gradients pass the rounding unchanged. The model then loses nothing when it "
-        "is exported in INT4. Default: null, or as the environment variable "
-        "OPEN_TRAINING_INT4_FAKE_QAT_FLAG says.",
+        help="Quantisation-aware training: compute with weights rounded to INT4 in groups, so "
+        "that nothing is lost when the model is exported in INT4. The weights themselves stay in "
+        "the dtype of `precision`, and gradients pass the rounding unchanged. Default: null, "
+        "unless the environment variable OPEN_TRAINING_INT4_FAKE_QAT_FLAG sets it.",
     )
     gradient_checkpointing: Checkpointing = key(
         False,
         resume="free",
         help="Recompute activations in the backward pass: less memory, same result. true: "
-        "recompute all of them, about a third slower; selective: only norms and gates (native "
-        "decoder), which saves a third of the memory for a few percent of the time.",
+        "recompute all of them, which is about a third slower. selective: recompute only norms "
+        "and gates (native decoder), which saves a third of the memory and costs a few percent of "
+        "the time.",
     )
     logits_chunk_bytes: ByteSize | None = key(
         None,
         ge=2**16,
         resume="warn",
-        help="Largest amount of memory that logits may use at one time. Default: 64 MiB on a "
-        "CPU; 512 MiB on a GPU, where matrix products of small tiles are slower.",
+        help="Largest amount of memory that logits may use at one time. Default: 64 MiB on a CPU; "
+        "512 MiB on a GPU, where small matrix products are slower.",
     )
     pin_memory: bool | None = key(
         None,
@@ -264,22 +267,22 @@ class TrainerConfig(Settings):
     on_nonfinite: Literal["skip", "halt"] = key(
         "skip",
         resume="free",
-        help="What to do if a loss or gradient is not finite: skip the step or halt. Such an "
-        "update is never applied.",
+        help="Reaction to a loss or gradient that is not finite: skip the update or halt the run. "
+        "Such an update is never applied.",
     )
     max_nonfinite_steps: int = key(
         3,
         ge=1,
         resume="free",
         help="Number of consecutive skipped steps after which the run halts. The limit is ten "
-        "times as high if only single rows are at fault.",
+        "times as high if only single rows cause it.",
     )
     on_oom: Literal["halve", "halt"] = key(
         "halve",
         resume="free",
-        help="What to do when out of memory: retry the step with half as many tokens per "
-        "micro-batch (the gradient is unchanged), or halt. With several ranks (fsdp) the run "
-        "always halts.",
+        help="Reaction to running out of memory. halve: retry the step with half as many tokens "
+        "per micro-batch; the gradient is unchanged. halt: end the run. With several ranks (fsdp) "
+        "the run always halts.",
     )
 
     def steps_per_epoch(self, num_rows: int, *, rows_per_step: int | None = None) -> int:

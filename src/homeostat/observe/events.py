@@ -50,7 +50,8 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "data_prepared",
-        "Rows were tokenised or found in the cache, with the numbers kept, dropped and truncated.",
+        "Rows were tokenised or found in the cache. The fields count the rows that were kept, "
+        "dropped and truncated.",
         (
             "which",
             "seen",
@@ -96,9 +97,9 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "chat_template_probed",
-        "What becomes of the chat template's own text: number of tokens, how many of them the "
-        "tokenizer does not know, markers that are split into several tokens, and the share that "
-        "the model's own template has, too.",
+        "The chat template's own text was tokenised: number of tokens, how many of them the "
+        "tokenizer does not know, markers that are split into several tokens, and the share of "
+        "the text that the model's own template also has.",
         ("tokens", "unknown", "split", "alike"),
     ),
     EventInfo(
@@ -128,7 +129,7 @@ _LIST: tuple[EventInfo, ...] = (
         "quantised layers, and which of them are heads, embeddings or routers.",
         ("format", "layers", "sensitive"),
     ),
-    EventInfo("training", "Everything is set up, and the first step follows.", ("total_steps",)),
+    EventInfo("training", "The setup is complete, and the first step follows.", ("total_steps",)),
     EventInfo(
         "rules_watching",
         "Number of health rules that have all the data they need to judge the run from here on.",
@@ -136,7 +137,7 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "eval_done",
-        "The held-out rows (in RL: prompts) were evaluated, without a new best result.",
+        "The held-out rows (in RL: prompts) were evaluated, and the result is not a new best one.",
         ("loss", "reward"),
     ),
     EventInfo(
@@ -154,8 +155,8 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "filter_failed",
-        "A function of rollout.filters failed on a group (it raised, hung or returned nonsense), "
-        "so the group is dropped. At most 20 of each kind are recorded.",
+        "A function of rollout.filters failed on a group (it raised, hung or returned an invalid "
+        "value), so the group is dropped. At most 20 of each kind are recorded.",
         (
             "filter",
             "failure",
@@ -227,8 +228,8 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "overlap_not_used",
-        "Weights were to be sent while the engine samples (sync.overlap), and were sent while it "
-        "stood still.",
+        "The weights could not be sent while the engine sampled (sync.overlap), so it was paused "
+        "while they were sent.",
         ("version", "cause"),
         "warn",
     ),
@@ -247,15 +248,16 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "trainer_restarted",
-        "A rank of the trainer died, hung or lost the others. All ranks were started again from "
-        "the last checkpoint; what had been sampled is replayed from the journal.",
+        "A rank of the trainer died, hung or lost its connection to the others. All ranks were "
+        "restarted from the last checkpoint; rollouts sampled since then are replayed from the "
+        "journal.",
         ("error", "restarts", "from_step"),
         "warn",
     ),
     EventInfo(
         "node_lost",
-        "A machine of the Ray cluster is gone, and the others have no room for the whole run. It "
-        "waits until the time that is named, or shrinks.",
+        "A machine of the Ray cluster is gone, and the whole run does not fit on the others. The "
+        "run waits until the time in `until`, or shrinks.",
         ("nodes", "missing", "action", "until"),
         "warn",
     ),
@@ -268,7 +270,7 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "cluster_restored",
-        "There is room for the whole run again, after a wait or after it had shrunk.",
+        "The whole run fits on the cluster again, after it waited or shrank.",
         ("ranks", "engines", "waited_s"),
         "good",
     ),
@@ -282,7 +284,7 @@ _LIST: tuple[EventInfo, ...] = (
     EventInfo(
         "engine_joined",
         "A new engine was started in place of one that died. It has the current weights and "
-        "samples beside the others.",
+        "samples together with the others.",
         ("name", "version"),
     ),
     EventInfo(
@@ -304,9 +306,9 @@ _LIST: tuple[EventInfo, ...] = (
     EventInfo("export_written", "Weights were written in HF format.", ("path",)),
     EventInfo(
         "remedy_applied",
-        "A remedy was applied to a finding. `code` is the finding's code (empty if a guard "
-        "of the run acted on its own), `cause` the reason, `remedy` the action. For a config "
-        "edit, `path` changed from `old` to `new`. The remedy is judged after `window` steps.",
+        "A remedy was applied to a finding. `code` is the finding's code (empty if the run acted "
+        "without a finding), `cause` the reason, `remedy` the action. For a config edit, `path` "
+        "changed from `old` to `new`. The remedy is judged after `window` steps.",
         ("code", "cause", "remedy", "path", "old", "new", "grade", "window"),
         "warn",
     ),
@@ -318,7 +320,7 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "remedy_reverted",
-        "A remedy did not help, or is no longer wanted, and was reverted.",
+        "A remedy was reverted, because it did not help or is no longer wanted.",
         ("code", "cause", "remedy", "path", "old", "new", "why"),
         "warn",
     ),
@@ -354,8 +356,8 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "run_stopped",
-        "A signal ended the run, or the Python code that called it (`signal`: the caller). "
-        "Everything saved is kept.",
+        "A signal ended the run, or the Python code that called it did (`signal`: the caller). "
+        "Everything that was saved is kept.",
         ("signal",),
         "warn",
     ),

@@ -1,19 +1,19 @@
-"""Gathers rollouts ahead of the trainer: the groups of later steps are sampled while it trains.
+"""Gathers rollouts for asynchronous RL: groups of later steps are sampled while the trainer trains.
 
     admit(step + max_staleness) -> draw -> engine, in the background -> rewards -> buffer
     collect(step)               -> wait for the step's groups -> journal -> totals -> filters
 
-Groups are admitted in the order of drawing, a step's worth for each step that was trained, and
-trained on in the same order: a step waits for the slowest of its groups, and none is dropped or
-overtaken because it takes long. So what is trained on does not depend on what finished first, and
-no token is more than max_staleness versions behind the weights that train on it.
+After each trained step, the groups of one more step are admitted. Groups are admitted and trained
+on in the order in which they were drawn. A step waits for the slowest of its groups; a slow group
+is never dropped or overtaken. Therefore the training data do not depend on which group finished
+first, and no token is more than max_staleness versions behind the weights that train on it.
 
-Where a step lacks groups that filters dropped, its further rounds are sampled when the step is
-collected, with the newest weights.
+If filters drop groups of a step, other groups are sampled for it when the step is collected, with
+the newest weights.
 
 A checkpoint holds the admitted groups that are not trained on yet (`save`), as they were when the
-weights last changed: whole completions, and the tokens so far of those that were cut off
-(rollout.partial). A resumed run scores the former and continues the latter.
+weights last changed: finished completions, and the tokens of interrupted ones (rollout.partial). A
+resumed run scores the finished completions and continues the interrupted ones.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ class BackgroundSampler(Sampler):
 
 
 class Batch:
-    """Groups that are sampled in the background, each scored as soon as it is whole.
+    """Groups that are sampled in the background; each is scored as soon as its samples are
+    finished.
 
-    `known` has what an earlier process saved of their completions, by the id of the request.
+    `known` maps request ids to completions that an earlier process saved.
     """
 
     def __init__(
@@ -95,16 +96,18 @@ class Batch:
 
     @property
     def num_whole(self) -> int:
-        """Return the number of groups that are sampled."""
+        """Return the number of groups whose samples are all finished."""
         return len(self._pending)
 
     def sampled(self) -> list[PendingGroup]:
-        """Wait until all groups are sampled. Returns them in the order of drawing."""
+        """Wait until all groups are sampled, and return them in the order of drawing."""
         self.background.wait(lambda: len(self._pending) == len(self.draws))
         return [self._pending[place] for place in range(len(self.draws))]
 
     def so_far(self) -> list[RolloutGroup]:
-        """Return the completions so far, unscored; what was cut off is ABORTED."""
+        """Return the completions so far, without scores. Unfinished ones have the stop reason
+        ABORTED.
+        """
         groups: dict[int, list[Completion]] = {}
         found = dict.fromkeys(one.request_id for _, one in self._groups.finished())
         for place, completion in self._groups.finished():
@@ -132,9 +135,9 @@ class Batch:
 
 @dataclass(slots=True)
 class Admitted:
-    """The first round of a step, which waits to be trained on: sampled, or from the journal.
+    """The first round of a step that is not trained on yet, newly sampled or from the journal.
 
-    `facts` says what its sampling depends on: the version at admission, and the origin.
+    `facts` holds what its sampling depends on: the weight version at admission, and the origin.
     """
 
     keys: dict[GroupKey, int]
@@ -144,12 +147,12 @@ class Admitted:
 
 
 class AheadCollector(Collector):
-    """Gathers the groups of a step, and has those of later steps sampled meanwhile.
+    """Gathers the groups of a step while those of later steps are being sampled.
 
     Its sampler is a BackgroundSampler.
     """
 
-    # What a checkpoint holds of the admitted groups.
+    # The content of a checkpoint about the admitted groups.
     _kept: Sequence[RolloutGroup] = ()
 
     @cached_property
@@ -163,7 +166,7 @@ class AheadCollector(Collector):
         return self.sampler.background
 
     def admit(self, step: int) -> None:
-        """Draw the prompts of a step, unless that was done, and have them sampled."""
+        """Draw the prompts of a step and submit them for sampling, unless this was done already."""
         if step in self.admitted:
             return
         count = self.rollout.prompts_per_step
@@ -171,14 +174,14 @@ class AheadCollector(Collector):
 
     @contextmanager
     def quiesced(self) -> Iterator[None]:
-        """Give the caller the engine with nothing in flight, for the next version's weights."""
+        """Yield the engine without in-flight requests, for loading the next weights."""
         with self.background.quiesced():
             batches = [one.batch for one in self.admitted.values() if one.batch is not None]
             self._kept = [group for batch in batches for group in batch.so_far()]
             yield
 
     def fill(self) -> dict[str, float]:
-        """Return how many groups are in the buffer: whole ones, and ones that are sampled."""
+        """Return how many groups are finished, and how many are still being sampled."""
         size = {step: len(one.keys) for step, one in self.admitted.items()}
         whole = sum(
             size[step] if one.batch is None else one.batch.num_whole
@@ -288,7 +291,7 @@ class AheadCollector(Collector):
 
 
 def _continued(request: Request, known: Mapping[str, Completion]) -> Request:
-    """Return the request with the tokens that were saved of it, if there are any."""
+    """Return the request, continued from its saved tokens if there are any."""
     saved = known.get(request.id)
     if saved is None:
         return request

@@ -26,11 +26,11 @@ from homeostat.types import POLICY_ID
 class EngineSite:
     """The facts of a run that opening its engine needs.
 
-    `threads` is what torch uses in a process, `lanes` the number of such shares of the cores.
-    `max_tokens` is the most that a request may have in all. `checkpoint` returns a folder in HF
-    format that holds a model of the policy's shape, and writes it if need be. `fp8` are the FP8
-    settings of the engine, if it is in FP8; `fp8_checkpoint` is the `quantization_config` of what
-    an engine in another framework is sent then.
+    `threads` is the number of threads that torch uses in a process, `lanes` the number of such
+    groups of threads. `max_tokens` is the largest number of tokens in a request, prompt included.
+    `checkpoint` returns a folder in HF format with a model of the policy's shape, and writes it if
+    necessary. `fp8` are the FP8 settings of the engine, if it is in FP8; `fp8_checkpoint` is then
+    the `quantization_config` of the weights that an engine of another framework receives.
     """
 
     engine: EngineConfig
@@ -49,7 +49,7 @@ class EngineSite:
     policy_id: str = POLICY_ID
     fp8: Fp8Config | None = None
     fp8_checkpoint: Mapping[str, Any] | None = None
-    # The adapter that is sent without the weights under it.
+    # The adapter, if it is sent without the base weights.
     adapter: LoraConfig | None = None
 
 
@@ -71,13 +71,15 @@ class Prospect:
     running: int
     longest: int
     fp8: Fp8Config | None = None
-    # Whether layers are in INT4, now or after a later step.
+    # Whether layers are in INT4, from the start or from a later step on.
     is_int4: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """The line of `check` about the engine: the end of a sentence, and the same as facts."""
+    """The line about the engine in the output of `check`: the end of a sentence, and its facts as
+    data.
+    """
 
     text: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -95,11 +97,11 @@ def no_helpers(site: EngineSite, own: Engine) -> int:
 class EngineBackend:
     """One `engine.type`.
 
-    `factory` is the import path of what a worker process calls with `factory_arguments` to make
-    the engine there. `open_here` is None where the engine cannot share the trainer's weights.
-    `num_helpers` is the number of further processes that sample beside an engine opened here.
-    `capabilities` and `preflight` are asked before anything starts; `preflight` raises an error of
-    homeostat.errors where the engine could not serve.
+    `factory` is the import path of what a worker process calls with `factory_arguments` to make the
+    engine there. `open_here` is None where the engine cannot share the trainer's weights.
+    `num_helpers` is the number of additional processes that sample in parallel with an engine
+    opened in this process. `capabilities` and `preflight` are called before anything starts;
+    `preflight` raises an error of homeostat.errors if the engine could not serve this run.
     """
 
     factory: str

@@ -3,12 +3,12 @@
     submit(requests, take) -> thread: engine.poll, engine.poll, ... -> take(completion)
     quiesced(): nothing is in flight, and the engine is the caller's -> what was cut off continues
 
-An engine in the caller's own process has no thread: it computes while the caller waits, in turns.
+An engine in the caller's own process has no thread: it computes only while the caller waits.
 
-Invariants: only one thread calls the engine at any moment, and the caller goes first. The thread
+Invariants: only one thread calls the engine at a time, and the caller has priority. The thread
 calls the engine and `take`, never the trainer, so that it cannot issue a collective between two of
-the trainer's. A request comes back exactly once. Every wait ends: with what was waited for, with
-what went wrong in the thread, or because the engine finished nothing for `stall_s`.
+the trainer's. Each request is returned exactly once. Every wait ends: with its result, with the
+thread's error, or with an error because the engine finished nothing for `stall_s`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from homeostat.errors import EngineError
 from homeostat.rollout.engine import Engine, Request
 from homeostat.types import Completion
 
-# How long the thread polls at a time: a caller who wants the engine waits for the end of it.
+# Duration of one poll by the thread. A caller who wants the engine waits until the poll ends.
 SLICE_SECONDS = 0.2
-# How long the thread may take to end: a slice, and what a remote engine allows for a late answer.
+# Time limit for the thread to end: one poll, plus the time that a remote engine allows for a late
+# reply.
 JOIN_SECONDS = 15.0
 
 Take = Callable[[Completion], None]
@@ -37,7 +38,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Awaited:
-    """A request in flight. One that is `whole` is never cut off: it ends under its weights."""
+    """An in-flight request. If it is `whole`, it is never interrupted: it finishes with the weights
+    with which it began.
+    """
 
     request: Request
     take: Take
@@ -46,7 +49,7 @@ class _Awaited:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds that the engine sampled, and that `quiesced` waited for what was in flight."""
+    """Seconds of sampling, and seconds that `quiesced` waited for in-flight requests."""
 
     busy_s: float = 0.0
     drain_s: float = 0.0
@@ -59,10 +62,10 @@ class Spent:
 
 
 class Background:
-    """Samples from one engine in the background. To be closed before the engine is.
+    """Samples from one engine in the background. Close it before you close the engine.
 
-    With `interrupts`, `quiesced` cuts off what is in flight, and lets it continue from its tokens
-    afterwards; without, it waits until all of it is finished.
+    With `interrupts`, `quiesced` interrupts in-flight requests, and they continue from their tokens
+    afterwards. Without it, `quiesced` waits until they are finished.
     """
 
     def __init__(self, engine: Engine, *, stall_s: float, interrupts: bool) -> None:
@@ -70,7 +73,8 @@ class Background:
         self.stall_s = stall_s
         self.interrupts = interrupts
         self.spent = Spent()
-        # Held while the engine is called; _claims counts those who want it, besides the thread.
+        # Held while the engine is called. _claims counts the callers that wait for it, without the
+        # thread.
         self._turn = threading.RLock()
         self._claims = 0
         self._changed = threading.Condition()
@@ -78,14 +82,14 @@ class Background:
         self._last_sign = time.monotonic()
         self._is_closed = False
         self._executor: ThreadPoolExecutor | None = None
-        # The end of the thread, which an error brings about.
+        # The error that ended the thread.
         self._thread: Future[None] | None = None
         if engine.capabilities.own_process:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="sampling")
             self._thread = self._executor.submit(self._run)
 
     def submit(self, requests: Iterable[Request], take: Take, *, whole: bool = False) -> None:
-        """Queue requests; `take` is given each completion, in the thread that samples."""
+        """Queue requests. The sampling thread calls `take` with each completion."""
         with self._exclusively():
             for request in requests:
                 self._awaited[request.id] = _Awaited(request, take, whole)
@@ -96,12 +100,12 @@ class Background:
         return len(self._awaited)
 
     def begun(self, id: str) -> Request | None:
-        """Return a request in flight, with the tokens that it had when it was last cut off."""
+        """Return an in-flight request, with the tokens that it had when it was last interrupted."""
         found = self._awaited.get(id)
         return None if found is None else found.request
 
     def wait(self, is_done: Callable[[], bool]) -> None:
-        """Wait until a condition holds. It is asked again after every completion."""
+        """Wait until a condition holds. It is evaluated again after every completion."""
         while not is_done():
             if self._thread is None:
                 with self._exclusively():
@@ -113,15 +117,15 @@ class Background:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Give the caller the engine, whose requests stay in flight."""
+        """Yield the engine to the caller while its requests stay in flight."""
         with self._exclusively():
             yield
 
     @contextmanager
     def quiesced(self) -> Iterator[None]:
-        """Give the caller the engine with nothing in flight, for new weights.
+        """Yield the engine without in-flight requests, so that the caller can load new weights.
 
-        What was cut off continues from its tokens when the block ends without an error.
+        When the block ends without an error, interrupted requests continue from their tokens.
         """
         started = time.monotonic()
         self.wait(lambda: not any(self._drained()))
@@ -133,7 +137,7 @@ class Background:
                 self.engine.submit(request)
 
     def close(self) -> None:
-        """End the thread; what is in flight is given up. Idempotent."""
+        """End the thread and discard in-flight requests. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._awaited.clear()
@@ -150,7 +154,7 @@ class Background:
         return (one for one in awaited if one.whole or not self.interrupts)
 
     def _cut_off(self) -> list[Request]:
-        """Abort what is in flight, and return the requests that continue it."""
+        """Abort all in-flight requests, and return requests that continue them."""
         continued = []
         for completion in self.engine.abort():
             found = self._awaited[completion.request_id]
@@ -160,7 +164,7 @@ class Background:
                 prompt_columns=completion.prompt_columns,
             )
             continued.append(found.request)
-        # In the order of submission: what was admitted first is served first.
+        # In the order of submission, so that requests admitted first are served first.
         places = {id: place for place, id in enumerate(self._awaited)}
         return sorted(continued, key=lambda request: places[request.id])
 
@@ -178,7 +182,9 @@ class Background:
                 self._changed.notify_all()
 
     def _run(self) -> None:
-        """Run by the thread: poll while there is something to wait for and nobody else's turn."""
+        """Poll the engine while there are in-flight requests and no caller waits. Runs in the
+        thread.
+        """
         while True:
             with self._changed:
                 self._changed.wait_for(self._may_poll)
@@ -202,7 +208,8 @@ class Background:
             if found is None:
                 # Closed meanwhile.
                 continue
-            # Taken first: whoever sees that it is no longer awaited finds it.
+            # `take` comes first, so that a completion that is no longer awaited can always be
+            # found.
             found.take(completion)
             with self._changed:
                 self._awaited.pop(completion.request_id, None)
@@ -210,7 +217,7 @@ class Background:
                 self._changed.notify_all()
 
     def _require_sound(self) -> None:
-        """Raise what went wrong in the thread, or EngineError where the engine is stuck."""
+        """Raise the thread's error if there is one, or EngineError if the engine is stuck."""
         if self._thread is not None and self._thread.done():
             self._thread.result()
         waited_s = time.monotonic() - self._last_sign

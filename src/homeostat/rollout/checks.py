@@ -15,7 +15,7 @@ from homeostat.rollout.routes import why_not_resumable
 def require_servable(
     request: Request, capabilities: Capabilities, *, vocabulary: int, can_decode: bool
 ) -> None:
-    """Raises EngineError for what no engine with these limits could sample."""
+    """Raise EngineError if no engine with these limits could ever sample the request."""
     max_tokens = capabilities.max_tokens
     assert max_tokens is not None, capabilities
     problem = (

@@ -3,14 +3,15 @@
     draw prompts -> sample -> score -> journal -> totals -> keep, or drop for a reason
 
 A step draws in rounds. All requests of a round are submitted to the engine at once; the rewards of
-a group start when its last completion is there, while others are still being sampled. Results are
-taken in the order of drawing, and a barrier keeps the round in the journal before anything is
-trained on it, so nothing that is drawn, kept or trained depends on what finished first.
+a group are computed as soon as its last completion is finished, while other groups are still being
+sampled. Results are processed in the order of drawing, and a barrier writes the round to the
+journal before the trainer uses it. Therefore which groups are drawn, kept and trained on does not
+depend on which finished first.
 
-A resumed run finds the rounds that it had finished in the journal and samples only the next one,
-from its start, so that the engine sees the batch that it would have seen: the result is bitwise the
-same. With filters (rollout/filters.py), of which dynamic sampling is one, a step has further
-rounds, until enough groups are kept.
+A resumed run reads its finished rounds from the journal and samples only the next one, from its
+start. The engine then gets the same batch as without the interruption, so the result is bitwise the
+same. With filters (rollout/filters.py), such as dynamic sampling, a step samples further rounds
+until enough groups are kept.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from homeostat.rollout.scorer import PendingGroup, Scorer
 from homeostat.rollout.totals import with_totals
 from homeostat.types import RolloutGroup
 
-# Says what a step is at, for people who watch: (text, done, total).
+# Reports the progress of a step to the user: (text, done, total).
 Tell = Callable[[str, int, int], None]
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ log = logging.getLogger(__name__)
 class StepRollouts:
     """The groups that a step sampled: `groups` are trained on.
 
-    Filters dropped those in `passed_over`, each for one of `reasons`.
+    Filters dropped the groups in `passed_over`, each for one of `reasons`.
     """
 
     groups: list[RolloutGroup] = field(default_factory=list)
@@ -59,10 +60,11 @@ class StepRollouts:
     reasons: list[str] = field(default_factory=list)
     num_rounds: int = 0
     num_replayed: int = 0
-    # Seconds until the last completion of each round, and that were waited for rewards after it.
+    # Seconds until the last completion of each round, and seconds spent waiting for rewards after
+    # it.
     generate_s: float = 0.0
     reward_s: float = 0.0
-    # Sum and number of what functions handed to log_metric, by the metric's name.
+    # Sum and number of the values that functions passed to log_metric, by the metric's name.
     logged: dict[str, list[float]] = field(default_factory=dict)
 
     @property
@@ -120,9 +122,9 @@ class Collector:
     ) -> None:
         """Create the collector of a run; a run that is complete has no sampler.
 
-        `judges` asks the filters that are users' functions; None if there are none. `origin`
-        identifies everything that rollouts depend on: groups in the journal are used only if theirs
-        is the same.
+        `judges` calls the filters that are users' functions; None if there are none. `origin`
+        identifies everything that rollouts depend on: groups in the journal are used only if they
+        have the same origin.
         """
         self.rewards = rewards
         self.filters = filters
@@ -146,7 +148,7 @@ class Collector:
         self.sampled_with = sampled_with(self.sampling, self.tokenizer)
 
     def collect(self, step: int, *, tell: Tell) -> StepRollouts:
-        """Return the groups of a step; those that were sampled now are in the journal."""
+        """Return the groups of a step. Newly sampled groups are in the journal by then."""
         wanted = self.rollout.prompts_per_step
         found = StepRollouts()
         buffer = RouteBuffer(self.moe.replay_buffer_bytes, self.journal, self.prompts.asked)
@@ -162,7 +164,7 @@ class Collector:
         return found
 
     def _learn(self, step: int, found: StepRollouts) -> None:
-        """Tell the order of prompts how often those of a step were solved."""
+        """Report to the prompt order how often the prompts of a step were solved."""
         if (solved_by := self.filters.solved_by) is not None:
             groups = sorted(found.all_groups, key=lambda group: group.prompt.prompt_id)
             self.prompt_sampler.learn(step, [solved_by.outcome(group) for group in groups])
@@ -189,7 +191,8 @@ class Collector:
         try:
             records = [self.journal.read(key, self.prompts.asked) for key in keys]
         except DataError:
-            # Of prompts that are no more: a run without a checkpoint may begin again with others.
+            # The prompts may be gone, because a run without a checkpoint can start again with other
+            # prompts.
             records = []
         whole = [record for record in records if record is not None]
         if not whole and records:
@@ -206,7 +209,7 @@ class Collector:
         return whole
 
     def _facts(self) -> dict[str, Any]:
-        """Return what a group of the journal must have in common with one sampled now."""
+        """Return the facts that a journalled group must share with a newly sampled group."""
         assert self.sampler is not None, "sampling needs an engine"
         return {"policy_version": self.sampler.policy_version, "origin": self.origin}
 
@@ -262,7 +265,9 @@ class Collector:
 def with_verdicts(
     records: list[GroupRecord], pending: Sequence[PendingVerdicts]
 ) -> list[GroupRecord]:
-    """Wait for what users' filters say of the groups of a round, and note it with each."""
+    """Wait for the verdicts of users' filters on the groups of a round, and store them with each
+    group.
+    """
     if not pending:
         return records
     return [
@@ -272,7 +277,7 @@ def with_verdicts(
 
 
 def verdicts_of(record: GroupRecord) -> Verdicts:
-    """Return what users' filters said of a group."""
+    """Return the verdicts of users' filters on a group."""
     return record.facts.get("verdicts", {})
 
 
@@ -290,9 +295,9 @@ def sample_and_score(
     evaluates: bool = False,
     kept_ids: bool = False,
 ) -> list[PendingGroup]:
-    """Sample groups, and start the rewards of each as soon as it is whole.
+    """Sample groups, and start scoring each as soon as its samples are finished.
 
-    Returns when all are sampled: the groups in the order of drawing, some still being scored.
+    Returns the groups in the order of drawing when all are sampled; some may still be being scored.
     """
     sampled = sampler.sample(
         draws,
@@ -315,7 +320,7 @@ def training_sampling(
 ) -> Sampling:
     """Return the sampling parameters of rollouts that are trained on.
 
-    Nothing ends the continuation of a text (`is_strided`) before its length.
+    A continuation of a text (`is_strided`) ends only at its fixed length.
     """
     stops = frozenset() if is_strided else tokenizer.stop_ids | frozenset(rollout.stop_token_ids)
     return Sampling(

@@ -1,15 +1,15 @@
-"""The Engine protocol: what samples completions. tests/contract holds every engine to it.
+"""The Engine protocol: an engine samples completions. tests/contract tests every engine against it.
 
     submit(Request) ... -> poll() -> Completion ...
 
-Tokens go in and tokens come out; an engine never sees text but to find stop strings. What a request
-samples depends on the weights, its tokens and (seed, id, position) alone, never on the order of
-submission (the noise is rollout/noise.py's); the last bits of its log-probs may depend on what else
-was in the batch, unless the engine is `batch_invariant`.
+An engine takes tokens and returns tokens; it decodes text only to find stop strings. The tokens
+that a request samples depend only on the weights, its own tokens and (seed, id, position), never on
+the order of submission (rollout/noise.py makes the noise). The last bits of its log-probs may
+depend on the other requests in the batch, unless the engine is `batch_invariant`.
 
 Weights change between `begin_update` and `commit`, with the engine quiesced. An engine that shares
-the trainer's weights needs no more than that; any other is given a transport by `connect` before,
-and takes the new weights in by `apply`, bucket by bucket.
+the trainer's weights needs only these two calls. Any other engine first gets a transport by
+`connect`, and receives the new weights by `apply`, bucket by bucket.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ class Request:
     """One completion to sample.
 
     `id` is unique among the requests in the engine and, with `seed`, keys the noise, unless
-    `noise_id` does, so that a server can repeat an answer under another id. Requests with
-    the same `session_key` and equal tokens share the computation of their prompt. `begun` holds
-    the tokens that an aborted request had sampled already: it continues from there. `deadline_s`
-    counts from submission. With `keep_cache` the request's cache may outlive it, so that the next
-    request of the session need not compute the tokens again that both begin with; new weights,
-    sleep and other requests that need the room evict it.
+    `noise_id` does, so that a server can repeat an answer under another id. Requests with the same
+    `session_key` and equal tokens share the computation of their prompt. `begun` holds the tokens
+    that an aborted request had sampled already: it continues from there. `deadline_s` counts from
+    submission. With `keep_cache` the request's cache may be kept after it ends, so that the next
+    request of the session does not recompute their common beginning. New weights, sleep and other
+    requests that need the memory evict it.
 
-    With `routed_experts` the experts of every token that the engine ran come back in the column of
-    that name. If `begun` has tokens of an engine, their experts must be known: those in its
-    segments and, in `prompt_columns`, those that the aborted completion brought of its prompt.
-    With `routed_weights` the weights of those experts come back as well.
+    With `routed_experts` the completion has a column of that name, with the experts of every token
+    that the engine computed. If `begun` has tokens that an engine sampled, their experts must be
+    given: in its segments, and in `prompt_columns` those of the prompt from the aborted completion.
+    With `routed_weights` the weights of those experts are returned as well.
 
-    With `kept_ids` the set that each token was drawn from comes back in the column of that name.
-    A set of more than 1,024 ids (columns.MAX_KEPT_IDS) raises EngineError.
+    With `kept_ids` the completion has a column of that name, with the set of ids that each token
+    was drawn from. A set of more than 1,024 ids (columns.MAX_KEPT_IDS) raises EngineError.
     """
 
     id: str
@@ -98,15 +98,15 @@ class Request:
 
     @property
     def noise_name(self) -> str:
-        """Return what keys the noise besides the seed."""
+        """Return the name that, together with the seed, is the key of the sampling noise."""
         return self.id if self.noise_id is None else self.noise_id
 
 
 class Quiesce(StrEnum):
     """The treatment of in-flight requests when the weights change.
 
-    drain: they finish first. retract: they resume later, after the new weights have recomputed
-    their cache. in_place: they continue with the cache they have. abort: they end, partial.
+    drain: they finish first. retract: they resume later, after their cache was recomputed with the
+    new weights. in_place: they continue with their present cache. abort: they end unfinished.
     """
 
     DRAIN = "drain"
@@ -120,15 +120,15 @@ class Capabilities:
     """The abilities and limits of an engine, known before it starts.
 
     `resumes_exactly`: a request that resumes from `begun` samples what it would have sampled
-    uninterrupted. `score_temperatures`: what `score` can be asked for. `cut_logp`: `engine_logp_T`
-    is known where top-k or top-p cut the distribution; where not, it is NaN there. `own_process`:
-    it computes in another process, so that several can be waited for at the same time.
-    `num_receivers`: how many of its processes receive weights. `routed_experts`: it can return
-    the experts that tokens went to; `why_no_routes` says why it cannot. `routed_weights`: it can
-    return their weights as well. `kept_ids`: it can return the sets that tokens were drawn from;
-    `why_no_kept_ids` says why it cannot. `cuts`: the settings of `Sampling` by which it can cut a
-    distribution; `combines_cuts`: also several of them at once. `sleep_frees_cache`: the cache is
-    not in memory while it sleeps.
+    uninterrupted. `score_temperatures`: the temperatures that `score` supports. `cut_logp`:
+    `engine_logp_T` is known if top-k or top-p cut the distribution; otherwise it is NaN there.
+    `own_process`: it computes in another process, so that several engines can compute at the same
+    time. `num_receivers`: how many of its processes receive weights. `routed_experts`: it can
+    return the experts that tokens went to; `why_no_routes` says why it cannot. `routed_weights`: it
+    can return their weights as well. `kept_ids`: it can return the sets that tokens were drawn
+    from; `why_no_kept_ids` says why it cannot. `cuts`: the settings of `Sampling` by which it can
+    cut a distribution; `combines_cuts`: also several of them at once. `sleep_frees_cache`: the
+    cache is not in memory while it sleeps.
     """
 
     name: str
@@ -154,7 +154,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts since the engine was made; the loop takes differences."""
+    """Counts since the engine was created. The training loop takes differences."""
 
     prompt_tokens: int = 0
     prompt_tokens_shared: int = 0
@@ -163,7 +163,7 @@ class EngineStats:
     preemptions: int = 0
     max_running: int = 0
     cache_bytes: int = 0
-    # Seconds spent on making steps ready: kernels compiled, graphs captured.
+    # Seconds spent on preparing steps: compiling kernels and capturing graphs.
     warmup_s: float = 0.0
 
 
@@ -182,12 +182,12 @@ class Engine(Protocol):
         ...
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises EngineError where it can never be served, and says why."""
+        """Queue a request. Raises EngineError, with the reason, if it can never be served."""
         ...
 
     def poll(self, *, timeout_s: float) -> list[Completion]:
-        """Return what finished since the last call. Waits for at least one completion unless
-        nothing is in flight, and returns [] when `timeout_s` passed first.
+        """Return the completions that finished since the last call. Waits for at least one
+        completion unless nothing is in flight, and returns [] when `timeout_s` passed first.
         """
         ...
 
@@ -210,40 +210,43 @@ class Engine(Protocol):
         ...
 
     def apply(self, bucket: Bucket) -> None:
-        """Take in some of the new weights. Raises SyncError where they are not what was sent."""
+        """Receive some of the new weights. Raises SyncError if they differ from what was sent."""
         ...
 
     @property
     def received_checksum(self) -> str | None:
-        """Checksum of what was received since the last `begin_update`, as in the sender's manifest;
-        None where weights are shared."""
+        """Checksum of the weights received since the last `begin_update`, computed as in the
+        sender's manifest; None if weights are shared.
+        """
         ...
 
     def commit(self, version: int, *, policy_id: str = POLICY_ID) -> None:
-        """Sample with the new weights, which are in place, from now on."""
+        """Sample with the new weights from now on. All of them must have been received."""
         ...
 
     def stage(self, bucket: Bucket) -> None:
         """Take in some weights of the next update while sampling continues: the commit of the next
         update puts them in place. Only an engine whose capabilities say `stages` can do this. May
-        be called beside a `poll` in another thread."""
+        be called while another thread calls `poll`.
+        """
         ...
 
     def cancel_update(self) -> None:
-        """Give up an update that was begun: nothing is sampled until another one is whole. Without
-        one, nothing happens."""
+        """Cancel an update that was begun: nothing is sampled until another update is complete.
+        Without one, nothing happens.
+        """
         ...
 
     def sleep(self) -> None:
-        """Free what sampling needs and training does not. Idempotent."""
+        """Free the memory that only sampling needs. Idempotent."""
         ...
 
     def wake(self) -> None:
-        """Undo `sleep`. Idempotent; `submit` and `begin_update` do it by themselves."""
+        """Undo `sleep`. Idempotent; `submit` and `begin_update` do this automatically."""
         ...
 
     def health(self) -> str | None:
-        """Return None when the engine can serve, else what is wrong."""
+        """Return None if the engine can serve, else a description of the problem."""
         ...
 
     def stats(self) -> EngineStats: ...
@@ -262,7 +265,7 @@ def stream(
 ) -> Iterator[Completion]:
     """Submit all requests, and yield the completions as they are finished.
 
-    Raises EngineError where none is finished for `timeout_s`.
+    Raises EngineError if none is finished for `timeout_s`.
     """
     for request in requests:
         engine.submit(request)

@@ -43,10 +43,10 @@ from homeostat.rewards.solved import deciding_rewards, is_solved
 from homeostat.types import RolloutGroup
 
 FAILED, OTHER = "filter_failed", "other"
-# Number of different reasons of a step that have separate metrics; the others are one metric.
+# Number of reasons in a step that get separate metrics. The others share one metric.
 MAX_REASONS = 20
 
-# The reasons of the built-in filters, which have a metric also in steps that drop nothing.
+# The reasons of the built-in filters. They have a metric even in steps that drop nothing.
 REASONS: dict[str, tuple[str, ...]] = {
     "zero_spread": ("all_same_reward",),
     "reward_mean": ("reward_low", "reward_high"),
@@ -68,7 +68,7 @@ class SolvedBy:
 
     @classmethod
     def of(cls, rollout: RolloutConfig, rewards: RewardsConfig) -> SolvedBy | None:
-        """Return who decides; None if nothing depends on it."""
+        """Return the deciding rewards; None if nothing depends on them."""
         if not rollout.judges_samples:
             return None
         # Gold rewards are not computed in training.
@@ -170,7 +170,7 @@ class FilterFunctions:
 
 @dataclass(frozen=True, slots=True)
 class PendingVerdicts:
-    """A group on which the users' functions are being asked."""
+    """A group whose verdicts the users' functions are computing."""
 
     pending: PendingScore
 
@@ -188,7 +188,7 @@ class PendingVerdicts:
 
 
 class FilterJudges:
-    """Asks users' functions about scored groups, in the worker processes of a pool."""
+    """Calls users' functions on scored groups, in the worker processes of a pool."""
 
     def __init__(self, pool: RewardPool, rewards: RewardsConfig, *, total_steps: int) -> None:
         self.pool = pool
@@ -196,7 +196,7 @@ class FilterJudges:
         self._weights = {reward.label: reward.weight for reward in rewards.trained}
 
     def begin(self, group: RolloutGroup, *, step: int) -> PendingVerdicts:
-        """Start to ask about a group whose samples have every reward's values."""
+        """Start to call the functions on a group whose samples have the values of all rewards."""
         samples, prompt = group.samples, group.prompt
         texts = [sample.text for sample in samples]
         ids = [sample.completion.policy_tokens_T.tolist() for sample in samples]

@@ -41,7 +41,8 @@ class Flight:
         self.tokens = array("q", request.tokens_T.tolist() + begun)
         self.num_prompt = len(request.tokens_T)
         self.num_given = len(self.tokens)
-        # What a tool or user wrote takes nothing from the tokens that the policy may sample.
+        # Tokens that a tool or user wrote do not count towards the limit of tokens that the policy
+        # samples.
         self.max_length = self.num_prompt + num_by_others(request.begun) + sampling.max_new_tokens
         self._policy_since = self.num_given - _num_last_by_policy(request.begun)
         self.expires = None if request.deadline_s is None else now + request.deadline_s
@@ -65,11 +66,11 @@ class Flight:
 
     @property
     def is_fresh(self) -> bool:
-        """It is its prompt and nothing more."""
+        """It has no tokens besides its prompt."""
         return len(self.tokens) == self.num_prompt
 
     def given_end(self) -> StopReason | None:
-        """Why there is nothing left to sample, where `begun` was whole already."""
+        """The stop reason if `begun` was complete already, so that nothing is left to sample."""
         if self.request.begun and self.request.begun[-1].author is Author.ENGINE:
             return self._end()
         return StopReason.LENGTH if len(self.tokens) >= self.max_length else None
@@ -77,7 +78,7 @@ class Flight:
     def append(
         self, token: int, logp: float, sampled_logp: float, *, version: int
     ) -> StopReason | None:
-        """Takes a sampled token; returns why it was the last one, if it was."""
+        """Append a sampled token. Returns the stop reason if it was the last one."""
         self._mark(version)
         self.tokens.append(token)
         self._logps.append(logp)
@@ -93,9 +94,12 @@ class Flight:
         *,
         version: int,
     ) -> StopReason | None:
-        """Takes sampled tokens up to the one that ends it, and returns why it did, if it did."""
+        """Append sampled tokens up to the one that ends the request. Returns the stop reason if one
+        did.
+        """
         if self._stops is None and self.request.sampling.stop_ids.isdisjoint(tokens):
-            # Nothing but its length can end it: token by token would cost the host far more.
+            # Only its length can end it, so all tokens are appended at once: one by one would take
+            # the host far longer.
             self._mark(version)
             count = min(len(tokens), self.max_length - len(self.tokens))
             self.tokens.extend(tokens[:count])
@@ -118,14 +122,14 @@ class Flight:
         return Completion(request.id, segments, reason, columns)
 
     def _mark(self, version: int) -> None:
-        """The next tokens are of this version."""
+        """Record that this weight version samples the next tokens."""
         if not self._versions or self._versions[-1][1] != version:
             self._versions.append((len(self._logps), version))
 
     def _end(self) -> StopReason | None:
         if self.tokens[-1] in self.request.sampling.stop_ids:
             return StopReason.STOP
-        # A stop string that a tool wrote ends nothing.
+        # A stop string that a tool wrote does not end the completion.
         if self._stops is not None and self._stops.found(self.tokens, since=self._policy_since):
             return StopReason.STOP_STRING
         return StopReason.LENGTH if len(self.tokens) >= self.max_length else None

@@ -6,9 +6,9 @@
     segment/*  tokens (int32), engine_logp and sampled_logp (float32), version, policy, author,
                and the columns that engines recorded, of prompts in sample/prompt_columns
 
-The legend, which is kept beside them as JSON, says what the numbers in them stand for. What is
-decoded is bitwise what was encoded. Prompts are the data set's: only their tokens are kept, and
-those must agree with what `prompt_of` gives.
+The legend explains the numbers in the arrays. It is stored with them as JSON. Decoding restores the
+groups bitwise. Prompts belong to the dataset: only their tokens are stored, and they must agree
+with the prompts that `prompt_of` returns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Legend = Mapping[str, Any]
 PromptOf = Callable[[int], Prompt]
 
 _STOPS, _AUTHORS = list(StopReason), list(Author)
-# What a cell of a table of optional numbers holds.
+# The states of a cell in a table of optional numbers.
 ABSENT, NONE, NUMBER, FAILED = 0, 1, 2, 3
 _NOT_THERE, _HAS_FAILED = object(), object()
 

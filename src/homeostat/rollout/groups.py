@@ -14,11 +14,11 @@ from homeostat.types import RolloutGroup
 class GroupRecord:
     """A group with every reward's values, and what it came from, as the journal keeps it.
 
-    The samples' rewards are not summed up yet: weights and the run's moments are not the group's.
-    `facts` is JSON: `policy_version`, `origin` and `sampled_with` say what the sampling depended
-    on, for a run to judge whether the group still holds; `logged` has the values that reward
-    functions handed to log_metric, by the metric's name; `verdicts`, if there are any, has
-    [keep, reason] of the filters that are users' functions, by their path.
+    The samples' rewards are not summed yet, because the weights and the run's moments do not belong
+    to the group. `facts` is JSON: `policy_version`, `origin` and `sampled_with` say what the
+    sampling depended on, for a run to judge whether the group still holds; `logged` has the values
+    that reward functions handed to log_metric, by the metric's name; `verdicts`, if there are any,
+    has [keep, reason] of the filters that are users' functions, by their path.
     """
 
     key: GroupKey

@@ -5,14 +5,14 @@
     journal/groups_000000.log    frames (journal_part.py), appended in the order of drawing
 
 A frame holds one group, or says that groups of later steps no longer count (`drop_after`), or is a
-barrier. Invariants: when `barrier` returns, all that was appended survives a power cut, for one
-fsync. A group counts only with the barrier behind it: of what a kill cut off nothing is found, and
-the groups between two barriers are found together or not at all. Of two groups with one key the
-later one counts. What is read is bitwise what was written.
+barrier. Invariants: when `barrier` returns, everything appended before it survives a power cut;
+this costs one fsync. A group is found only if a barrier follows it. After a kill, therefore, either
+all groups between two barriers are found or none of them. If two groups have the same key, the
+later one counts. Reading returns bitwise what was written.
 
-Files are never changed. Every process begins a new file, and another one when old groups are
-pruned. Files are removed oldest first: otherwise groups could reappear that a later frame has
-replaced or dropped.
+Files are never changed. Every process starts a new file, and another one when old groups are
+pruned. The oldest files are removed first; otherwise groups that a later frame replaced or dropped
+could reappear.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from homeostat.rollout.keys import GroupKey
 
 FORMAT_VERSION = 3
 _NAME = re.compile(r"groups_(\d{6,})\.log")
-# What reading damaged bytes has been seen to raise.
+# Exceptions that reading damaged bytes is known to raise.
 _DAMAGE = (SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError)
 
 log = logging.getLogger(__name__)
 
 
 class Journal:
-    """The journal of one run: what its folder held when it was opened, and what is added."""
+    """The journal of one run: the groups that its folder held when it was opened, and new ones."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,21 +57,23 @@ class Journal:
             self._take_in(path)
 
     def append(self, record: GroupRecord) -> None:
-        """Add a group, to be kept by the next barrier. Raises RunDirWriteError."""
+        """Add a group. The next barrier makes it durable. Raises RunDirWriteError."""
         legend, arrays = encode([record.group])
         head = {"key": str(record.key), "facts": dict(record.facts), "legend": legend}
         self._append("group", head, save(arrays), step=record.key.step)
 
     def barrier(self) -> None:
-        """Keep what was appended: it survives a power cut. Raises RunDirWriteError."""
+        """Make everything that was appended durable: it survives a power cut. Raises
+        RunDirWriteError.
+        """
         if self._pending:
             steps = [GroupKey.parse(frame.head["key"]).step for frame in self._pending]
             self._seal(step=max(steps))
 
     def read(self, key: GroupKey, prompt_of: PromptOf) -> GroupRecord | None:
-        """Return the group with a key, or None if there is none that is whole.
+        """Return the group with a key, or None if there is no undamaged one.
 
-        Raises DataError where `prompt_of` gives another prompt than it was sampled for.
+        Raises DataError if `prompt_of` returns another prompt than the group was sampled for.
         """
         frame = self._groups.get(key)
         if frame is None:
@@ -93,7 +95,7 @@ class Journal:
         return sorted({key.step for key in self._groups} | self._rounds.steps())
 
     def drop_after(self, step: int) -> None:
-        """Let the groups of later steps no longer count. Raises RunDirWriteError."""
+        """Invalidate the groups of later steps. Raises RunDirWriteError."""
         self._rounds.drop_after(step)
         if any(key.step > step for key in self._groups):
             self._append("drop_after", {"step": step}, step=step)
@@ -108,7 +110,8 @@ class Journal:
             try:
                 self._parts[0].unlink(missing_ok=True)
             except OSError as error:
-                # It costs room, not the run. Later files wait for it: they may replace its groups.
+                # An error here only costs disk space. Later files are not removed either, because
+                # they may replace groups of this one.
                 log.warning("%s cannot be removed: %s", self._parts[0], error.strerror)
                 break
             self._parts.pop(0)
@@ -116,7 +119,7 @@ class Journal:
         self._groups = {key: frame for key, frame in self._groups.items() if frame.path in kept}
 
     def close(self) -> None:
-        """End the file that is written to. What has no barrier is given up. Idempotent."""
+        """Close the current file. Groups without a barrier are lost. Idempotent."""
         self._pending.clear()
         if self._writer is not None:
             self._writer.close()

@@ -25,7 +25,7 @@ from homeostat.observe.durable import sync_folder
 MAGIC = b"\x89HSGRP\r\n"
 _FRAME = struct.Struct("<8sII")
 _SCAN_BYTES = 2**16
-# A head holds names and settings, no tokens: a longer one is damage.
+# A head holds names and settings but no tokens, so a longer one is damaged.
 _MAX_HEAD_BYTES = 2**26
 
 
@@ -38,7 +38,7 @@ class Frame:
     body_at: int
 
     def body(self) -> bytes:
-        """Read the body. Raises OSError, or ValueError where it is not what was written."""
+        """Read the body. Raises OSError, or ValueError if it is not what was written."""
         length = self.head["bytes"]
         with open(self.path, "rb") as file:
             body = os.pread(file.fileno(), length, self.body_at)
@@ -58,7 +58,7 @@ class PartWriter:
         self._length = 0
 
     def append(self, head: Mapping[str, Any], body: bytes = b"") -> Frame:
-        """Add a frame. Where that fails, nothing of it is left behind. Raises OSError."""
+        """Add a frame. If that fails, no part of it stays in the file. Raises OSError."""
         whole = {**head, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
         text = json.dumps(whole).encode("ascii")
         start, data = self._length, _FRAME.pack(MAGIC, len(text), zlib.crc32(text)) + text + body
@@ -98,7 +98,7 @@ def frames(path: Path) -> Iterator[Frame]:
             length, found = head
             body_at = head_at + length
             if body_at + found["bytes"] > size:
-                # Cut off by a kill; or a length that was damaged together with its checksum.
+                # A kill cut the frame off, or both its length and its checksum are damaged.
                 at = _next_magic(descriptor, at + 1, size)
                 continue
             yield Frame(path, found, body_at)

@@ -7,8 +7,8 @@ and `facts` of the round. It was written under another name, synced and renamed:
 checksum is wrong and it counts as not there. Nothing is written in this form any more.
 
 Format 1 did not tell a failed reward from None. It counted failures per round, and a round in which
-a reward failed has all its None values of that reward read as failures: better a sample that is not
-trained than one that is trained on a wrong reward.
+a reward failed has all its None values of that reward read as failures: it is better to skip a
+sample than to train on a wrong reward.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from homeostat.rollout.keys import GroupKey
 
 _FORMATS = (1, 2)
 _NAME = re.compile(r"step_(\d{8})_round_(\d{2,})\.safetensors")
-# What reading damaged bytes has been seen to raise.
+# Exceptions that reading damaged bytes is known to raise.
 _DAMAGE = (SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError)
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class RoundFiles:
         self.folder = folder
         found = (_NAME.fullmatch(path.name) for path in folder.glob("step_*.safetensors"))
         self._rounds = sorted((int(name[1]), int(name[2])) for name in found if name)
-        # The round that was read last: its groups are asked for one after the other.
+        # The round that was read last, because its groups are read one after another.
         self._last: tuple[Path, PromptOf, list[GroupRecord]] | None = None
 
     def steps(self) -> set[int]:

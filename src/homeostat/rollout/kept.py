@@ -3,8 +3,8 @@
     KeptIds(request) -> put(sets) after each burst -> column: of the completion's new tokens
 
 The trainer computes log-probs over the same sets (ops/kept_sets.py), so a set is returned whole or
-not at all: one of more than `MAX_KEPT_IDS` ids ends the run with what to change. A token that was
-drawn from the whole vocabulary has an empty set, which costs nothing.
+not at all: a set of more than `MAX_KEPT_IDS` ids ends the run with an error that names the setting
+to change. A token that was drawn from the whole vocabulary has an empty set, which costs nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KeptIds:
         self._sizes = array("i")
 
     def put(self, values: NDArray[np.int32], sizes_T: NDArray[np.int32]) -> None:
-        """Take the sets of the next tokens: their ids end to end, and how many each has."""
+        """Append the sets of the next tokens, as concatenated ids and the size of each set."""
         self._values.frombytes(values.data.cast("B"))
         self._sizes.frombytes(sizes_T.data.cast("B"))
 
@@ -49,7 +49,7 @@ class KeptIds:
 
 
 def why_not_resumable(request: Request) -> str | None:
-    """Say why the sets of what a request has begun with are not known."""
+    """Return why the sets of the tokens that a request begins with are not known."""
     sampled = (segment for segment in request.begun if segment.author is Author.ENGINE)
     if all(KEPT_IDS in segment.columns for segment in sampled if len(segment.tokens_T)):
         return None

@@ -1,4 +1,4 @@
-"""The key of a group: it names the group in the journal and its requests in the engine.
+"""The key of a group. It identifies the group in the journal and its requests in the engine.
 
     train/<step>/<round>/<place>             the group
     train/<step>/<round>/<place>/<sample>    the request of one of its samples
@@ -27,7 +27,7 @@ class GroupKey:
 
     @classmethod
     def parse(cls, text: str) -> GroupKey:
-        """Read a key. Raises ValueError if the text is none."""
+        """Parse a key. Raises ValueError if the text is not a key."""
         found = _TEXT.fullmatch(text)
         if found is None:
             raise ValueError(f"{text!r} is no key of a group")

@@ -1,9 +1,10 @@
-"""The life-cycle of an engine: its states, which verbs are legal when, its in-flight requests.
+"""The life-cycle of an engine: its states, the calls that are legal in each, its in-flight
+requests.
 
     settled --begin_update--> updating --commit--> settled ... --close--> closed
     awake --sleep--> asleep --wake, submit, begin_update--> awake
 
-Every engine has one `LifeCycle`, which refuses illegal verbs with the same errors in all engines.
+Every engine has one `LifeCycle`, which refuses illegal calls with the same errors in all engines.
 An engine asks it before it acts (`require_...`), does its own work, then records the new state.
 
 Invariants: every in-flight request has a unique id and comes back exactly once; versions never go
@@ -56,13 +57,15 @@ class LifeCycle(Generic[F]):
             raise EngineError(f"a request with the id {request.id!r} is in the engine already.")
 
     def known(self, ids: Iterable[str] | None) -> list[str]:
-        """Those of the ids that are in flight, each once; all that are in flight for None."""
+        """Return which of the ids are in flight, each once. For None, return all that are in
+        flight.
+        """
         if ids is None:
             return list(self.in_flight)
         return [id for id in dict.fromkeys(ids) if id in self.in_flight]
 
     def take_finished(self) -> list[Completion]:
-        """Completions that nobody was given yet, in the order in which they finished."""
+        """Return completions that were not returned yet, in the order in which they finished."""
         finished, self.finished = self.finished, []
         return finished
 
@@ -73,7 +76,7 @@ class LifeCycle(Generic[F]):
             raise EngineError(f"the {self.name} engine is closed.")
 
     def require_settled(self, verb: str) -> None:
-        """Refuse a verb that computes, or starts an update, while weights may change."""
+        """Refuse a call that computes or starts an update while weights may change."""
         self.require_open()
         if self.is_updating:
             raise EngineError(f"{verb}() between begin_update() and commit(): weights may change.")
@@ -87,7 +90,7 @@ class LifeCycle(Generic[F]):
             )
 
     def close(self) -> None:
-        """Record that the engine is closed; whatever was in flight is forgotten."""
+        """Record that the engine is closed, and forget its in-flight requests."""
         self.in_flight.clear()
         self.finished.clear()
         self.is_closed = True
@@ -114,7 +117,7 @@ class LifeCycle(Generic[F]):
         self.is_updating = True
 
     def require_receiving(self) -> None:
-        """Refuse an `apply` for which nothing was made ready."""
+        """Refuse an `apply` without a preceding `connect` and `begin_update`."""
         if not (self.is_updating and self.is_connected):
             missing = "connect()" if self.is_updating else "begin_update()"
             raise EngineError(f"apply() without {missing}: the engine was not made ready.")
@@ -134,7 +137,9 @@ class LifeCycle(Generic[F]):
         self.problem = None
 
     def break_off(self, problem: str = BROKEN) -> None:
-        """Record that an update cannot be finished: the engine serves nothing until the next."""
+        """Record that an update cannot be finished. The engine serves nothing until the next
+        update.
+        """
         self.received.clear()
         self.is_updating = False
         self.problem = problem

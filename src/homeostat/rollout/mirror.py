@@ -2,9 +2,9 @@
 
     Router([engine that shares the weights, MirrorEngine, MirrorEngine, ...])
 
-To the router, and so to the run, it is one more engine that shares the trainer's weights. Between
-`begin_update` and `commit` its own copy is untouched, so it may keep computing until the commit;
-it is the router that refuses verbs in between.
+To the router, and so to the run, it looks like an engine that shares the trainer's weights. Between
+`begin_update` and `commit` its own copy does not change, so it may keep computing until the commit;
+the router refuses calls in between.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from homeostat.types import POLICY_ID, Completion, TokenRow
 if TYPE_CHECKING:
     from homeostat.sync.bucket import Bucket, Transport
 
-# Sends the trainer's weights to the engine, as this version; requests in flight are quiesced so.
+# Sends the trainer's weights to the engine, as this version, with this treatment of in-flight
+# requests.
 SendWeights = Callable[[RemoteEngine, int, Quiesce], None]
 
 
 class MirrorEngine:
-    """Implements `rollout.engine.Engine`. It has the trainer's weights when this returns."""
+    """Implements `rollout.engine.Engine`. It has the trainer's weights when the constructor
+    returns.
+    """
 
     def __init__(self, remote: RemoteEngine, *, version: int, send_weights: SendWeights) -> None:
         self.remote = remote

@@ -1,4 +1,4 @@
-"""The engines that a recipe can name: `engine.type` -> how it is opened.
+"""The engines that a recipe can name: a table from `engine.type` to its backend.
 
 Adding one takes a class of `config/engine.py` in `AnyEngine`, an adapter, and a line here. The
 contract suites in tests/contract hold it to the protocol.

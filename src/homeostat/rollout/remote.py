@@ -1,17 +1,17 @@
-"""An engine in a separate process: the same protocol, one call to a worker for each verb.
+"""An engine in a separate process: the same protocol, with one call to a worker per method.
 
     controller: RemoteEngine -> WorkerGroup of one -> worker: EngineServer (server.py) -> any Engine
 
-Submissions wait here and travel with the next call, all in one; a reply brings the engine's version
-and counts along, so that asking for them costs nothing. Every wait has a deadline. A poll whose
-worker is still at work when its time is over returns nothing, and the answer is picked up by the
-next one. A worker that owes an answer for longer than `timeout_s` hangs: it is reported on and
-ended, which is a death like any other.
+Submitted requests are queued and sent together with the next call. Every reply includes the
+engine's version and counts, so reading them needs no call. Every wait has a deadline. If the worker
+is still busy when the time of a poll is over, the poll returns nothing, and the next poll receives
+the answer. A worker that does not answer for longer than `timeout_s` counts as hung: a report is
+written, and the worker is ended and treated as dead.
 
-A process that dies takes no request with it: a round (all that was submitted since nothing was in
-flight) is kept here, and `restart` queues it again from its start. Completions that had been
-returned already are sampled again and dropped, so that the new process sees what the old one saw:
-the rest comes out bitwise the same, if the engine can do that at all.
+If the process dies, no request is lost: the controller keeps the round (everything submitted since
+no request was in flight), and `restart` queues it again from its start. Completions that were
+returned already are sampled again and dropped, so that the new process gets the same batches as the
+old one. The other completions are then bitwise the same, if the engine is deterministic.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long a poll waits beyond its time for a worker that is in the middle of a step.
+# Additional time that a poll waits for a worker that is in the middle of a step.
 GRACE_SECONDS = 5.0
 HEALTH_SECONDS = 10.0
 
@@ -58,9 +58,9 @@ class RemoteEngine:
 
     `start` makes the group, whose worker is made by `serve_engine`. `timeout_s` bounds every call,
     `update_timeout_s` those of an update; a poll has its own time. `vocabulary` and `can_decode`
-    are what requests are judged by before they travel. `on_death` is called when the process is
-    found dead; it returns if the verb may be retried after `restart`, and raises otherwise. Verbs
-    of an update are never repeated: the sender of the weights must begin again.
+    are used to check requests before they are sent. `on_death` is called when the process is found
+    dead. It returns if the call may be retried after `restart`, and raises otherwise. Calls of a
+    weight update are never repeated: the sender of the weights must begin again.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RemoteEngine:
         self.update_timeout_s = update_timeout_s
         self.on_death: Callable[[EngineDiedError], None] = _raise
         self._start = start
-        # Every request of the round, and those of them that are still to be sent.
+        # All requests of the round, and those that are not sent yet.
         self._round: dict[str, Request] = {}
         self._queue: list[tuple[Request, float]] = []
         self._late: Pending[Reply] | None = None
@@ -102,7 +102,7 @@ class RemoteEngine:
 
     @property
     def name(self) -> str:
-        """The name of its process, by which logs and errors distinguish engines."""
+        """The name of the engine's process. Logs and errors distinguish engines by it."""
         return self._group.name
 
     @property
@@ -170,8 +170,9 @@ class RemoteEngine:
         self.life.commit(version)
 
     def stage(self, bucket: Bucket) -> None:
-        """The worker takes it between two polls, of which each is short if it is polled by a thread
-        (background.py). Nothing of what a poll changes is touched here."""
+        """The worker handles it between two polls, which are short if a thread polls
+        (background.py). This method changes nothing that a poll changes.
+        """
         deadline = _Deadline("sync.timeout_s", self.update_timeout_s)
         self._settled("stage", self._call("stage", bucket), deadline)
 
@@ -200,7 +201,7 @@ class RemoteEngine:
             return str(error)
 
     def death(self) -> EngineDiedError | None:
-        """Ask the process for a sign of life; one that gives none is ended. None where it lives."""
+        """Ping the process, and end it if it does not answer. Returns None if it is alive."""
         try:
             self._group.call(0, "health").result(timeout_s=HEALTH_SECONDS)
         except WorkerDiedError as error:
@@ -217,10 +218,11 @@ class RemoteEngine:
         self._group.close()
 
     def restart(self, give_weights: Callable[[], T]) -> T:
-        """Start another process in place of the one that died, and queue the round again.
+        """Start a process that replaces the dead one, and queue the round again.
 
-        Returns what `give_weights` does. The new process may die as well, at any moment: then this
-        raises EngineDiedError, or what `give_weights` makes of it, and may be called again."""
+        Returns the result of `give_weights`. The new process can die as well: then this raises
+        EngineDiedError, or the error of `give_weights`, and may be called again.
+        """
         self._group.close()
         self._late = None
         self._queue.clear()
@@ -229,17 +231,17 @@ class RemoteEngine:
         self.life.is_updating = self.life.is_asleep = self.life.is_connected = False
         given = give_weights()
         if not self.life.in_flight:
-            # The round was over: nobody waits for any of it.
+            # The round was complete, so nothing is queued again.
             self._round.clear()
         self._queue = [(request, time.monotonic()) for request in self._round.values()]
         return given
 
     def _begun(self) -> tuple[WorkerGroup, Reply]:
-        """Start a process. Returns it, and the state of its engine."""
+        """Start a process. Returns the process and the state of its engine."""
         try:
             group = self._start()
         except NodeLostError:
-            # No other process would find room either: the whole run waits or shrinks.
+            # Another process would not find room either, so the whole run waits or shrinks.
             raise
         except WorkerDiedError as error:
             raise EngineDiedError(f"the engine's process died as it started: {error}") from None
@@ -261,7 +263,7 @@ class RemoteEngine:
             ) from None
 
     def _exchange(self, timeout_s: float) -> None:
-        """One poll of the worker, or the rest of one that was late."""
+        """Poll the worker, or wait for the answer to an earlier poll that was late."""
         if self._late is None:
             self._late = self._call("exchange", self._taken(), timeout_s)
             self._late.label = "sample"
@@ -278,7 +280,7 @@ class RemoteEngine:
             self.life.finished += self._handed_out(self._learned(reply).value)
 
     def _lasting(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """A verb that another process can be asked just as well."""
+        """Make a call that can be repeated with another process."""
         while True:
             try:
                 return self._ask(verb, args, kwargs, _Deadline("engine.stall_s", self.timeout_s))
@@ -291,7 +293,7 @@ class RemoteEngine:
     def _ask(
         self, verb: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], deadline: _Deadline
     ) -> Any:
-        """Whatever was submitted before goes first."""
+        """Make a call; requests that were submitted before are sent first."""
         self.life.require_open()
         if self._late is not None:
             self._exchange(deadline.seconds)
@@ -316,17 +318,17 @@ class RemoteEngine:
             raise self._died(error) from None
 
     def _awaited(self, pending: Pending[Reply], timeout_s: float) -> Reply | None:
-        """The answer, or None where it is not there in time."""
+        """Return the answer, or None if it does not arrive in time."""
         try:
             return pending.result(timeout_s=timeout_s)
         except WorkerError as error:
             if not pending.future.done():
                 return None
             if pending.future.exception() is not error:
-                # It came when the wait was just over.
+                # It arrived just after the wait ended.
                 return self._awaited(pending, 0.0)
             if self._group.health() is None:
-                # The worker lives: this is what its engine raised.
+                # The worker is alive: this error came from its engine.
                 raise EngineError(str(error)) from None
             raise self._died(error) from None
 
@@ -334,7 +336,7 @@ class RemoteEngine:
         return EngineDiedError(f"the {self.capabilities.name} engine's process is gone: {error}")
 
     def _hung(self, owed: str) -> EngineDiedError:
-        """Report on a process that owes an answer, and end it."""
+        """Write a report on a process that does not answer, and end it."""
         report = self._group.report_hang()
         self._group.abandon()
         return EngineDiedError(
@@ -348,14 +350,14 @@ class RemoteEngine:
             for id, _ in reply.refused:
                 self.life.in_flight.pop(id, None)
                 self._round.pop(id, None)
-            # What came with the refusal is kept for the next poll.
+            # Completions that arrived with the refusal are kept for the next poll.
             if isinstance(reply.value, list):
                 self.life.finished += self._handed_out(reply.value)
             raise EngineError(reply.refused[0][1])
         return reply
 
     def _taken(self) -> list[Request]:
-        """The queue, with what waiting in it took of each request's time."""
+        """Return the queued requests, with their waiting time subtracted from their deadlines."""
         now = time.monotonic()
         taken, self._queue = self._queue, []
         return [

@@ -1,10 +1,11 @@
-"""Bounds the memory that recorded routes take: those of further groups stay in the journal.
+"""Limits the memory of recorded routes: routes beyond the limit stay in the journal.
 
     group in the journal -> take -> the same group; beyond the bound its routes are `Stored`
 
-Routes are by far the largest thing that a completion carries (384 bytes a token for a model with
-48 layers of experts and 8 experts per token), and a step reads them a few times, micro-batch by
-micro-batch. The journal holds them anyway, with their checksum: it is the spill.
+Routes are by far the largest thing that a completion carries (384 bytes a token for a model with 48
+layers of experts and 8 experts per token), and a step reads them a few times, micro-batch by
+micro-batch. The journal holds them anyway, with a checksum, so routes beyond the limit are read
+from there.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from homeostat.rollout.journal import Journal
 from homeostat.rollout.keys import GroupKey
 from homeostat.types import RolloutGroup
 
-# Says where in a group a column is: sample, segment (None: the prompt's), name.
+# The place of a column in a group: sample, segment (None: the prompt's), name.
 _Place = tuple[int, int | None, str]
 
 
 class RouteBuffer:
-    """The routes of one step. Groups must be in the journal, kept by its next barrier."""
+    """The routes of one step. Groups must be in the journal before its next barrier."""
 
     def __init__(self, max_bytes: int, journal: Journal, prompt_of: PromptOf) -> None:
         self.max_bytes = max_bytes
         self.journal = journal
         self.prompt_of = prompt_of
         self.held_bytes = 0
-        # The group that was read last: its rows are asked for one after the other.
+        # The group that was read last, because its rows are read one after another.
         self._last: tuple[GroupKey, RolloutGroup] | None = None
 
     def take(self, record: GroupRecord) -> GroupRecord:
@@ -72,7 +73,7 @@ class RouteBuffer:
         return lambda: self._read(key, place)
 
     def _read(self, key: GroupKey, place: _Place) -> NDArray:
-        # Taken once: lanes read at the same time, and another one may replace it.
+        # Read once: lanes read at the same time, and another lane may replace it.
         last = self._last
         if last is None or last[0] != key:
             record = self.journal.read(key, self.prompt_of)

@@ -1,15 +1,15 @@
-"""One engine made of several: a router that deals requests to engines of one kind and policy.
+"""A router that presents several engines of one type and policy as one engine.
 
     submit -> by session, else to the engine that was dealt the fewest -> poll: all of them
 
 Engines may be in this process or in others. Those in others compute at the same time, each polled
 by a thread; those in this process take turns. Weights, sleep and close go to all of them.
 
-Invariants: which engine gets a request depends on the order of submission alone, never on load or
-timing, so that a run is bitwise repeatable; requests of one session go to one engine, where the
-session's cache is, until new weights void the cache; a request samples the same tokens in every
-engine, because its noise depends on nothing but the request. An engine that dies loses nothing: its
-requests begin again in the others, and another one may `join` in its place.
+Invariants: the engine of a request depends only on the order of submission, never on load or
+timing, so that a run is bitwise repeatable. Requests of one session go to one engine, which has the
+session's cache, until new weights invalidate the cache. A request samples the same tokens in every
+engine, because its noise depends only on the request. If an engine dies, nothing is lost: its
+requests start again in the others, and a new engine may `join` in its place.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long an engine is polled at a time: other verbs wait for the end of such a poll.
+# Duration of one poll of an engine. Other calls wait until such a poll ends.
 SLICE_SECONDS = 0.5
-# Sessions that are remembered: the least recently used one is forgotten first.
+# Number of sessions that are remembered. The least recently used one is forgotten first.
 MAX_SESSIONS = 1 << 16
 
 
 @dataclass(slots=True)
 class _Dealt:
-    """A request in flight and the engine that has it; None once that engine is dead."""
+    """An in-flight request and its engine; None after that engine died."""
 
     request: Request
     engine: Engine | None
@@ -89,7 +89,9 @@ class Router:
 
     @property
     def received_checksum(self) -> str | None:
-        """The checksum that all engines have. Where they differ, all of them, which fits none."""
+        """The checksum of all engines. If they differ, all of them joined, which matches no
+        manifest.
+        """
         found = dict.fromkeys(engine.received_checksum for engine in self.engines)
         return next(iter(found)) if len(found) == 1 else " and ".join(map(str, found))
 
@@ -141,7 +143,7 @@ class Router:
             else:
                 found = self._attempt(engine, partial(engine.abort, mine))
             if found is not None:
-                # What is not among them has finished already: the next poll returns it.
+                # Requests that are missing here have finished already; the next poll returns them.
                 wanted = [id for id in wanted if id not in mine]
                 ended += found
         for completion in ended:
@@ -187,7 +189,7 @@ class Router:
         self.capabilities = common_capabilities([one.capabilities for one in self.engines])
 
     def score_each(self, rows: Sequence[TokenRow], *, temperature: float) -> list[list[FloatArray]]:
-        """Return what each of the engines scores."""
+        """Return the scores of each engine."""
         self.life.require_settled("score")
         self._settle()
         return self._all(lambda engine: engine.score(rows, temperature=temperature))
@@ -203,7 +205,7 @@ class Router:
         self.life.commit(version)
 
     def stage(self, bucket: Bucket) -> None:
-        """Beside a poll in another thread, which finds out itself which engines died."""
+        """May run while another thread polls; that poll detects by itself which engines died."""
         engines = list(self.engines)
         with ThreadPoolExecutor(max(1, len(engines)), thread_name_prefix="stage") as threads:
             calls = [threads.submit(engine.stage, bucket) for engine in engines]
@@ -241,7 +243,7 @@ class Router:
         return _sum([self._lost, *(engine.stats() for engine in self.engines)])
 
     def close(self) -> None:
-        # Those in other processes first: it ends the polls that wait for them.
+        # Engines in other processes first, because this ends the polls that wait for them.
         for engine in sorted(self.engines, key=lambda e: not e.capabilities.own_process):
             engine.close()
             if engine in self._polls:
@@ -287,7 +289,7 @@ class Router:
         """Wait until no thread is at an engine."""
         for engine, polled in list(self._polls.items()):
             del self._polls[engine]
-            # Nobody waits for it now; the next poll reports what is still wrong then.
+            # No caller waits for it now. If the problem persists, the next poll reports it.
             with suppress(PolicyNotFiniteError):
                 self._take(self._attempt(engine, polled.result))
 
@@ -312,7 +314,7 @@ class Router:
         return [answer for answer in answers if answer is not None]
 
     def _attempt(self, engine: Engine, call: Callable[[], T]) -> T | None:
-        """Return what a call to an engine does, or None where the engine turns out to be dead."""
+        """Return the result of a call to an engine, or None if the engine turns out to be dead."""
         try:
             return call()
         except EngineDiedError as error:

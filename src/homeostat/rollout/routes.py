@@ -1,10 +1,10 @@
-"""The experts that the tokens of a request went to, as its engine ran them.
+"""The experts to which the engine routed the tokens of a request.
 
     Routes(request) -> put(start, routes) after each pass -> completed: columns of the completion
 
-The experts of a token are known once an engine has run it, and then they stay: where its cache is
-computed again, by the same weights or by others, they are replayed, so that what is cached and what
-is returned agree. The last token of a request is never run, and has none.
+The experts of a token are known after an engine computed it, and never change then: if its cache is
+computed again, with the same or other weights, they are replayed, so that the cache and the
+returned routes agree. The last token of a request is never computed and has no experts.
 
 Routes are one array: expert numbers, or records of (expert, weight) where a request asks for the
 weights of the experts as well (`joined`). They come back as two columns.
@@ -65,7 +65,9 @@ class Routes:
         return self._values_TLK[:num_tokens]
 
     def put(self, start: int, routes_TLK: np.ndarray) -> None:
-        """Take the experts of tokens from `start` on. What is known already stays as it is."""
+        """Record the experts of tokens from `start` on. Experts that are known already do not
+        change.
+        """
         end = start + len(routes_TLK)
         assert start <= self.num_known, f"tokens {self.num_known} to {start} were left out"
         if end <= self.num_known:
@@ -75,7 +77,7 @@ class Routes:
         self.num_known = end
 
     def fingerprint(self, num_tokens: int) -> bytes:
-        """Return bytes that are equal where the same of so many tokens is known."""
+        """Return bytes that are equal if the same experts are known for this many tokens."""
         known = min(num_tokens, self.num_known)
         kind = WEIGHTS.encode() if self.has_weights else b""
         return kind + (self.first(known).tobytes() if known else b"")
@@ -142,7 +144,7 @@ def _columns(routes_TLK: np.ndarray) -> dict[str, ColumnArray]:
 
 
 def why_not_resumable(request: Request) -> str | None:
-    """Say why the experts of what a request has begun with are not known."""
+    """Return why the experts of the tokens that a request begins with are not known."""
     segments = _run_segments(request)
     if not segments:
         return None

@@ -1,12 +1,12 @@
 """Compares the settings that saved rollouts were sampled with to those of a run.
 
-A saved log-prob is under one temperature, of tokens of one vocabulary; where a completion was cut
-depends on its limit and on what ends it. A journal notes these beside every group. A run that takes
-its rollouts from another one (debug.rollouts) must agree with them: at another temperature the
-trainer's log-probs would be compared with numbers that mean something else.
+A saved log-prob is valid only for one temperature and one vocabulary. Where a completion was cut
+off depends on its length limit and its stop conditions. A journal notes these beside every group. A
+run that takes its rollouts from another one (debug.rollouts) must agree with them: at another
+temperature the trainer's log-probs would be compared with numbers that mean something else.
 
-The weights may be others: how far the trainer is from what was sampled is measured at every step
-(sampling/*) and corrected for.
+The weights may differ: the difference between the trainer and the sampled log-probs is measured in
+every step (sampling/*) and corrected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SETTINGS = {
 
 
 def sampled_with(sampling: Sampling, tokenizer: ChatTokenizer) -> dict[str, Any]:
-    """Return the settings as JSON holds them."""
+    """Return the settings in the form that JSON stores."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -49,7 +49,7 @@ def sampled_with(sampling: Sampling, tokenizer: ChatTokenizer) -> dict[str, Any]
 def require_same_sampling(
     stored: Mapping[str, Any] | None, now: Mapping[str, Any], *, folder: Path
 ) -> None:
-    """Raises DataError where rollouts were sampled in another way than this run would."""
+    """Raise DataError if rollouts were sampled with other settings than those of this run."""
     if stored is None:
         raise DataError(
             f"debug.rollouts: the rollouts in {folder} do not say at which temperature and with "

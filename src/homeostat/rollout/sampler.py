@@ -2,8 +2,8 @@
 
     Draw (a prompt and its name) ... -> requests -> engine -> (place, completions of one group) ...
 
-The requests of all groups are submitted at once, so that the engine sees the same batch whatever
-becomes of the groups that are finished first.
+The requests of all groups are submitted at once, so that the batch of the engine does not depend on
+which groups finish first.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A prompt to be answered by a group of samples.
+    """A prompt that a group of samples answers.
 
-    `name` is the group's: its requests are `<name>/<sample>`, which keys their noise, and they
-    share the computation of the prompt.
+    `name` is the name of the group. Its requests are named `<name>/<sample>`, which is the key of
+    their noise, and they share the computation of the prompt.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Draw:
 
 
 class Sampler:
-    """Samples from one engine. `stall_s`: how long it may go without finishing any request."""
+    """Samples from one engine. `stall_s`: the longest time without a finished request."""
 
     def __init__(self, engine: Engine, *, seed: int, stall_s: float) -> None:
         self.engine = engine
@@ -57,7 +57,7 @@ class Sampler:
     ) -> Iterator[tuple[int, list[Completion]]]:
         """Yield the place of a group among `draws` and its completions, as groups are finished.
 
-        `router_replay` says what the engine is to record of the tokens' routes, `kept_ids` that it
+        `router_replay` selects what the engine records of the tokens' routes. With `kept_ids` it
         returns the sets that tokens were drawn from. Raises EngineError if the engine stalls or
         cannot continue.
         """
@@ -108,7 +108,7 @@ class Sampler:
 
 
 class SampledGroups:
-    """Puts completions, which come in any order, together to groups."""
+    """Collects completions, which arrive in any order, into groups."""
 
     def __init__(self, draws: Sequence[Draw], *, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -121,7 +121,9 @@ class SampledGroups:
         self._groups: list[dict[int, Completion]] = [{} for _ in draws]
 
     def take(self, completion: Completion) -> tuple[int, list[Completion]] | None:
-        """Take in a completion. Returns its group's place and completions, if that is whole."""
+        """Add a completion. Returns the place and the completions of its group, if that is
+        complete.
+        """
         place, sample = self._places[completion.request_id]
         group = self._groups[place]
         group[sample] = completion

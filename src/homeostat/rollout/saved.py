@@ -73,7 +73,7 @@ class SavedRollouts:
         return found
 
     def _rounds(self, step: int) -> list[list[GroupRecord]]:
-        """Return the rounds of a step up to the first that is not whole."""
+        """Return the rounds of a step up to the first incomplete one."""
         rounds = []
         for _, keys in groupby(self.saved.keys(step), key=lambda key: key.round):
             records = [self.saved.read(key, self.prompts.__getitem__) for key in keys]

@@ -1,9 +1,9 @@
-"""Turns the completions of a prompt into a group with every reward's values.
+"""Turns the completions of a prompt into a group with the values of all rewards.
 
     completions -> text of what the policy wrote -> rewards, in worker processes -> RolloutGroup
 
-Scoring is started first and awaited later: like sampling, it runs while the caller does something
-else. A sample's rewards are not summed up here: see rollout/totals.py.
+Scoring runs in the background: the caller starts it and waits for its result later.
+rollout/totals.py sums the rewards of a sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prove, before anything is sampled, that a vendor's engine serves the model that is trained."""
+"""Verify before sampling that a vendor's engine serves the model that is trained."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ServingCore(Protocol):
 
 
 def require_served(core: ServingCore, served: Served, folder: Path, *, vendor: str) -> None:
-    """Close the engine and raise EngineError where the two differ."""
+    """Close the engine and raise EngineError if its model differs from the trainer's."""
     for what, found, wanted in (
         ("a model of type", core.model_type, served.model_type),
         ("a vocabulary of", core.vocabulary, served.vocabulary),

@@ -2,7 +2,7 @@
 
     remote.py: RemoteEngine -> WorkerGroup of one -> EngineServer -> any Engine
 
-Every reply brings the engine's version and counts along, so that asking for them costs no call.
+Every reply includes the engine's version and counts, so reading them needs no call.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from homeostat.workers.context import WorkerContext
 if TYPE_CHECKING:
     from homeostat.sync.bucket import Bucket
 
-# What a worker is started with, to host an engine.
+# Import path of the factory that a worker calls to host an engine.
 SERVER = "homeostat.rollout.server:serve_engine"
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The result of a verb, and the state of the engine after it.
+    """The result of a call, and the state of the engine after it.
 
     `refused` holds the requests that were queued and cannot be served: id, and why.
     """
@@ -52,7 +52,7 @@ class EngineServer:
         self.engine = engine
 
     def exchange(self, requests: Sequence[Request], timeout_s: float) -> Reply:
-        """Submit these, then poll."""
+        """Submit these requests, then poll."""
         refused = self._submit(requests)
         return self._reply(self.engine.poll(timeout_s=timeout_s), refused)
 

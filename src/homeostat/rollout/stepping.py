@@ -1,10 +1,10 @@
-"""The base of engines that compute in the process they are called in, one step at a time.
+"""The base of engines that compute in the calling process, one step at a time.
 
     submit -> Flight -> _start ... poll: _step, _step, ... -> Completion
 
-It owns the life-cycle and the flights: legal calls, limits, deadlines, draining, the order of
-completions. A subclass says how a flight is started, advanced and dropped, what quiescing and new
-weights mean to its memory, and what sleep frees.
+It manages the life-cycle and the flights: legal calls, limits, deadlines, draining, the order of
+completions. A subclass implements how a flight is started, advanced and dropped, how quiescing and
+new weights affect its memory, and what sleep frees.
 
 Invariant: a request in flight comes back exactly once, from `poll`, `abort` or `begin_update`.
 """
@@ -35,8 +35,8 @@ F = TypeVar("F", bound=Flight)
 class SteppingEngine(ABC, Generic[F]):
     """Implements `rollout.engine.Engine` except for `score` and `stats`.
 
-    `vocabulary` is the number of tokens that the model knows; `decode` turns tokens into the text
-    that stop strings are looked for in, and is None where no request may have any.
+    `vocabulary` is the number of tokens that the model knows; `decode` turns tokens into text, in
+    which stop strings are searched. It is None if no request may have stop strings.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class SteppingEngine(ABC, Generic[F]):
 
     @abstractmethod
     def _flight(self, request: Request, *, number: int, now: float) -> F:
-        """Make what the engine keeps of a request."""
+        """Create the engine's record of a request."""
 
     @abstractmethod
     def _start(self, flight: F) -> None:
@@ -183,19 +183,19 @@ class SteppingEngine(ABC, Generic[F]):
 
     @abstractmethod
     def _step(self, until: float) -> None:
-        """Compute one step at least, and no more than there is time for."""
+        """Compute at least one step, and further steps only while there is time."""
 
     @abstractmethod
     def _drop(self, flight: F) -> None:
-        """Give up what computing a flight holds."""
+        """Release the resources of a flight."""
 
     @abstractmethod
     def _retract(self) -> None:
-        """Take their cache from the flights; it is computed again by the next weights."""
+        """Release the flights' caches, which are computed again with the next weights."""
 
     @abstractmethod
     def _free_memory(self) -> None:
-        """Free what sampling needs and training does not."""
+        """Free the memory that only sampling needs."""
 
     @abstractmethod
     def _restore_memory(self) -> None:
@@ -209,17 +209,19 @@ class SteppingEngine(ABC, Generic[F]):
         """Refuse a flight that could never be served. By default there is room for all."""
 
     def _land(self) -> None:
-        """Take what was computed ahead of the host. By default nothing is."""
+        """Collect the results of steps that were computed ahead of the host. By default there are
+        none.
+        """
 
     def _computing(self) -> AbstractContextManager[object]:
         """Return the context in which steps are computed."""
         return nullcontext()
 
     def _before_commit(self, version: int) -> None:
-        """Forget what old weights computed. May refuse the update by an error."""
+        """Discard what old weights computed. May raise an error to refuse the update."""
 
     def _cancel_update(self) -> None:
-        """Hold the requests in flight back until an update is whole."""
+        """Hold back in-flight requests until an update is complete."""
         self.life.break_off()
 
     def _after_commit(self) -> None:

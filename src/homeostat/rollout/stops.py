@@ -1,4 +1,4 @@
-"""Finds stop strings in a growing completion, whatever the tokens they are spread over.
+"""Finds stop strings in a growing completion, even if they span several tokens.
 
 Only the tail is decoded. A match that was not there before ends in the newest token, so the tail
 must reach back by the longest stop string; a few characters more are kept because the first ones of

@@ -1,6 +1,6 @@
 """Computes the rewards that are trained on: weighted sums, normalised by the run so far, clipped.
 
-The run's moments take in the groups of a round together, in the order of drawing.
+All groups of a round are added to the run's moments together, in the order of drawing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def with_totals(
     """Return the groups with every sample's `reward`, after adding them to `moments`."""
     labels = [reward.label for reward in config.trained]
     if not labels:
-        # What these samples earn is computed by the trainer (run/learning/energies.py).
+        # The trainer computes the rewards of these samples (run/learning/energies.py).
         return list(groups)
     sums = finish([_scored(group, labels) for group in groups], config, moments)
     return [

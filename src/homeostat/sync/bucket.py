@@ -1,14 +1,14 @@
-"""Buckets of weights, and the protocols of those who send and receive them.
+"""Buckets of weights, and the protocols of their senders and receivers.
 
     (name, tensor) ... -> Packer.pack -> Bucket ... -> Receiver.unpack -> (name, tensor) ...
 
-A bucket is small and picklable: it says which tensors it holds and where their bytes are, not the
-bytes. It travels to the engine by whatever calls the engine is driven with; the bytes travel by the
-transport. tests/contract holds every transport to this.
+A bucket is small and picklable: it describes its tensors and where their bytes are, but does not
+contain the bytes. It is an argument of the calls to the engine; the transport moves the bytes.
+tests/contract tests every transport against this protocol.
 
-Invariants: tensors arrive under their names, in order, bit for bit; a bucket takes at most
-`bucket_bytes`, unless it is a single tensor; its bytes stay valid until the next bucket is asked
-for, so that memory is bounded by the bucket and not by the model. Every wait has a deadline.
+Invariants: tensors arrive with their names, in order and bitwise equal. A bucket has at most
+`bucket_bytes`, unless it is a single tensor. Its bytes stay valid until the next bucket is
+requested, so memory is bounded by the bucket size and not by the model. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -44,28 +44,32 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Some tensors. Each transport has a subclass that says where their bytes are; `num_bytes` is
-    what they take there."""
+    """A set of tensors. Each transport has a subclass that describes where their bytes are.
+    `num_bytes` is their size there.
+    """
 
     entries: tuple[TensorEntry, ...]
     num_bytes: int
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that travel to a receiver, where these are fewer than the tensors have."""
+        """Bytes that are sent to a receiver, if they are fewer than the tensors have."""
         return sum(entry.num_bytes for entry in self.entries)
 
     @property
     def whole_because(self) -> str:
-        """Why a transport that sends differences sent whole tensors; empty if it did not."""
+        """The reason why a transport that normally sends differences sent whole tensors; else
+        empty.
+        """
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One publication. `checksum` is over all tensors, which have `num_bytes`; `sent_bytes` of them
-    travelled. `seconds` is without the quiescing, and without the `staged_seconds` for which they
-    were sent while the engine sampled; None if they were not."""
+    """One publication. `checksum` covers all tensors, whose size is `num_bytes`; `sent_bytes` were
+    sent. `seconds` excludes quiescing and `staged_seconds`, the time during which weights were sent
+    while the engine sampled (None if they were not).
+    """
 
     policy_id: str
     version: int
@@ -93,37 +97,39 @@ def entries_checksum(entries: Iterable[TensorEntry], *, policy_id: str = POLICY_
 
 
 class Packer(Protocol):
-    """The sender's half. Picklable until first used, so that it can travel to the trainer."""
+    """The sender's half. It can be pickled until its first use, so that it can be passed to the
+    trainer.
+    """
 
     def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]: ...
 
     def close(self) -> None:
-        """Give back what it holds. Idempotent."""
+        """Release its resources. Idempotent."""
         ...
 
 
 class Receiver(Protocol):
-    """The engine's half, one in each of its processes."""
+    """The engine's half. Each process of the engine has one."""
 
     def unpack(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
-        """The bucket's tensors, each one verified before the first is given out.
+        """Return the bucket's tensors. All are verified before the first is returned.
 
-        They are views of the bucket's bytes: what is kept must be copied before the next bucket.
+        They are views of the bucket's bytes: copy what you keep before the next bucket.
         """
         ...
 
     def close(self) -> None:
-        """Give back what it holds. Idempotent."""
+        """Release its resources. Idempotent."""
         ...
 
 
 class Transport(Protocol):
-    """A picklable description, of which both halves are made. It serves one packer."""
+    """A picklable description from which both halves are created. It serves one packer."""
 
     name: ClassVar[str]
 
     def packer(self) -> Packer: ...
 
     def receiver(self, rank: int, size: int) -> Receiver:
-        """Make the half of process `rank` of the `size` that the engine has."""
+        """Create the receiver of process `rank` of an engine that has `size` processes."""
         ...

@@ -4,11 +4,11 @@ The bits are taken as unsigned 64-bit words x, in rows of 4096. With fixed odd m
 
     checksum = sum_r q[r] * sum_c m[c] * mix(x[r, c])   modulo 2**64,   mix(x) = x ^ (x >> 32)
 
-`mix` is a bijection and odd numbers have inverses, so that one altered word always changes the
-sum. Two words that change places add (mix(x) - mix(y)) * (difference of multipliers); that
-difference is even, which is why `mix` brings the upper half, where floats keep sign and exponent,
-down to the lower. Integers wrap around and add up to the same in any order: no device, block size
-or reduction tree can make a difference.
+`mix` is a bijection and odd numbers have inverses, so that one altered word always changes the sum.
+Two words that change places add (mix(x) - mix(y)) * (difference of multipliers); that difference is
+even, so `mix` moves the upper half, which holds sign and exponent of floats, to the lower half.
+Integers wrap around, and their sum is the same in any order, so the result does not depend on
+device, block size or reduction tree.
 """
 
 from __future__ import annotations

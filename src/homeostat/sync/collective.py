@@ -1,9 +1,9 @@
 """Weights by broadcast: one sender and the engine's processes in a separate group.
 
-The group is gloo on the CPU and NCCL on GPUs, and knows nothing of torch.distributed's default
-group, which trainer and engine may each have for themselves. Its members meet in a folder, or over
-several hosts at a port of the sender's (meeting.py). A meeting is for one group: after a failure,
-open a new transport.
+The group uses gloo on the CPU and NCCL on GPUs. It is independent of torch.distributed's default
+group, which trainer and engine may each have. Its members find each other in a folder, or across
+hosts at a port of the sender's (meeting.py). A meeting serves one group: after a failure, open a
+new transport.
 
 The broadcast runs in a thread of the sender while the bucket is being sent to the receivers, which
 take part in it when they unpack. It does not matter which side starts first.
@@ -35,7 +35,7 @@ _DEATH_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class CollectiveBucket(Bucket):
-    """Its bytes are wherever the broadcast is; `address` is where its group meets."""
+    """Its bytes are sent by the broadcast; `address` is where its group meets."""
 
     address: str = ""
 
@@ -126,7 +126,7 @@ class Group:
         self._num_calls = 0
 
     def buffer(self, num_bytes: int) -> Tensor:
-        """The same memory each time, as large as was ever needed."""
+        """Return the same memory each time; it has the largest size that was needed so far."""
         if self._flat is None or len(self._flat) < num_bytes:
             # The transport's device is the sender's; the receiver's is the current one of its kind.
             own = self.transport.device
@@ -147,7 +147,9 @@ class Group:
         return self._meeting.address
 
     def broadcast(self, flat: Tensor, address: str = "") -> None:
-        """Send bytes from the sender to all. Raises SyncError if one is missing by the deadline."""
+        """Send bytes from the sender to all members. Raises SyncError if one is missing at the
+        deadline.
+        """
         self.come(address)
         assert self._meeting is not None
         if self._backend is None:
@@ -163,10 +165,11 @@ class Group:
             timeout = timedelta(seconds=self.transport.timeout_s)
             self._backend.broadcast([flat], options).wait(timeout)
         except RuntimeError as error:
-            # Without its connections the other members notice at once, not at their deadline.
+            # Closing the connections makes the other members notice at once, not at their deadline.
             self._leave()
             raise self._broken(error) from None
-        # A small broadcast ends once the system has it, whether or not it is ever read.
+        # A small broadcast returns once the system has buffered it, even if no member ever reads
+        # it.
         if self.rank == SENDER and (missing := self._missing()):
             raise self._failure(missing, "the process has ended")
 
@@ -205,13 +208,13 @@ class Group:
         return [rank for rank in self._others if meeting is None or not meeting.is_there(rank)]
 
     def _late(self) -> list[int]:
-        """Members that live, and have not come to the broadcast that this one is at."""
+        """Return the living members that have not reached the broadcast of this member."""
         meeting = self._meeting
         assert meeting is not None, "the member has come"
         return [rank for rank in self._others if meeting.num_calls(rank) < self._num_calls]
 
     def _broken(self, error: RuntimeError) -> SyncError:
-        # A process that dies may let go of its connections before it lets go of its file.
+        # A dying process may close its connections before it releases its file.
         deadline = time.monotonic() + _DEATH_S
         while not (missing := self._missing()) and time.monotonic() < deadline:
             time.sleep(_POLL_S)

@@ -1,12 +1,12 @@
-"""Weights in GPU memory that both sides see, for an engine on the trainer's own GPU.
+"""Weights in GPU memory that both sides can access, for an engine on the trainer's GPU.
 
-The sender fills one buffer again for each bucket, and hands over torch's IPC handle of it, as
-torch.multiprocessing does. The sender waits for its copies before it hands out a bucket; the
-receiver waits for its own before it is done with one: no event has to travel.
+The sender reuses one buffer for all buckets, and passes on torch's IPC handle of it, as
+torch.multiprocessing does. The sender waits for its copies before it passes on a bucket, and the
+receiver waits for its own copies before it releases one, so no CUDA event has to be sent.
 
-Whether that works is tried before it is relied on: the transport carries a few bytes in the same
-manner, which a receiver opens and verifies when it is made. Containers without a common IPC
-namespace, some allocators and processes that do not see the GPU fail here, and not in mid-run.
+The transport is tested before it is used: it carries a few bytes in the same form, which a receiver
+opens and verifies when it is created. Containers without a common IPC namespace, some allocators,
+and processes that do not see the GPU fail in this test and not in the middle of the run.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class CudaIpcReceiver:
         except RuntimeError as error:
             raise SyncError(_why_not("the engine", error)) from None
         yield from verified(bucket, views(flat, bucket.entries), transport=CudaIpcTransport.name)
-        # The caller's copies may still be queued, and the sender is about to fill it again.
+        # The caller's copies may still be queued when the sender fills the buffer again.
         torch.cuda.synchronize(index)
 
     def close(self) -> None:
-        """It holds no buffer between buckets."""
+        """Do nothing: it holds no buffer between buckets."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
-"""Weights through files that hold only what changed since the version that was published before.
+"""Sends weights through files that hold only the changes since the version published before.
 
     new weights, the last published ones -> differences (delta_code.py) -> a file for each bucket
     -> receiver: its copy of the last ones + differences -> new weights, verified by checksum
 
-The checksum of an entry is that of the new tensor, so that a difference that was taken against
-other weights is always noticed. Sender and receivers each keep the last version in host memory. All
-weights are sent whole where there is no last version that both have: at the first publication of a
-transport, and after one that broke off. A single tensor is sent whole if that takes fewer bytes.
+The checksum of an entry is that of the new tensor, so a difference from other weights is always
+detected. Sender and receivers each keep the last version in host memory. If they have no common
+last version (at the first publication of a transport, and after one that failed), all weights are
+sent whole. A single tensor is sent whole if that takes fewer bytes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class DeltaBucket(Bucket):
-    """`base` is the number of the publication that the differences are against; without one all
-    tensors are whole, and `why_whole` says why."""
+    """`base` is the number of the publication that the differences refer to. Without one all
+    tensors are whole, and `why_whole` is the reason.
+    """
 
     file: Path
     parts: tuple[Part, ...]

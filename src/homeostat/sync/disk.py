@@ -1,8 +1,8 @@
-"""Weights through files: safetensors in a folder that sender and receivers both see.
+"""Sends weights through safetensors files in a folder that sender and receivers can both access.
 
-One folder per publication, one file per bucket. A file has its name only once it is whole; the
-folder of the publication before is removed when the next one is complete, and the last by `close`:
-the files here are being sent, not stored.
+There is one folder per publication and one file per bucket. A file gets its final name only when it
+is complete. The folder of a publication is removed when the next one is complete, and the last
+folder by `close`, because these files are only for sending.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DiskPacker:
         """Write the tensors to a file of this path, with a suffix of the format."""
         entries = entries_of(named)
         file = path.with_suffix(".safetensors")
-        # Copied, for a file cannot hold two tensors that share memory.
+        # Copied, because a file cannot hold two tensors that share memory.
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named}
         write_weights(file, save({name: one.contiguous() for name, one in tensors.items()}))
         return DiskBucket(entries, flat_bytes(entries), file)
@@ -81,12 +81,12 @@ class DiskReceiver:
         yield from verified(bucket, tensors, transport=DiskTransport.name)
 
     def close(self) -> None:
-        """It holds no file open."""
+        """Do nothing: it holds no open file."""
 
 
 @dataclass(frozen=True)
 class DiskTransport:
-    """`prefix` is the run's own: what else is in the folder is left alone."""
+    """`prefix` belongs to the run. Other files in the folder are not touched."""
 
     folder: Path
     prefix: str
@@ -101,10 +101,10 @@ class DiskTransport:
 
 
 def write_weights(file: Path, content: bytes) -> None:
-    """Write a file of weights. Raises SyncError if the disk is full, or may not be written."""
+    """Write a file of weights. Raises SyncError if the disk is full or not writable."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        # A power cut ends sender and receivers alike: there is nothing to survive it for.
+        # The file is not synced, because a power cut would end sender and receivers alike.
         write_atomically(file, content, sync=False)
     except OSError as error:
         raise SyncError(

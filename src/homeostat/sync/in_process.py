@@ -1,7 +1,7 @@
-"""Weights that need no journey: the engine computes with the trainer's own tensors.
+"""The transport for an engine that computes with the trainer's own tensors: nothing is sent.
 
-A bucket holds the tensors themselves, all of them, because nothing is copied; receiving is the
-proof that the engine's tensors are the same memory, after which no byte can differ.
+A bucket holds all tensors themselves, because nothing is copied. The receiver only verifies that
+the engine's tensors are the same memory; then no byte can differ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class InProcessPacker:
         yield InProcessBucket(entries_of(named), num_bytes, tensors)
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: it has no resources to release."""
 
 
 class InProcessReceiver:
@@ -57,12 +57,12 @@ class InProcessReceiver:
             yield entry.name, own
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: it has no resources to release."""
 
 
 @dataclass(frozen=True)
 class InProcessTransport:
-    """`own` are the engine's tensors under the names that the trainer sends them by."""
+    """`own` maps the names that the trainer uses to the engine's tensors."""
 
     own: Mapping[str, Tensor]
     name: ClassVar[str] = "in_process"

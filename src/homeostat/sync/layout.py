@@ -20,7 +20,7 @@ Named = list[tuple[str, Tensor]]
 
 
 def grouped(weights: Iterable[tuple[str, Tensor]], *, bucket_bytes: int) -> Iterator[Named]:
-    """The weights in order, in as few buckets as hold at most `bucket_bytes` or one tensor."""
+    """Group the weights, in order, in buckets of at most `bucket_bytes` or one larger tensor."""
     named: Named = []
     used = 0
     for name, tensor in weights:
@@ -64,7 +64,7 @@ def views(flat: Tensor, entries: Sequence[TensorEntry]) -> list[Tensor]:
 def verified(
     bucket: Bucket, tensors: Sequence[Tensor], *, transport: str
 ) -> list[tuple[str, Tensor]]:
-    """The tensors under their names. Raises SyncError unless all are what the sender has."""
+    """Return the tensors by name. Raises SyncError unless all equal the sender's."""
     for entry, tensor in zip(bucket.entries, tensors, strict=True):
         if tensor.dtype != entry.dtype or tuple(tensor.shape) != entry.shape:
             raise SyncError(

@@ -1,12 +1,12 @@
-"""Meeting places of the members of a broadcast, and what members know of each other.
+"""Meeting places of the members of a broadcast, where they also report their progress.
 
     FolderMeeting   processes of one host: each holds a file while it lives, so that who never came,
                     and who died, can be said by name, and no port has to be free
     StoreMeeting    processes of several hosts: a key-value store that the sender opens at a free
                     port of its host; its address travels with the buckets
 
-Each member records at which broadcast it is: if one fails, the others can say who did not take
-part.
+Each member records the number of its current broadcast. If a broadcast fails, the error can name
+the members that did not take part.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from homeostat.sync.presence import hold, is_held
 SENDER = 0
 # Of the names of meeting places.
 PREFIX = "collective-"
-# The address of the host that a process is on, where a launcher over several hosts says it.
+# The address of a process's host, if a launcher over several hosts provides it.
 HOST_VARIABLE = "HOMEOSTAT_HOST"
 
 
 class Meeting(Protocol):
-    """The part of one member. `address` is what others need to find it; empty if nothing."""
+    """The part of one member. Others find it by `address`, which is empty if they need none."""
 
     address: str
 
     def join(self, address: str) -> None:
-        """Come to the meeting. Raises SyncError if the place is taken or cannot be reached."""
+        """Join the meeting. Raises SyncError if the place is taken or cannot be reached."""
         ...
 
     def is_there(self, rank: int) -> bool: ...
 
     def tell(self, num_calls: int) -> None:
-        """Say at which broadcast this member is."""
+        """Record the number of this member's current broadcast."""
         ...
 
     def num_calls(self, rank: int) -> int: ...
@@ -109,7 +109,9 @@ class FolderMeeting:
 
 
 class StoreMeeting:
-    """A TCP store at the sender's host. That a member died is known only by its silence."""
+    """A TCP store at the sender's host. The death of a member is noticed only because it stops
+    reporting.
+    """
 
     def __init__(self, host: str, rank: int, *, timeout_s: float) -> None:
         self.rank = rank
@@ -171,7 +173,7 @@ def own_host(default: str) -> str:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove meeting places beside this one whose sender was killed."""
+    """Remove meeting places in the same folder whose sender was killed."""
     for place in folder.parent.glob(f"{PREFIX}*/rank_{SENDER}"):
         if not is_held(place):
             shutil.rmtree(place.parent, ignore_errors=True)

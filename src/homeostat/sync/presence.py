@@ -1,7 +1,7 @@
-"""Is the process that made a file still alive? It holds a lock on it, which dies with it.
+"""Find out whether the process that created a file is still alive: it holds a lock on the file.
 
-Unlike a process id, a lock is never taken over by a stranger, and a killed process that nobody has
-waited for yet holds none.
+The lock ends with the process. Unlike a process id, it cannot pass to another process, and a killed
+process that was not reaped yet (a zombie) holds none.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def hold(path: Path) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # Whoever asks whether it is held has a lock on it for a moment.
+            # A process that checks whether the file is held has a lock on it for a moment.
             os.close(descriptor)
             if last:
                 raise
         else:
             if _is_at(path, descriptor):
                 return descriptor
-            # It was removed as unheld before the lock was taken.
+            # Another process removed the file before this one took the lock.
             os.close(descriptor)
         time.sleep(0.001)
     raise FileNotFoundError(errno.ENOENT, "it is removed as soon as it is made", str(path))
@@ -43,7 +43,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """False where there is no such file, or nobody holds it."""
+    """Return whether a process holds the file. False if there is no such file."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -60,7 +60,8 @@ def is_held(path: Path) -> bool:
 def remove_unheld(path: Path) -> None:
     """Remove the file unless somebody holds it.
 
-    It is removed under a lock: a maker who comes in between waits for it, and makes it again.
+    It is removed under a lock: a process that wants to hold it meanwhile waits, and creates it
+    again.
     """
     try:
         descriptor = os.open(path, os.O_RDWR)

@@ -1,10 +1,10 @@
-"""Publication of a policy's weights: from the trainer's memory into the engine's, with proof.
+"""Publishes a policy's weights: from the trainer's memory into the engine's, with verification.
 
     begin_update -> buckets -> apply ... -> commit -> verify -> Manifest
 
-Between `begin_update` and `commit` the engine holds parts of two versions: what fails there leaves
-it uncommitted, and it must be closed. An engine that shares the trainer's tensors is sent nothing;
-that they are the same memory is proven here on its behalf.
+Between `begin_update` and `commit` the engine holds parts of two versions: if something fails in
+between, the engine stays uncommitted and must be closed. Nothing is sent to an engine that shares
+the trainer's tensors; for such an engine it is verified that the memory is the same.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class WeightSink(Protocol):
 
 
 class StagingSink(Protocol):
-    """The part of an engine that takes weights while it samples."""
+    """The part of an engine that receives weights while it samples."""
 
     def stage(self, bucket: Bucket) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Weights that the engine holds and does not compute with yet."""
+    """Weights that the engine has received but does not use yet."""
 
     version: int
     buckets: list[Bucket]
@@ -81,9 +81,10 @@ class ScoreEach(Protocol):
 
 
 class Publisher:
-    """Sends the weights of one policy by one transport. Without a `probe` nothing is verified but
-    what arrives. `through` gives a packer that sends them in another form. `score_each` is for an
-    engine that is made of several: all of them have to serve the weights."""
+    """Sends the weights of one policy by one transport. Without a `probe` only the received bytes
+    are verified. `through` provides a packer that sends the weights in another form. `score_each`
+    is for an engine made of several engines, all of which must serve the weights.
+    """
 
     def __init__(
         self,
@@ -132,7 +133,9 @@ class Publisher:
         quiesce: StrEnum,
         on_ended: Callable[[list[Completion]], object],
     ) -> Manifest:
-        """`on_ended` is given what ended because of the update, before anything can go wrong."""
+        """Publish the weights. `on_ended` gets the completions that ended because of the update,
+        before any step that can fail.
+        """
         base = engine.policy_version
         if version < base:
             raise SyncError(

@@ -1,12 +1,12 @@
-"""Weights through memory that two processes of the same machine map: files in /dev/shm.
+"""Sends weights through memory that two processes on one machine map: files in /dev/shm.
 
 The sender has one segment, which it fills again for each bucket: memory is bounded by the larger of
 `bucket_bytes` and the largest tensor. The segment's name carries a digest of the run's folder and
-the sender's process id; the sender holds a lock on it, so that whoever sends next for the same run
-knows the segments of senders that were killed, and removes them. These are plain files, not
+the sender's process id; the sender holds a lock on it, so that the next sender of the same run
+recognises and removes the segments of killed senders. These are plain files, not
 `multiprocessing.shared_memory`, whose resource tracker unlinks what another process still uses.
-macOS has no /dev/shm: there the files lie in the temporary folder, and the system keeps their pages
-in memory as long as there is room.
+macOS has no /dev/shm: there the files are in the temporary folder, and the system keeps their pages
+in memory while there is room.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class SharedMemoryReceiver:
 
 @dataclass(frozen=True)
 class SharedMemoryTransport:
-    """`prefix` is the run's own: segments are named by it, and stale ones known by it."""
+    """`prefix` belongs to the run. Segments get it as a prefix of their names, by which stale ones
+    are recognised.
+    """
 
     prefix: str
     bucket_bytes: int
@@ -129,7 +131,7 @@ class _Segment:
 
 
 def _allocate(descriptor: int, num_bytes: int) -> None:
-    """Make a file so long, with all its bytes. Raises OSError where there is no room."""
+    """Give a file this length, and allocate all its bytes. Raises OSError if there is no room."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, num_bytes)
         return

@@ -1,13 +1,13 @@
-"""Proof that an engine serves the weights that were published.
+"""Verifies that an engine serves the weights that were published.
 
 An engine changes the layout of weights and may get that wrong, so there are two questions: did it
 receive every tensor (the checksum over all it unpacked), and does it compute with them (the
 log-probs of fixed rows, against the trainer's own)?
 
-How far may honest log-probs differ? A residual stream is rounded about ten times a layer, and
-errors that are independent add up like a random walk: u * sqrt(10 L) with the unit roundoff
-u = eps / 2 of the weights' dtype. Sums of about 4096 products are taken in fp32 whatever the dtype,
-in another order by each engine, and each of their additions rounds too:
+How far may log-probs differ by rounding alone? A residual stream is rounded about ten times a
+layer, and errors that are independent add up like a random walk: u * sqrt(10 L) with the unit
+roundoff u = eps / 2 of the weights' dtype. Sums of about 4096 products are taken in fp32 whatever
+the dtype, in another order by each engine, and each of their additions rounds too:
 
     limit = (u(dtype) * sqrt(10 L) + u(fp32) * sqrt(10 L * 4096)) * (1 + |logp|)
 
@@ -36,13 +36,15 @@ _SUM_LENGTH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Fixed rows to score. `dtype` is the coarser one of what trainer and engine compute in."""
+    """Fixed rows to score. `dtype` is the less precise of the dtypes in which trainer and engine
+    compute.
+    """
 
     vocabulary: int
     num_layers: int
     dtype: torch.dtype
     temperature: float = 1.0
-    # No more than the engine can serve.
+    # Limit the rows to what the engine can serve.
     row_tokens: int = 16
 
     def rows(self) -> list[TokenRow]:
@@ -54,14 +56,14 @@ class Probe:
 
     @property
     def tolerance(self) -> float:
-        """The limit of an honest difference, as a share of 1 + |logp|."""
+        """Return the largest difference that rounding can explain, as a share of 1 + |logp|."""
         walk = math.sqrt(_ROUNDINGS_PER_LAYER * self.num_layers)
         sums = torch.finfo(torch.float32).eps * math.sqrt(_SUM_LENGTH)
         return 0.5 * walk * (torch.finfo(self.dtype).eps + sums)
 
 
 def require_received(manifest: Manifest, received_checksum: str | None) -> None:
-    """Raises NotServedError unless the engine took in what was sent, all of it and in order."""
+    """Raise NotServedError unless the engine received everything that was sent, in order."""
     if received_checksum != manifest.checksum:
         raise NotServedError(
             f"the engine does not serve the weights that were published as version "
@@ -78,8 +80,10 @@ def require_served(
     trainer_logp: Sequence[FloatArray],
     engine_logp: Sequence[FloatArray],
 ) -> None:
-    """Raises NotServedError unless the engine computes what the trainer does, and
-    PolicyNotFiniteError where that is no number."""
+    """Raise NotServedError unless the engine's log-probs match the trainer's within the tolerance.
+
+    Raises PolicyNotFiniteError if the trainer's are not finite.
+    """
     trainer_logp_M = np.concatenate(trainer_logp).astype(np.float64)
     engine_logp_M = np.concatenate(engine_logp).astype(np.float64)
     if not np.isfinite(trainer_logp_M).all():
@@ -90,7 +94,7 @@ def require_served(
         )
     difference_M = np.abs(engine_logp_M - trainer_logp_M)
     limit_M = probe.tolerance * (1 + np.abs(trainer_logp_M))
-    # A NaN is within no limit.
+    # A NaN exceeds every limit.
     off_M = ~(difference_M <= limit_M)
     if off_M.any():
         worst = int(np.argmax(np.where(np.isnan(difference_M), np.inf, difference_M / limit_M)))

@@ -1,7 +1,8 @@
-"""The trainer; and, called as a function, `homeostat.train(recipe)`: see homeostat/api/runs.py.
+"""The trainer package. It can also be called: `homeostat.train(recipe)`, see homeostat/api/runs.py.
 
-The package and the function have one name. Importing a submodule sets the attribute of that name in
-its parent, so the package itself is made callable: it is the same object, whatever was imported.
+The package and the function have the same name. Importing a submodule sets the attribute of that
+name in its parent, so the package itself is made callable: then the attribute is always the same
+object.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """From a recipe to the models that a trainer works with: the policy, the reference where the loss
-asks for one, the critic of PPO, and the model of an energy's features. Every backend decides here,
-so that all of them decide alike.
+asks for one, the critic of PPO, and the model of an energy's features. All backends use this file,
+so that they build the same models.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def role_models(
     *,
     starting_policy: Callable[[LoadedModel], LoadedModel],
 ) -> dict[Role, RoleModel]:
-    """The models of a run by their roles. `starting_policy` gives a frozen model with the weights
-    that the policy starts from."""
+    """The models of a run by their roles. `starting_policy` returns a frozen model with the initial
+    weights of the policy.
+    """
     policy = load(config.model, config.lora, trained=True, head=config.head)
     rate = config.model.moe.router_bias_update_rate
     alone = config.lora is not None and config.lora.publish == "adapter"
@@ -98,7 +99,9 @@ def role_models(
 
 
 def critic_lora(critic: CriticConfig, lora: LoraConfig | None) -> LoraConfig | None:
-    """The critic's adapter: as the policy's, but new if the critic starts from another model."""
+    """Return the settings of the critic's adapter: the policy's, but new if the critic starts from
+    another model.
+    """
     if lora is None or critic.path is None:
         return lora
     return lora.model_copy(update={"path": None})

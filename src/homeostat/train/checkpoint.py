@@ -1,9 +1,10 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints that are either complete or absent.
 
-A checkpoint is written into a hidden folder beside its place, every file is synced, a manifest
-with sizes and SHA-256 sums is written last, and one rename puts it in place; `latest` is then
-replaced. Whatever interrupts this, a power cut or a full disk, what was saved before stays. Only
-safetensors and JSON are written: reading a checkpoint runs no code of the file's.
+A checkpoint is written into a hidden folder next to its final place. Every file is synced, a
+manifest with sizes and SHA-256 sums is written last, and one rename puts the folder in place; then
+`latest` is replaced. If a power cut or a full disk interrupts this, earlier checkpoints stay
+intact. Only safetensors and JSON are written, so reading a checkpoint never runs code from its
+files.
 
     checkpoints/latest                  name of the newest
     checkpoints/best                    name of the one with the lowest eval/loss
@@ -67,7 +68,7 @@ class CheckpointStore:
     """The checkpoints of one run."""
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
-        """With `read_only` nothing is changed, so that the folder may be that of a live run."""
+        """Open the folder. With `read_only` nothing is changed, so it may belong to a live run."""
         self.folder = folder
         self.read_only = read_only
 
@@ -89,10 +90,10 @@ class CheckpointStore:
         num_bytes: int,
         best: bool = False,
     ) -> Path:
-        """Save what `write` puts into a folder, about `num_bytes` of it, beside `state`.
+        """Save `state` and the files that `write` puts into a folder, about `num_bytes` of them.
 
-        Raises CheckpointWriteError, leaving no trace, where it cannot; DiskFullError where that is
-        for lack of space.
+        If that fails, nothing is left behind, and CheckpointWriteError is raised (DiskFullError for
+        lack of space).
         """
         final = self.path(step)
         building = self.folder / f".building_{final.name}"
@@ -116,7 +117,7 @@ class CheckpointStore:
         return final
 
     def mark_best(self, step: int) -> None:
-        """Point to the best, where that is not so already and its checkpoint is still there."""
+        """Point to the best checkpoint, if it still exists and is not marked already."""
         if step != self.best_step() and self.path(step).is_dir():
             self._point("best", step)
 
@@ -124,7 +125,7 @@ class CheckpointStore:
         return self._pointed("best")
 
     def newest_valid(self) -> Found | None:
-        """The newest checkpoint that is whole; broken ones are skipped and reported."""
+        """Return the newest complete checkpoint. Broken ones are skipped and reported."""
         self._put_back()
         passed_over: list[tuple[str, str]] = []
         for step in reversed(self.steps()):
@@ -154,7 +155,7 @@ class CheckpointStore:
         return self._found(step, [])
 
     def prune(self, *, keep_last: int, max_bytes: int | None) -> list[int]:
-        """Remove the oldest beyond the limits; the newest and the best always stay."""
+        """Remove the oldest checkpoints beyond the limits. Always keep the newest and the best."""
         steps = self.steps()
         safe = {*steps[-1:], self.best_step()}
         removed: list[int] = []
@@ -183,7 +184,9 @@ class CheckpointStore:
         return removed
 
     def set_aside_after(self, step: int) -> list[int]:
-        """Move away what lies beyond the step a run continues from: it will be made again."""
+        """Move away checkpoints after the step from which a run continues, because they will be
+        created again.
+        """
         later = [other for other in self.steps() if other > step]
         if not later:
             return []
@@ -222,7 +225,9 @@ class CheckpointStore:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def _put_in_place(self, building: Path, final: Path) -> None:
-        """A step that is saved again takes the old one's place only when it is whole itself."""
+        """Put a checkpoint in place. One of the same step is replaced only when the new one is
+        complete.
+        """
         old = self.folder / f"{_REPLACED}{final.name}"
         if final.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -241,7 +246,9 @@ class CheckpointStore:
                 os.rename(old, place)
 
     def _remove(self, step: int) -> None:
-        """Rename first: a removal that is interrupted must not leave half a checkpoint."""
+        """Remove a checkpoint. It is renamed first, so that an interruption leaves no half
+        checkpoint.
+        """
         doomed = self.folder / f".removing_{self.path(step).name}"
         shutil.rmtree(doomed, ignore_errors=True)
         os.rename(self.path(step), doomed)
@@ -259,7 +266,7 @@ class CheckpointStore:
 
 
 def why_broken(path: Path) -> str | None:
-    """None for a checkpoint whose every file is as it was written, else what is wrong."""
+    """Return None if all files of a checkpoint are as they were written, else the problem."""
     if not (path / _MANIFEST).is_file():
         return f"{_MANIFEST} is missing"
     try:

@@ -1,12 +1,12 @@
-"""Chooses how a run uses the cores of a CPU, by measuring, and says why.
+"""Chooses by measurement how a run uses the cores of a CPU, and records why.
 
     way = threads of one operation x lanes (parts of a micro-batch at one time, train/lanes.py)
 
 A second thread of one operation makes small matrices slower on some machines, and any on a busy
 one, since the threads wait for each other at the end of every operation; lanes wait once per
-micro-batch. Which is faster cannot be known without trying: all ways do the same small work a few
-times, in turns; the plain way (one thread, one lane) stays unless another is clearly faster, and
-lanes are taken before threads that are not far faster than they are.
+micro-batch. Which is faster can only be measured: all candidates do the same small work a few
+times, in turns. The default (one thread, one lane) is kept unless another is clearly faster, and
+lanes are preferred to threads unless threads are far faster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_LANES = 8
 _LAPS = 7
 _MAX_SECONDS = 0.5
 _CLEARLY = 0.9
-# Of the time of lanes: threads that take less are taken before them.
+# Threads are preferred to lanes if they take less than this share of the time of lanes.
 _FAR_FASTER = 0.7
 _SIZE = 256
 
@@ -51,7 +51,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """A way, and why it was chosen."""
+    """A use of the cores, and the reason for choosing it."""
 
     way: Way
     why: str
@@ -64,7 +64,9 @@ PLAIN = Way(lanes=1, threads=1)
 
 
 def available_cores(num_ranks: int = 1) -> int:
-    """The threads torch was started with, or fewer if the process may not use as many."""
+    """Return the number of threads that torch started with, or fewer if the process may not use as
+    many.
+    """
     return max(1, min(torch.get_num_threads(), num_usable_cpus() // num_ranks))
 
 
@@ -84,8 +86,10 @@ def choose_cores(config: TrainerConfig, *, most: int, may_split: bool) -> Cores:
 
 
 def fastest(seconds: dict[Way, float]) -> Way:
-    """The plain way, unless another takes clearly less time; lanes rather than threads that take
-    about as long, for lanes do not wait for each other when the machine has other work, too."""
+    """Return the default use, unless another takes clearly less time. Lanes are preferred to
+    threads that take about as long, because lanes do not wait for each other when the machine is
+    busy.
+    """
     able = [way for way in seconds if seconds[way] < _CLEARLY * seconds[PLAIN]]
     best = min(able, key=lambda way: (seconds[way], way), default=PLAIN)
     lanes = [way for way in able if way.lanes > 1]
@@ -93,7 +97,9 @@ def fastest(seconds: dict[Way, float]) -> Way:
 
 
 def measure(ways: Sequence[Way]) -> dict[Way, float]:
-    """Seconds that each way takes for the same work: medians of laps that take turns."""
+    """Return the seconds that each use of the cores takes for the same work: medians of alternating
+    laps.
+    """
     units = 4 * max(way.lanes * way.threads for way in ways)
     laps: dict[Way, list[float]] = {way: [] for way in ways}
     with _threads_restored():
@@ -101,7 +107,7 @@ def measure(ways: Sequence[Way]) -> dict[Way, float]:
             for way, spent in laps.items():
                 if sum(spent) < _MAX_SECONDS:
                     spent.append(_lap(way, units))
-    # The first lap of a way wakes its threads.
+    # The first lap of each use wakes its threads.
     return {way: statistics.median(spent[1:] or spent) for way, spent in laps.items()}
 
 

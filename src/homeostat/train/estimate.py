@@ -1,11 +1,11 @@
-"""Estimates what an update will hold at most, by doing it without data.
+"""Estimates the peak memory of an update by running it without data.
 
     held throughout   weights, the optimizer's masters, gradients and moments; a reference, a critic
     on top, at most   what one micro-batch keeps between forward and backward, its logits, and the
                       gradients that are made on the way
 
-The update runs on the meta device through the same forward pass, loss and checkpointing as the
-real one, and every tensor that is alive is counted.
+The update runs on the meta device through the same forward pass, loss and checkpointing as the real
+one, and every tensor that is alive is counted.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class UpdateMemory:
     work: int
     # The critic's weights, optimizer and gradients.
     critic: int = 0
-    # Of each part of a micro-batch that is computed at one time (train/lanes.py).
+    # For each part of a micro-batch that is computed at the same time (train/lanes.py).
     lanes: int = 0
-    # What is offloaded to host memory: the optimizer's state and masters; experts, or all weights,
-    # with all of it. Of all ranks on the host together.
+    # Host memory of offloaded data, for all ranks on the host together: the optimizer's state and
+    # masters; or experts or all weights, with their gradients and state.
     host: int = 0
 
     @property
@@ -174,7 +174,7 @@ def _trained_on_ranks(
     # Of an optimizer in host memory only its buffers are on the device.
     state = optimizer_bytes(optimizer, shape.named_parameters(), config.trainer, ())
     held = rank_bytes(shape, backend, config.mesh, buffers=state.device)
-    # A layer's gradients are dealt out to the ranks as soon as they are there.
+    # A layer's gradients are distributed to the ranks as soon as they are computed.
     freed = set(shape.parameters())
     return _Trained(
         weights=held.weights,

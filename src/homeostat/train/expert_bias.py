@@ -1,4 +1,4 @@
-"""Expert biases: moved after an update towards an even load, without a gradient (DeepSeek-V3).
+"""Changes expert biases after each update, without a gradient, to balance the load (DeepSeek-V3).
 
     b_e += rate * sign(mean load - load of e)      load over all tokens and ranks of the update
 

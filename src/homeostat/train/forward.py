@@ -47,7 +47,7 @@ from homeostat.types import Computed, LossSpec, Outputs, TrainBatch
 class TokenScores:
     """Log-probs of the M trained tokens of a batch, and entropies of their distributions.
 
-    A model with a value head gives values instead: `value_M` of the states in which these tokens
+    A model with a value head returns values instead: `value_M` of the states in which these tokens
     were chosen, `value_B` at the last token of each row. `index_M` is a token's place in the batch,
     `row_of_M` its row. `routing` is that of the pass where it replayed recorded routes: its
     `finish_backward` follows the backward pass.
@@ -65,7 +65,7 @@ class TokenScores:
 
     @property
     def head_M(self) -> Tensor:
-        """Return what the head gives for each trained token: its log-prob, or its value."""
+        """Return the head's output for each trained token: its log-prob, or its value."""
         found = self.value_M if self.logp_M is None else self.logp_M
         assert found is not None, "a model has one head or the other"
         return found
@@ -118,7 +118,7 @@ class Forward:
         return cls(config, runtime, seed, has_dropout, links)
 
     def outputs(self, model: Model, batch: TrainBatch, outputs: Outputs) -> OnDevice:
-        """Compute what is asked for, and no more. There is no dropout."""
+        """Compute only the requested outputs. There is no dropout."""
         states = HiddenStates(outputs.hidden) if outputs.hidden else None
         watch = self._watch(model, batch, None) if outputs.load else None
         tokens_N = self._send(batch.tokens_N)
@@ -148,9 +148,9 @@ class Forward:
         dropout_step: int | None = None,
         watch: LoadWatch | None = None,
     ) -> TokenScores:
-        """Compute what the head gives for the trained tokens, with a gradient.
+        """Compute the head's outputs for the trained tokens, with a gradient.
 
-        `dropout_step` keys dropout.
+        `dropout_step` is the key of dropout.
         """
         tokens_N = self._send(batch.tokens_N)
         routing, routes = self._routing(model, batch, watch)
@@ -165,7 +165,7 @@ class Forward:
     def loss(
         self, model: Model, batch: TrainBatch, spec: LossSpec, *, step: int
     ) -> tuple[TokenScores, LossTerms, Tensor | None]:
-        """Compute what the batch adds to the loss of update `step`, which keys dropout.
+        """Compute the batch's part of the loss of update `step`, which is the key of dropout.
 
         The third value is the load of the model's experts. The routers' losses are not in the
         terms: their gradients join in the backward pass (ops/balance.py).
@@ -200,9 +200,10 @@ class Forward:
     def _routing(
         self, model: Model, batch: TrainBatch, watch: LoadWatch | None
     ) -> tuple[Routing | None, tuple[np.ndarray, ...]]:
-        """Return what replays the batch's recorded routes and watches the load, and those routes.
+        """Return the routing that replays the batch's recorded routes and counts the load, and
+        those routes.
 
-        None if there is nothing to replay and nothing to watch.
+        The routing is None if there is nothing to replay and nothing to count.
         """
         routes = replayed_columns(batch)
         routing = replaying(routes, batch, model.moe, send=self._send) if routes else None

@@ -1,5 +1,5 @@
-"""Weights that are not trained (under an adapter, of a reference model): a checkpoint does not hold
-them, so it holds what tells them apart.
+"""Weights that are not trained (under an adapter, of a reference model): a checkpoint does not
+contain them, but only checksums that identify them.
 
 A sum of integers is exact in any order, so that it is the same on every device.
 """
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from homeostat.errors import CheckpointError
 
 _INTEGERS = {4: torch.int32, 2: torch.int16, 1: torch.int8}
-# Elements of a tensor that are looked at in one go: what passes over all weights need is then a few
-# megabytes, however large the model is.
+# Elements of a tensor that are processed at a time, so that a pass over all weights needs only a
+# few megabytes even for a large model.
 CHUNK_ELEMENTS = 2**20
 
 

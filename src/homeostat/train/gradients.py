@@ -43,8 +43,8 @@ class GradSum:
 class Gradients:
     """The gradients of all trained parameters.
 
-    However a gradient was computed (by `backward`, or by `torch.autograd.grad`, which fires no
-    hooks), it is added through `add`.
+    All gradients are added through `add`, whether `backward` computed them or
+    `torch.autograd.grad`, which fires no hooks.
     """
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
@@ -54,7 +54,8 @@ class Gradients:
             if param.dtype != torch.float32:
                 self._sums[name] = GradSum(param)
                 # The hook holds no reference back to the parameter or to this object: a trainer
-                # that nobody holds must free its memory at once, not at the next collection.
+                # without references must free its memory at once, not at the next garbage
+                # collection.
                 param.register_post_accumulate_grad_hook(partial(_take_grad, self._sums[name]))
 
     def of(self, name: str) -> Tensor | None:

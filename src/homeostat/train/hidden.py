@@ -1,10 +1,10 @@
-"""The hidden states of a micro-batch, and which of its tokens they are of.
+"""The hidden states of a micro-batch, and the tokens to which they belong.
 
     Hidden       all tokens are here, perhaps those of equal prompts once for all copies
     PartHidden   train/sequence/hidden.py: some tokens are here, the others on other ranks
 
-Whoever reads states asks for those of tokens of the batch (`at`) that are here (`mine`), and gives
-what was made of them back (`whole`, `total`) to have it of all tokens.
+A reader gets the states (`at`) of the tokens that this rank holds (`mine`), and combines its
+results (`whole`, `total`) into those of all tokens.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
     update    in the buffer      where all computes     bucket n + 1
     store     buffer -> host     on another one         bucket n
 
-After the last bucket of an update the first ones are loaded again: they are there when the next
-update begins, because the passes that come before it take longer. Gradients and parameters stay
-on the device, or come and go with their bucket if they are in host memory, too.
+After the last bucket of an update the first ones are loaded again: they are loaded when the next
+update begins, because the passes before it take longer. Gradients and parameters stay on the
+device; if they are in host memory too, they are copied with their bucket.
 
 Invariants: a buffer is loaded only after what it held was stored, and updated only after it was
 loaded. Weights and gradients in host memory may be used as soon as an update has returned. The rule
@@ -153,7 +153,7 @@ class HostState:
                 part.lay_out(room)
         self._inward, self._outward = SideStream(device), SideStream(device)
         for buffer in self._buffers:
-            # Copies may still be under way when nobody holds the buffers any more.
+            # Copies may still be running when the last reference to the buffers is gone.
             self._inward.uses(buffer)
             self._outward.uses(buffer)
         # Buffer -> the bucket that it holds or is about to hold, and the event after that copy.
@@ -194,12 +194,12 @@ class HostState:
             self._load(number)
 
     def forget(self) -> None:
-        """Load all again: host memory was written by somebody else."""
+        """Load everything again, because other code wrote to host memory."""
         self.settle()
         self._held.clear()
 
     def settle(self) -> None:
-        """Wait until host memory holds all that was stored."""
+        """Wait until everything is stored in host memory."""
         self._outward.finish(self._stored)
 
     def masters(self) -> Iterator[tuple[str, Tensor]]:

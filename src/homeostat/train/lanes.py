@@ -1,12 +1,12 @@
-"""Computes parts of a micro-batch at one time, each in its own thread: uses a CPU's second core.
+"""Computes parts of a micro-batch in parallel threads (lanes), to use several cores of a CPU.
 
     TrainBatch -> split -> forward and backward of each part in its lane -> gradients, in lane order
 
-torch gives the interpreter free while it computes, so that lanes run side by side without ever
-waiting for each other inside an operation, as the threads of one operation do: on a busy machine,
-or with small matrices, those waits cost more than the second thread brings. Weights are shared;
-each lane has its own gradients, which are added up in the order of the lanes, so that a result
-does not depend on who was first.
+torch releases the GIL while it computes, so lanes run in parallel and never wait for each other
+inside an operation. The threads of one operation do wait for each other, which on a busy machine or
+with small matrices costs more than a second thread gains. Weights are shared. Each lane has its own
+gradients, which are added in the order of the lanes, so that the result does not depend on which
+lane finishes first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Lanes:
         )
 
     def map(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Results in order. Where one fails, the others end before it is raised."""
+        """Return the results in order. If one lane fails, its error is raised after the others have
+        ended.
+        """
         assert 1 <= len(items) <= self.count, (len(items), self.count)
         others = [self._pool.submit(work, item) for item in items[1:]]
         try:

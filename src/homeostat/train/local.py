@@ -1,4 +1,4 @@
-"""The Trainer on one device: the world of one rank.
+"""The Trainer on one device: a world of one rank.
 
 On a CPU a micro-batch may be split over threads (train/lanes.py).
 """

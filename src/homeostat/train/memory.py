@@ -1,4 +1,4 @@
-"""Running out of memory: recognising it, writing down who held what, and what to try next."""
+"""Handles running out of memory: recognise it, record what used the memory, suggest settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RESERVE_BYTES = 64 * 2**20
 
 
 class Reserve:
-    """Address space set aside, so that there is room to say what happened when memory is out.
+    """Reserved address space, so that an error can still be reported when memory runs out.
 
     Its pages are never touched: it costs no physical memory.
     """
@@ -117,7 +117,7 @@ def _frames_here() -> list[dict[str, Any]]:
 
 
 def write_snapshot(path: Path, *, device: torch.device, error: str, sites: list[Site]) -> None:
-    """Write down as JSON who held memory when it ran out."""
+    """Write as JSON what used the memory when it ran out."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {"device": str(device), "error": error, "largest": sites}
     if device.type == "cuda":

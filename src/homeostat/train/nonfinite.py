@@ -1,9 +1,9 @@
 """Finds where a NaN or an infinity came from.
 
-The update that failed was not applied. It is replayed once, row by row, with every module's
-output and gradient watched and autograd's anomaly detection on, so that the answer names the rows,
-the module, and the direction (forward or backward). On several ranks all of them take part, and the
-word of the first data group counts: they must not go different ways.
+The update that failed was not applied. It is replayed once, row by row, with every module's output
+and gradient watched and autograd's anomaly detection on, so that the answer names the rows, the
+module, and the direction (forward or backward). If there are several ranks, all of them take part,
+and the result of the first data group counts, so that all ranks proceed alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from homeostat.train.trainer import Origin
 from homeostat.train.update import UpdateShare
 from homeostat.types import Computed, LossSpec, Outputs, Role, StepPlan, TokenRow, TrainBatch
 
-# What torch hands to a backward hook.
+# The argument that torch passes to a backward hook.
 Grads = tuple[Tensor, ...] | Tensor
 
 # What the head is, and gives: of a model that predicts tokens, and of one with a value head.
@@ -34,7 +34,7 @@ _HEADS = (
     ("the LM head", "log-probabilities of the trained tokens"),
     ("the value head", "values of the trained tokens"),
 )
-# The direction of an origin that other rows cannot cure.
+# The direction of an origin that does not depend on the rows.
 STORED_WEIGHTS = "stored weights"
 
 
@@ -93,7 +93,7 @@ def trace_origin(replay: Replay, bad: list[TokenRow]) -> Origin:
     weights = replay.bad_weights()
     if weights:
         return Origin(STORED_WEIGHTS, weights[0], f"{len(weights)} tensors are not finite")
-    # Never more at once than the step itself had: memory was enough for that.
+    # Never more rows at once than in the step itself, for which memory sufficed.
     first = bad[: replay.rows_per_example]
     batches = [TrainBatch.of(first)] if first else replay.plan.micro_batches
     found = (_origin_in(replay, batch) for batch in batches)

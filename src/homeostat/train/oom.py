@@ -1,7 +1,7 @@
-"""Work that may run out of memory, begun again with half the tokens per micro-batch.
+"""Retries work that ran out of memory with half as many tokens per micro-batch.
 
-Rows, loss and denominator stay, so that the result is the same; the smaller budget holds for the
-rest of the run. Only when one row no longer fits does the run halt, with the ladder of settings
+Rows, loss and denominator do not change, so the result is the same. The smaller budget is kept for
+the rest of the run. Only when one row no longer fits does the run halt, with the ladder of settings
 that would help.
 """
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class MemoryGuard:
-    """Notices that memory ran out, writes down who held it, and halves the token budget."""
+    """Detects that memory ran out, records what used it, and halves the token budget."""
 
     def __init__(
         self,
@@ -59,14 +59,16 @@ class MemoryGuard:
         """Do the work on a role. Returns None if memory ran out: then nothing was changed."""
         result = self._once(work, role, step, None)
         if result is None:
-            # Once more as it is: a fragmented cache is whole again now, and if memory does run
-            # out again, the snapshot names who asked for it.
+            # Try once more without a change, because the cache is no longer fragmented. If memory
+            # runs out again, the snapshot names the code that requested it.
             with recorded_call_sites(self.trainer.runtime.device) as call_sites:
                 result = self._once(work, role, step, call_sites)
         return result
 
     def shrink(self, batches: Sequence[TrainBatch], *, step: int) -> int:
-        """The token budget to try next, now that these did not fit. Halts where none is left."""
+        """Return the next smaller token budget, because this one did not fit. Halts if there is
+        none.
+        """
         largest = max(batches, key=lambda batch: batch.num_tokens)
         together = self.config.rows_per_example
         longest_row = max(int(batch.lengths_B.max()) for batch in batches)

@@ -86,7 +86,9 @@ class MasterOptimizer:
         max_grad_norm: float | None,
         measure: bool = False,
     ) -> None:
-        """Update all that has a gradient; with `measure`, note how far each tensor moved."""
+        """Update all parameters that have a gradient; with `measure`, record how far each tensor
+        moved.
+        """
         if max_grad_norm is not None:
             scale = max_grad_norm / (grad_norm + CLIP_EPS)
             if scale < 1.0:
@@ -102,7 +104,7 @@ class MasterOptimizer:
         self.write_back()
 
     def update_norms(self) -> Tensor:
-        """Norm of what the last step, which was measured, took off each master, decay aside."""
+        """Return the norm of each master's last measured update, without weight decay."""
         nothing = next(iter(self._norms.values())).new_zeros(())
         return stacked([self._norms.get(name, nothing) for name in self.slots])
 
@@ -153,7 +155,7 @@ class MasterOptimizer:
             torch._foreach_copy_(params, masters)
 
     def loaded(self) -> None:
-        """Take over what was read from a checkpoint into the tensors of `state`."""
+        """Apply what was read from a checkpoint into the tensors of `state`."""
         self.write_back()
         if self.host is not None:
             self.host.forget()

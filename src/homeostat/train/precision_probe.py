@@ -3,8 +3,8 @@
     part of a micro-batch -> loss and gradient as trained, every quantised tensor is looked at
                           -> loss and gradient with the quantisation switched off -> their cosine
 
-Nothing of this reaches the update: both gradients are computed beside it, for a few of the trained
-tensors, and thrown away. Delayed scales record the same largest numbers a second time.
+The measurement does not affect the update: both gradients are computed separately, for a few of the
+trained tensors, and discarded. Delayed scales record the same largest numbers a second time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from homeostat.types import LossSpec, TrainBatch, UpdateReport
 
 # A step before the first one, at which no layer is quantised.
 UNQUANTISED = 0
-# Tokens of a micro-batch that are looked at: the price of a measured step.
+# Number of tokens of a micro-batch that are measured. It determines the cost of a measured step.
 MAX_TOKENS = 4096
 # Numbers of a gradient that are compared.
 MAX_ELEMENTS = 2**24
@@ -44,8 +44,8 @@ def measure_precision(
 ) -> dict[str, float] | Unmeasured:
     """Return metrics of the role's quantised layers, by their names in observe/catalogue.
 
-    None of them if no layer is quantised at this step. Memory that runs out is said, not raised:
-    the update itself may still fit.
+    None of them if no layer is quantised at this step. If memory runs out, this is reported but not
+    raised, because the update itself may still fit.
     """
     rewrite = next((one for one in state.rewrites if is_on(one)), None)
     if rewrite is None:

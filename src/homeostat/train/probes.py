@@ -1,4 +1,4 @@
-"""Invariants of an update, measured on the device: did all that is trained move, and nothing else?
+"""Checks on the device that an update moved all trained weights, and no others.
 
     before the step   a checksum of every trained tensor's bits
     after it          which of them changed, how far each group of layers moved against its size,
@@ -58,8 +58,9 @@ class UpdateProbe:
     """Measures the updates of one optimizer: `start`, the update, `finish`, `reported`.
 
     `named` are all parameters, also frozen ones; `frozen` gives checksums of what the optimizer
-    does not own (of this rank's part of it). `start` may run out of memory, for nothing is written
-    yet. `finish` says so in place of raising: an update that was made must not be begun again.
+    does not own (of this rank's part of it). `start` may raise if memory runs out, because nothing
+    is written yet. `finish` reports it instead of raising, because an update that was applied must
+    not be repeated.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class UpdateProbe:
         self._before: dict[str, Tensor] | None = None
 
     def start(self, step: int, *, learning_rate: float) -> None:
-        """Before an update: note the weights, where it is to be measured."""
+        """Record the weights before an update, if it will be measured."""
         is_due = learning_rate > 0 and is_measured(step)
         self._before = self.optimizer.checksums() if is_due else None
         if is_due:
@@ -87,7 +88,9 @@ class UpdateProbe:
         return self._before is not None
 
     def finish(self) -> Moved | Unmeasured | None:
-        """After it: what this rank saw of it, or why not; None where it was not to be measured."""
+        """Return what this rank measured of the update, or why it could not; None if it was not
+        measured.
+        """
         before, self._before = self._before, None
         if before is None:
             return None

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class StepProfiler:
-    """Traces the steps that were asked for, each into separate files."""
+    """Traces the configured steps, each into separate files."""
 
     def __init__(
         self, config: ProfilerConfig | None, run_dir: RunPaths, *, device: torch.device
@@ -32,7 +32,7 @@ class StepProfiler:
 
     @contextmanager
     def around(self, step: int, *, emit: EmitEvent) -> Iterator[None]:
-        """Trace the step if it is one of those, and say which files came of it."""
+        """Trace the step if it is configured, and report the files that were written."""
         if self.config is None or step not in self.config.steps:
             yield
             return

@@ -3,11 +3,11 @@
     roles     role -> RoleState: a model, its optimizer and its pending update (train/roles.py)
     shards    how this rank holds tensors, and the other ranks (train/sharding.py)
 
-A micro-batch goes forward and backward at once; what an update needs of it for its report stays on
-the device until `apply`, which copies it to the host in one piece. Where there are several ranks,
-each gets its own micro-batches, in lists of the same length; None stands for nothing to do in a
-round, in which the rank then only takes part. `apply` brings all ranks' shares of the report
-together: every rank decides on the same numbers, and so the same.
+Each micro-batch is computed forward and backward at once. Its part of the update's report stays on
+the device until `apply`, which copies everything to the host in one transfer. If there are several
+ranks, each gets its own micro-batches, in lists of the same length. None means that the rank has no
+micro-batch in a round and only takes part in the collectives. `apply` combines the reports of all
+ranks, so that every rank decides from the same numbers, and decides alike.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class RankTrainer:
     def forward(
         self, role: Role, batches: Sequence[TrainBatch | None], outputs: Outputs
     ) -> list[Computed]:
-        """Compute what is asked for, for each batch that is this rank's."""
+        """Compute the requested outputs for each batch of this rank."""
         state = self._state(role)
         require_outputs(outputs, role=role, sheet=state.sheet)
         with self.shards.naming_faults(), torch.no_grad(), state.acting() as model:
@@ -131,7 +131,7 @@ class RankTrainer:
     def _accumulated(
         self, state: RoleState, batch: TrainBatch, spec: LossSpec, *, step: int
     ) -> list[Accumulated]:
-        """Add the batch's gradient; returns what is to be remembered of it."""
+        """Add the batch's gradient. Returns its part of the report."""
         scores, terms, load = state.forward.loss(state.model, batch, spec, step=step)
         terms.loss.backward()
         if scores.routing is not None:
@@ -198,7 +198,7 @@ class RankTrainer:
         self.discard(role)
         seen = training.probe.finish() if report.applied else None
         if seen is not None:
-            # A rank that could not measure takes part all the same: the others wait for it.
+            # A rank that could not measure still takes part, because the others wait for it.
             report = training.probe.reported(report, self.shards.gather_parts(seen))
         report = with_observed(report, observed)
         interval = self.config.empty_cache_interval
@@ -275,7 +275,7 @@ class RankTrainer:
         optimizers = {state.stems[1] for state in self.roles.values()}
         for stem, group in self.state().items():
             stored = TensorReader(folder, stem)
-            # A run that only now computes in another precision has recorded nothing of it yet.
+            # A run that has just switched to another precision has no recorded values for it yet.
             is_new = stem == PRECISION and not stored.shapes
             if stem == FROZEN or is_new:
                 continue

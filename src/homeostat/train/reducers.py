@@ -1,4 +1,4 @@
-"""Reducers by name: each makes something small of hidden states on the rank that computed them.
+"""Reducers by name: each reduces hidden states to a small result on the rank that computed them.
 
 Hidden states are [N, D] per layer, too much to send to another process, so a trainer gives back
 only what a reducer returns. Each is a pure function on tensors.

@@ -3,10 +3,9 @@
     routed_experts [N, L, K], routed_weights [N, L, K]  ->  checked against the model  ->  Routing
 
 Rollout routing replay: engine and trainer round differently, so that a router may send a token to
-other experts in training than when it was sampled, and its log-prob jumps. Replayed, the token goes
-to the engine's experts. Routes are checked before anything is computed with them, and nothing is
-ever guessed: a batch without routes is not replayed, one whose routes do not fit the model is
-refused.
+other experts in training than when it was sampled, and its log-prob jumps. With replay the token
+goes to the engine's experts. Routes are checked before they are used, and never guessed: a batch
+without routes is not replayed, and one whose routes do not fit the model is refused.
 
 Suffixes: `_N` packed tokens, `_L` layers with experts, `_K` slots of a token.
 """
@@ -91,7 +90,7 @@ def replaying(
                 f"{batch.row_ids_B[:8].tolist()} and others."
             )
     free_N = np.zeros(batch.num_tokens, dtype=bool)
-    # No engine ever ran the last token of a row.
+    # No engine computes the last token of a row.
     free_N[np.cumsum(batch.lengths_B) - 1] = True
     weights_NLK = routes.get(WEIGHTS)
     return Routing(

@@ -31,10 +31,10 @@ class RoleModel:
     """A model for a role.
 
     `config` says how it is trained (optimizer, clipping, schedule); None where it is frozen.
-    `changes`: its weights change on the way although it is not trained (a reference that is
-    refreshed), so that a checkpoint must hold them. `without_adapter`: the module is another
-    role's, and plays this one with its adapter switched off. `bias_rate`: by how much expert biases
-    are moved after each update (train/expert_bias.py). `rewrites`: layers of its module in another
+    `changes`: its weights change during the run although it is not trained (a reference that is
+    refreshed), so a checkpoint must contain them. `without_adapter`: the module is another role's,
+    and plays this one with its adapter switched off. `bias_rate`: by how much expert biases are
+    moved after each update (train/expert_bias.py). `rewrites`: layers of its module in another
     precision (train/precision.py). `sends_adapter`: engines in other processes get its adapter
     alone.
     """
@@ -83,7 +83,7 @@ class RoleState:
 
     @contextmanager
     def acting(self) -> Iterator[Model]:
-        """The module that plays the role, for as long as it does."""
+        """Yield the module that has the role, for the duration of the block."""
         if not self.without_adapter:
             yield self.model
             return
@@ -104,7 +104,7 @@ class RoleState:
         return ((name, p) for name, p in self.named_parameters() if name not in saved)
 
     def weights_changed(self) -> None:
-        """Let copies that were derived from the weights be made again."""
+        """Mark copies that were derived from the weights as outdated."""
         for rewrite in self.rewrites:
             rewrite.weights_changed()
 

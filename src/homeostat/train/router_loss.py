@@ -1,4 +1,4 @@
-"""The part of an update's loss that the routers add: its denominators and the load of the update.
+"""The routers' part of an update's loss: its denominators and the load of the update.
 
     StepPlan -> tokens and rows that count -> load of the whole update (balancing aux) -> StepPlan
 

@@ -1,4 +1,6 @@
-"""The progress of a run: what a checkpoint remembers beside tensors and the data's place."""
+"""The progress of a run, which a checkpoint stores in addition to tensors and the position in the
+data.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class RunState:
     step: int = 0
     num_tokens: int = 0
     num_skipped: int = 0
-    # Kept over a resume: a run that only ever skips must halt, however often it is begun again.
+    # Kept when the run is resumed: a run that only skips updates must halt, however often it is
+    # resumed.
     skipped_in_a_row: int = 0
     # The same of a critic, whose updates are separate.
     critic_skipped_in_a_row: int = 0
@@ -31,14 +34,16 @@ class RunState:
     stopped_early: bool = False
     # None until memory ran out once; then the tokens a micro-batch may have.
     token_budget: int | None = None
-    # Kept over a resume: sums depend on them in their last bits.
+    # Kept when the run is resumed, because the last bits of sums depend on them.
     threads: int | None = None
     lanes: int | None = None
-    # Tokens of a micro-batch that the run chose for itself; None where the recipe says.
+    # Tokens of a micro-batch that the run chose itself; None if the recipe sets them.
     chosen_tokens: int | None = None
 
     def judge(self, value: float, *, min_delta: float, higher_is_better: bool = False) -> bool:
-        """Take in an evaluation; True when it is the best so far. One not finite never is."""
+        """Record an evaluation. Returns whether it is the best so far; one that is not finite never
+        is.
+        """
         sign = -1.0 if higher_is_better else 1.0
         best = math.inf if self.best_eval is None else sign * self.best_eval
         better = math.isfinite(value) and sign * value < best - min_delta
@@ -48,7 +53,7 @@ class RunState:
         return better
 
     def count_skipped(self, role: Role, *, applied: bool) -> int:
-        """Take in whether an update of a role was applied; return how many in a row were not."""
+        """Record whether an update of a role was applied. Returns how many in a row were not."""
         name = "critic_skipped_in_a_row" if role is Role.CRITIC else "skipped_in_a_row"
         setattr(self, name, 0 if applied else getattr(self, name) + 1)
         return getattr(self, name)

@@ -27,7 +27,7 @@ class Runtime:
     pin_memory: bool
     # Parts of a micro-batch computed at one time, each by so many threads (train/lanes.py).
     lanes: int = 1
-    # How the cores are used, and why so.
+    # How the cores are used, and the reason.
     cores_line: str = ""
     # How the trainer is spread over processes, of which each has such a device and threads.
     ranks_line: str = ""
@@ -112,7 +112,9 @@ def runtime_on(device: torch.device, config: TrainerSetup, *, kept: Way | None =
 def choose_way(
     trainer: TrainerConfig, mesh: Mesh, device: torch.device, *, kept: Way | None = None
 ) -> Cores:
-    """Follow the recipe first, then what the run used before, then a measurement."""
+    """Choose the use of the cores: by the recipe, else as the run used them before, else by
+    measurement.
+    """
     if kept is not None and trainer.threads is None and trainer.lanes is None:
         return Cores(kept, "as before")
     may_split = device.type == "cpu" and mesh.world_size == 1

@@ -1,4 +1,4 @@
-"""Uses of `Trainer.forward`: what can be asked of a model, and the log-probs alone."""
+"""Uses of `Trainer.forward`: check which outputs a model can compute, and compute log-probs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ class Forwards(Protocol):
 def score(
     trainer: Forwards, role: Role, batches: Sequence[TrainBatch], *, temperature: float = 1.0
 ) -> list[FloatArray]:
-    """Per batch, the log-probs of its trained tokens under the current weights, in order."""
+    """Return, per batch, the log-probs of its trained tokens under the current weights."""
     found = trainer.forward(role, batches, Outputs(logp=True, temperature=temperature))
     return [one.logp_M for one in found if one.logp_M is not None]
 
 
 def require_outputs(outputs: Outputs, *, role: Role, sheet: ModelSheet) -> None:
-    """Raise ModelError, before anything is computed, for what the role's model cannot give."""
+    """Raise ModelError, before anything is computed, for outputs that the role's model cannot
+    compute.
+    """
     if outputs.value and not sheet.has_value_head:
         raise ModelError(
             f"values were asked of the {role}, whose model has no value head: it predicts tokens "

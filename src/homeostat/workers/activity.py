@@ -1,11 +1,11 @@
-"""Record what a worker is doing, in memory that its guardian reads even while the worker hangs.
+"""Record what a worker is doing, in memory that its guardian can read while the worker hangs.
 
     worker     record.call.begin("accumulate")     record.collective.begin("all_gather layers.3")
     guardian   record.read()                       -> an Activity, for a report on a hang
 
-The memory is shared by a fork, so that it can be read when the worker is stopped, busy in C code or
-dead. To begin an entry takes about a microsecond. Ranks of one program begin the same collectives
-in the same order: the numbers of their last ones say which rank is behind.
+The memory is shared through a fork, so it can be read when the worker is stopped, busy in C code or
+dead. Beginning an entry takes about a microsecond. All ranks of a program begin the same
+collectives in the same order, so the numbers of their last collectives show which rank is behind.
 Standard library only: a worker imports this before its factory.
 """
 
@@ -43,7 +43,7 @@ class Activity:
 
 
 class Entry:
-    """The last thing of one kind that a worker began. Written by one thread at a time."""
+    """The last operation of one kind that a worker began. Written by one thread at a time."""
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
         self._memory = memory
@@ -51,7 +51,7 @@ class Entry:
         self._number = 0
 
     def begin(self, name: str, *, num_bytes: int = 0) -> None:
-        """Note that something began: the one before is over, or was left to the device."""
+        """Record that an operation began. The one before is over, or continues on the device."""
         self._number += 1
         text = name.encode()[:_NAME_BYTES]
         entry = (self._number, num_bytes, time.time(), False, text)
@@ -63,7 +63,9 @@ class Entry:
 
     @contextmanager
     def lasting(self, name: str, *, num_bytes: int = 0) -> Iterator[None]:
-        """Note the block. One that raises is not over: the error ends the worker's part in it."""
+        """Record the block as an operation. If it raises, it is not marked as over, because the
+        worker left it by an error.
+        """
         self.begin(name, num_bytes=num_bytes)
         yield
         self.end()

@@ -4,12 +4,12 @@
     Listener   where the processes of a group check in: an address that `dial` reaches, and a key
                that a caller must know
 
-Everything above this file speaks of these two alone. Processes of this host use an AF_UNIX socket
-in a folder that only this user can enter; those of other hosts use TCP, without encryption, as
-torch.distributed and Ray do. Both ends prove to know a random key. Framing and the proof are
-multiprocessing's own.
+Other files use only these two classes. Processes of this host use an AF_UNIX socket in a folder
+that only this user can enter; those of other hosts use TCP, without encryption, as
+torch.distributed and Ray do. Both ends prove that they know a random key. Framing and this proof
+are those of multiprocessing.
 
-A message is bytes; what it means is packed by wire.py. One thread may send while another receives.
+A message is bytes; wire.py defines their meaning. One thread may send while another receives.
 Standard library only: a worker imports this before its factory.
 """
 
@@ -24,13 +24,14 @@ from multiprocessing.connection import Client, Connection, answer_challenge, del
 from pathlib import Path
 from typing import Protocol
 
-# How long a caller may take to prove that it knows the key.
+# Time limit for a caller to prove that it knows the key.
 PROOF_SECONDS = 5.0
-# How long a listener on another host may take to take a call.
+# Time limit for a listener on another host to accept a connection.
 DIAL_SECONDS = 30.0
 # Addresses that begin so are of a TcpListener.
 TCP = "tcp://"
-# A host that is gone says nothing: these find out within a minute, in seconds and numbers of tries.
+# A host that is gone sends nothing. These keep-alive settings (seconds and numbers of tries) detect
+# it within a minute.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
 
 
@@ -42,19 +43,19 @@ class Channel(Protocol):
     """One end of a connection to a process."""
 
     def send(self, message: bytes) -> None:
-        """Hand over a whole message. Raises ChannelClosedError."""
+        """Send a whole message. Raises ChannelClosedError."""
         ...
 
     def receive(self, *, timeout_s: float | None = None) -> bytes:
-        """Wait for the next whole message, for ever where no time is given.
+        """Wait for the next whole message; without a time limit, wait for ever.
 
-        Raises TimeoutError where nothing came in that time, and ChannelClosedError once all that
-        the other end had sent was received.
+        Raises TimeoutError if no message arrives in time, and ChannelClosedError when the other end
+        is closed and all its messages were received.
         """
         ...
 
     def close(self) -> None:
-        """Let go of this end: the other one learns of it. Idempotent."""
+        """Close this end, which the other end notices. Idempotent."""
         ...
 
 
@@ -65,16 +66,16 @@ class Listener(Protocol):
     key: bytes
 
     def accept(self, *, timeout_s: float) -> Channel | None:
-        """Return the channel of the next caller that knows the key; None where there was none."""
+        """Return the channel of the next caller that knows the key; None if there was none."""
         ...
 
     def close(self) -> None:
-        """Accept nobody any more; channels that were accepted stay open."""
+        """Accept no more connections. Channels that were accepted stay open."""
         ...
 
 
 def dial(address: str, key: bytes) -> Channel:
-    """Reach a listener by its address. Raises OSError, or AuthenticationError for a wrong key."""
+    """Connect to a listener. Raises OSError, or AuthenticationError for a wrong key."""
     if not address.startswith(TCP):
         return SocketChannel(Client(address, "AF_UNIX", authkey=key))
     host, _, port = address.removeprefix(TCP).rpartition(":")
@@ -95,7 +96,7 @@ class SocketChannel:
         self._has_ended = False
 
     def send(self, message: bytes) -> None:
-        # TCP takes a first message to an end that is gone.
+        # TCP accepts a first message even if the other end is gone.
         if self._has_ended:
             raise ChannelClosedError("the other end is gone")
         try:
@@ -144,7 +145,8 @@ class SocketListener:
             answer_challenge(connection, self.key)
             _limit_reads(connection, None)
         except (AuthenticationError, EOFError, OSError):
-            # It died while it spoke, which is noticed elsewhere, or is none of ours.
+            # It died while it checked in, which is noticed elsewhere, or it is not one of our
+            # processes.
             connection.close()
             return None
         return SocketChannel(connection)
@@ -175,7 +177,9 @@ def _listening(family: int, address: str | tuple[str, int], *, backlog: int) -> 
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Learn of the end of a host that cannot say so; send small messages at once."""
+    """Detect a host that disappears without closing its connections, and send small messages at
+    once.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():
@@ -185,8 +189,8 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 def _limit_reads(connection: Connection, seconds: float | None) -> None:
-    """Have reads fail with BlockingIOError after so long; None is for ever. Sends are as before."""
-    # To the system 0 is for ever.
+    """Make reads fail with BlockingIOError after this time; None: never. Sends do not change."""
+    # The system takes 0 as no limit.
     micros = 0 if seconds is None else max(1, round(seconds * 1e6))
     limit = struct.pack("ll", *divmod(micros, 1_000_000))
     with socket.socket(fileno=os.dup(connection.fileno())) as same:

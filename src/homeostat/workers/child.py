@@ -1,6 +1,6 @@
 """A worker process: `python -m homeostat.workers.child`. Standard library only until its factory.
 
-Two processes, whoever launched them:
+Every launcher starts these two processes:
 
     guardian   runs no foreign code. Copies the worker's output to the log, line by line with its
                prefix; passes on the controller's signals; reports on a worker that hangs, and how
@@ -46,14 +46,16 @@ REPORT = "report"
 # Signals that reach all processes of a terminal or a job, and are meant for the controller.
 FOR_THE_CONTROLLER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 MAX_LINE_BYTES = 2**16
-# What the worker started may hold its output open, and has a moment to end by itself.
+# Processes that the worker started may hold its output open; they get a moment to end by
+# themselves.
 DRAIN_SECONDS = 0.5
 TIDY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The facts that a launched process gets from the environment. Only torchrun knows the rank.
+    """The facts that a launched process gets from the environment. Under torchrun only torchrun
+    knows the rank.
 
     `address` and `key` are those of the listener at which the process checks in; `host` is the
     address of this machine at which others reach it. With `sends_log` the log file is on the
@@ -75,7 +77,7 @@ class Ticket:
         return {TICKET: json.dumps(asdict(self))}
 
     def check_in(self, part: str, *, rank: int) -> Channel:
-        """Open a channel to the controller, and say who this is."""
+        """Open a channel to the controller, and identify this process."""
         channel = dial(self.address, bytes.fromhex(self.key))
         channel.send(Greeting(part, rank, os.getpid()).packed())
         return channel
@@ -92,7 +94,7 @@ def main() -> None:
     record, stacks = ActivityRecord(), StackFile()
     output, theirs = os.pipe()
     worker = os.fork()
-    # Both set it: neither knows which of them runs first.
+    # Both processes set it, because either may run first.
     with contextlib.suppress(OSError):
         os.setpgid(worker, 0)
     if worker:
@@ -132,7 +134,7 @@ def _serve(ticket: Ticket, *, rank: int, record: ActivityRecord, stacks: StackFi
 
 
 def _answer(host: Host, method: str, body: bytes) -> tuple[bool, bytes]:
-    """Run a call. Unpacking and packing are part of it: what does not travel is its failure."""
+    """Run a call. If unpacking its arguments or packing its result fails, the call has failed."""
 
     def run() -> bytes:
         args, kwargs = unpack(body)
@@ -174,7 +176,9 @@ def exit_code_of_worker(code: int) -> int:
 
 
 def _end_the_rest(group: int) -> None:
-    """Kill what the worker started, after Python's tracker had the time to free shared memory."""
+    """Kill the processes that the worker started, after Python's tracker had time to free shared
+    memory.
+    """
     end = time.monotonic() + TIDY_SECONDS
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < end:
@@ -205,8 +209,8 @@ class _SentLog:
 def _pump(output: int, log: BinaryIO | _SentLog, prefix: bytes) -> None:
     with open(output, "rb") as lines, contextlib.closing(log):
         for line in iter(partial(lines.readline, MAX_LINE_BYTES), b""):
-            # A full disk, or a controller that is gone, must not stop the reading: the worker would
-            # hang in its next print.
+            # Continue to read even if the disk is full or the controller is gone; otherwise the
+            # worker would hang in its next print.
             with contextlib.suppress(OSError):
                 log.write(prefix + line.rstrip(b"\r\n") + b"\n")
 
@@ -217,9 +221,9 @@ def _obey(
     look: Callable[[], WorkerReport],
     sending: threading.Lock,
 ) -> None:
-    """Do what the controller asks: pass on a signal, or report on the worker.
+    """Follow the controller's requests: pass on a signal, or report on the worker.
 
-    Without a controller, end the worker.
+    If the controller is gone, end the worker.
     """
     with contextlib.suppress(ChannelClosedError):
         while True:

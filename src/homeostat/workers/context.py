@@ -20,7 +20,8 @@ class WorkerContext:
     size: int
     local_rank: int
     group_name: str
-    # Address on which the group meets; what the worker serves is bound to it.
+    # Address at which the group meets. Servers of the worker are bound to it.
     host: str
-    # What the worker does, for a report where it hangs. Calls are noted by whoever runs them.
+    # A record of what the worker does, for the report if it hangs. The code that runs a call
+    # records it.
     record: ActivityRecord = field(default_factory=ActivityRecord, compare=False, repr=False)

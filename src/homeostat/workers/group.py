@@ -1,15 +1,16 @@
-"""WorkerGroup: one controller drives workers that all run the same program, by futures.
+"""WorkerGroup: one controller calls workers that all run the same program, through futures.
 
-Each worker hosts one object, made in the worker by a factory (see context.py). The controller
-calls its methods by name and holds a `Pending` for each call; a worker answers its calls in order.
+Each worker hosts one object, made in the worker by a factory (see context.py). The controller calls
+its methods by name and holds a `Pending` for each call; a worker answers its calls in order.
 
     call(rank, method, ...)     one worker
     call_all(method, ...)       every worker, the same arguments
     call_each(method, [...])    every worker, each its own arguments
     gather(pending, timeout_s)  the answers, with one deadline for all of them
 
-Every wait has a deadline, and says for whom it waited. An error of homeostat.errors arrives as it
-was raised; anything else as a WorkerError with the traceback of the worker.
+Every wait has a deadline, and its error names the worker that it waited for. An error of
+homeostat.errors arrives as it was raised; anything else as a WorkerError with the traceback of the
+worker.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """The answer to one call, which has arrived or is awaited."""
+    """The answer to one call, which has arrived or is still awaited."""
 
     def __init__(
         self, group: str, rank: int, method: str, *, last_words: Callable[[], str]
@@ -38,7 +39,7 @@ class Pending(Generic[T]):
         self.label = method
         self.asked_at = time.monotonic()
         self.last_words = last_words
-        # How long the last wait that was in vain took.
+        # Duration of the last wait that timed out.
         self.overdue_s: float | None = None
         self.future: Future[None] = Future()
         self._body: bytes | None = None
@@ -49,7 +50,7 @@ class Pending(Generic[T]):
         self.future.set_result(None)
 
     def settle_packed(self, body: bytes) -> None:
-        """Settle with a packed value: whoever asks for it unpacks it, and gets what that raises."""
+        """Settle with a packed value. The reader unpacks it, and gets any error of unpacking."""
         self._body = body
         self.future.set_result(None)
 
@@ -57,7 +58,7 @@ class Pending(Generic[T]):
         self.future.set_exception(error)
 
     def result(self, *, timeout_s: float) -> T:
-        """Wait for the answer. A wait in vain is a WorkerHungError; one may ask again."""
+        """Wait for the answer. Raises WorkerHungError on time-out; you can call it again."""
         return gather([self], timeout_s=timeout_s)[0]
 
     def value(self) -> T:
@@ -70,7 +71,7 @@ class Pending(Generic[T]):
 
 
 class WorkerGroup(Protocol):
-    """The workers of one kind ("trainer", "engine"), whatever started them."""
+    """The workers of one kind ("trainer", "engine"), started by any launcher."""
 
     name: str
     size: int
@@ -84,23 +85,24 @@ class WorkerGroup(Protocol):
     ) -> list[Pending[Any]]: ...
 
     def health(self) -> str | None:
-        """Say what is wrong: which rank died of what, or owes an answer. None if nothing is."""
+        """Return the problem: which rank died and why, or does not answer. None without one."""
         ...
 
     def report_hang(self) -> str:
-        """Look at workers that owe an answer from outside, while they hang.
+        """Inspect hanging workers from outside.
 
-        Writes the stacks of all ranks to a file beside the log, and returns a summary: which rank
-        lags, in which call, and each rank's last collective. Empty if there is nothing to look at.
+        Writes the stacks of all ranks to a file in the folder of the log. Returns a summary: which
+        rank is behind, in which call, and each rank's last collective. Empty if there is nothing to
+        inspect.
         """
         ...
 
     def abandon(self) -> None:
-        """End the workers without asking them: they hang."""
+        """End the workers without a request to end, because they hang."""
         ...
 
     def close(self) -> None:
-        """End the workers, in order if they let us. Idempotent."""
+        """End the workers, if possible by a request to end. Idempotent."""
         ...
 
 
@@ -115,7 +117,7 @@ def gather(pending: Sequence[Pending[T]], *, timeout_s: float) -> list[T]:
     for one in late:
         one.overdue_s = timeout_s
     if late:
-        # Ranks do the same: the words of the first of them are enough.
+        # All ranks do the same, so the messages of the first rank are enough.
         raise WorkerHungError(describe_overdue(late) + late[0].last_words())
     return [one.value() for one in pending]
 

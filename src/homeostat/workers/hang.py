@@ -1,4 +1,4 @@
-"""Turn a hang into a report: which rank lags, in which call, and the stacks of all ranks.
+"""Report on a hang: which rank is behind, in which call, and the stacks of all ranks.
 
 guardians -> WorkerReport of each rank -> hangs/<group>_<n>.txt, and a summary for the error
 """

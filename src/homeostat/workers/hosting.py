@@ -1,8 +1,9 @@
 """Host the one object of a worker, and let its errors travel. Used by every kind of worker.
 
-An exception becomes a `Failure`, plain data, where it was raised, and an error again where the
-answer is asked for. An error of homeostat.errors keeps its class, its text and its attributes; a
-subclass that is defined elsewhere becomes the nearest class there; any other becomes a WorkerError.
+Where an exception is raised, it becomes a `Failure`, which is plain data. Where the answer is read,
+it becomes an error again. An error of homeostat.errors keeps its class, its text and its
+attributes; a subclass that is defined elsewhere becomes the nearest class there; any other becomes
+a WorkerError.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Failure:
 
 
 def attempt(action: Callable[[], Any]) -> Any | Failure:
-    """Return the result of the action, or what it raised: the worker survives any exception."""
+    """Return the result of the action, or the exception that it raised, so that the worker
+    survives.
+    """
     try:
         return action()
     except Exception as error:

@@ -21,7 +21,9 @@ log = logging.getLogger(__name__)
 
 
 def open_in_process(cluster: AnyCluster, spec: GroupSpec) -> InProcessGroup:
-    """Build the worker here. Its output is that of this process, not a separate log."""
+    """Build the worker in this process. Its output goes to this process's output, not to a separate
+    log.
+    """
     assert spec.size == 1, f"{spec.name}: one process has one worker, not {spec.size}"
     assert not spec.env, f"{spec.name}: a worker in this process has this environment"
     (kwargs,) = spec.kwargs_of_ranks()
@@ -56,7 +58,7 @@ class InProcessGroup:
         return None
 
     def report_hang(self) -> str:
-        """Return nothing: a call runs in the caller, who cannot wait for it in vain."""
+        """Return nothing: a call runs in the caller, so there is no wait that could time out."""
         return ""
 
     def abandon(self) -> None:

@@ -29,7 +29,7 @@ from homeostat.workers.network import free_port, network_variables
 from homeostat.workers.reception import kill_groups
 
 OUTPUT_BYTES = 2**16
-# What ended may leave its output open for a moment.
+# The output of an ended process may stay open for a moment.
 DRAIN_SECONDS = 1.0
 HOST_VARIABLE = "HOMEOSTAT_HOST"
 

@@ -3,9 +3,9 @@
     ask -> outbox -> [sender thread] -> worker -> [reader thread] -> Pending
                                       guardian -> [watcher thread] -> on_end(link)
 
-`ask` never waits for a worker that is busy, and answers are read whatever is being sent, so that
-full channels in both directions cannot block each other. Only its guardian reports how a rank
-ended, and only once; before that it reports on what the rank is doing, when asked.
+`ask` never waits for a busy worker, and answers are read while calls are being sent, so that full
+channels in both directions cannot block each other. Only the guardian reports how a rank ended, and
+only once. Before that it reports on request what the rank is doing.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RankLink:
         return pending
 
     def refuse(self, why: WorkerError) -> None:
-        """Fail what is pending and whatever is asked from now on."""
+        """Fail all pending calls and all later ones."""
         with self._lock:
             self._refusal = why
             failed, self._pending = self._pending, {}
@@ -96,12 +96,14 @@ class RankLink:
             return bool(self._pending)
 
     def overdue(self) -> list[Pending[Any]]:
-        """Return calls whose answer was awaited in vain, and is still not there."""
+        """Return calls whose wait timed out and that still have no answer."""
         with self._lock:
             return [one for one in self._pending.values() if one.overdue_s is not None]
 
     def signal(self, number: int) -> None:
-        """Send the worker a signal by its guardian, who knows whether it still has its pid."""
+        """Send the worker a signal through its guardian, which knows whether the pid is still the
+        worker's.
+        """
         with contextlib.suppress(ChannelClosedError):
             self._guardian.send(pack(number))
 
@@ -126,7 +128,7 @@ class RankLink:
                 header, body = message
                 self._worker.send(header)
                 self._worker.send(body)
-                # Nothing large is kept while there is nothing to send.
+                # Keep no large object while there is nothing to send.
                 del message, body
 
     def _read_all(self, hold_back: Callable[[], None]) -> None:

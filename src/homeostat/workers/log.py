@@ -1,4 +1,4 @@
-"""Read back what the workers of a group wrote, for a message.
+"""Read the log lines that the workers of a group wrote, to quote them in a message.
 
 Workers' lines carry the prefix `[name rank]`; lines without one are the launcher's own.
 """
@@ -27,7 +27,9 @@ class WorkerLog:
         return cls(file, group_name, file.stat().st_size if file.exists() else 0)
 
     def append(self, lines: bytes) -> None:
-        """Add lines that were written on another machine. A full disk loses them, and no more."""
+        """Add lines that were written on another machine. If the disk is full, only these lines are
+        lost.
+        """
         with contextlib.suppress(OSError), open(self.file, "ab", buffering=0) as file:
             file.write(lines)
 

@@ -2,11 +2,12 @@
 
     open_group(config.cluster, GroupSpec(...)) -> WorkerGroup
 
-The cluster says what launches workers of that kind and on which address they meet; the group is
-driven in the same manner whatever that is. A new launcher is a name in `config.ranks.Launcher`,
-an entry here, and a shape in tests/contract/test_worker_group_contract.py. A launcher that holds
-connections, as Ray's does, is an entry only while these are open (`launcher_opened`). Where an
-outer torchrun or srun started this process, its ranks are used in place of our own torchrun's.
+The cluster settings decide which launcher starts workers of that kind and at which address they
+meet. The group is used in the same manner with every launcher. A new launcher is a name in
+`config.ranks.Launcher`, an entry here, and a shape in tests/contract/test_worker_group_contract.py.
+A launcher that holds connections, as Ray's does, is registered only while these are open
+(`launcher_opened`). If torchrun or srun started this process, its ranks are used instead of
+starting torchrun again.
 """
 
 from __future__ import annotations

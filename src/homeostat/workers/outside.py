@@ -55,7 +55,7 @@ class Launch:
     has_store: bool
 
     def describe(self) -> str:
-        """Return how many processes there are, for people."""
+        """Return the number of processes as text for messages."""
         plural = "s" * (self.nodes > 1)
         each = f" on {self.nodes} node{plural}, {self.local_size} on each" if self.size > 1 else ""
         return f"{self.by} started {self.size} process{'es' * (self.size > 1)}{each}"

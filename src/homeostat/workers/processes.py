@@ -1,12 +1,12 @@
-"""A group of worker processes, started by any launcher, driven over channels.
+"""A group of worker processes, started by any launcher and called over channels.
 
     open_processes -> launcher -> child.py x size -> reception -> "(start)" -> ProcessGroup
 
-`open_processes` is for processes of this host. Processes of other hosts are `Started` by somebody
-else, and driven in the same manner (`open_started`).
+`open_processes` is for processes of this host. Processes of other hosts are `Started` by another
+launcher, and called in the same manner (`open_started`).
 
 A rank that dies fails all pending calls of the group, with a report, and ends the other ranks: they
-may be waiting for it in a collective. What has ended stays so; the remedy is a new group.
+may be waiting for it in a collective. An ended group cannot be used again: open a new group.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from homeostat.workers.spec import GroupSpec
 from homeostat.workers.wire import pack
 
 KILL_SECONDS = 5.0
-# How long a guardian may take to report on its worker.
+# Time limit for a guardian's report on its worker.
 REPORT_SECONDS = 8.0
-# How long the news of an exception waits for the news that another rank died.
+# Delay before an exception is reported, in case another rank's death caused it.
 HOLD_BACK_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def open_processes(cluster: AnyCluster, spec: GroupSpec, *, launch: Launch) -> P
 
 
 def open_started(spec: GroupSpec, begin: Callable[[WorkerLog], Started]) -> ProcessGroup:
-    """Have each worker that `begin` starts build its object."""
+    """Make each worker that `begin` starts build its object."""
     end = time.monotonic() + spec.start_timeout_s
     bodies = [_pack_call((spec.factory,), kwargs) for kwargs in spec.kwargs_of_ranks()]
     spec.log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ class ProcessGroup:
         with self._lock:
             self._is_closed = True
         self._end()
-        # Whoever waits should learn how its worker ended, which is about to be reported.
+        # A waiting caller should learn how its worker ended, which is about to be reported.
         last = time.monotonic() + HOLD_BACK_SECONDS
         while any(link.is_awaited for link in self._links) and time.monotonic() < last:
             time.sleep(0.01)
@@ -222,7 +222,9 @@ class ProcessGroup:
                 log.warning("%s: closing went wrong: %s", self.name, error)
 
     def _hold_back(self) -> None:
-        """Wait a while for a rank's death: it breaks the others' collectives, and is the cause."""
+        """Wait a while for a rank's death: if a rank died, that broke the others' collectives and
+        is the cause.
+        """
         if self.size > 1:
             self._death.wait(HOLD_BACK_SECONDS)
 

@@ -1,6 +1,6 @@
 """Let the processes of a group check in: two channels for each rank, its worker's and guardian's.
 
-What launched them is watched while they start.
+The launchers are watched while the processes start.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Reception:
         try:
             greeting = Greeting.unpacked(channel.receive(timeout_s=GREETING_SECONDS))
         except OSError:
-            # It died while it spoke, which is noticed elsewhere.
+            # It died while it checked in, which is noticed elsewhere.
             channel.close()
             return
         self._arrived[greeting.part, greeting.rank] = Arrival(channel, greeting.pid)

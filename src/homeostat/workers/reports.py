@@ -1,9 +1,9 @@
-"""Report on a worker that owes an answer: its state, last calls and the stacks of its threads.
+"""Report on a worker that does not answer: its state, last calls and the stacks of its threads.
 
 The guardian reads the worker's record (activity.py) and its state as the system knows it, and has
-the worker print the Python stack of every thread by a signal that Python's faulthandler handles
-in C: that works while the main thread waits in a collective or in any other C code.
-Standard library only.
+the worker print the Python stack of every thread by a signal that Python's faulthandler handles in
+C: that works while the main thread waits in a collective or in any other C code. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class StackFile:
 
 
 def report_on(worker: int, *, rank: int, record: ActivityRecord, stacks: StackFile) -> WorkerReport:
-    """Look at a worker from outside. A stopped one cannot print: what it did last must do."""
+    """Inspect a worker from outside. A stopped worker cannot print, so its last operations must
+    suffice.
+    """
     state, cpu_seconds = _state_of(worker)
     # A stopped process prints only when it is continued; a young one would be killed by the signal.
     can_print = record.prints_stacks and state not in (_STATES["T"], _STATES["t"], _STATES["Z"])

@@ -67,7 +67,7 @@ class Meeting:
 
     @classmethod
     def found(cls, launch: Launch, store: TCPStore) -> Meeting:
-        """Wait for the controller to say where it is."""
+        """Wait until the controller publishes its address."""
         return cls(**json.loads(store.get(_name(launch))))
 
 
@@ -135,7 +135,7 @@ def check_in(meeting: Meeting) -> tuple[Channel, str]:
 
 
 def sit(launch: Launch, channel: Channel, address: str) -> bool:
-    """Do what the controller asks. Returns whether it said that it ends, or else is gone."""
+    """Follow the controller's requests. Returns whether it announced its end; else it is gone."""
     arrival = Arrival(
         launch.rank, launch.local_rank, launch.local_size, address, socket.gethostname()
     )

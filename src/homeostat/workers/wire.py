@@ -1,8 +1,9 @@
 """Turn values into messages of a channel, and back.
 
-Calls and answers are pickled: arguments are arrays, tensors and dataclasses of any package. To
-unpack a pickle runs what whoever packed it wrote, so only messages of a channel whose other end has
-proved to know the group's key are unpacked. What a process says of itself first is plain JSON.
+Calls and answers are pickled: arguments are arrays, tensors and dataclasses of any package.
+Unpacking a pickle runs code that its sender chose, so messages are unpacked only from a channel
+whose other end has proved that it knows the group's key. The first message of a process, its
+greeting, is plain JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from homeostat.user_code import FILE_MODULE, module_named
 
 
 def pack(value: Any) -> bytes:
-    # Not by multiprocessing's pickler: torch has taught it to share memory instead of copying.
+    # Not with multiprocessing's pickler, because torch makes it share memory instead of copying.
     return pickle.dumps(value, protocol=5)
 
 

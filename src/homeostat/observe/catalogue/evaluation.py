@@ -71,7 +71,7 @@ METRICS: tuple[MetricInfo, ...] = (
         "time/reward",
         "s",
         MEAN,
-        "Time that a step waited for rewards after its last completion; they start before it.",
+        "Time that a step waited for rewards after its last completion. Scoring starts earlier.",
     ),
     MetricInfo(
         "time/score",
@@ -91,7 +91,7 @@ METRICS: tuple[MetricInfo, ...] = (
         "time/wait_drain",
         "s",
         MEAN,
-        "Time that the trainer waited for completions in flight to end before it could publish "
+        "Time that the trainer waited for in-flight completions before it could publish "
         "(rollout.max_staleness without rollout.partial).",
     ),
     MetricInfo(
@@ -115,8 +115,8 @@ METRICS: tuple[MetricInfo, ...] = (
         "sync/sent_bytes",
         "bytes",
         LAST,
-        "Bytes of a publication that travelled to each engine: less than sync/bytes if only "
-        "differences are sent.",
+        "Bytes that a publication sent to each engine: less than sync/bytes if only differences "
+        "are sent.",
     ),
     MetricInfo("sync/version", "", LAST, "Step whose weights were published last."),
     MetricInfo("engine/tokens_per_s", "tokens/s", MEAN, "Number of new tokens sampled per second."),
@@ -136,7 +136,7 @@ METRICS: tuple[MetricInfo, ...] = (
         "engine/preemptions",
         "requests",
         LAST,
-        "Number of requests preempted because the cache was full.",
+        "Number of requests that were preempted because the cache was full.",
     ),
     MetricInfo("engine/cache_bytes", "bytes", LAST, "Memory used by the KV cache."),
     MetricInfo("engine/warmup_s", "seconds", LAST, "Total time spent capturing CUDA graphs."),

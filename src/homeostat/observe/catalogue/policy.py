@@ -9,7 +9,7 @@ METRICS: tuple[MetricInfo, ...] = (
         "train/loss",
         "nats/token",
         MEAN,
-        "Training loss of the update, normalised as the algorithm says.",
+        "Training loss of the update, normalised by algorithm.normalise.",
     ),
     MetricInfo("reward", "", MEAN, "Mean reward of the sampled completions, as used in training."),
     MetricInfo(
@@ -78,7 +78,7 @@ METRICS: tuple[MetricInfo, ...] = (
         "ebft/alignment",
         "",
         MEAN,
-        "Twice the cosine between the features of a sample and of the truth: from -2 to 2.",
+        "Twice the cosine between the features of a sample and of the reference: from -2 to 2.",
     ),
     MetricInfo(
         "ebft/diversity",
@@ -91,17 +91,18 @@ METRICS: tuple[MetricInfo, ...] = (
         "ebft/cfm_loss",
         "",
         MEAN,
-        "Squared distance of the mean features of a prompt's samples from those of the truth, "
-        "before whitening: from 0 to 4.",
+        "Squared distance between the mean features of a prompt's samples and those of the "
+        "reference, before whitening: from 0 to 4.",
     ),
     MetricInfo(
         "ebft/spread",
         "",
         MEAN,
-        "What ebft/cfm_loss would be if the truth were one more sample of the policy.",
+        "The value that ebft/cfm_loss would have if the reference were one more sample of the "
+        "policy.",
     ),
     MetricInfo(
-        "ebft/ce_loss", "nats/token", MEAN, "Cross-entropy of the truth (ebft.ce_coefficient)."
+        "ebft/ce_loss", "nats/token", MEAN, "Cross-entropy of the reference (ebft.ce_coefficient)."
     ),
     MetricInfo(
         "entropy",
@@ -118,20 +119,23 @@ METRICS: tuple[MetricInfo, ...] = (
         "critic/explained_variance",
         "share",
         MEAN,
-        "Share of the variance of what tokens earned that the critic's values explain, before the "
-        "step's updates. 0: no more than a constant would. Missing if all earned the same.",
+        "Share of the variance of returns that the critic's values explain, before the step's "
+        "updates. 0: no more than a constant would. Missing if all returns are equal.",
     ),
     MetricInfo("critic/loss", "", MEAN, "Value loss of the critic's updates."),
     MetricInfo("critic/value_mean", "", MEAN, "Mean value of the trained tokens."),
     MetricInfo(
-        "critic/return_mean", "", MEAN, "Mean of what the trained tokens earned from there on."
+        "critic/return_mean",
+        "",
+        MEAN,
+        ("Mean return of the trained tokens: the reward that followed each of them."),
     ),
-    MetricInfo("critic/return_std", "", MEAN, "Standard deviation of what they earned."),
+    MetricInfo("critic/return_std", "", MEAN, "Standard deviation of these returns."),
     MetricInfo(
         "critic/clipped_share",
         "share",
         MEAN,
-        "Share of tokens in which the clipped value decides the critic's loss.",
+        "Share of tokens for which the clipped value determines the critic's loss.",
     ),
     MetricInfo("critic/grad_norm", "", MEAN, "Gradient norm of the critic before clipping."),
     MetricInfo("critic/lr", "", LAST, "Learning rate of the critic."),
@@ -167,22 +171,22 @@ METRICS: tuple[MetricInfo, ...] = (
         "share",
         MEAN,
         "Share of (token, layer) pairs whose set of experts is the same in engine and trainer, in "
-        "the step's first update: recorded routes against what the trainer's routers would have "
-        "chosen.",
+        "the step's first update. It compares the recorded routes with the choice of the "
+        "trainer's routers.",
     ),
     MetricInfo(
         "moe/replayed_share",
         "share",
         MEAN,
-        "Share of the tokens in updates whose routes were replayed. The last token of a row, which "
-        "no engine ran, routes freely.",
+        "Share of the tokens in updates whose routes were replayed. The last token of a row is "
+        "not replayed, because no engine computed it.",
     ),
     MetricInfo(
         "moe/router_drift",
         "share",
         MEAN,
-        "Share of (token, layer) pairs whose set of experts would be another one by the step's "
-        "last update: what the routers would choose then against the recorded routes.",
+        "Share of (token, layer) pairs whose recorded experts differ from those that the routers "
+        "would choose in the step's last update.",
     ),
     MetricInfo(
         "policy/update_kl",

@@ -21,7 +21,7 @@ def _of(format: str, title: str) -> tuple[MetricInfo, ...]:
             f"{format}/<name>/saturated_share",
             "share",
             MAX,
-            f"Share of the numbers that are beyond the range of {title} and were cut.",
+            f"Share of the numbers that are beyond the range of {title} and were clipped.",
         ),
         MetricInfo(
             f"{format}/<name>/flushed_share",
@@ -61,7 +61,8 @@ METRICS: tuple[MetricInfo, ...] = (
         "eval/quantised_gap",
         "nats",
         LAST,
-        "Loss on the same rows in low precision minus eval/bf16_shadow_loss: what it costs.",
+        "Loss on the same rows in low precision minus eval/bf16_shadow_loss: the loss that "
+        "quantisation costs.",
         own_step=True,
     ),
 )

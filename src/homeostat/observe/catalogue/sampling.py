@@ -63,7 +63,7 @@ METRICS: tuple[MetricInfo, ...] = (
         "sampling/kept_mass",
         "share",
         MEAN,
-        "Mean probability of what was left, under the distribution before the cut.",
+        "Mean probability of the remaining tokens, under the distribution before the cut.",
     ),
     MetricInfo(
         "sampling/by_age/<i>/share",
@@ -210,7 +210,7 @@ METRICS: tuple[MetricInfo, ...] = (
         "rollout/groups_in_flight",
         "groups",
         MEAN,
-        "Number of admitted groups that are not sampled yet when a step begins.",
+        "Number of admitted groups that are still being sampled when a step begins.",
     ),
     MetricInfo(
         "rollout/replayed_rounds",
@@ -278,7 +278,7 @@ METRICS: tuple[MetricInfo, ...] = (
         "train/updates_without_signal",
         "updates",
         SUM,
-        "Number of updates that were left out because no row has an advantage.",
+        "Number of updates that were skipped because all advantages were 0.",
     ),
     MetricInfo(
         "replay/logp_difference/mean",

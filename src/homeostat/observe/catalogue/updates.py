@@ -28,7 +28,7 @@ METRICS: tuple[MetricInfo, ...] = (
         "probe/mask_difference",
         "tokens",
         MAX,
-        "Number of tokens by which the trained tokens differ from those that the update asked for.",
+        "Number of tokens by which the trained tokens differ from those that the update requested.",
     ),
     MetricInfo(
         "probe/trained_unchanged", "tensors", MAX, "Number of trained tensors that did not change."
@@ -131,7 +131,7 @@ METRICS: tuple[MetricInfo, ...] = (
         "moe/load_min_share",
         "",
         MIN,
-        "Tokens of the idlest expert of all layers, against an even share (1).",
+        "Tokens of the least used expert of all layers, relative to an even share (1).",
     ),
     MetricInfo(
         "moe/dead_experts", "share", MEAN, "Share of all experts that had no token in a step."

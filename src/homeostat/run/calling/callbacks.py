@@ -7,7 +7,8 @@
     on_end(result)              the run is complete, or was stopped and saved: its RunResult
 
 An exception in one of them is an error of the caller's code. The step in progress is finished and
-saved, the run ends, and CallbackError says what happened; nothing that the run computed is lost.
+saved, the run ends, and CallbackError describes what happened. Nothing that the run computed is
+lost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from homeostat.run.session.step import Step
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """The functions of the caller; None is not called."""
+    """The functions of the caller. A function that is None is not called."""
 
     on_step: Callable[[Step], object] | None = None
     on_finding: Callable[[Mapping[str, Any]], object] | None = None
@@ -43,7 +44,7 @@ class Callbacks:
 class Teller:
     """Calls the callbacks, and keeps the first error. `stop` asks the run to end.
 
-    `checkpoints` is the run's folder of them: events name it as it may be shared with others.
+    `checkpoints` is the run's folder of checkpoints, in the form in which events may name it.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Teller:
 
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._callbacks, name)
-        # After an error the run only ends: code that is broken is not called again.
+        # After an error the run only ends, and the failing function is not called again.
         if function is None or self.error is not None:
             return
         try:
@@ -95,7 +96,7 @@ class Teller:
             self._call("on_checkpoint", step, self._checkpoints / Path(fields["path"]).name)
 
     def status(self, text: str, done: int, total: int) -> None:
-        """Do nothing: progress within a step is for people."""
+        """Do nothing: progress within a step is only for display."""
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Do nothing: a Step has the groups."""

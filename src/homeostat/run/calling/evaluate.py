@@ -1,7 +1,7 @@
 """Evaluate a model on the held-out rows or prompts of a recipe, without training it.
 
-The parts of a run are set up in a temporary folder, which is removed afterwards. Of a run's own
-folder nothing is changed: a checkpoint is linked into the temporary one, and loaded from there.
+The parts of a run are set up in a temporary folder, which is removed afterwards. Nothing in the
+run's own folder is changed: a checkpoint is linked into the temporary folder and loaded from there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _placed(config: RunConfig, folder: Path, checkpoint: Found | None) -> RunCon
     config = config.model_copy(update={"runs_dir": str(folder)})
     quiet = config.observe.model_copy(update={"console": "quiet", "report": False, "sinks": ()})
     step = checkpoint.step if checkpoint is not None else 0
-    # A run that is complete would open no engine, and no setting may lie beyond its last step.
+    # A complete run would not open an engine, and no setting may refer to a step after the last
+    # one.
     trainer = config.trainer.model_copy(update={"max_steps": step + _FAR, "epochs": None})
     saving = config.checkpoint.model_copy(update={"load_step": step or None, "resume": "auto"})
     update = {"observe": quiet, "trainer": trainer, "checkpoint": saving}

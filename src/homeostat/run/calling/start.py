@@ -1,4 +1,4 @@
-"""Run the training loop that a recipe asks for: the command line, the clinic and Python call this.
+"""Run the training loop of a recipe. The command line, the clinic and the Python API call this.
 
 recipe -> loop of its kind -> Step, Step, ... -> RunResult
 """
@@ -46,8 +46,8 @@ def running(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Run
 
     With health.heal=all a remedy may roll the run back; the loop is then set up again, from the
     checkpoint that the run was rolled back to. It is also set up again, from the last checkpoint,
-    if ranks of the trainer are lost; where a machine was lost with them, the run may wait for it
-    or shrink. Steps after that checkpoint are then yielded again.
+    if ranks of the trainer are lost; if a machine was lost with them, the run may wait for a
+    machine or shrink. Steps after that checkpoint are then yielded again.
     """
     require_known_rules(config.health)
     is_async = config.is_rl and config.rollout.max_staleness is not None

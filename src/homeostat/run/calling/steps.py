@@ -3,8 +3,8 @@
     for step in Steps(config, ...):     a step is recorded; its checkpoint is saved afterwards
         ...                             the caller's signals, threads, generators are in force here
 
-If the caller breaks off the iteration, or raises in it, the step in progress is saved, the run
-directory says `run_stopped`, and a later call resumes after that step.
+If the caller leaves the iteration or raises in it, the step in progress is saved, the event
+`run_stopped` is recorded, and a later call resumes after that step.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from homeostat.run.session.step import Running, Step
 
 
 class Steps:
-    """An iterator over the steps of a run, which begins with the first `next`.
+    """An iterator over the steps of a run, which starts with the first `next`.
 
-    `close`, the end of a with block or of the last reference to it stop the run. `result` is there
-    once the run has ended.
+    The run is stopped by `close`, by the end of a with block, or when the last reference to the
+    iterator is gone. `result` is available when the run has ended.
     """
 
     def __init__(self, config: RunConfig, *, recipe: str, callbacks: Callbacks) -> None:

@@ -1,8 +1,8 @@
 """Keep the process-wide settings of a run apart from those of the code that called it.
 
-A run sets the number of threads, how tiny numbers are rounded and variables of the environment, and
-a part of another framework may draw from the global generators. The caller finds all of them as
-they were, after the run and between its steps.
+A run sets the number of threads, the rounding of denormal numbers and environment variables, and
+other frameworks may use the global random generators. For the caller all of these are restored
+after the run and between its steps.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class _Settings:
 
 
 def _flushes_denormals() -> bool:
-    """Return whether products below the smallest normal number are rounded to 0: torch has no
-    function that says so."""
+    """Return whether products below the smallest normal number are rounded to 0. torch has no
+    function for this.
+    """
     return bool((torch.full((1,), 1e-310, dtype=torch.float64) * 1.0).item() == 0.0)
 
 
@@ -88,7 +89,7 @@ class Surroundings:
 
 @contextmanager
 def as_before() -> Iterator[None]:
-    """Leave all settings behind as they were before the block."""
+    """Restore all settings at the end of the block."""
     surroundings = Surroundings()
     try:
         yield

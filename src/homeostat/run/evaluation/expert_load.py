@@ -1,4 +1,4 @@
-"""Compute the metrics of a step's expert load, by the names in observe/names.py."""
+"""Compute the metrics of a step's expert load. Their names are in observe/names.py."""
 
 from __future__ import annotations
 

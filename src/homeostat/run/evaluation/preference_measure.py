@@ -1,8 +1,8 @@
-"""Compute what preference training needs besides its updates.
+"""Compute the reference scores, the baseline and the evaluation of preference training.
 
-rows -> log-probs under the reference: a column of the store (precomputed), or of each plan
-kto:    prompts with other rows' completions -> KL of policy and reference -> the plan's loss
-held-out rows -> their loss, accuracy and margin
+rows -> log-probs under the reference: a column of the store (precomputed), or of each plan kto:
+prompts with other rows' completions -> KL of policy and reference -> the plan's loss held-out rows
+-> their loss, accuracy and margin
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def prepare_preferences(
 ) -> tuple[Inputs[RowStore], PreferenceObjective]:
     """Score all rows under the reference, unless that is to be done in each step.
 
-    The policy has the weights that the run starts from, also if the run is resumed: by default it
-    is the reference.
+    The policy has the initial weights of the run at this point, even if the run is resumed, because
+    by default it is the reference.
     """
     config = attempts.config
     sets = [rows for rows in (inputs.train, inputs.evaluation) if rows is not None]
@@ -119,7 +119,7 @@ def _is_live(attempts: Attempts) -> bool:
 
 
 def _refresh_reference(attempts: Attempts, step: int) -> None:
-    """Give the reference the policy's weights, if it is due before this step."""
+    """Copy the policy's weights to the reference, if that is due before this step."""
     choice = attempts.config.used_reference
     every = choice.refresh_steps if isinstance(choice, InitialReference) else None
     if every is not None and step > 1 and (step - 1) % every == 0:

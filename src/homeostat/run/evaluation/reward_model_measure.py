@@ -20,7 +20,7 @@ _HELD_OUT = ("accuracy", "margin", "error")
 def prepare_reward_model(
     inputs: Inputs[RowStore], attempts: Attempts, session: Session
 ) -> tuple[Inputs[RowStore], RewardModelObjective]:
-    """Return the rows unchanged, after a look at their scores, and how they are learnt."""
+    """Return the rows unchanged, and the objective. Their scores are checked."""
     for rows in (inputs.train, inputs.evaluation):
         if rows is not None:
             require_scores(attempts.config.rewarding, rows)

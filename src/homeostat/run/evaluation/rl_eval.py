@@ -1,13 +1,13 @@
 """Evaluates the policy on held-out prompts: samples, scores, and counts the solved ones.
 
-`eval/reward` is the mean over the samples that no reward failed on, and `eval/reward_coverage` the
-share of those. `eval/gold_reward` is the same of the rewards that are not trained on (role: eval).
-A mean over a part of the prompts is not comparable with one over all of them: where the time limit
-strikes on long wrong answers, the worse policy has the better mean. So an evaluation with less
-coverage than eval.sampling.min_coverage is reported and never becomes the best one.
+`eval/reward` is the mean over the samples on which no reward failed, and `eval/reward_coverage`
+their share. `eval/gold_reward` is the same mean for rewards that are not trained on (role: eval). A
+mean over some of the samples is not comparable with one over all: if long wrong answers exceed the
+time limit, the worse policy has the better mean. Therefore an evaluation with less coverage than
+eval.sampling.min_coverage is reported but never becomes the best one.
 
-The noise of a prompt's samples is the same at every evaluation, so that two of them differ by the
-policy alone.
+The noise of a prompt's samples is the same at every evaluation, so two evaluations differ only by
+the policy.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def evaluate_prompts(parts: RlParts) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Held-out prompts that are answered in the background, by the weights of one version.
+    """An evaluation in the background: the weights of one version answer held-out prompts.
 
     The engine keeps those weights until they are answered (rollout/background.py).
     """
@@ -74,7 +74,7 @@ class Evaluation:
         return cls(parts, batch, parts.sampler.policy_version)
 
     def metrics(self) -> dict[str, float]:
-        """Wait for the answers and their rewards. time/eval is what was waited."""
+        """Wait for the answers and their rewards. time/eval is the time of this wait."""
         started = time.perf_counter()
         scored = [one.result() for one in self.batch.sampled()]
         return {
@@ -165,7 +165,9 @@ def _draws(parts: RlParts) -> list[Draw]:
 
 
 def _sampling(parts: RlParts) -> Sampling:
-    """Evaluation ends completions as training does; the rest is its own."""
+    """Return the sampling settings: stop conditions as in training, all others those of the
+    evaluation.
+    """
     rules = parts.config.eval.sampling
     assert rules.temperature is not None, "chosen at load"
     training = training_sampling(parts.config.rollout, parts.tokenizer)

@@ -67,7 +67,8 @@ def _reward_metrics(groups: list[RolloutGroup], labels: list[str]) -> dict[str, 
     known = [value for values in by_group for value in values]
     deviations = [float(np.std(values, ddof=1)) for values in by_group if len(values) > 1]
     metrics = {"reward": _mean(known), "reward_std": _mean(deviations)}
-    # A group that lost its samples to a failing reward says nothing about how hard the prompt is.
+    # A group whose samples have no reward because it failed shows nothing about the prompt's
+    # difficulty.
     judged = [np.array(values) for values in by_group if len(values) > 1]
     if judged:
         metrics["frac_reward_zero_std"] = _mean(float(not has_signal(values)) for values in judged)
@@ -109,7 +110,7 @@ def reward_noise(groups: Sequence[Sequence[tuple[str, float | None]]]) -> float 
 
 
 def logged_metrics(logged: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return means of what functions logged, and sums of what judges cost."""
+    """Return the means of logged values, and the sums of what judges cost."""
     return {
         name: total if name.startswith("judge/") else total / count
         for name, (total, count) in logged.items()
@@ -117,7 +118,7 @@ def logged_metrics(logged: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def _missing_metrics(samples: list[Sample], labels: list[str]) -> dict[str, float]:
-    """Count the values that rewards did not give: they failed, or do not apply."""
+    """Count missing values of rewards: those that failed, and those that do not apply."""
     metrics = {}
     for label in labels:
         failed = sum(label in sample.failed for sample in samples)
@@ -229,7 +230,7 @@ def _signal_metrics(rollouts: StepRollouts, learned: Learned) -> dict[str, float
 
 
 def _filter_metrics(rollouts: StepRollouts, parts: RlParts) -> dict[str, float]:
-    """Say what filters dropped and why, and how many groups the step lacks for it."""
+    """Return what filters dropped and why, and how many groups the step lacks because of it."""
     filters, sampled = parts.collector.filters, rollouts.all_groups
     if not filters.filters:
         return {}
@@ -283,7 +284,7 @@ def _time_metrics(
 
 
 def async_metrics(rollouts: StepRollouts, *, seconds: float, spent: Spent) -> dict[str, float]:
-    """Say how long trainer and engine waited for each other in a step of the async loop.
+    """Return how long trainer and engine waited for each other in a step of the async loop.
 
     The engine samples for this step or for later ones.
     """

@@ -24,14 +24,14 @@ from homeostat.types import Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 def prepare_sft(
     inputs: Inputs[RowStore], attempts: Attempts, session: Session
 ) -> tuple[Inputs[RowStore], SftObjective]:
-    """Return the rows unchanged, and how they are learnt."""
+    """Return the rows unchanged, and the objective."""
     return inputs, SftObjective()
 
 
 class SftObjective:
     """Cross-entropy needs nothing but the rows. Implements `Objective`.
 
-    At measured steps a packed row is also scored alone, to see that packing changes nothing.
+    At measured steps a packed row is also scored alone, to verify that packing changes nothing.
     """
 
     def __init__(self) -> None:

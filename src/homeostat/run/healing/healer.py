@@ -3,10 +3,10 @@
     open findings -> the first remedy that may be tried -> in force -> its window -> helped, or
     reverted -> the next one
 
-`health.heal` says how far this may go. An edit is a value that replaces the recipe's until it is
-reverted. All edits, the current trial and earlier trials are part of a checkpoint, so a resumed run
-continues with them. A remedy that a running run cannot apply is not tried: it stays advice in the
-finding.
+`health.heal` limits which remedies are applied. An edit is a value that replaces the recipe's until
+it is reverted. All edits, the current trial and earlier trials are part of a checkpoint, so a
+resumed run continues with them. A remedy that a running run cannot apply is not tried: it stays
+advice in the finding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from homeostat.health.remedies import (
 from homeostat.run.healing.watch import Watch, settings_of
 from homeostat.train.events import EmitEvent
 
-# Times that a run may go back: what fails more often is for a person to look at.
+# How many times a run may be rolled back. If it fails more often, a person must look at it.
 MAX_ROLL_BACKS = 3
 # An illness so soon after going back means that the checkpoint is at fault itself.
 STEPS_AT_ONCE = 3

@@ -1,13 +1,13 @@
-"""Metrics of the policy that cover all rows of an update, also those that it leaves out.
+"""Metrics of the policy over all rows of an update, including those that it leaves out.
 
-With `algorithm.skip_zero_advantage` rows without a signal are not trained: their gradient is 0.
-Groups that are solved or hopeless are just those of which the policy is surest, so that the entropy
-of the other rows alone would be too high, and blind to a policy that has collapsed everywhere.
+With `algorithm.skip_zero_advantage` rows with advantage 0 are not trained, because their gradient
+is 0. Groups that are always solved or never solved are those on which the policy is most certain.
+The entropy of the other rows alone would therefore be too high, and would hide a collapsed policy.
 
 The rows left out are measured by a forward pass without a gradient, under the weights before the
 update. Of many rows NUM_MEASURED, spread evenly, stand for all: their sums are scaled to the tokens
 of all rows left out (a stratified estimate; exact where there are no more than that). Extremes are
-those of the rows that were looked at.
+those of the measured rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from homeostat.train.update import Measured
 from homeostat.types import TokenRow, UpdateReport
 
-# Rows of an update that are measured for all that it leaves out: bounds what that costs.
+# Largest number of left-out rows of an update that are measured, which limits the cost.
 NUM_MEASURED = 8
 _MAXIMA = ("ratio_max", "ratio_min_neg")
 
@@ -36,7 +36,7 @@ def num_trained(row: TokenRow) -> int:
 
 
 def scaled_up(found: Measured, *, num_tokens: int) -> dict[str, float]:
-    """Scale what was measured of some rows to all of them, which have so many trained tokens."""
+    """Scale the measurements of some rows to all rows, whose number of trained tokens is given."""
     factor = num_tokens / found.sums["tokens"]
     return {name: factor * value for name, value in found.sums.items()} | dict(found.maxima)
 

@@ -3,9 +3,8 @@
     rows -> values of every state -> (advantages, in algorithms/ppo.py) -> returns
          -> updates with the critic's own optimizer and schedule -> metrics
 
-Values and returns are taken before anything is updated. All rows that the policy trains on are
-trained on, also those whose advantage is 0. Suffixes: `_S` samples of the step, `_M` trained
-tokens.
+Values and returns are computed before any update. The critic trains on all rows of the policy,
+including those whose advantage is 0. Suffixes: `_S` samples of the step, `_M` trained tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ CRITIC = Role.CRITIC
 
 @dataclass(slots=True)
 class CriticStep:
-    """The record of a step's critic: values before the updates, what was earned, its updates."""
+    """The record of a step's critic: values before the updates, the returns, and its updates."""
 
     values: CriticValues
     returns_ST: list[FloatArray64] = field(default_factory=list)
@@ -68,7 +67,7 @@ class CriticLearner:
         return self.config.critic
 
     def values(self, rows: StepRows, groups: Sequence[RolloutGroup], *, step: int) -> CriticValues:
-        """The values of every token that is trained, and of what follows the last."""
+        """Return the values of every trained token, and the value after the last one."""
         trained_R = rows.trained_S[rows.sample_R]
         chosen = [i for i, row in enumerate(rows.rows) if trained_R[i] and row.weights_T.any()]
         plain = [_bare(rows.rows[index], row_id=i) for i, index in enumerate(chosen)]
@@ -87,7 +86,7 @@ class CriticLearner:
         return CriticValues(values_ST, last_S, self.critic.gamma, self.critic.gae_lambda)
 
     def targets(self, values: CriticValues, batch: RewardBatch) -> CriticStep:
-        """Compute what the critic is trained towards, and what was really earned."""
+        """Compute the critic's training targets, and the actual returns."""
         plain = ppo.advantages(self.config.algorithm, batch)  # type: ignore[arg-type]
         pairs = zip(plain, values.values_ST, strict=True)
         returns_ST = [advantages_T + values_T for advantages_T, values_T in pairs]
@@ -126,7 +125,7 @@ class CriticLearner:
         return StepPlan(step, epoch, batches, spec, role=CRITIC)
 
     def _row(self, critic: CriticStep, rows: StepRows, index: int) -> TokenRow:
-        """The row with old values and returns of its trained tokens, which all weigh 1."""
+        """Return the row with old values and returns of its trained tokens, each with weight 1."""
         row, sample = _bare(rows.rows[index], row_id=index), rows.sample_R[index]
         places_M = rows.policy_places(index)[row.weights_T > 0]
         row = with_column(row, "value", critic.values.values_ST[sample][places_M])
@@ -170,7 +169,7 @@ def critic_metrics(critic: CriticStep | None, rows: StepRows | None) -> dict[str
 
 
 def _value_metrics(critic: CriticStep, rows: StepRows) -> dict[str, float]:
-    """Compare the values with what was earned, over all tokens that are trained."""
+    """Compare the values with the returns, over all trained tokens."""
     counted = np.flatnonzero(rows.trained_S & (rows.lengths_S > 0))
     if not len(counted):
         return {}
@@ -186,5 +185,5 @@ def _value_metrics(critic: CriticStep, rows: StepRows) -> dict[str, float]:
 
 
 def _bare(row: TokenRow, *, row_id: int) -> TokenRow:
-    """The row without columns, of which a critic reads none: it routes to experts freely."""
+    """Return the row without columns: a critic reads none, and its routers choose the experts."""
     return replace(row, row_id=row_id, columns={})

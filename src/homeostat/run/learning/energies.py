@@ -1,4 +1,4 @@
-"""The energies of a step's samples, and the rows of the truth that are imitated beside them.
+"""Computes the energies of a step's samples, and the rows of reference text for the cross-entropy.
 
     groups -> rows of samples and of the truth -> pooled hidden states of the feature model
            -> energy of each sample (algorithms/energy.py) -> reward named `energy`
@@ -77,7 +77,7 @@ def scored_groups(
 
 
 def feature_outputs(ebft: EbftConfig, sheet: ModelSheet) -> Outputs:
-    """Return what the feature model is asked for."""
+    """Return the outputs that the feature model must compute."""
     layers = ebft.layers(int(sheet.source_config["num_hidden_layers"]))
     return Outputs(hidden=layers, reducer=REDUCER[ebft.embed_method])
 

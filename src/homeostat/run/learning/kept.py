@@ -1,7 +1,7 @@
-"""Check the sets that tokens were drawn from, and measure how much a cut left of distributions.
+"""Check the sets that tokens were drawn from, and measure how much of the distributions remained.
 
-groups -> require_kept: every token that was drawn from a cut distribution has its set
-samples of a step -> kept_metrics
+groups -> require_kept: every token that was drawn from a cut distribution has its set samples of a
+step -> kept_metrics
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def require_kept(groups: Sequence[RolloutGroup]) -> None:
 
 
 def kept_metrics(samples: Sequence[Sample], *, vocabulary: int) -> dict[str, float]:
-    """Return how much the cuts left, in ids and in probability; nothing if there were none."""
+    """Return how much remained after the cuts, in ids and in probability; nothing without cuts."""
     segments = [segment for sample in samples for segment in _cut_segments(sample)]
     if not segments:
         return {}
@@ -42,7 +42,7 @@ def kept_metrics(samples: Sequence[Sample], *, vocabulary: int) -> dict[str, flo
         kept, sampled_logp_T = segment.columns[KEPT_IDS], segment.sampled_logp_T
         assert isinstance(kept, Ragged), "columns.py declares it ragged"
         assert sampled_logp_T is not None, "the segment is cut"
-        # A token that was drawn from everything has no set.
+        # A token that was drawn from the whole vocabulary has no set.
         sizes.append(np.where(kept.sizes_T == 0, vocabulary, kept.sizes_T))
         masses.append(np.exp(segment.engine_logp_T.astype(np.float64) - sampled_logp_T))
     return {

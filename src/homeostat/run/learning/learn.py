@@ -64,12 +64,12 @@ from homeostat.types import (
     UpdateReport,
 )
 
-# Rows that a step without any update scores, to compare engine and trainer all the same.
+# Number of rows that a step without updates scores, so that engine and trainer are still compared.
 NUM_COMPARED = 16
 # Steps from one event about the worst tokens to the next.
 STEPS_BETWEEN_WORST = 20
 
-# Says what a step is at, for people who watch: (text, done, total).
+# Reports the progress of a step to the user: (text, done, total).
 Tell = Callable[[str, int, int], None]
 
 
@@ -81,18 +81,20 @@ class Learned:
     rows: StepRows | None = None
     reports: list[UpdateReport] = field(default_factory=list)
     energies: Energies | None = None
-    # Of each update that has rows: what its loss measured, of all rows (run/learning/coverage.py).
+    # For each update that has rows: the measurements of its loss over all rows
+    # (run/learning/coverage.py).
     measured: list[Mapping[str, float]] = field(default_factory=list)
     num_without_signal: int = 0
     trained_tokens: int = 0
     critic: CriticStep | None = None
     kl: float | None = None
-    # Of engine and trainer at the beginning of the step: metrics, and where they differ most.
+    # Comparison of engine and trainer at the start of the step: metrics, and the largest
+    # differences.
     mismatch: Mapping[str, float] = field(default_factory=dict)
     worst_tokens: tuple[WorstToken, ...] = ()
     # Per sample and token, the trainer's log-prob less the engine's; empty if none was compared.
     logp_differences_ST: list[FloatArray] = field(default_factory=list)
-    # Of each update: what may never be off.
+    # For each update: the results of the invariant checks.
     probes: list[Mapping[str, float]] = field(default_factory=list)
     score_s: float = 0.0
     train_s: float = 0.0
@@ -311,7 +313,7 @@ class Learner:
     def _compare(
         self, step: int, groups: Sequence[RolloutGroup], spans: list[range], learned: Learned
     ) -> None:
-        """Compare the engine's log-probs with the trainer's, even if nothing was updated."""
+        """Compare the engine's log-probs with the trainer's, even if the step made no update."""
         rows, debug = learned.rows, self.live.now.debug
         assert rows is not None, "rows come first"
         known = known_logp(rows, learned.reports) or self._score_some(rows, step)
@@ -368,7 +370,7 @@ class Learner:
     def _logprobs(self, role: Role, rows: list[TokenRow], *, step: int) -> list[FloatArray]:
         """Per row, the log-probs of its trained tokens at the sampling temperature."""
         temperature = self.config.rollout.temperature
-        # Some rows may have been given more columns than others by now.
+        # Some rows may have more columns than others at this point.
         alike = numbered(rows_for(role, rows, self.config.model.moe))
 
         def work(batches: Sequence[TrainBatch]) -> list[np.ndarray]:

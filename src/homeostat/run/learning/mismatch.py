@@ -1,11 +1,11 @@
-"""Gathers what a step knows of engine and trainer on the same tokens, and shows the worst of it.
+"""Compares engine and trainer on the same tokens of a step, and shows the worst differences.
 
     columns of the rows, log-probs of the first update -> one table of tokens -> metrics
                                                                               -> worst tokens
 
 The trainer's log-probs are those at the beginning of the step: the `old_logp` column where rows
-were scored before, else what the first update computed on the way. Only tokens that the engine
-sampled are in the table, so what a tool wrote, without a log-prob, enters nothing.
+were scored before, else those that the first update computed. Only tokens that the engine sampled
+are in the table, so tokens that a tool wrote, which have no log-prob, do not count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NUM_CONTEXT = 8
 
 @dataclass(frozen=True, slots=True)
 class WorstToken:
-    """A token that engine and trainer find likely to very different degrees.
+    """A token whose probabilities in engine and trainer differ greatly.
 
     `row` is its row of the step, `sample` its place in the prompt's group, `position` that of the
     token in the completion.
@@ -185,7 +185,7 @@ def _place_in_row(rows: StepRows, row: int, position: int) -> int:
 def with_text(
     worst: Sequence[WorstToken], rows: StepRows, *, decode: Callable[[list[int]], str]
 ) -> list[dict[str, Any]]:
-    """The worst tokens as people read them: the token's text, and what stands around it."""
+    """Return the worst tokens as text, each with the text around it."""
     shown = []
     for token in worst:
         tokens = rows.rows[token.row].tokens_T.tolist()

@@ -1,8 +1,8 @@
 """kto's baseline: prompts with the completions of other rows, and the KL that they estimate.
 
 Within every `batch_rows` rows of the data set, each prompt gets the completion of the row before
-it, and the first that of the last: as in TRL, so that the estimates are the same. Partners do not
-change over the run, so that the reference scores them only once.
+it, and the first that of the last: as in TRL, so the estimates are the same. Partners do not change
+during the run, so the reference scores them only once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Mismatched:
         ]
 
     def known(self, row_ids: Sequence[int] | IntArray) -> FloatArray64:
-        """Return what the reference gave to these rows before the first step."""
+        """Return the reference's log-probs of these rows, computed before the first step."""
         assert self.ref_logps is not None, "the reference scores in each step"
         return np.array([self.ref_logps[int(row)] for row in row_ids])
 

@@ -1,4 +1,6 @@
-"""The KL penalty in the reward: what each token that the policy sampled loses by it."""
+"""The KL penalty in the reward: the amount that it subtracts for each token that the policy
+sampled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tell the trainer of each step: which precision it has, and whether that is measured.
+"""Set the precision of each step in the trainer, and decide whether the step is measured.
 
 A remedy may move the first step in low precision, so the settings in force decide, not the recipe.
 """

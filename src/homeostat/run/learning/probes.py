@@ -1,4 +1,4 @@
-"""Invariants of a step, checked where its numbers pass by: nothing of this may ever be off.
+"""Check invariants of a step while its numbers are computed. All of them must hold in every step.
 
 mask          the tokens that the loss saw are the ones that the update gave it
 round trip    the tokens that are trained are the ones that were sampled (RL)
@@ -31,7 +31,7 @@ NUM_SCORED = 4
 
 
 def plan_probes(plan: StepPlan, report: UpdateReport) -> dict[str, float]:
-    """Compare what the update's batches gave with what the trainer says it had."""
+    """Compare the contents of the update's batches with the trainer's report."""
     given = {
         int(row_id): int(count)
         for batch in plan.micro_batches
@@ -56,7 +56,7 @@ def _trained_B(batch: TrainBatch) -> IntArray:
 
 
 def round_trip_bad(groups: Sequence[RolloutGroup], rows: StepRows, plan: StepPlan) -> float:
-    """Rows of the update whose tokens are not those of their sample's prompt and completion."""
+    """Count rows of the update whose tokens differ from their sample's prompt and completion."""
     sampled = [
         np.concatenate([group.prompt.tokens_T, sample.completion.tokens_T])
         for group in groups

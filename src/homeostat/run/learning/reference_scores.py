@@ -4,8 +4,8 @@
     reference/<key>/meta.json  its checksum
 
 The key is a digest of the weights that scored, of the rows, and of which of them were scored: a
-resumed run finds the file and computes nothing, and a changed model or data set never gets the
-scores of another. A file with a wrong checksum is computed again.
+resumed run finds the file and computes nothing, and a changed model or dataset never gets outdated
+scores. A file with a wrong checksum is computed again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ReferenceScores:
         return replace(mismatched, ref_logps=dict(zip(ids.tolist(), logps.tolist(), strict=True)))
 
     def finish(self) -> None:
-        """Free the reference: nothing asks for it any more."""
+        """Free the reference, which is no longer needed."""
         if self.role is Role.REFERENCE:
             self.attempts.trainer.release(Role.REFERENCE)
 

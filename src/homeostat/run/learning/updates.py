@@ -4,11 +4,11 @@
 
 Groups stay whole: update u of U gets groups [u P / U, (u + 1) P / U). Weights and denominator of
 the loss are those of the whole update. The first update of a step needs no old log-probs: its own
-are the old ones, so that the ratio is exactly 1.
+log-probs are the old ones, so the ratio is exactly 1.
 
-A sample may give several rows (turns, a context that was compacted). Everything about a sample is
-found by explicit indices, never by a row's number: `sample_R` says whose row it is, `places` which
-token of the sample each token of the row is. Suffixes: `_R` rows, `_S` samples of the step.
+A sample may have several rows (turns, a context that was compacted). Data of a sample are found by
+explicit indices, never by a row's number: `sample_R` says whose row it is, `places` which token of
+the sample each token of the row is. Suffixes: `_R` rows, `_S` samples of the step.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def reward_batch(
     critic: CriticValues | None = None,
     energies: Energies | None = None,
 ) -> RewardBatch:
-    """Collect what advantages are computed from.
+    """Collect the inputs of the advantages.
 
     `penalty_ST` is the KL in the reward, times its weight, for each token that the policy sampled;
     `critic` has the values of the same tokens.
@@ -211,7 +211,7 @@ def reward_batch(
 
 
 def split_groups(num_groups: int, num_updates: int) -> list[range]:
-    """Groups of each update; fewer updates where there are fewer groups."""
+    """Return the groups of each update. There are fewer updates if there are fewer groups."""
     borders = [update * num_groups // num_updates for update in range(num_updates + 1)]
     spans = [range(*pair) for pair in pairwise(borders)]
     return [span for span in spans if len(span)]
@@ -327,7 +327,7 @@ def _with_truth(
 def _row_weights(
     step_rows: StepRows, chosen: Sequence[int], config: LearningSettings
 ) -> tuple[list[TokenRow], FloatArray64, float]:
-    """The chosen rows, what each of their trained tokens weighs, and the denominator.
+    """Return the chosen rows, the weights of their trained tokens, and the denominator.
 
     A sample counts once, with the trained tokens of all its rows.
     """
@@ -347,7 +347,7 @@ def _row_weights(
 
 
 def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: LearningSettings) -> float:
-    """Return what the correction divides its weights by; 1 if it does not normalise.
+    """Return the number by which the correction divides its weights; 1 if it does not normalise.
 
     It is a mean over all rows that the loss counts, including those without an advantage.
     """

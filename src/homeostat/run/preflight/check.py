@@ -1,6 +1,6 @@
 """Check a recipe before the first step: device, model, data, sizes, memory, disk, health rules.
 
-A check that fails does not keep the others from running: `homeostat check` shows them all.
+A failing check does not stop the others: `homeostat check` shows all results.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from homeostat.train.runtime import choose_way, resolve_device, resolve_dtype, r
 from homeostat.train.sequence.heads import require_sequence
 from homeostat.types import StepPlan
 
-# If bf16 takes a CPU more than so many times as long as fp32, the memory it saves is not worth it.
+# bf16 on a CPU is not worth its memory if it takes more than this many times as long as fp32.
 MAX_SLOWDOWN = 1.5
 # Number of steps that are planned to show how rows are packed into micro-batches.
 NUM_PLANS_SHOWN = 20
@@ -130,7 +130,7 @@ class Preflight:
                 yield from check()
             except HomeostatError as error:
                 self.exit_code = max(self.exit_code, error.exit_code)
-                # Tokenizer and model are in one folder: what is wrong with it is said once.
+                # Tokenizer and model share a folder: report a problem of the folder only once.
                 if str(error) not in said:
                     yield Item(name, "error", str(error))
                 said.add(str(error))
@@ -361,7 +361,7 @@ class Preflight:
         yield item
 
     def _health(self) -> Iterator[Item]:
-        """Evaluate the health rules on everything that the checks before have found out."""
+        """Evaluate the health rules on all facts that the earlier checks found."""
         facts: dict[str, Any] = {}
         inputs = self.prompts or self.rows
         if inputs is not None:

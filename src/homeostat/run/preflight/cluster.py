@@ -16,12 +16,12 @@ from homeostat.run.ray.proofs import prove
 from homeostat.run.ray.room import has_room, shrunk
 from homeostat.run.ray.vendor import connected, import_ray
 
-# How long missing nodes are waited for: a check answers soon.
+# Time to wait for missing nodes. It is short, because a check should answer soon.
 MAX_WAIT_SECONDS = 10.0
 
 
 def cluster_items(config: RunConfig, *, device: str) -> Iterator[Item]:
-    """Yield what Ray has for the run, and the problems of each node. Nothing is started on it.
+    """Yield the resources that Ray has for the run, and the problems of each node. Starts nothing.
 
     A Ray that the run would start on this machine has this machine's resources.
     """
@@ -65,7 +65,9 @@ def _sums(config: RunConfig, nodes: Sequence[Node], *, device: str) -> Iterator[
 
 
 def _losses(config: RunConfig, nodes: Sequence[Node], *, own: Node, device: str) -> Iterator[Item]:
-    """Say what the loss of a machine would do to the run. The controller's own is its end."""
+    """Report what the loss of a machine would do to the run. The loss of the controller's machine
+    ends it.
+    """
     cluster = config.cluster
     assert isinstance(cluster, RayCluster)
     others = [node for node in nodes if node.node_id != own.node_id]

@@ -12,7 +12,7 @@ from homeostat.run.preflight.item import Item, Level
 
 
 def energy_item(ebft: EbftConfig, prompts: PromptSet, *, preview: ModelPreview | None) -> Item:
-    """Say which layers give the features, and with what a sample is compared."""
+    """Report which layers provide the features, and with what a sample is compared."""
     text, facts = _compared(ebft, prompts)
     level: Level = "ok"
     if preview is not None and preview.decoder is not None:

@@ -1,4 +1,4 @@
-"""Say what `check` finds out about a model's experts."""
+"""Report what `check` finds about a model's experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from homeostat.run.preflight.item import Item
 def expert_item(
     config: MoeConfig, decoder: DecoderConfig, moe: MoeShape, *, are_offloaded: bool, ep: int
 ) -> Item:
-    """Describe the experts, and what moves the routers besides the loss of the tokens.
+    """Describe the experts, and what changes the routers besides the loss of the tokens.
 
     `ep` ranks share the experts of a layer.
     """

@@ -1,6 +1,6 @@
 """Evaluate the health rules before the first step, on facts that are known without training.
 
-The rules see the settings and what the probes below found out. A rule that needs metrics cannot be
+The rules get the settings and the results of the probes below. A rule that needs metrics cannot be
 evaluated yet, and is counted as waiting for them.
 """
 

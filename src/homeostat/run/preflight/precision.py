@@ -1,4 +1,4 @@
-"""Say what `check` finds out about layers in another precision."""
+"""Report what `check` finds about layers in another precision."""
 
 from __future__ import annotations
 

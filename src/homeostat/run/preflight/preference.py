@@ -19,7 +19,7 @@ BALANCE = (1.0, 1.34)
 
 
 def preference_items(config: RunConfig, rows: RowSet[RowStore]) -> Iterator[Item]:
-    """Say what the policy is compared with and, in kto, whether good and bad rows balance."""
+    """Report with what the policy is compared and, for kto, whether good and bad rows balance."""
     choice = config.used_reference
     if choice is None:
         yield Item("reference", "ok", f"{config.algorithm.type} has none")

@@ -24,7 +24,7 @@ def label_items(config: RunConfig, rows: RowSet[RowStore]) -> Iterator[Item]:
 
 
 def _reward_model_items(config: RunConfig, rows: RowSet[RowStore]) -> Iterator[Item]:
-    """Say by how much pairs are to differ, or which scores are to be learnt."""
+    """Report the margins of pairs, or the scores to be learnt."""
     algorithm = config.for_rows.rewarding
     require_scores(algorithm, rows)
     labels_B = rows.rows.labels_B[rows.ids]

@@ -153,7 +153,7 @@ def engine_items(
 
 
 def _routes_item(model: ModelConfig, moe: MoeShape, engine: Capabilities) -> Item:
-    """Say whether routes are replayed, and what recording them takes."""
+    """Report whether routes are replayed, and how much memory recording them needs."""
     settings = model.moe
     mode = settings.router_replay
     size = route_bytes_per_token(moe, weights=mode == "weights")
@@ -181,7 +181,7 @@ def _routes_item(model: ModelConfig, moe: MoeShape, engine: Capabilities) -> Ite
 
 
 def _cut_item(rollout: RolloutConfig, *, vocabulary: int) -> Item:
-    """Say what tokens are drawn from, and where a set may become too large to be replayed."""
+    """Report from which sets tokens are drawn, and whether a set may be too large to replay."""
     facts = {"top_p": rollout.top_p, "top_k": rollout.top_k, "min_p": rollout.min_p}
     parts = [f"{name}={value:g}" for name, value in facts.items() if value is not None]
     text = (
@@ -198,7 +198,7 @@ def _cut_item(rollout: RolloutConfig, *, vocabulary: int) -> Item:
 
 
 def _weights_item(config: RunConfig, engine: Capabilities) -> Item:
-    """Say how new weights reach the engine, and how old they may be."""
+    """Report how new weights reach the engine, and how old they may be."""
     if engine.shares_weights:
         text = "the engine shares the trainer's weights: nothing is sent"
         return Item("weights", "ok", text, {"transport": "in_process", "interval_steps": 1})

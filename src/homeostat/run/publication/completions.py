@@ -1,4 +1,4 @@
-"""Show sampled completions in the view, and keep some of them in tables for people to read."""
+"""Show sampled completions in the view, and save some of them in tables for the user to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights as an FP8 checkpoint has them, quantised while they are packed for another engine.
+"""Weights in the layout of an FP8 checkpoint, quantised while they are packed for another engine.
 
     (name, bf16) ... -> (name, e4m3), (name of the scales, fp32) ... -> Packer
 
@@ -33,7 +33,7 @@ from homeostat.precision.recipe import BLOCK, Fp8Recipe
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.empty_model import empty_model
 
-# Maps that vLLM multiplies by as one.
+# Linear layers that vLLM merges into one.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 

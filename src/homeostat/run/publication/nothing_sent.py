@@ -52,7 +52,7 @@ class SharedWeights:
         self.rl_state = rl_state
 
     def make_room(self) -> None:
-        """Sampling is over: the weights may change, and the cache may go."""
+        """Sampling has ended: the weights may change, and the cache may be freed."""
         self.engine.begin_update(Quiesce.DRAIN)
         if self.sleeps:
             self.engine.sleep()

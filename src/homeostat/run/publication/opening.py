@@ -1,4 +1,4 @@
-"""Open what publishes new weights to a run's engine."""
+"""Open the publisher that sends new weights to a run's engine."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Publication: which weights the engine samples with, and how they get there.
+"""Publication: which weights the engine samples with, and how they are sent to it.
 
     make_room -> updates -> publish(step)
 
 A version is the step after which the weights were published; 0 are those the run starts from. An
-engine that shares the trainer's weights only needs the version. Any other is sent the weights every
-`sync.interval` updates, and keeps those it has in between: what it samples then carries their
-version. Updates are counted as they are due, also those left out for lack of a signal, so
-that the schedule does not depend on what was sampled.
+engine that shares the trainer's weights only needs the version. Any other engine receives the
+weights every `sync.interval` updates and keeps them in between, so completions sampled meanwhile
+carry their version. Skipped updates (without a signal) are counted as well, so the schedule does
+not depend on what was sampled.
 
-A resumed run must sample with the weights it would have sampled with. Where these may be
-older than the trainer's, a copy of what was last published is kept on the host, and a checkpoint
-that is saved while the engine is behind holds it (published.safetensors).
+A resumed run must sample with the weights it would have sampled with. Where these may be older than
+the trainer's, a copy of what was last published is kept on the host, and a checkpoint that is saved
+while the engine is behind holds it (published.safetensors).
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class SentWeights:
         self.session.event("overlap_not_used", step, version=step, cause=cause)
 
     def republish(self) -> None:
-        """Send once more what the engine should have."""
+        """Send the weights that the engine should have once more."""
         self._tell(self._deliver(self._last_published, self.rl_state.published_version))
 
     def reconfigure(self, config: PublicationSettings) -> None:

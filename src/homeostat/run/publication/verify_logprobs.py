@@ -1,10 +1,10 @@
-"""Decide which is off, engine or trainer, by a slow float64 reference (observe.verify_logprobs).
+"""Decide by a slow float64 reference whether engine or trainer is wrong (observe.verify_logprobs).
 
     some sampled rows -> log-probs as sampled, as the engine scores them now, as the trainer scores
     them, and of the same weights in float64 -> the distance of each from the last -> a verdict
 
 Engine and trainer are judged by the limit that a publication's probe has: what rounding explains.
-Tokens of an older policy are the engine's as it was then, so nothing is said of them.
+Tokens of an older policy were sampled with older weights, so they are not judged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Judgement:
 def judge(
     party: str, logp_M: FloatArray, reference_M: FloatArray64, *, tolerance: float
 ) -> Judgement:
-    """Off is a token further away than rounding explains, or without a number."""
+    """Judge both parties. A token is wrong if rounding cannot explain its distance, or if it is not
+    finite.
+    """
     error_M = np.abs(logp_M.astype(np.float64) - reference_M)
     off_M = ~(error_M <= tolerance * (1 + np.abs(reference_M)))
     return Judgement(party, float(error_M.mean()), float(error_M.max()), float(off_M.mean()))

@@ -45,7 +45,7 @@ PATIENCE_SECONDS = 0.5
 
 @contextmanager
 def ray_opened(config: RunConfig, *, device: str) -> Iterator[Machines | None]:
-    """Place workers by Ray for the duration of the block, where the recipe's cluster is one.
+    """Place workers with Ray for the duration of the block, if the recipe has a Ray cluster.
 
     Yields the machines, or None where there is no Ray. Raises ConfigError if the cluster can never
     hold the run, or a node lacks what the run needs.

@@ -3,8 +3,9 @@
     placing a group   -> no room on the machines that are left -> NodeLostError
     running (start.py)-> resume from the last checkpoint -> refit: wait, or fewer ranks and engines
 
-Which of the two is cluster.on_lost_node. Ray says which machines are alive; it takes it up to half
-a minute to notice that one is gone, so room is looked for again while a group waits for its place.
+cluster.on_lost_node chooses between the two. Ray reports which machines are alive, but may need
+half a minute to notice that one is gone; therefore room is checked again while a group waits to be
+placed.
 """
 
 from __future__ import annotations

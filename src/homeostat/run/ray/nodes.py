@@ -20,8 +20,9 @@ def require_nodes(ray: Any, cluster: RayCluster) -> list[Node]:
     if len(nodes) < cluster.nodes:
         there = ", ".join(node.address for node in nodes)
         why = (
-            f"{cluster.nodes} machines are asked for, and within {cluster.start_timeout_s:.4g} s "
-            f"(cluster.start_timeout_s) the Ray cluster had {len(nodes)}: {there}."
+            f"{cluster.nodes} machines are configured (cluster.nodes), and within "
+            f"{cluster.start_timeout_s:.4g} s (cluster.start_timeout_s) the Ray cluster had "
+            f"{len(nodes)}: {there}."
         )
         hint = "Run `ray start --address=...` on the others, or lower it."
         raise ConfigError([Problem("cluster.nodes", why, hint)])

@@ -1,7 +1,7 @@
-"""Count the GPUs and CPUs that a run asks of a Ray cluster, and compare with what it has.
+"""Count the GPUs and CPUs that a run needs, and compare them with those of the Ray cluster.
 
-Pure arithmetic, written out in the message: a placement group that can never be placed waits for
-ever without a word.
+The message shows the arithmetic, because Ray itself waits for ever, without a message, for a
+placement group that can never be placed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def describe_sum(needs: Sequence[Need], resource: Resource, *, has: float) -> st
 def find_shortages(
     config: PlacementSettings, needs: Sequence[Need], nodes: Sequence[Node]
 ) -> list[Problem]:
-    """Return what the cluster can never give, with the sum."""
+    """Return the resources that the cluster can never provide, with the arithmetic."""
     problems = []
     for resource in ("GPU", "CPU"):
         has = sum(node.resources.get(resource, 0.0) for node in nodes)

@@ -1,4 +1,4 @@
-"""Facts of one machine, gathered there by a Ray task. No torch; everything is looked at only."""
+"""Gathers the facts of one machine, in a Ray task on it. Needs no torch, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Proofs from every node before a run starts: paths, shared folders, versions, ports.
 
-A node that lacks something would fail in its own words minutes later, or never answer.
+Otherwise a node that lacks something would fail minutes later with an unclear error, or never
+answer.
 """
 
 from __future__ import annotations

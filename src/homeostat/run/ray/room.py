@@ -1,7 +1,7 @@
 """Find out whether machines have room for a run, and which smaller run they have room for.
 
-Pure arithmetic on what each machine has in all. Ranks that exchange heads share a machine, and so
-do the devices of an engine, so that a sum that suffices may still not be enough.
+The arithmetic uses the total resources of each machine. Ranks that exchange heads must share a
+machine, and so must the devices of an engine, so the run may not fit even if the total suffices.
 """
 
 from __future__ import annotations

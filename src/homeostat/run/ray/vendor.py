@@ -1,4 +1,4 @@
-"""Import Ray, connect to it, and say in our words what its errors mean.
+"""Import Ray, connect to it, and translate its errors into clear messages.
 
 Ray is an extra (`homeostat[ray]`), so nothing imports it before a recipe asks for it.
 """
@@ -18,7 +18,7 @@ from homeostat.errors import ConfigError, MissingDependencyError, Problem
 
 # Nothing of ours is in Ray's object store, whose default is a third of the memory.
 STORE_BYTES = 80 * 2**20
-# How long an address may take to take a call.
+# Time limit for an address to accept a connection.
 REACH_SECONDS = 10.0
 # Variables of a Ray that is started here: no usage reports; its workers are not put behind every
 # other process of the machine.

@@ -1,11 +1,11 @@
-"""Experts divided over ranks: tokens travel to the ranks of their experts and back.
+"""Experts divided over ranks: tokens are sent to the ranks of their experts and back.
 
     x_ND -> a row for each (token, slot) pair, by expert -> all-to-all -> this rank's experts
          -> all-to-all back -> weighted sum over a token's slots
 
 Rank r of a group of ep ranks has experts r * E / ep to (r + 1) * E / ep - 1. Its parameters have
 these experts alone, and are split over the ranks of other groups that have the same ones (FSDP2):
-their gradients are summed over those ranks, because the tokens of the own group have come here.
+their gradients are summed over those ranks, because this rank received the tokens of its own group.
 
 Everything before the experts (router, replayed routes, load, losses, room for tokens) is computed
 where the token is, as without expert parallelism. The product of a row with its expert does not
@@ -69,13 +69,13 @@ class ParallelExperts(Experts):
         return sent_ge, self.group.move(sent_ge, each, each)
 
     def _own(self, rows_RD: Tensor, counts_ge: Tensor) -> Tensor:
-        """Return what this rank's experts make of the rows that came, rank by rank."""
+        """Return the outputs of this rank's experts for the received rows, rank by rank."""
         num_rows, num_own = len(rows_RD), counts_ge.shape[1]
         own_ge = torch.arange(num_own, device=rows_RD.device).repeat(self.size)
         ids_R = own_ge.repeat_interleave(counts_ge.flatten(), output_size=num_rows)
         if not num_rows:
-            # A row that nobody asked for: the parameters have a gradient of zero, for which the
-            # ranks with the same experts wait.
+            # A dummy row: the parameters then have a gradient of zero, for which the ranks with the
+            # same experts wait.
             rows_RD, ids_R = rows_RD.new_zeros(1, rows_RD.shape[1]) + rows_RD.sum(0), own_ge[:1]
         weights_R1 = torch.ones(len(rows_RD), 1, device=rows_RD.device)
         out_RD = self.product(

@@ -31,7 +31,7 @@ def make_trainer(
         if not torch.cuda.is_available():
             why = f"rank {context.rank} on {context.host} can use no CUDA device."
             raise ConfigError([Problem("trainer.device", why, "See `homeostat env` there.")])
-        # Whoever placed the rank may show it one GPU alone.
+        # The launcher of the rank may have made only one GPU visible to it.
         own = context.local_rank % torch.cuda.device_count()
         runtime = replace(runtime, device=torch.device("cuda", own))
         torch.cuda.set_device(runtime.device)

@@ -1,13 +1,13 @@
-"""The ranks of a trainer: who they are, which rows of a tensor each holds, and what they tell each
-other.
+"""The ranks of a trainer: their arrangement, the rows of a tensor that each holds, and their
+messages.
 
-How ranks are arranged is said by `config.mesh.Mesh`; here is torch's DeviceMesh of it. Every tensor
-is split by its rows (dimension 0) over all ranks of a replica; with one replica (full shard) these
-are all ranks. Rows are dealt as torch.chunk deals them, so the last ranks may have fewer, or none.
-With expert parallelism a group of ep neighbours shares the experts of a layer: a rank's parameter
-has E / ep experts, whose rows are split over the ranks of other groups that have the same ones.
-Whatever is decided from what ranks tell each other is decided from all of it, in rank order: the
-same on every rank.
+`config.mesh.Mesh` defines how ranks are arranged; this file creates torch's DeviceMesh for it.
+Every tensor is split by its rows (dimension 0) over all ranks of a replica; with one replica (full
+shard) these are all ranks. Rows are dealt as torch.chunk deals them, so the last ranks may have
+fewer, or none. With expert parallelism a group of ep neighbours shares the experts of a layer: a
+rank's parameter has E / ep experts, whose rows are split over the ranks of other groups that have
+the same ones. A decision that depends on messages of ranks always uses all of them, in rank order,
+so it is the same on every rank.
 """
 
 from __future__ import annotations

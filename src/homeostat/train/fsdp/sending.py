@@ -1,8 +1,8 @@
 """Sends weights from ranks: all of them gather, the first one packs.
 
-How many tensors go into a bucket is the packer's business, which only the first rank knows. So it
-tells the others before each tensor that there is one more to gather, and after each bucket that
-there is not.
+The packer decides how many tensors go into a bucket, and only the first rank has the packer.
+Therefore the first rank announces to the others before each tensor that there is one more to
+gather, and after each bucket that there is none.
 """
 
 from __future__ import annotations

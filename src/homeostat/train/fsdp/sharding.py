@@ -1,8 +1,8 @@
 """`Shards` by FSDP2: every rank holds some rows of every tensor.
 
 A gradient is summed over ranks (in fp32) as soon as its micro-batch is done, so that no rank ever
-holds more of it than its share. The optimizer works on each rank's own rows; nothing in it knows of
-the others.
+holds more of it than its share. The optimizer works on each rank's own rows, independently of other
+ranks.
 """
 
 from __future__ import annotations

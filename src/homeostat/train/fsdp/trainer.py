@@ -1,4 +1,5 @@
-"""One rank of a trainer over several (FSDP2): the calls that its controller makes on every rank.
+"""One rank of a trainer over several ranks (FSDP2): the calls that the controller makes on every
+rank.
 
 The controller's side, `train.sharded`, makes a Trainer of all of them.
 """
