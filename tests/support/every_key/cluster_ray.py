@@ -101,7 +101,7 @@ CASES: dict[str, Case] = {
             refuses("cluster.processes=5", "trainer 5 x 1 CPU = 5, the cluster has 4", base=base),
         )
     ),
-    "cluster.nodes (ray)": changed("nodes: 2, start_timeout_s: 1.0", "2 machines are asked for"),
+    "cluster.nodes (ray)": changed("nodes: 2, start_timeout_s: 1.0", "2 machines are configured"),
     "cluster.placement (ray)": engines_share_the_ranks_devices,
     "cluster.cpus_per_worker (ray)": refused(
         "cluster.cpus_per_worker=4.5", r"trainer 1 x 4\.5 CPU = 4\.5, the cluster has 4"
