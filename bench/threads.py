@@ -18,9 +18,11 @@ recognised, a guess (`guess` in the JSON) counts as right among three, never as 
     silent    no finding; at most the last lines are quoted as not recognised
     wrong     the first finding says something specific, and none of the first three is right
 
-Shares come with 95 % Wilson intervals. "tellable" counts the cases whose cause an expert could
-name from the log alone, by the judgement of whoever added them. "expert" counts what a second
-labeller could name of the cause from the log alone: the ceiling for a reader of logs.
+Shares come with 95 % Wilson intervals. "confidence" is that of the first finding, if it names
+something specific (health/finding.py states the shares of these that are right). "tellable" counts
+the cases whose cause an expert could name from the log alone, by the judgement of whoever added
+them. "expert" counts what a second labeller could name of the cause from the log alone: the ceiling
+for a reader of logs.
 For the sealed half only counts are printed. `--wrong` lists the cases of the open half that are
 not right, with what was said. `--unseen` estimates on the open half what a fresh one would give:
 each case is judged without the texts of signatures that it alone contains, and guessed without
@@ -60,11 +62,12 @@ VAGUE = LEAVES_OPEN
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A case with its verdict and the names that the doctor said first."""
+    """A case with its verdict, the names that the doctor said first, and how sure it was of one."""
 
     case: Case
     verdict: str
     said: tuple[str, ...]
+    confidence: str
 
 
 def main() -> None:
@@ -134,7 +137,13 @@ def judge(case: Case, own: frozenset[Text] = frozenset()) -> Judged:
     guesses = {c["name"] for x in answer["findings"] if x["name"] in VAGUE for c in x["causes"][:3]}
     beside = {c["name"] for c in findings[0]["causes"] if "guess" in c} if findings else set[str]()
     hits = [*hits[:TOLD], bool(right & beside)]
-    return Judged(case, _verdict(hits, said, answer, is_guessed=bool(right & guesses)), said)
+    is_specific = bool(said) and said[0] not in VAGUE
+    return Judged(
+        case,
+        _verdict(hits, said, answer, is_guessed=bool(right & guesses)),
+        said,
+        findings[0]["confidence"] if is_specific else "not specific",
+    )
 
 
 def _named(finding: dict[str, Any]) -> set[str]:
@@ -186,6 +195,7 @@ def show(half: Half, judged: list[Judged]) -> None:
     groups: dict[str, Callable[[Judged], str]] = {
         "": lambda one: "all",
         "tellable": lambda one: "tellable" if one.case.tellable else "not tellable",
+        "confidence": lambda one: one.confidence,
         "kind": lambda one: kind_of(one.case),
         "framework": lambda one: one.case.framework,
     }
@@ -232,6 +242,7 @@ def result_of(judged: list[Judged]) -> dict[str, Any]:
         "wrong": _share(counts["wrong"], total),
         "tellable": sum(one.case.tellable for one in judged),
         "expert": expert(judged),
+        "by_confidence": {k: dict(v) for k, v in _counted(judged, lambda x: x.confidence).items()},
         "by_kind": {k: dict(v) for k, v in _counted(judged, lambda x: kind_of(x.case)).items()},
         "by_framework": {
             k: dict(v) for k, v in _counted(judged, lambda x: x.case.framework).items()

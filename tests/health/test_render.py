@@ -232,3 +232,14 @@ def test_known_texts_are_only_claimed_where_a_text_was_read() -> None:
     assert "known error texts" not in as_text(ill(), view(metrics=False))
     read = Diagnosis((), MISSING, ("NUM001", "ERR001"))
     assert "known error texts" in as_text(read, view(metrics=False, log=("hello",)))
+
+
+def test_an_inferred_cause_of_an_error_says_how_often_it_is_right() -> None:
+    by_metrics = dataclasses.replace(FINDING, confidence=Confidence.INFERRED)
+    by_text = dataclasses.replace(by_metrics, code="ERR424")
+    assert by_text.certainty == "inferred (right in about 85% of cases)"
+    assert by_metrics.certainty == "inferred"
+    assert dataclasses.replace(FINDING, code="ERR424").certainty == "measured"
+    for found in (by_text, by_metrics):
+        diagnosis = Diagnosis((found,), (), ())
+        assert found.certainty in " ".join(as_text(diagnosis, view(), width=100).split())

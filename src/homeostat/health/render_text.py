@@ -260,7 +260,7 @@ def _finding(page: Page, finding: Finding, view: RunView, *, place: int) -> None
     title = f"{finding.level.value} {finding.code} {finding.name}{about}"
     page.add(title, first=f"{place}. ", style=finding.level.value)
     since = f", since step {finding.first_step:,}" if finding.first_step is not None else ""
-    page.add(f"{finding.family}, {finding.confidence}{since}", indent=3, style="dim")
+    page.add(f"{finding.family}, {finding.certainty}{since}", indent=3, style="dim")
     page.add(in_their_words(finding.message, view.framework), indent=3)
     if finding.evidence:
         _list(page, "Evidence", finding.evidence)

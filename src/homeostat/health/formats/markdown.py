@@ -74,7 +74,7 @@ def _finding(report: Report, finding: Finding, *, number: int) -> Iterator[str]:
     since = f", since step {finding.first_step:,}" if finding.first_step is not None else ""
     yield f"### {number}. {finding.code} {finding.name}{plain(about)}"
     yield ""
-    yield f"*{_LEVELS[finding.level]}, {finding.confidence.value}{since}.* " + plain(
+    yield f"*{_LEVELS[finding.level]}, {finding.certainty}{since}.* " + plain(
         message_of(report, finding)
     )
     yield ""
