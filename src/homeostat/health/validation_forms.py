@@ -99,7 +99,7 @@ FORMS = (
     ("setting", r"(?:does not|doesn't|do not) recogni[sz]e (?:the )?((?:[A-Za-z]{2,20} ){0,2}(?:optimizer|scheduler|loss|activation|backend|strategy|algorithm)) [`'\"]?([A-Za-z][\w./-]{1,60})", "{1} is not a known {0}"),
     ("setting", r"[`'\"]([\w./-]{1,60})[`'\"] (?:is |was )?(?:not (?:found|registered|available|supported|recogni[sz]ed)|unknown|does not exist)(?: (?:in|among|by) [\w.' ]{1,80})?[.,:;(]? {0,2}(?:[Aa]vailable|[Cc]hoose|[Vv]alid|[Ss]upported|[Oo]ptions|[Dd]id you mean|[Rr]egistered|[Kk]nown|[Mm]ust be one) ", "{0} is not known"),
     ("setting", r"\b([A-Za-z]\w{2,60})[`'\"]?(?: ?[:=] ?| )[`'\"]([\w./-]{1,60})[`'\"] (?:is )?not in (?:[\[({]|dict_keys|list of)", "{1} is not a known {0}"),
-    ("setting", rf"({_KEY}(?:,? (?:and )?{_KEY}){{0,3}})(?: (?:argument|option|flag|setting)s?)? (?:is|are) (?:no longer (?:valid|supported|used|accepted|available)|deprecated and (?:replaced|removed)|removed)\b", "{0} is no longer known"),
+    ("setting", rf"({_KEY}(?:,? (?:and )?{_KEY}){{0,3}})(?: (?:argument|option|flag|setting)s?)? (?:is|are|has been|have been) (?:no longer (?:valid|supported|used|accepted|available)|deprecated and (?:replaced|removed)|removed|renamed)\b", "{0} is no longer known"),
     ("setting", rf"({_SUBJECT}) (?:keys|options|settings|arguments|flags) (?:have |has |were |was )?(?:been )?(?:moved|renamed|removed)\b", "{0} are no longer known"),
     ("setting", rf"(?:^|[:.] )(?:[Uu]nsupported|[Ii]nvalid) (?:choices?|values?) for ({_KEY})", "{0} has a value that is not known"),
     ("setting", rf"(?:^|[:.] )(?:[Uu]nknown|[Uu]nsupported|[Uu]nrecogni[sz]ed|[Ii]nvalid) {_NO_CHOICE}({_CHOICE}):? (?!of\b|in\b|for\b|at\b|and\b)[`'\"(]?([\w./-]{{1,60}})", "{1} is not a known {0}"),
