@@ -28,9 +28,9 @@ from typing import Any
 import common
 
 from homeostat.health.diagnose import diagnose
+from homeostat.health.formats.as_json import as_json
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
-from homeostat.health.render import as_json
 
 
 def main() -> None:

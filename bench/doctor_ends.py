@@ -23,9 +23,9 @@ from ends_bodies import BODIES, Body, body
 from ends_table import HEALTHY, ILL, SURVIVED, EndCase
 
 from homeostat.health.diagnose import diagnose
+from homeostat.health.formats.as_json import as_json
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
-from homeostat.health.render import as_json
 
 TOTAL = 100
 

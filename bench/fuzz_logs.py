@@ -38,10 +38,10 @@ from fuzz_log_seeds import FORMATS, Files
 
 from homeostat.errors import HomeostatError
 from homeostat.health.diagnose import diagnose
+from homeostat.health.formats.as_json import as_json
+from homeostat.health.formats.as_text import as_text
 from homeostat.health.readers import open_run
 from homeostat.health.registry import RULES
-from homeostat.health.render import as_json
-from homeostat.health.render_text import as_text
 
 MAX_BYTES = 8 * 2**30
 TIMEOUT_S = 10.0

@@ -4,10 +4,10 @@
 
 Each case of bench/threads/ that the doctor's rules do not name is guessed without the threads of
 its own repository. Then the guesses beside an illness that a rule did name are counted
-(health/second_opinion.py). `--unseen` is for the open half: each case is read and guessed without
-the texts of signatures that it alone contains, so that more cases are not named, as in a fresh
-half. The table of `health/known_cases.py` (share of votes -> share of right guesses) is read off
-it; the sealed half tests it. Of the sealed half only counts are printed.
+(health/guesses/second_opinion.py). `--unseen` is for the open half: each case is read and guessed
+without the texts of signatures that it alone contains, so that more cases are not named, as in a
+fresh half. The table of `health/guesses/known_cases.py` (share of votes -> share of right guesses)
+is read off it; the sealed half tests it. Of the sealed half only counts are printed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import common
 from threads import ROOT, VAGUE, Text, _with_equals, answer_to, own_texts
 
 from homeostat.cli.threads import Case, Half, load
-from homeostat.health.known_cases import Guess, guesses, leaving_out
+from homeostat.health.guesses.known_cases import Guess, guesses, leaving_out
 
 BINS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 1.01)
 

@@ -32,9 +32,9 @@ from threads import wilson
 
 from homeostat.cli.threads import Half
 from homeostat.health.diagnose import diagnose
+from homeostat.health.formats.as_json import as_json
 from homeostat.health.readers import RunPlace, open_run
 from homeostat.health.registry import RULES
-from homeostat.health.render import as_json
 
 LIST = Path(__file__).resolve().parent / "threads" / "runs.jsonl"
 LONG_AGO_S = 86_400.0

@@ -43,12 +43,12 @@ import common
 
 from homeostat.cli.threads import Case, Half, Told, kind_of, load
 from homeostat.health.diagnose import diagnose
-from homeostat.health.known_cases import SAME, leaving_out
+from homeostat.health.formats.as_json import as_json
+from homeostat.health.guesses.known_cases import SAME, leaving_out
+from homeostat.health.guesses.second_opinion import LEAVES_OPEN
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES, SIGNATURES
-from homeostat.health.render import as_json
 from homeostat.health.rule import Rule
-from homeostat.health.second_opinion import LEAVES_OPEN
 from homeostat.health.signatures.signature import rule_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,7 +8,7 @@
     health/registry.py         -> rules.md, and rules/ with a page for each family
     coverage/                  -> coverage.md: what five troubleshooting guides name
     health/signatures/*.toml   -> compiled.json beside them
-    bench/threads/open.jsonl   -> health/known_cases.json
+    bench/threads/open.jsonl   -> health/guesses/known_cases.json
 
 `make docs` runs it; tests/style/test_docs.py fails while a page is stale.
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from homeostat.cli.threads import Half, load
-from homeostat.health.cues import cues_of
-from homeostat.health.exception_details import _all_forms
+from homeostat.health.failures.cues import cues_of
+from homeostat.health.failures.details import _all_forms
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,11 +15,11 @@ from homeostat.health.differential.illnesses import OTHER, Form, Table, Weights,
 from homeostat.health.differential.posterior import forms_posterior, illness_posterior, is_covered
 from homeostat.health.differential.signs import Signs, signs_of
 from homeostat.health.finding import Cause, Confidence, Family, Finding, Level
+from homeostat.health.formats.as_json import as_json
+from homeostat.health.formats.as_text import as_text
 from homeostat.health.frameworks import ALL
 from homeostat.health.frameworks.known import known
 from homeostat.health.registry import BY_CODE, RETIRED
-from homeostat.health.render import as_json
-from homeostat.health.render_text import as_text
 from homeostat.health.view import RunView
 from homeostat.health.vocabulary import FAMILY_OF
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from homeostat.health.diagnose import diagnose
-from homeostat.health.end_lines import End
-from homeostat.health.ending import ending_of
+from homeostat.health.failures.end_lines import End
 from homeostat.health.finding import Level
+from homeostat.health.formats.as_json import as_json
 from homeostat.health.readers import open_run, read_text
 from homeostat.health.registry import RULES
-from homeostat.health.render import as_json
+from homeostat.health.vital_signs.ending import ending_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 try:

@@ -7,8 +7,8 @@ import time
 import pytest
 from tests.support.first_causes import first_cause
 
-from homeostat.health.engine_forms import CAUSES, FORMS, LATE
-from homeostat.health.exception_details import details_of
+from homeostat.health.failures.details import details_of
+from homeostat.health.failures.forms.engines import CAUSES, FORMS, LATE
 
 READ = {
     "attention-unsupported": (

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from homeostat.health.exception_reading import ExceptionReading
-from homeostat.health.last_exception import last_exception
+from homeostat.health.failures.reading import ExceptionReading
 from homeostat.health.readers import read_text
+from homeostat.health.vital_signs.last_exception import last_exception
 
 READ = {
     "shape-mismatch": (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from homeostat.health.last_exception import last_exception
 from homeostat.health.readers import read_text
+from homeostat.health.vital_signs.last_exception import last_exception
 
 SITE = "/data/venv/lib/python3.11/site-packages"
 EMPTY_FILE = f"""\

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from homeostat.health.diagnose import diagnose
-from homeostat.health.exception_details import details_of
-from homeostat.health.exception_reading import ExceptionReading
-from homeostat.health.last_exception import last_exception
+from homeostat.health.failures.details import details_of
+from homeostat.health.failures.reading import ExceptionReading
+from homeostat.health.formats.as_json import as_json
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
-from homeostat.health.render import as_json
+from homeostat.health.vital_signs.last_exception import last_exception
 
 SITE = "/v/lib/python3.11/site-packages"
 HEAD = "Traceback (most recent call last):"

@@ -7,12 +7,12 @@ import pytest
 from tests.support.first_causes import first_cause
 
 from homeostat.health.diagnose import diagnose
-from homeostat.health.exception_details import details_of
-from homeostat.health.install_forms import CAUSES, optional_package
-from homeostat.health.last_exception import last_exception
+from homeostat.health.failures.details import details_of
+from homeostat.health.failures.forms.installation import CAUSES, optional_package
+from homeostat.health.formats.as_json import as_json
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
-from homeostat.health.render import as_json
+from homeostat.health.vital_signs.last_exception import last_exception
 
 READ = {
     "package-missing": (

@@ -9,13 +9,19 @@ import pytest
 from tests.health.test_exceptions_read import FRAMES, HEAD
 
 from homeostat.cli.threads import KNOWN, known_text
-from homeostat.health import known_cases, second_opinion
 from homeostat.health.diagnose import diagnose
 from homeostat.health.finding import Confidence, Family, Finding, Level
-from homeostat.health.known_cases import Guess, KnownCase, guesses, leaving_out, telling_lines
+from homeostat.health.formats.as_json import as_json
+from homeostat.health.guesses import known_cases, second_opinion
+from homeostat.health.guesses.known_cases import (
+    Guess,
+    KnownCase,
+    guesses,
+    leaving_out,
+    telling_lines,
+)
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES, SIGNATURES
-from homeostat.health.render import as_json
 
 ROOT = Path(__file__).resolve().parents[2]
 FLURB = "https://github.com/owner/flurb/issues/1"

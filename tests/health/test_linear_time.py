@@ -38,7 +38,7 @@ AT_ONE_PLACE = (
     "line_parts._ONE_BAR", "line_rows._BARE", "line_rows._PAIR", "line_rows._SPACED",
     "literals._NUMERIC_CALLS",
     "literals._STRING", "literals._WHOLE", "loose_logs._ROTATED", "numbers._WITH_UNIT",
-    "settings._COLON", "settings._MEANT", "tracebacks.EXCEPTION_NAME",
+    "readers.settings._COLON", "readers.settings._MEANT", "tracebacks.EXCEPTION_NAME",
 )  # fmt: skip
 PATTERNS = adversarial_lines.patterns()
 HEALTH = Path(homeostat.health.__file__).parent
@@ -78,8 +78,8 @@ def test_a_pattern_takes_time_in_proportion_to_the_line(name: str) -> None:
 
 @pytest.mark.parametrize("place", AT_ONE_PLACE)
 def test_a_pattern_for_one_place_is_not_searched_for(place: str) -> None:
-    module, name = place.split(".")
-    (file,) = HEALTH.rglob(f"{module}.py")
+    module, name = place.rsplit(".", 1)
+    (file,) = HEALTH.rglob(f"{module.replace('.', '/')}.py")
     uses = re.findall(rf"\b{name}\.(\w+)\(", file.read_text(encoding="utf-8"))
     assert uses
     assert set(uses) <= {"match", "fullmatch"}

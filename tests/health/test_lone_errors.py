@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from homeostat.health.end_lines import End
-from homeostat.health.ending import ending_of
-from homeostat.health.last_exception import last_exception
-from homeostat.health.lone_errors import pasted_errors
+from homeostat.health.failures.end_lines import End
+from homeostat.health.failures.lone_errors import pasted_errors
 from homeostat.health.readers import read_text
+from homeostat.health.vital_signs.ending import ending_of
+from homeostat.health.vital_signs.last_exception import last_exception
 
 ROWS, LATER = (
     "\n".join(str({"loss": 2.0 - n / 10, "epoch": n / 10}) for n in range(first, first + 8))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from homeostat.arrays import FloatArray64
-from homeostat.health.medians import median, running_medians
+from homeostat.health.series.medians import median, running_medians
 
 VALUES = arrays.arrays(np.float64, st.integers(1, 40), elements=st.floats(width=64))
 

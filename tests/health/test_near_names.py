@@ -6,7 +6,7 @@ import pytest
 
 from homeostat.health.diagnose import diagnose
 from homeostat.health.frameworks.known import known
-from homeostat.health.near_names import nearest_name, nearest_setting
+from homeostat.health.guesses.near_names import nearest_name, nearest_setting
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
 

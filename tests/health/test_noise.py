@@ -7,8 +7,8 @@ import pytest
 
 from homeostat.arrays import FloatArray64
 from homeostat.health.diagnose import judge
-from homeostat.health.noise import are_unusual, between_neighbours, noise_of
 from homeostat.health.registry import BY_CODE
+from homeostat.health.series.noise import are_unusual, between_neighbours, noise_of
 from homeostat.health.view import Kind, RunView, Series
 
 # Runs over which medians are taken: one draw of a noise tells little.

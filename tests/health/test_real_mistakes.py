@@ -8,9 +8,9 @@ import pytest
 from tests.health.markdown import named
 
 from homeostat.health.diagnose import diagnose
+from homeostat.health.formats.as_json import as_json
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
-from homeostat.health.render import as_json
 
 SITE = "/data/venv/lib/python3.11/site-packages"
 HEAD = "Traceback (most recent call last):"

@@ -19,10 +19,10 @@ from homeostat.health.finding import (
     Level,
     NotEvaluated,
 )
+from homeostat.health.formats.as_json import Verdict, as_json, in_their_words, verdict
+from homeostat.health.formats.as_text import as_text
 from homeostat.health.frameworks import ALL, UNKNOWN
 from homeostat.health.log import Log, LogLine
-from homeostat.health.render import Verdict, as_json, in_their_words, verdict
-from homeostat.health.render_text import as_text
 from homeostat.health.view import Kind, RunView, Series
 
 FINDING = Finding(

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from homeostat.health.diagnose import diagnose
+from homeostat.health.formats.as_json import as_json
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
-from homeostat.health.render import as_json
 
 HEAD = """Traceback (most recent call last):
   File "/app/train_grpo.py", line 80, in <module>

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from homeostat.health.code_owners import owner_of
 from homeostat.health.diagnose import diagnose
+from homeostat.health.failures.code_owners import owner_of
+from homeostat.health.failures.tracebacks import tracebacks, untangled
+from homeostat.health.formats.as_json import Verdict, as_json, verdict
 from homeostat.health.log import Log, LogLine
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
-from homeostat.health.render import Verdict, as_json, verdict
-from homeostat.health.tracebacks import tracebacks, untangled
 from homeostat.health.words import shortened
 
 PLAIN = """Traceback (most recent call last):

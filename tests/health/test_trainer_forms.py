@@ -8,7 +8,7 @@ import time
 import pytest
 from tests.support.first_causes import first_cause
 
-from homeostat.health.trainer_forms import CAUSES, FORMS
+from homeostat.health.failures.forms.trainers import CAUSES, FORMS
 
 READ = {
     "prompt-too-long": (

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from homeostat.health.last_exception import last_exception
+from homeostat.health.failures.forms.validation import FORMS
 from homeostat.health.readers import read_text
-from homeostat.health.validation_forms import FORMS
+from homeostat.health.vital_signs.last_exception import last_exception
 
 READ = {
     "settings-exclusive": (

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from homeostat.health.diagnose import diagnose
-from homeostat.health.end_lines import End
+from homeostat.health.failures.end_lines import End
+from homeostat.health.formats.as_json import as_json
+from homeostat.health.formats.as_text import as_text
 from homeostat.health.readers import open_run, read_text
 from homeostat.health.registry import RULES
-from homeostat.health.render import as_json
-from homeostat.health.render_text import as_text
 from homeostat.health.view import Kind, RunView, SampleText, Series
-from homeostat.health.vitals import vital_signs
+from homeostat.health.vital_signs.vitals import vital_signs
 from homeostat.observe.progress import Progress
 from homeostat.observe.transcript import record_line
 

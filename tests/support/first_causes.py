@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from homeostat.health.diagnose import diagnose
+from homeostat.health.formats.as_json import as_json
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
-from homeostat.health.render import as_json
 
 
 def first_cause(text: str) -> str:

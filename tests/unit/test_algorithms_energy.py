@@ -12,8 +12,9 @@ from pydantic import TypeAdapter
 from homeostat.algorithms.baselines import RewardBatch
 from homeostat.algorithms.catalogue import advantages
 from homeostat.algorithms.energy import Energies, group_energy, pair_baseline, whitened
-from homeostat.algorithms.losses import LossInputs, loss_of
+from homeostat.algorithms.losses import loss_of
 from homeostat.algorithms.policy import policy_spec
+from homeostat.algorithms.terms import LossInputs
 from homeostat.config.algorithm import AnyAlgorithm
 from homeostat.config.ebft import EbftConfig
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from homeostat.algorithms.losses import LossInputs, loss_of
+from homeostat.algorithms.losses import loss_of
 from homeostat.algorithms.preference import preference_metrics, preference_spec
+from homeostat.algorithms.terms import LossInputs
 from homeostat.config.preference import (
     AnyPreference,
     DpoConfig,

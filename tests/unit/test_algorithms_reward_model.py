@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from homeostat.algorithms.losses import LOSSES, LossInputs, loss_of, require_columns
+from homeostat.algorithms.losses import LOSSES, loss_of, require_columns
 from homeostat.algorithms.reward_model import reward_model_metrics, reward_model_spec
+from homeostat.algorithms.terms import LossInputs
 from homeostat.config.reward_model import RewardModelConfig
 from homeostat.errors import LossInputError
 from homeostat.types import LossSpec, TokenRow, TrainBatch

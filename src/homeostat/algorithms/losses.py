@@ -8,7 +8,7 @@ before it computes anything. A new loss is one more entry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -17,14 +17,14 @@ from homeostat.algorithms import preference, reward_model, sft
 from homeostat.algorithms.corrections.correct import PARTS
 from homeostat.algorithms.normalise import row_means
 from homeostat.algorithms.policy import policy_loss
-from homeostat.algorithms.terms import LossTerms, PolicyTokens
+from homeostat.algorithms.terms import LossInputs, LossTerms, PolicyTokens
 from homeostat.algorithms.value import value_loss
 from homeostat.columns import TRUTH
 from homeostat.errors import LossInputError
 from homeostat.types import LossSpec, Role, TrainBatch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 class EntropyNeed(StrEnum):
@@ -33,35 +33,6 @@ class EntropyNeed(StrEnum):
     NONE = "none"
     VALUE = "value"
     GRAD = "grad"
-
-
-@dataclass(frozen=True, slots=True)
-class LossInputs:
-    """The trained tokens of a micro-batch. `columns_M` holds what the loss reads of the batch.
-
-    A loss of values gets `value_M` (of the state in which each trained token was chosen) and
-    `value_B` (of each whole row, at its last token); all others get `logp_M`.
-    """
-
-    logp_M: Tensor | None
-    entropy_M: Tensor | None
-    weights_M: Tensor
-    columns_M: Mapping[str, Tensor]
-    row_of_M: Tensor
-    num_rows: int
-    value_M: Tensor | None = None
-    value_B: Tensor | None = None
-
-    def only(self, chosen_M: Tensor) -> LossInputs:
-        """Return the chosen tokens, of the same rows."""
-        return LossInputs(
-            logp_M=self.logp_M[chosen_M],
-            entropy_M=None if self.entropy_M is None else self.entropy_M[chosen_M],
-            weights_M=self.weights_M[chosen_M],
-            columns_M={name: values_M[chosen_M] for name, values_M in self.columns_M.items()},
-            row_of_M=self.row_of_M[chosen_M],
-            num_rows=self.num_rows,
-        )
 
 
 @dataclass(frozen=True, slots=True)

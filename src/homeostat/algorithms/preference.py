@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 
 from homeostat.algorithms import dpo, ipo, kto, orpo, pairs, simpo
 from homeostat.algorithms.pairs import PairLosses, Pairs, Params, row_sums
-from homeostat.algorithms.terms import LossTerms
+from homeostat.algorithms.terms import LossInputs, LossTerms
 from homeostat.config.plugins import plugin_named
 from homeostat.config.preference import AnyPreference, OrpoConfig, PreferenceConfig
 from homeostat.types import LossSpec, TokenRow
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from homeostat.algorithms.losses import LossInputs
 
 PAIRWISE: dict[str, Callable[[Pairs, Params], PairLosses]] = {
     "dpo": dpo.losses,

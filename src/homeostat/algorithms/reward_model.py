@@ -16,14 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from homeostat.algorithms.terms import LossTerms
+from homeostat.algorithms.terms import LossInputs, LossTerms
 from homeostat.config.reward_model import BradleyTerryLoss, RewardModelConfig
 from homeostat.types import LossSpec, TokenRow
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from homeostat.algorithms.losses import LossInputs
 
 
 def reward_model_spec(

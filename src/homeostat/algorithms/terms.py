@@ -6,11 +6,41 @@ micro-batches add up to those of the update however it was split.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """The trained tokens of a micro-batch. `columns_M` holds what the loss reads of the batch.
+
+    A loss of values gets `value_M` (of the state in which each trained token was chosen) and
+    `value_B` (of each whole row, at its last token); all others get `logp_M`.
+    """
+
+    logp_M: Tensor | None
+    entropy_M: Tensor | None
+    weights_M: Tensor
+    columns_M: Mapping[str, Tensor]
+    row_of_M: Tensor
+    num_rows: int
+    value_M: Tensor | None = None
+    value_B: Tensor | None = None
+
+    def only(self, chosen_M: Tensor) -> LossInputs:
+        """Return the chosen tokens, of the same rows."""
+        return LossInputs(
+            logp_M=self.logp_M[chosen_M],
+            entropy_M=None if self.entropy_M is None else self.entropy_M[chosen_M],
+            weights_M=self.weights_M[chosen_M],
+            columns_M={name: values_M[chosen_M] for name, values_M in self.columns_M.items()},
+            row_of_M=self.row_of_M[chosen_M],
+            num_rows=self.num_rows,
+        )
 
 
 @dataclass(frozen=True, slots=True)

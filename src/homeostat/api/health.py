@@ -10,10 +10,10 @@ from typing import Any
 from homeostat.api.recipes import PathLike
 from homeostat.health.diagnose import diagnose as diagnose_view
 from homeostat.health.finding import Finding, Level
+from homeostat.health.formats.as_json import as_json, unknown_error
+from homeostat.health.formats.as_text import as_text
 from homeostat.health.readers import open_run
 from homeostat.health.registry import rules_with
-from homeostat.health.render import as_json, unknown_error
-from homeostat.health.render_text import as_text
 from homeostat.observe.redact import Scrubber, mask_text
 from homeostat.user_code import absolute
 

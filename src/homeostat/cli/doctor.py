@@ -162,7 +162,7 @@ def _in_short(report: Report) -> str:
 
 def _as_json(reports: list[Report]) -> dict[str, Any]:
     """Return the answer for one run, or those for several as one object."""
-    from homeostat.health.render import as_json
+    from homeostat.health.formats.as_json import as_json
 
     answers = [
         Scrubber().tree(as_json(one.diagnosis, one.view, findings=one.findings)) for one in reports
@@ -172,7 +172,7 @@ def _as_json(reports: list[Report]) -> dict[str, Any]:
 
 
 def _page(report: Report, *, verbose: bool) -> str:
-    from homeostat.health.render_text import as_text
+    from homeostat.health.formats.as_text import as_text
 
     text = as_text(
         report.diagnosis,

@@ -65,7 +65,7 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sigh
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
-from homeostat.health.windows import held_mean, newest_spell
+from homeostat.health.series.windows import held_mean, newest_spell
 
 
 class Options(RuleOptions):

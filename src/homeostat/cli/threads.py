@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.errors import HomeostatError
-from homeostat.health.known_cases import FILE, telling_lines
+from homeostat.health.guesses.known_cases import FILE, telling_lines
 from homeostat.health.vocabulary import FAMILY_OF
 from homeostat.observe.redact import has_known_token
 
 FOLDER = Path("bench") / "threads"
-KNOWN = Path("src") / "homeostat" / "health" / FILE.name
+KNOWN = Path("src") / "homeostat" / "health" / "guesses" / FILE.name
 MAX_LINES = 60
 MAX_CHARACTERS = 6000
 MAX_SENTENCE = 400

@@ -20,9 +20,9 @@ from homeostat.health.differential.answer import NOTHING, Differential, differen
 from homeostat.health.differential.illnesses import fitted_table
 from homeostat.health.finding import Finding, Level, NotEvaluated, Sighting, Unknown
 from homeostat.health.frameworks import HOMEOSTAT
-from homeostat.health.near_names import with_near_name
+from homeostat.health.guesses.near_names import with_near_name
+from homeostat.health.guesses.second_opinion import with_guesses
 from homeostat.health.rule import Rule
-from homeostat.health.second_opinion import with_guesses
 from homeostat.health.view import Kind, RunView
 from homeostat.health.words import shortened
 

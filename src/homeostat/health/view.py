@@ -20,11 +20,11 @@ import numpy as np
 
 from homeostat.arrays import FloatArray64, IntArray
 from homeostat.health.clock import stalled_s
-from homeostat.health.end_lines import MAX_CLUSTER, EndLine, end_lines
+from homeostat.health.failures.end_lines import MAX_CLUSTER, EndLine, end_lines
+from homeostat.health.failures.native_crashes import native_crashes
+from homeostat.health.failures.tracebacks import Traceback, tracebacks
 from homeostat.health.frameworks import HOMEOSTAT, Framework
 from homeostat.health.log import Log
-from homeostat.health.native_crashes import native_crashes
-from homeostat.health.tracebacks import Traceback, tracebacks
 
 _Found = TypeVar("_Found")
 

@@ -21,8 +21,8 @@ from typing import Any
 from homeostat.errors import HomeostatError
 from homeostat.health.finding import Finding, Level
 from homeostat.health.frameworks import Framework
+from homeostat.health.live.monitor import Monitor
 from homeostat.health.log import Log
-from homeostat.health.monitor import Monitor
 from homeostat.health.readers.build import translation
 from homeostat.health.readers.detect import kind_of
 from homeostat.health.readers.dict_rows import row_of

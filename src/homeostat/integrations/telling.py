@@ -7,11 +7,11 @@ from enum import StrEnum
 from typing import Any
 
 from homeostat.health.finding import Finding, Level
+from homeostat.health.formats.as_json import finding_json
 from homeostat.health.formats.report import fix_line
 from homeostat.health.frameworks import Framework
 from homeostat.health.frameworks.telling import in_their_words, told_all
 from homeostat.health.records import Change, State
-from homeostat.health.render import finding_json
 from homeostat.health.words import shortened
 from homeostat.observe.redact import Scrubber, mask_text
 from homeostat.observe.safe_text import safe_text

@@ -22,7 +22,7 @@ from homeostat.health.diagnose import diagnose
 from homeostat.health.finding import Finding, Level
 from homeostat.health.formats.report import Report
 from homeostat.health.frameworks import HOMEOSTAT
-from homeostat.health.open_findings import OpenFindings
+from homeostat.health.live.open_findings import OpenFindings
 from homeostat.health.readers import RunPlace, open_run, runs_in
 from homeostat.health.readers.examples import refuse_example_file
 from homeostat.health.readers.growing import GrowingFile

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homeostat.algorithms.losses import EntropyNeed, LossInputs, loss_of
-from homeostat.algorithms.terms import LossTerms
+from homeostat.algorithms.losses import EntropyNeed, loss_of
+from homeostat.algorithms.terms import LossInputs, LossTerms
 from homeostat.arrays import FloatArray, IntArray
 from homeostat.columns import KEPT_IDS, TRUTH, Ragged, dense
 from homeostat.config.trainer import TrainerConfig

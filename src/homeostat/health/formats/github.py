@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from homeostat.health.finding import Level
+from homeostat.health.formats.as_json import UNKNOWN_ERROR, not_known
+from homeostat.health.formats.as_text import printable
 from homeostat.health.formats.report import Place, Report, in_lines, lines_of, place_of, relative
-from homeostat.health.render import UNKNOWN_ERROR, not_known
-from homeostat.health.render_text import printable
 from homeostat.observe.redact import mask_text
 
 _COMMANDS = {Level.ERROR: "error", Level.WARN: "warning", Level.INFO: "notice"}

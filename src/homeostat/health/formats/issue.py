@@ -21,7 +21,7 @@ from homeostat.health.frameworks import HOMEOSTAT, UNKNOWN
 from homeostat.health.log import LogLine
 from homeostat.health.registry import BY_CODE
 from homeostat.health.view import RunView, Series
-from homeostat.health.vitals import fatal_traceback, vital_names
+from homeostat.health.vital_signs.vitals import fatal_traceback, vital_names
 from homeostat.health.words import shortened
 
 # Number of lines before and after a quoted one, at the end of the log, and in all.

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from homeostat.health.finding import Finding, Level
 from homeostat.health.formats.report import Report, causes_of, fix_line, message_of
+from homeostat.health.formats.told_apart import decider_line, shares_line
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import ToldFix, told_all
-from homeostat.health.told_apart import decider_line, shares_line
-from homeostat.health.vitals import vital_signs
+from homeostat.health.vital_signs.vitals import vital_signs
 from homeostat.health.words import shortened
 from homeostat.observe.redact import mask_text
 

@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 from homeostat.health.diagnose import Diagnosis, quoted_lines
 from homeostat.health.finding import Finding
+from homeostat.health.formats.as_json import Verdict, unknown_error, verdict
 from homeostat.health.frameworks.telling import ToldFix, in_their_words, told_all
 from homeostat.health.log import LogLine
-from homeostat.health.render import Verdict, unknown_error, verdict
 from homeostat.health.view import RunView
 
 STREAM = "-"

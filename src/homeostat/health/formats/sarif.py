@@ -14,9 +14,9 @@ from typing import Any
 
 from homeostat import __version__
 from homeostat.health.finding import Finding, Level
+from homeostat.health.formats.as_json import UNKNOWN_ERROR, finding_json, not_known
 from homeostat.health.formats.report import Place, Report, in_lines, lines_of, place_of, uri_of
 from homeostat.health.registry import BY_CODE
-from homeostat.health.render import UNKNOWN_ERROR, finding_json, not_known
 from homeostat.observe.redact import Scrubber
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

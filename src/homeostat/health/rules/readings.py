@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from homeostat.health.medians import median
-from homeostat.health.noise import between_neighbours
+from homeostat.health.series.medians import median
+from homeostat.health.series.noise import between_neighbours
 from homeostat.health.view import Kind, RunView, Series, flat_settings
 
 # Rates that guides and papers train with: (lowest, highest), by kind of run and adapter.

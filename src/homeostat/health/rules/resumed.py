@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homeostat.health.medians import median
-from homeostat.health.noise import beside_trend
+from homeostat.health.series.medians import median
+from homeostat.health.series.noise import beside_trend
 from homeostat.health.view import RunView, Series
 
 # Number of records on each side of a resumption that are compared.

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from homeostat.arrays import FloatArray64
-from homeostat.health.medians import median, running_medians
-from homeostat.health.noise import between_neighbours, noise_of, robust_scale
 from homeostat.health.rules.readings import mean_since
+from homeostat.health.series.medians import median, running_medians
+from homeostat.health.series.noise import between_neighbours, noise_of, robust_scale
 from homeostat.health.view import RunView, Series
 
 # Words that a model writes when it runs on into somebody else's turn.

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TypedDict
 
 from homeostat.health.log import LogLine
-from homeostat.health.medians import median
+from homeostat.health.series.medians import median
 from homeostat.health.view import RunView
 
 # Lines read of one kind; more of them say nothing new.

@@ -11,10 +11,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import islice
 
-from homeostat.health.code_owners import owner_of
-from homeostat.health.ending import ending_of
+from homeostat.health.failures.code_owners import owner_of
 from homeostat.health.log import Log, LogLine
 from homeostat.health.view import RunView
+from homeostat.health.vital_signs.ending import ending_of
 
 OOM = (
     "cuda out of memory",

@@ -15,9 +15,9 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from homeostat.health.failures.speakers import speaker_in
+from homeostat.health.failures.tracebacks import IGNORED
 from homeostat.health.log import Log, LogLine
-from homeostat.health.speakers import speaker_in
-from homeostat.health.tracebacks import IGNORED
 
 # A line of that length with so many pairs of names and values is a list of settings.
 _DUMP_LENGTH, _DUMP_PAIRS = 300, 10

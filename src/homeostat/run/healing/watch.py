@@ -25,7 +25,7 @@ from homeostat.errors import (
     TrainingHaltedError,
 )
 from homeostat.health.finding import Finding, Level
-from homeostat.health.monitor import Allowed, Monitor, Watchlist
+from homeostat.health.live.monitor import Allowed, Monitor, Watchlist
 from homeostat.health.own_guards import OWN_GUARDS
 from homeostat.health.readers.settings import flat
 from homeostat.health.records import Change, State, from_json, still_open

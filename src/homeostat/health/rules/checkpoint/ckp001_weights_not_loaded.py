@@ -29,9 +29,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, raw_number
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView
 
 

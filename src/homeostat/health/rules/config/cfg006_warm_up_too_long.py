@@ -25,11 +25,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from homeostat.health.end_lines import End
-from homeostat.health.ending import ending_of
+from homeostat.health.failures.end_lines import End
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView
+from homeostat.health.vital_signs.ending import ending_of
 
 # Records that must show a climb.
 _MIN_RECORDS = 8

@@ -32,11 +32,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.reward.rwd001_zero_std_groups import score_alike_because_right
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import newest_spell
 
 _NO_SPREAD = ("all_same_reward", "all_failed", "too_few_rewards")
 

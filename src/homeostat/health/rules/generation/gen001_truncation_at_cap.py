@@ -31,13 +31,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.readings import mean_since
 from homeostat.health.rules.signs import gains, plain_prompts, runs_on, solved_share, trend
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import Spell, held_mean, newest_spell
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import Spell, held_mean, newest_spell
 
 
 class Options(RuleOptions):

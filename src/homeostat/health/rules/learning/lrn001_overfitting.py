@@ -33,10 +33,10 @@ import numpy as np
 
 from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
-from homeostat.health.noise import beside_trend, between_neighbours
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, rank_correlation
+from homeostat.health.series.medians import median
+from homeostat.health.series.noise import beside_trend, between_neighbours
 from homeostat.health.view import RunView, Series
 
 # Evaluations after the minimum whose median is judged, and its rise, as a share, that is clear.

@@ -39,12 +39,12 @@ import numpy as np
 
 from homeostat.arrays import BoolArray, FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
-from homeostat.health.noise import noise_of
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
+from homeostat.health.series.medians import median
+from homeostat.health.series.noise import noise_of
+from homeostat.health.series.windows import rolling_mean
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import rolling_mean
 
 # Intervals between records that lie before the first one of a log that begins amid a run.
 _AMID = 10

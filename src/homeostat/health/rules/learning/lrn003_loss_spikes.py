@@ -33,10 +33,10 @@ import numpy as np
 
 from homeostat.arrays import FloatArray64, IntArray
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median, running_medians
-from homeostat.health.noise import are_unusual, robust_scale
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
+from homeostat.health.series.medians import median, running_medians
+from homeostat.health.series.noise import are_unusual, robust_scale
 from homeostat.health.view import Kind, RunView
 from homeostat.health.words import steps_have
 

@@ -32,9 +32,9 @@ import numpy as np
 
 from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import is_rounded, needed
+from homeostat.health.series.medians import median
 from homeostat.health.view import RunView, Series
 
 # They print the rate that the step was made with.

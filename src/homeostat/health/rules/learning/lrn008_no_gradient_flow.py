@@ -34,8 +34,8 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import has_adapter, is_true, needed, prints_zero, raw
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Kind, RunView
-from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):

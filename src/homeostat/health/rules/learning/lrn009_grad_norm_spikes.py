@@ -30,10 +30,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
-from homeostat.health.noise import are_unusual
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
+from homeostat.health.series.medians import median
+from homeostat.health.series.noise import are_unusual
 from homeostat.health.view import Kind, RunView
 from homeostat.health.words import steps_have
 

@@ -35,9 +35,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, raw_number
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView, Series
 
 _ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps")

@@ -34,10 +34,10 @@ import math
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.medians import median
-from homeostat.health.noise import beside_trend
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, raw_number
+from homeostat.health.series.medians import median
+from homeostat.health.series.noise import beside_trend
 from homeostat.health.view import Kind, RunView
 
 _LARGEST = 262_144

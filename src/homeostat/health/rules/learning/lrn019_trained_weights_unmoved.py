@@ -31,8 +31,8 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import is_moe, needed
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import RunView
-from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):

@@ -29,11 +29,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import newest_spell, rolling_mean
 from homeostat.health.view import Kind, RunView
-from homeostat.health.windows import newest_spell, rolling_mean
 
 
 class Options(RuleOptions):

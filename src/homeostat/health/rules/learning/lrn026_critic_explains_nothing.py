@@ -50,8 +50,8 @@ from homeostat.health.finding import (
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import mean_since, needed, rank_correlation
 from homeostat.health.rules.signs import gains
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import newest_spell
 
 # Rank correlation with the steps from which on a series rises.
 _RISES = 0.4

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homeostat.health.medians import median
 from homeostat.health.rules.readings import ends, rank_correlation
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import slope
 from homeostat.health.view import RunView, Series
-from homeostat.health.windows import slope
 
 
 @dataclass(frozen=True, slots=True)

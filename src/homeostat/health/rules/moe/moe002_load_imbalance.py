@@ -36,10 +36,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import few_records, few_rows, first_over, newest
 from homeostat.health.rules.readings import ends, is_moe, rank_correlation, raw_number
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView, Series
 
 

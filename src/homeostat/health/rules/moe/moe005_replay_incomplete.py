@@ -30,9 +30,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import is_replaying
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView
 
 

@@ -27,10 +27,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, is_replaying
 from homeostat.health.rules.readings import needed
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView, Series
 
 

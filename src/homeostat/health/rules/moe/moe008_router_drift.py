@@ -31,11 +31,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, newest
 from homeostat.health.rules.offpolicy.gap import staleness
 from homeostat.health.rules.readings import needed
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView, Series
 
 # Number of records before a jump that say what is usual.

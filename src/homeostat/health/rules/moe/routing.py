@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from homeostat.health.end_lines import End
-from homeostat.health.ending import MAX_QUIET_S, ending_of
-from homeostat.health.medians import median
+from homeostat.health.failures.end_lines import End
 from homeostat.health.rules.readings import is_true, mean_since, raw
 from homeostat.health.rules.reward.rwd001_zero_std_groups import score_alike_because_right
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.vital_signs.ending import MAX_QUIET_S, ending_of
 
 # Names by which frameworks switch replay on, where their table does not map them to our key.
 _SWITCHES = (

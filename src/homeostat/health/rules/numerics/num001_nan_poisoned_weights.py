@@ -30,9 +30,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import mean_before, mean_since, precision
+from homeostat.health.series.medians import median
 from homeostat.health.view import Event, Kind, RunView, Series
 from homeostat.health.words import shortened
 

@@ -35,12 +35,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.precision.kinds import trained_format
 from homeostat.health.rules.readings import broken, labels_masked
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import RunView
-from homeostat.health.windows import newest_spell
 
 # What is written where the same step was tried with eager attention.
 _EAGER_WORKS = (

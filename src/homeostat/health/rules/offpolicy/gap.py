@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homeostat.health.medians import median
 from homeostat.health.rules.signs import newest
+from homeostat.health.series.medians import median
 from homeostat.health.view import RunView, Series
 
 

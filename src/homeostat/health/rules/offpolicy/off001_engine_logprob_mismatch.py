@@ -30,11 +30,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import Gap, gap_of, staleness
 from homeostat.health.rules.readings import is_moe, raw_number
 from homeostat.health.rules.signs import has_lora, newest, text_of_settings
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView
 
 

@@ -25,10 +25,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import raw_number
 from homeostat.health.rules.signs import newest
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView
 
 

@@ -26,9 +26,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView, Series
 
 

@@ -31,12 +31,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import staleness
 from homeostat.health.rules.signs import newest, trend
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):

@@ -28,8 +28,8 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import gap_of, staleness
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Kind, RunView
-from homeostat.health.windows import newest_spell
 
 _KINDS = ("masked", "rejected", "vetoed", "off_policy", "truncated")
 

@@ -30,10 +30,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import gap_of, staleness
 from homeostat.health.rules.signs import is_multi_turn, trend
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView, Series
 
 

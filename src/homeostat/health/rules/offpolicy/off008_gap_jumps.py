@@ -36,8 +36,8 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Leve
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import staleness
 from homeostat.health.rules.readings import mean_before, mean_since
+from homeostat.health.series.windows import held_mean, newest_spell
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import held_mean, newest_spell
 
 _ALL = "sampling/sampling_logp_difference/mean"
 _FRESH = "sampling/by_age/0/logp_difference"

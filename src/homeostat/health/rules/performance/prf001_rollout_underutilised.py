@@ -26,9 +26,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView
 
 

@@ -25,11 +25,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, needed, rank_correlation
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import RunView, Series
-from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):

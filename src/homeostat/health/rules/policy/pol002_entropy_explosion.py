@@ -31,11 +31,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import gains, newest, solved_share, trend
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Kind, RunView
-from homeostat.health.windows import newest_spell
 
 # Share of the highest reward from which on no further rise is expected.
 _SOLVED = 0.85

@@ -34,12 +34,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import rank_correlation
 from homeostat.health.rules.signs import has_lora, trend, turned_down
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):

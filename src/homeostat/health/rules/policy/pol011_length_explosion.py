@@ -28,13 +28,13 @@ import re
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.readings import raw_number
 from homeostat.health.rules.signs import newest, trend
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import newest_spell
 
 _COUNTED = re.compile(r"gibberish\w{0,20}\W{1,3}(\d{1,9})\b", re.IGNORECASE)
 

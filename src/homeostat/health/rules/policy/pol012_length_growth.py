@@ -31,7 +31,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import rank_correlation
 from homeostat.health.rules.signs import (
@@ -42,6 +41,7 @@ from homeostat.health.rules.signs import (
     trend,
     turned_down,
 )
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView, Series
 
 

@@ -39,10 +39,10 @@ from typing import TypeGuard
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import staleness
 from homeostat.health.rules.signs import is_nonfinite, samples_per_step
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView, Series
 
 _SIGNS = (

@@ -32,11 +32,11 @@ import numpy as np
 
 from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import highest_reward, newest, trend
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import Spell, newest_spell
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import Spell, newest_spell
 from homeostat.health.words import shortened
 
 

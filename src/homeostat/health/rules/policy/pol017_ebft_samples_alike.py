@@ -29,8 +29,8 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, needed
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import RunView
-from homeostat.health.windows import newest_spell
 
 # The diversity of samples that are all the same.
 MOST = 2.0

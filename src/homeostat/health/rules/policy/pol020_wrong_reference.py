@@ -32,11 +32,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import gap_of
 from homeostat.health.rules.readings import needed
 from homeostat.health.rules.signs import trend
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView
 
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from homeostat.health.finding import Cause, Fix, Sighting
 from homeostat.health.rules.readings import is_false, is_true, raw
+from homeostat.health.series.windows import held_mean, newest_spell
 from homeostat.health.view import RunView, Series
-from homeostat.health.windows import held_mean, newest_spell
 
 FORMATS = ("fp8", "int4")
 GROUPS = ("attention", "mlp", "experts", "head")

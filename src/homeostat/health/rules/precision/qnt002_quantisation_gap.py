@@ -27,10 +27,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.precision.kinds import quantisation
 from homeostat.health.rules.readings import needed
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView
 
 

@@ -31,10 +31,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.medians import median
-from homeostat.health.noise import robust_scale
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.precision.kinds import start_of, trained_format
+from homeostat.health.series.medians import median
+from homeostat.health.series.noise import robust_scale
 from homeostat.health.view import Kind, RunView, Series
 
 

@@ -33,8 +33,8 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.precision.kinds import FORMATS, measured
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import RunView
-from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):

@@ -48,8 +48,8 @@ from homeostat.health.rules.signs import (
     samples_per_step,
     solved_share,
 )
+from homeostat.health.series.windows import held_mean, newest_spell
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import held_mean, newest_spell
 
 
 class Options(RuleOptions):

@@ -33,8 +33,8 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sigh
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import mean_since
 from homeostat.health.rules.signs import highest_reward, is_top_known
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Kind, RunView
-from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):

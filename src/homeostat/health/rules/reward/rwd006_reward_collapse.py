@@ -43,8 +43,6 @@ import numpy as np
 
 from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.medians import median
-from homeostat.health.noise import noise_of
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.reward.rwd004_reward_constant import constant_since
@@ -57,6 +55,8 @@ from homeostat.health.rules.signs import (
     smoothing_window,
     trend,
 )
+from homeostat.health.series.medians import median
+from homeostat.health.series.noise import noise_of
 from homeostat.health.view import Kind, RunView, Series
 
 # Records from which a run is long, and the parts that are compared.

@@ -27,12 +27,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.noise import beside_trend
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import rank_correlation
 from homeostat.health.rules.reward.rwd006_reward_collapse import Options as Collapse
 from homeostat.health.rules.reward.rwd006_reward_collapse import fall_of
 from homeostat.health.rules.signs import newest, trend
+from homeostat.health.series.noise import beside_trend
 from homeostat.health.view import Kind, RunView, Series
 
 

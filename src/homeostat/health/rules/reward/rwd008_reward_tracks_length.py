@@ -26,10 +26,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import rank_correlation
 from homeostat.health.rules.signs import Trend, trend
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView
 
 

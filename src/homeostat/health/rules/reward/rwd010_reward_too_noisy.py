@@ -25,9 +25,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.noise import between_neighbours
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import samples_per_step, trend
+from homeostat.health.series.noise import between_neighbours
 from homeostat.health.view import Kind, RunView
 
 

@@ -34,8 +34,8 @@ from typing import Any
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import samples_per_step
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Event, Kind, RunView, Series
-from homeostat.health.windows import newest_spell
 from homeostat.health.words import shortened
 
 # From here on a function that runs out of time is one that hangs.

@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import samples_per_step
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Kind, RunView
-from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):

@@ -26,10 +26,10 @@ import numpy as np
 
 from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import Spell, jumped, newest_spell
 from homeostat.health.view import Kind, RunView
-from homeostat.health.windows import Spell, jumped, newest_spell
 
 
 class Options(RuleOptions):

@@ -34,9 +34,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.noise import noise_of
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import Trend, newest, solved_share, trend
+from homeostat.health.series.noise import noise_of
 from homeostat.health.view import Kind, RunView, Series
 
 # Records of the reward from which a long run is judged.

@@ -34,11 +34,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
-from homeostat.health.noise import beside_trend
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, rank_correlation
 from homeostat.health.rules.signs import newest, smooth, trend
+from homeostat.health.series.medians import median
+from homeostat.health.series.noise import beside_trend
 from homeostat.health.view import Kind, RunView, Series
 
 # Rank correlation with time from which on a reward goes one way.

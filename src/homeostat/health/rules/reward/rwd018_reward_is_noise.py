@@ -29,8 +29,8 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import trend
+from homeostat.health.series.windows import held_mean, newest_spell
 from homeostat.health.view import Kind, RunView
-from homeostat.health.windows import held_mean, newest_spell
 
 _SHARE = "reward/noise_share"
 

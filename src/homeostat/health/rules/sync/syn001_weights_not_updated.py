@@ -29,11 +29,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import has_adapter, needed
+from homeostat.health.series.medians import median
+from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Kind, RunView
-from homeostat.health.windows import newest_spell
 
 # Nats that exact implementations differ by at most.
 _ROUNDING = 1e-3

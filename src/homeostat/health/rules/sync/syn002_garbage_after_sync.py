@@ -35,7 +35,6 @@ from itertools import pairwise
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.medians import median
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import (
     has_adapter,
@@ -48,6 +47,7 @@ from homeostat.health.rules.readings import (
     usual_rates,
 )
 from homeostat.health.rules.sync.garble import is_garbled
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView
 
 _READ = ("sampling/trainer_logp/mean", "completions/clipped_ratio")

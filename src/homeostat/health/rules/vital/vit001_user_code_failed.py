@@ -31,16 +31,16 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from homeostat.health import install_forms
-from homeostat.health.ending import fatal_traceback
-from homeostat.health.exception_details import details_of
+from homeostat.health.failures.details import details_of
+from homeostat.health.failures.forms import installation
+from homeostat.health.failures.frames import Frame
+from homeostat.health.failures.requests_failed import failed_request
+from homeostat.health.failures.tracebacks import Traceback
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.frames import Frame
-from homeostat.health.requests_failed import failed_request
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.signatures.lists import AFTERMATH
-from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import RunView
+from homeostat.health.vital_signs.ending import fatal_traceback
 from homeostat.health.words import shortened
 
 # Exceptions that come up in the user's code and are not its fault: packages, memory, a person.
@@ -92,7 +92,7 @@ def is_its_fault(found: Traceback) -> bool:
 def is_about_installation(found: Traceback) -> bool:
     """Return whether the words name a package, a version or a GPU, whoever raised."""
     details = details_of(found.kind, found.message)
-    return any(one.kind in install_forms.CAUSES for one in details)
+    return any(one.kind in installation.CAUSES for one in details)
 
 
 def sighting_of(found: Traceback, frame: Frame, *, ended: bool, times: int) -> Sighting:

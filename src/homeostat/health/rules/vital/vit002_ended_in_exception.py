@@ -37,18 +37,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from homeostat.health.end_lines import LAUNCHER, End
-from homeostat.health.ending import Ending, ending_of
-from homeostat.health.exception_reading import ExceptionReading, read_exception
+from homeostat.health.failures.advice import advice_on
+from homeostat.health.failures.end_lines import LAUNCHER, End
+from homeostat.health.failures.lone_errors import as_error, is_warning, pasted_errors
+from homeostat.health.failures.reading import ExceptionReading, read_exception
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.known_cases import Guess, merged
-from homeostat.health.last_exception import last_exception
+from homeostat.health.guesses.known_cases import Guess, merged
+from homeostat.health.guesses.second_opinion import RIGHT_LOOSELY, as_cause, guesses_at, helped
 from homeostat.health.log import LogLine
-from homeostat.health.lone_errors import as_error, is_warning, pasted_errors
-from homeostat.health.read_advice import advice_on
 from homeostat.health.rule import Rule
-from homeostat.health.second_opinion import RIGHT_LOOSELY, as_cause, guesses_at, helped
 from homeostat.health.view import RunView
+from homeostat.health.vital_signs.ending import Ending, ending_of
+from homeostat.health.vital_signs.last_exception import last_exception
 from homeostat.health.words import shortened
 
 # Share of right ones from which on a guess is worth a warning.

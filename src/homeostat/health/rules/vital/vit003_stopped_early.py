@@ -30,12 +30,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.health.end_lines import End
-from homeostat.health.ending import ending_of
+from homeostat.health.failures.end_lines import End
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.frameworks import HOMEOSTAT
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
+from homeostat.health.vital_signs.ending import ending_of
 from homeostat.health.words import shortened
 
 

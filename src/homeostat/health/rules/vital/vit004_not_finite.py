@@ -33,7 +33,7 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
-from homeostat.health.vital_metrics import ends_not_finite, not_finite
+from homeostat.health.vital_signs.metrics import ends_not_finite, not_finite
 
 # Number of newest gradient norms that are all lost if nothing is learned any more.
 _LASTING = 10

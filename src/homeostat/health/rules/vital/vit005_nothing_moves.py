@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
-from homeostat.health.vital_metrics import frozen, zero, zero_since
+from homeostat.health.vital_signs.metrics import frozen, zero, zero_since
 
 
 def check(view: RunView, _: object) -> Iterator[Sighting]:

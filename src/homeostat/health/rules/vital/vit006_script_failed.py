@@ -29,10 +29,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.health.ending import fatal_traceback
-from homeostat.health.exception_reading import read_exception
+from homeostat.health.failures.advice import advice_on
+from homeostat.health.failures.reading import read_exception
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.read_advice import advice_on
 from homeostat.health.rule import Rule
 from homeostat.health.rules.vital.vit001_user_code_failed import (
     family_of,
@@ -41,6 +40,7 @@ from homeostat.health.rules.vital.vit001_user_code_failed import (
 )
 from homeostat.health.signatures.lists import AFTERMATH
 from homeostat.health.view import RunView
+from homeostat.health.vital_signs.ending import fatal_traceback
 from homeostat.health.words import shortened
 
 

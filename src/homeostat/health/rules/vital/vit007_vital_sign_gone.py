@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Level, Sighting
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
-from homeostat.health.vital_metrics import gone
+from homeostat.health.vital_signs.metrics import gone
 
 # Rules that see groups without a difference: such steps have neither loss nor gradient.
 _NO_UPDATES = ("RWD001", "RWD002", "RWD003", "RWD004", "RWD005", "POL001", "POL015")

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from homeostat.arrays import FloatArray64
-from homeostat.health.medians import median
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView, Series
 
 # Number of records that must be exactly equal before a metric counts as frozen or zero.

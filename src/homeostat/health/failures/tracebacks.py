@@ -18,10 +18,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from homeostat.health.code_owners import owner_of
-from homeostat.health.frames import BOX, Frame, FrameReader
+from homeostat.health.failures.code_owners import owner_of
+from homeostat.health.failures.frames import BOX, Frame, FrameReader
+from homeostat.health.failures.speakers import spoken_lines
 from homeostat.health.log import Log, LogLine
-from homeostat.health.speakers import spoken_lines
 
 _HEADER = "traceback (most recent call"
 IGNORED = "exception ignored in"

@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from homeostat.health.view import Kind, RunView
-from homeostat.health.vital_metrics import vital_names, vital_series
+from homeostat.health.vital_signs.metrics import vital_names, vital_series
 
 MIN_RECORDS = 4
 # Number of records that are needed to judge a trend.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from homeostat.health.first_failure import is_aftermath
-from homeostat.health.speakers import rank_of
-from homeostat.health.tracebacks import Traceback
+from homeostat.health.failures.first_failure import is_aftermath
+from homeostat.health.failures.speakers import rank_of
+from homeostat.health.failures.tracebacks import Traceback
 from homeostat.health.words import shortened
 
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from homeostat.health.end_lines import error_at_end
-from homeostat.health.exception_details import details_of
-from homeostat.health.log import LogLine
-from homeostat.health.speakers import speaker_in
-from homeostat.health.tracebacks import (
+from homeostat.health.failures.details import details_of
+from homeostat.health.failures.end_lines import error_at_end
+from homeostat.health.failures.speakers import speaker_in
+from homeostat.health.failures.tracebacks import (
     ERROR,
     EXCEPTION_NAME,
     IGNORED,
@@ -27,6 +26,7 @@ from homeostat.health.tracebacks import (
     Traceback,
     untangled,
 )
+from homeostat.health.log import LogLine
 
 _VERY_LAST = 3
 # A text with at most this many lines and no metric was probably pasted to ask about it.

@@ -11,9 +11,9 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from homeostat.health.failures.speakers import rank_of
+from homeostat.health.failures.tracebacks import Traceback
 from homeostat.health.log import Log
-from homeostat.health.speakers import rank_of
-from homeostat.health.tracebacks import Traceback
 
 # Messages of a process that lost the connection to another one.
 _AFTERMATH = (

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from homeostat.arrays import BoolArray, FloatArray64
-from homeostat.health.medians import median
+from homeostat.health.series.medians import median
 
 # Factors from the median absolute value of normal numbers, and from their mean one, to the standard
 # deviation.

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from homeostat.health.finding import Cause, Confidence, Finding, Fix, Level
-from homeostat.health.known_cases import MAX_LINES, VERSIONS, Guess, guesses, merged
+from homeostat.health.guesses.known_cases import MAX_LINES, VERSIONS, Guess, guesses, merged
 from homeostat.health.log import Log
 
 # Names that say that something failed and leave open what.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from homeostat.health.ending import ending_of, last_failures
-from homeostat.health.exception_reading import ExceptionReading, read_exception
+from homeostat.health.failures.reading import ExceptionReading, read_exception
 from homeostat.health.view import RunView
+from homeostat.health.vital_signs.ending import ending_of, last_failures
 
 
 def last_exception(view: RunView) -> ExceptionReading | None:

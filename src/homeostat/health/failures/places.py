@@ -11,10 +11,10 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
-from homeostat.health.code_owners import PACKAGES, owner_of, package_of
-from homeostat.health.frames import Frame
-from homeostat.health.requests_failed import failed_request
-from homeostat.health.tracebacks import Traceback
+from homeostat.health.failures.code_owners import PACKAGES, owner_of, package_of
+from homeostat.health.failures.frames import Frame
+from homeostat.health.failures.requests_failed import failed_request
+from homeostat.health.failures.tracebacks import Traceback
 
 Named = tuple[str, str]
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homeostat.health.ending import Ending, ending_of, fatal_traceback
 from homeostat.health.names import FOREIGN, unprefixed
-from homeostat.health.purpose import Purpose, Trend, purpose_of
 from homeostat.health.view import RunView
-from homeostat.health.visible_signs import Visible, visible_signs
-from homeostat.health.vital_metrics import (
+from homeostat.health.vital_signs.ending import Ending, ending_of, fatal_traceback
+from homeostat.health.vital_signs.metrics import (
     ends_not_finite,
     frozen,
     gone,
@@ -23,6 +21,8 @@ from homeostat.health.vital_metrics import (
     vital_series,
     zero,
 )
+from homeostat.health.vital_signs.purpose import Purpose, Trend, purpose_of
+from homeostat.health.vital_signs.visible import Visible, visible_signs
 from homeostat.observe.names import describe
 
 __all__ = ["Vitals", "fatal_traceback", "vital_names", "vital_signs"]

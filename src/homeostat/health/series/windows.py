@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from homeostat.arrays import BoolArray, FloatArray64
-from homeostat.health.medians import median
-from homeostat.health.noise import robust_scale
+from homeostat.health.series.medians import median
+from homeostat.health.series.noise import robust_scale
 from homeostat.health.view import Series
 
 

@@ -7,9 +7,9 @@ or received too many requests. The frames show which service was called.
 
 from __future__ import annotations
 
-from homeostat.health.code_owners import owner_of
-from homeostat.health.frames import Frame
-from homeostat.health.tracebacks import Traceback
+from homeostat.health.failures.code_owners import owner_of
+from homeostat.health.failures.frames import Frame
+from homeostat.health.failures.tracebacks import Traceback
 
 _TIMEOUTS = frozenset(
     (

@@ -23,10 +23,10 @@ import numpy as np
 from homeostat.health.diagnose import folded, judge_ready, what_is_missing
 from homeostat.health.finding import Finding, Level, NotEvaluated
 from homeostat.health.frameworks import HOMEOSTAT, Framework
-from homeostat.health.open_findings import OpenFindings
+from homeostat.health.live.open_findings import OpenFindings
+from homeostat.health.live.tails import KEEP, Tails
 from homeostat.health.records import Change
 from homeostat.health.rule import Rule
-from homeostat.health.tails import KEEP, Tails
 from homeostat.health.view import Event, Kind, RunView, SampleText, Series
 
 # Exceptions that a bug in a rule raises. The rule is disabled then; a rule must not stop a run.

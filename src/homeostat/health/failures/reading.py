@@ -13,15 +13,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homeostat.health import engine_forms, install_forms, trainer_forms, validation_forms
-from homeostat.health.code_owners import PACKAGES, owner_of, package_of
-from homeostat.health.exception_details import Detail, details_of
-from homeostat.health.exception_places import by_place
-from homeostat.health.exception_text import raising_code, whole_message
-from homeostat.health.frames import Frame
+from homeostat.health.failures.code_owners import PACKAGES, owner_of, package_of
+from homeostat.health.failures.details import Detail, details_of
+from homeostat.health.failures.forms import engines, installation, trainers, validation
+from homeostat.health.failures.frames import Frame
+from homeostat.health.failures.other_failures import others_than
+from homeostat.health.failures.places import by_place
+from homeostat.health.failures.text import raising_code, whole_message
+from homeostat.health.failures.tracebacks import Traceback
 from homeostat.health.log import Log
-from homeostat.health.other_failures import others_than
-from homeostat.health.tracebacks import Traceback
 
 _ROLES = (
     ("reward function", ("reward", "score", "verif", "grade", "judge", "accuracy")),
@@ -33,10 +33,10 @@ _ROLES = (
 
 # Kind of a detail -> the illness that it usually means.
 _CAUSES = (
-    install_forms.CAUSES
-    | engine_forms.CAUSES
-    | validation_forms.CAUSES
-    | trainer_forms.CAUSES
+    installation.CAUSES
+    | engines.CAUSES
+    | validation.CAUSES
+    | trainers.CAUSES
     | {
         "device": "device-mismatch",
         "dtype": "dtype-mismatch",
@@ -238,7 +238,7 @@ class ExceptionReading:
             return "architecture-unsupported"
         if detail.kind == "key" and self.role == "data code":
             return "column-missing"
-        package = install_forms.optional_package(detail.names[0]) if detail.kind == "name" else ""
+        package = installation.optional_package(detail.names[0]) if detail.kind == "name" else ""
         if package == "flash-attn":
             # Code imports these names if it can, and continues without them if it cannot.
             return "flash-attention-missing"

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from homeostat.health.failures.native_crashes import GLIBC
 from homeostat.health.log import LogLine
-from homeostat.health.native_crashes import GLIBC
 
 # A line that reports the end counts if it is within this many lines of the end of the log.
 MAX_CLUSTER = 400

@@ -13,17 +13,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from homeostat.health.diagnose import Diagnosis, quoted_lines
-from homeostat.health.end_lines import End
+from homeostat.health.failures.end_lines import End
 from homeostat.health.finding import Cause, Finding, Grade, Level, NotEvaluated
+from homeostat.health.formats.as_json import Verdict, unknown_error, verdict
+from homeostat.health.formats.told_apart import decider_line, shares_line
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import in_their_words, told_all
-from homeostat.health.purpose import Trend
 from homeostat.health.readers.given_names import MOST_READ
 from homeostat.health.reading import Reading
-from homeostat.health.render import Verdict, unknown_error, verdict
-from homeostat.health.told_apart import decider_line, shares_line
 from homeostat.health.view import Kind, RunView
-from homeostat.health.vitals import Vitals, vital_signs
+from homeostat.health.vital_signs.purpose import Trend
+from homeostat.health.vital_signs.vitals import Vitals, vital_signs
 from homeostat.health.words import shortened
 
 _STYLES = {

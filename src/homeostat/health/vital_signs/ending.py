@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homeostat.health.end_lines import LAUNCHER, MAX_CLUSTER, End, EndLine, error_at_end
-from homeostat.health.first_failure import first_failure
+from homeostat.health.failures.end_lines import LAUNCHER, MAX_CLUSTER, End, EndLine, error_at_end
+from homeostat.health.failures.first_failure import first_failure
+from homeostat.health.failures.lone_errors import lone_error
+from homeostat.health.failures.tracebacks import Traceback
 from homeostat.health.frameworks import HOMEOSTAT
 from homeostat.health.log import LogLine
-from homeostat.health.lone_errors import lone_error
-from homeostat.health.medians import median
-from homeostat.health.tracebacks import Traceback
+from homeostat.health.series.medians import median
 from homeostat.health.view import RunView
 from homeostat.health.words import rough_time, shortened
 

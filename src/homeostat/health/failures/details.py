@@ -16,14 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import starmap
 
-from homeostat.health import (
-    engine_forms,
-    install_forms,
-    setting_forms,
-    trainer_forms,
-    validation_forms,
-)
-from homeostat.health.cues import cues_of
+from homeostat.health.failures.cues import cues_of
+from homeostat.health.failures.forms import engines, installation, settings, trainers, validation
 from homeostat.health.log import QUOTES
 
 _MAX_CHARS = 4_000
@@ -266,9 +260,9 @@ _CHOICES = frozenset({"literal_error", "enum", "union_tag_invalid"})
 @cache
 def _all_forms() -> tuple[tuple[_Form, tuple[str, ...]], ...]:
     """Return every form with its cues, in the order in which the forms are tried."""
-    early = (*install_forms.FORMS, *engine_forms.FORMS, *trainer_forms.FORMS)
-    limits = (*validation_forms.LENGTHS, *engine_forms.LATE)
-    late = (*setting_forms.FORMS, *limits, *validation_forms.FORMS)
+    early = (*installation.FORMS, *engines.FORMS, *trainers.FORMS)
+    limits = (*validation.LENGTHS, *engines.LATE)
+    late = (*settings.FORMS, *limits, *validation.FORMS)
     forms = (*starmap(_Form, early), *_FORMS, *starmap(_Form, late))
     return tuple((form, cues_of(form.pattern)) for form in forms)
 

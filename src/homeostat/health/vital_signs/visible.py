@@ -15,7 +15,7 @@ import numpy as np
 from homeostat.health.finding import Fix
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import told
-from homeostat.health.medians import median
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView
 
 # Sign -> metrics that show it. A prefix ends in "/". A name in brackets is not a metric.

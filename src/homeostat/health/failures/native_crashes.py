@@ -18,10 +18,10 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import islice
 
-from homeostat.health.frames import FRAME, Frame
+from homeostat.health.failures.frames import FRAME, Frame
+from homeostat.health.failures.speakers import speaker_in
+from homeostat.health.failures.tracebacks import Traceback
 from homeostat.health.log import Log, LogLine
-from homeostat.health.speakers import speaker_in
-from homeostat.health.tracebacks import Traceback
 
 _FATAL = "Fatal Python error:"
 _TERMINATE = "terminate called after throwing an instance of"

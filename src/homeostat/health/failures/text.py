@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from homeostat.health.frames import BOX
+from homeostat.health.failures.frames import BOX
+from homeostat.health.failures.lone_errors import MAX_PASTED
+from homeostat.health.failures.speakers import speaker_in
+from homeostat.health.failures.tracebacks import Traceback
 from homeostat.health.log import Log
-from homeostat.health.lone_errors import MAX_PASTED
-from homeostat.health.speakers import speaker_in
-from homeostat.health.tracebacks import Traceback
 
 # Maximum number of lines after the exception's line that may continue its message, and of lines
 # before it that may quote the code that raised.

@@ -12,18 +12,18 @@ from enum import StrEnum
 from typing import Any
 
 from homeostat.health.diagnose import Diagnosis, quoted_lines
-from homeostat.health.end_lines import End
-from homeostat.health.ending import ending_of
-from homeostat.health.exception_reading import ExceptionReading
+from homeostat.health.failures.end_lines import End
+from homeostat.health.failures.reading import ExceptionReading
+from homeostat.health.failures.tracebacks import Traceback
 from homeostat.health.finding import Cause, Finding, Level, NotEvaluated
 from homeostat.health.frameworks import Framework
 from homeostat.health.frameworks.telling import ToldFix, in_their_words, told_all
-from homeostat.health.last_exception import last_exception
 from homeostat.health.log import LogLine
 from homeostat.health.reading import Reading
-from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import RunView
-from homeostat.health.vitals import Vitals, vital_signs
+from homeostat.health.vital_signs.ending import ending_of
+from homeostat.health.vital_signs.last_exception import last_exception
+from homeostat.health.vital_signs.vitals import Vitals, vital_signs
 from homeostat.health.words import shortened
 
 UNKNOWN_ERROR = "ERR000"

@@ -1,0 +1,1 @@
+"""Read how a program failed: tracebacks, crashes, errors without frames, last lines."""

@@ -1,0 +1,1 @@
+"""Guess what no rule recognises, from known errors and from lists of accepted names."""

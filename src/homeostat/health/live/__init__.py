@@ -1,0 +1,1 @@
+"""Evaluate rules while a run is running."""

@@ -1,0 +1,1 @@
+"""Statistics of a metric over its steps: medians, noise, windows."""
