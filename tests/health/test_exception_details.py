@@ -28,6 +28,7 @@ READ = {
     "disk-full-or-quota": (
         "OSError: 1000000 requested and 24984 written",
         "OSError: [Errno 27] File too large",
+        "RuntimeError: write(): fd 29 failed with Input/output error",
     ),
     "path-missing": (
         "ValueError: directory /data/projects/rl must be an existing directory or a supported archive (.zip, .tar.gz, .tgz, .tar.xz)",

@@ -52,6 +52,54 @@ def add_case(
         typer.echo(f"{number} to {threads.FOLDER / half.value}.jsonl")
 
 
+@app.command("list-messages")
+def list_messages(
+    packages: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PACKAGE...",
+            help="Names of installed packages, or folders of sources.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """List the messages that a library can raise and that the doctor can only guess about.
+
+    Replace the ? of a line by the illnesses that its message states, the likeliest first and
+    separated by commas, and give the file to `add-messages`.
+    """
+    from homeostat.cli import library_messages as messages
+
+    for folder in map(messages.folder_of, packages):
+        for one in messages.raised_in(folder):
+            if messages.is_left_open(one):
+                typer.echo(f"{one.library}\t{messages.UNLABELLED}\t{one.message}")
+
+
+@app.command("add-messages")
+def add_messages(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="Labelled lines of `list-messages`. - reads standard input.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Add labelled messages of libraries to those that the doctor knows.
+
+    Every line is checked; if one is wrong, none is added. Lines that still have a ? are skipped.
+    """
+    from homeostat.cli import library_messages as messages
+    from homeostat.cli.scaffolding import find_checkout
+
+    added, common = messages.add(find_checkout(), messages.parse_labels(_lines(path)))
+    typer.echo(f"{added} new messages in {messages.MESSAGES}")
+    if common:
+        typer.echo(f"{common} were left out: too few words, or words that many messages have")
+
+
 def _lines(path: str) -> list[str]:
     if path == STDIN:
         return sys.stdin.read().splitlines()

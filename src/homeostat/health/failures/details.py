@@ -220,6 +220,8 @@ _FORMS = (
     _Form("keys", r"[Tt]here is no (?:module or )?parameter named '([\w.]{2,160})'", "the model has no {0}"),
     _Form("keys", r"(?:[Uu]nrecogni[sz]ed|[Uu]nexpected|[Uu]nknown) (?:weight|parameter|tensor)s?(?: names?| keys?)?:? [`'\"\[]{0,2}([\w.]{2,160})", "the model has no {0}"),
     _Form("disk", r"\[Errno (?:27|28|122)\] ([A-Z][\w ]{1,60})", "a file could not be written: {0}"),
+    _Form("disk", r"\bwrite\(\): fd \d{1,9} failed with ([A-Z][\w/ ]{1,40})",
+          "a file could not be written: {0}"),
     _Form("disk", r"\b(\d{1,15}) requested and (\d{1,15}) written", "only {1} of {0} values could be written"),
     _Form("file", r"[`'\"]?([^\s`'\"]{1,300})[`'\"]? must be an existing (?:directory|folder|file|path)", "{0} does not exist"),
     _Form("folder", r"\[Errno 17\] (File exists): '?([^'\n]{1,300}?)'?$", "{1} already exists"),

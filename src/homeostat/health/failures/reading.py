@@ -17,6 +17,7 @@ from homeostat.health.failures.code_owners import PACKAGES, owner_of, package_of
 from homeostat.health.failures.details import Detail, details_of
 from homeostat.health.failures.forms import engines, installation, trainers, validation
 from homeostat.health.failures.frames import Frame
+from homeostat.health.failures.library_messages import LibraryMessage, known_message
 from homeostat.health.failures.other_failures import others_than
 from homeostat.health.failures.places import by_place
 from homeostat.health.failures.text import raising_code, whole_message
@@ -98,7 +99,7 @@ class ExceptionReading:
     `user` is the deepest frame of the user's code, and `role` what that code seems to be. `others`
     are sentences about the other processes, and about exceptions that followed from this one.
     `code` is the line of code that raised, "" if the log does not quote it. `place` is the illness
-    found from the place (exception_places.py).
+    found from the place (places.py), `stated` the library's message that the exception has.
     """
 
     failure: Traceback
@@ -111,6 +112,7 @@ class ExceptionReading:
     others: tuple[str, ...]
     code: str = ""
     place: tuple[str, str] | None = None
+    stated: LibraryMessage | None = None
 
     @property
     def wrong(self) -> str:
@@ -142,6 +144,8 @@ class ExceptionReading:
             return self.place
         if self._checks_settings and _TEXT.search(self.failure.error):
             return "setting-wrong-type", "a setting is a text, but the code uses it as a number"
+        if self.stated is not None:
+            return self.stated.names[0], f"{_listed(self.stated.libraries)} can raise this message"
         for one in self.details:
             name = _CAUSES.get(one.kind) or self._by_owner(one)
             if one.kind == "import" and not _STDLIB.isdisjoint(one.names):
@@ -166,14 +170,20 @@ class ExceptionReading:
         return ("settings-exclusive", refused.words) if refused is not None else None
 
     @property
+    def also(self) -> tuple[str, ...]:
+        """Return the illnesses that the message can state other than the likely one."""
+        return self.stated.names[1:] if self.stated is not None and self.place is None else ()
+
+    @property
     def is_loose(self) -> bool:
         """Return whether the first guess is more often right than this reading.
 
         Messages say "not supported" about versions, GPUs and models as often as about settings: of
         13 such readings none was right, and 11 of the guesses were.
         """
-        told = [one.kind for one in self.details if one.kind in _CAUSES]
-        return self.place is None and told[:1] == ["unsupported"]
+        if self.place is not None or self.stated is not None:
+            return False
+        return [one.kind for one in self.details if one.kind in _CAUSES][:1] == ["unsupported"]
 
     @property
     def _without_rows(self) -> str | None:
@@ -265,7 +275,7 @@ def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) ->
     """Read the exception that ended a run. `around` are all failures at the log's end, in order."""
     library, call = _failed_call(failure)
     user = failure.deepest_user_frame
-    code = raising_code(failure, log)
+    code, message = raising_code(failure, log), whole_message(failure, log)
     return ExceptionReading(
         failure=failure,
         library=library,
@@ -273,11 +283,16 @@ def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) ->
         raised=failure.frames[-1] if failure.frames else None,
         user=user,
         role=role_of(user, caller=failure.caller) if user is not None else "",
-        details=details_of(failure.kind, whole_message(failure, log)),
+        details=details_of(failure.kind, message),
         others=tuple(others_than(failure, around)),
         code=code,
         place=by_place(failure, around, code),
+        stated=known_message(message),
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
 def _failed_call(failure: Traceback) -> tuple[str, Frame | None]:

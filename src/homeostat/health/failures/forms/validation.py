@@ -3,7 +3,7 @@
 Training frameworks raise thousands of messages about their own settings, but word them in a few
 ways: a value is unknown, a setting is missing, one requires or excludes another, a file does not
 exist, rows lack a column, a process group was not created. So the wording gives the illness for any
-framework. These patterns are tried after those of exception_details, which know single messages
+framework. These patterns are tried after those of failures/details.py, which know single messages
 better.
 """
 # ruff: noqa: E501 (a table)
@@ -24,7 +24,7 @@ CAUSES = {
     "folder": "output-folder-in-use",
     "placement": "device-mismatch",
     "template": "chat-template-mismatch",
-    # Versions, GPUs and models cause it as often as settings (`is_loose` of exception_reading.py).
+    # Versions, GPUs and models cause it as often as settings (`is_loose` of failures/reading.py).
     "unsupported": "settings-exclusive",
     "interface": "user-code-failed",
 }

@@ -177,6 +177,8 @@ def _causes(reading: ExceptionReading | None, known: Sequence[Guess], own: str) 
     if reading is not None and reading.likely is not None:
         name, why = reading.likely
         found[merged((name,))[0]] = Cause(name, f"read, not recognised: {why}")
+        for other in reading.also:
+            found.setdefault(merged((other,))[0], Cause(other, "the message can mean this, too"))
     for one in known:
         found.setdefault(one.cause, as_cause(one, right=_right(reading, one)))
     if reading is not None and reading.is_loose and known and known[0].cause in found:
