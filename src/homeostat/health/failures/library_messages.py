@@ -37,11 +37,17 @@ _WORD = re.compile(r"[a-z_][a-z0-9_]{2,60}")
 
 @dataclass(frozen=True, slots=True)
 class LibraryMessage:
-    """A message with the illnesses that it states, and the libraries that can raise it."""
+    """A message with the illnesses that it states, and the libraries that can raise or log it."""
 
     names: tuple[str, ...]
     libraries: tuple[str, ...]
     words: frozenset[str]
+
+    @property
+    def raised_by(self) -> str:
+        """Return the libraries as words of a sentence."""
+        *others, last = self.libraries
+        return f"{', '.join(others)} and {last}" if others else last
 
 
 def words_of(message: str) -> frozenset[str]:

@@ -145,7 +145,7 @@ class ExceptionReading:
         if self._checks_settings and _TEXT.search(self.failure.error):
             return "setting-wrong-type", "a setting is a text, but the code uses it as a number"
         if self.stated is not None:
-            return self.stated.names[0], f"{_listed(self.stated.libraries)} can raise this message"
+            return self.stated.names[0], f"a message of {self.stated.raised_by} says so"
         for one in self.details:
             name = _CAUSES.get(one.kind) or self._by_owner(one)
             if one.kind == "import" and not _STDLIB.isdisjoint(one.names):
@@ -289,10 +289,6 @@ def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) ->
         place=by_place(failure, around, code),
         stated=known_message(message),
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
 def _failed_call(failure: Traceback) -> tuple[str, Frame | None]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from homeostat.health.diagnose import Diagnosis, quoted_lines
 from homeostat.health.failures.end_lines import End
 from homeostat.health.finding import Cause, Finding, Grade, Level, NotEvaluated
-from homeostat.health.formats.as_json import Verdict, unknown_error, verdict
+from homeostat.health.formats.as_json import READ, Verdict, unknown_error, verdict
 from homeostat.health.formats.told_apart import decider_line, shares_line
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import in_their_words, told_all
@@ -148,7 +148,7 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
     levels = Counter(finding.level for finding in diagnosis.findings)
     unknown = unknown_error(diagnosis, view)
     if unknown is not None:
-        page.add("NOT KNOWN: the log ends in an error that no rule knows.", style="warn")
+        page.add(_read_as(diagnosis), style="warn")
         page.add(shortened(unknown.text.strip(), 600), indent=2, first=f"line {unknown.number}: ")
         read = "No rule recognises it, so the following was read from its frames and message. "
         page.add(read + _asked(diagnosis))
@@ -175,6 +175,14 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
             "NOT KNOWN: too little of this log is understood to call it healthy.", style="warn"
         )
         page.add("No rule found an illness, but too little could be judged. " + _asked(diagnosis))
+
+
+def _read_as(diagnosis: Diagnosis) -> str:
+    """Return the verdict on an error that no rule recognises: what it was read as, if anything."""
+    read = next((one for one in diagnosis.findings if one.code == READ), None)
+    if read is None or read.level is Level.INFO or read.causes[0].guess is not None:
+        return "NOT KNOWN: the log ends in an error that no rule knows."
+    return f"MOST LIKELY {read.causes[0].name}: the log ends in an error that no rule knows."
 
 
 def _vital_signs(page: Page, shown: Sequence[Finding], view: RunView) -> None:

@@ -35,6 +35,7 @@ A traceback that was caught in the last steps of a log that was cut there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from homeostat.health.failures.advice import advice_on
@@ -64,8 +65,9 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         found = [_words_of(view, line) for line in pasted_errors(view.log.lines)]
         if found:
             # Of several lines, one whose words tell what was wrong says most.
+            stated = (one for one in found if one.stated)
             told = (one for one in found if one.likely and not is_warning(one.failure.end))
-            yield _pasted(view, next(told, found[0]))
+            yield _pasted(view, next(chain(stated, told), found[0]))
     if ending.how is not End.EXCEPTION or _is_launchers(ending):
         return
     reading = last_exception(view)
@@ -103,10 +105,11 @@ def _words_of(view: RunView, line: LogLine) -> ExceptionReading:
 def _pasted(view: RunView, reading: ExceptionReading) -> Sighting:
     """Report what reads like an error in a few lines that somebody pasted."""
     line = reading.failure.end
-    said = None if is_warning(line) else reading
+    said = None if is_warning(line) and reading.stated is None else reading
+    like = "a message of a library" if reading.stated is not None else "an error that no rule knows"
     known, words = guesses_at(view.log, line.number), shortened(line.text.strip(), 300)
     return Sighting(
-        message=f"Line {line.number} reads like an error that no rule knows: {words}",
+        message=f"Line {line.number} reads like {like}: {words}",
         evidence=(f"line {line.number}: {words}",),
         causes=tuple(_causes(said, known, "whether a run ended in it is not in these lines")),
         fixes=tuple(helped(known)),
@@ -137,7 +140,9 @@ def _read(view: RunView, reading: ExceptionReading) -> Sighting:
     known = guesses_at(view.log, found.end.number)
     said = [
         _sentence(f"The run is dead: it ended in {shortened(found.error, 300)}"),
-        "No rule knows these words.",
+        "No rule knows these words."
+        if reading.stated is None
+        else "A library raises this message.",
     ]
     if reading.where:
         said.append(f"Read from its frames: {reading.where}.")
@@ -176,7 +181,8 @@ def _causes(reading: ExceptionReading | None, known: Sequence[Guess], own: str) 
     found: dict[str, Cause] = {}
     if reading is not None and reading.likely is not None:
         name, why = reading.likely
-        found[merged((name,))[0]] = Cause(name, f"read, not recognised: {why}")
+        how = "" if reading.stated is not None else "read, not recognised: "
+        found[merged((name,))[0]] = Cause(name, f"{how}{why}")
         for other in reading.also:
             found.setdefault(merged((other,))[0], Cause(other, "the message can mean this, too"))
     for one in known:
