@@ -135,7 +135,7 @@ def test_a_part_of_a_head_is_told_from_other_shapes(text: str) -> None:
 def test_a_check_of_arguments_refuses_settings(file: str, name: str) -> None:
     trace = f'Traceback (most recent call last):\n  File "/opt/venv/lib/python3.11/site-packages/megatron/{file}.py", line 3, in check\n    check()\n'
     found = last_exception(
-        read_text(trace + "AssertionError: expected sample-based training", config=None)
+        read_text(trace + "AssertionError: expected glorp-based training", config=None)
     )
     assert found is not None
     assert (found.likely or ("", ""))[0] == name
