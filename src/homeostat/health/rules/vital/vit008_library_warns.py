@@ -4,7 +4,7 @@
 Lines of the log with which a trainer, an engine or another library says that something is not as it
 should be: an optimizer state that was not found, a cache that cannot hold a sequence, rows that
 were dropped. The messages are known from the sources of these libraries. A line counts wherever it
-stands; only the first and the last 5,000 lines are read.
+stands; only the first and the last 1,000 lines are read.
 
 ## Why it matters
 Libraries report much once, at the start, where nobody reads it. What they report often explains
@@ -35,7 +35,7 @@ from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
 from homeostat.health.words import shortened
 
-_MAX_LINES = 5_000
+_MAX_LINES = 1_000
 _MAX_CAUSES = 4
 
 
