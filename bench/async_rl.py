@@ -35,7 +35,7 @@ import common
 import curves
 from rich.console import Console
 
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.observe.jsonl import read_metrics
 from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.session import open_session

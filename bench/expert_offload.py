@@ -29,7 +29,7 @@ from homeostat.algorithms.sft import loss_spec
 from homeostat.arrays import FloatArray
 from homeostat.config import RunConfig
 from homeostat.config.algorithm import SftConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.train.build import local_trainer
 from homeostat.train.estimate import estimate_update
 from homeostat.train.frozen import checksums

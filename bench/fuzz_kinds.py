@@ -31,7 +31,7 @@ from fuzz_mutations import (
 from fuzz_values import HOSTILE, OVERRIDES, ROW_NAMES, TEMPLATES, YAML_TEXTS
 
 from homeostat.config import RunConfig
-from homeostat.config.schema import known_keys
+from homeostat.config.loading.schema import known_keys
 
 MODEL_PLACES = ("model.path", "model.tokenizer", "model.chat_template", "config.json", "rows.jsonl")
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.errors import ConfigError
 from homeostat.importing.convert import convert, stem_of
 from homeostat.importing.entries import Status

@@ -35,7 +35,7 @@ from torch import distributed as dist
 from homeostat.algorithms.sft import loss_spec
 from homeostat.config.algorithm import SftConfig
 from homeostat.config.cluster import LOOPBACK
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.train.fsdp.make import make_trainer
 from homeostat.types import Role, TokenRow, TrainBatch
 from homeostat.workers.context import WorkerContext

@@ -37,8 +37,8 @@ import torch
 from torch import Tensor
 
 from homeostat.config import RunConfig
-from homeostat.config.live import LiveConfig
-from homeostat.config.load import load_config
+from homeostat.config.loading.live import LiveConfig
+from homeostat.config.loading.load import load_config
 from homeostat.config.native import NativeEngineConfig
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.models.decoder import Decoder

@@ -30,7 +30,7 @@ from estimate import SHAPES
 
 from homeostat.algorithms.sft import loss_spec
 from homeostat.config.algorithm import SftConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.config.run import RunConfig
 from homeostat.observe.devices import host_rss
 from homeostat.run.sizing.estimate import full_batch, loss_of

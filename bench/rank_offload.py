@@ -28,7 +28,7 @@ from homeostat.algorithms.sft import loss_spec
 from homeostat.config import RunConfig
 from homeostat.config.algorithm import SftConfig
 from homeostat.config.cluster import LOOPBACK
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.train.cores import PLAIN
 from homeostat.train.estimate import estimate_update
 from homeostat.train.fsdp.make import make_trainer

@@ -34,7 +34,7 @@ from gold_reward import BEST, gold_of
 from rich.console import Console
 
 from homeostat.clinic import bodies
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
 from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.session import open_session

@@ -25,7 +25,7 @@ import common
 from rich.console import Console
 
 from homeostat.config import RunConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.observe.jsonl import read_metrics
 from homeostat.rollout.sampler import Sampler
 from homeostat.run.calling.start import train_recipe

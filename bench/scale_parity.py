@@ -32,7 +32,7 @@ import torch
 from homeostat.algorithms.sft import loss_spec
 from homeostat.config import RunConfig
 from homeostat.config.algorithm import SftConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.runtime import resolve_runtime

@@ -29,7 +29,7 @@ import torch
 from shapes import DTYPES, END_ID, SHAPES, Shape, random_decoder
 from slopes import growth
 
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.models.build import LoadedModel, model_sheet

@@ -34,7 +34,7 @@ import common
 from rich.console import Console
 from shapes import DTYPES, END_ID, Shape, write_folder
 
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.observe.jsonl import read_metrics
 from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.session import open_session

@@ -36,9 +36,9 @@ from homeostat.cli.rules import headline
 from homeostat.cli.threads import write_known
 from homeostat.cli.verbs import app
 from homeostat.config.base import ByteSize, Settings
-from homeostat.config.presets import ON_A_GPU, PRESETS
+from homeostat.config.loading.presets import ON_A_GPU, PRESETS
+from homeostat.config.loading.schema import has_plain_value, settings_types
 from homeostat.config.run import RunConfig
-from homeostat.config.schema import has_plain_value, settings_types
 from homeostat.health import remedies
 from homeostat.health.finding import Family, Level
 from homeostat.health.registry import BY_CODE, RULES, SIGNATURES

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from homeostat.config.data import MESSAGE_KEYS, ROLE_NAMES
+from homeostat.config.loading.schema import walk_keys
 from homeostat.config.run import RunConfig
-from homeostat.config.schema import walk_keys
 from homeostat.health import names
 from homeostat.health.finding import Fix
 from homeostat.health.frameworks import ALL, HOMEOSTAT, UNKNOWN, Framework, planned

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from homeostat.config import RunConfig
-from homeostat.config.schema import known_keys
+from homeostat.config.loading.schema import known_keys
 from homeostat.health.diagnose import judge
 from homeostat.health.finding import Cause, Confidence, Family, Finding, Grade, Level
 from homeostat.health.own_guards import OWN_GUARDS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 

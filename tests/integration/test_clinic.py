@@ -19,7 +19,7 @@ from homeostat.clinic.rounds import Report, chosen
 from homeostat.clinic.summary import as_json, summarise
 from homeostat.clinic.verdict import Verdict, is_about, judge_healthy, judge_ill
 from homeostat.clinic.ward import Ended, run_one
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.errors import ConfigError
 from homeostat.health.finding import Cause, Confidence, Family, Finding, Level
 from homeostat.health.vocabulary import FAMILY_OF

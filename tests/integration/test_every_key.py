@@ -48,7 +48,7 @@ from tests.support.every_key.rl_workshop import RlWorkshop
 from tests.support.every_key.workshop import Workshop, assert_same, losses
 
 from homeostat.config import RunConfig
-from homeostat.config.schema import walk_keys
+from homeostat.config.loading.schema import walk_keys
 from homeostat.errors import ConfigError
 
 SFT_PARTS = (

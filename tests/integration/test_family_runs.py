@@ -16,7 +16,7 @@ from tests.support import runs, tiny_rl
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from homeostat.config import RunConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.errors import ConfigError, ModelError
 from homeostat.observe.jsonl import read_metrics
 from homeostat.run.preflight.check import Preflight

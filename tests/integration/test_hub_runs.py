@@ -17,9 +17,9 @@ import homeostat
 from homeostat.cli.verbs import app
 from homeostat.config import RunConfig
 from homeostat.config.hub_names import cached_path
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
+from homeostat.config.loading.resume import saved_config
 from homeostat.config.model import ModelConfig
-from homeostat.config.resume import saved_config
 from homeostat.errors import ConfigError, DataError, ModelError
 from homeostat.generation.choice import Choice, choose
 from homeostat.generation.exporting import export_model

@@ -13,7 +13,7 @@ from tests.support import runs, tiny, tiny_moe_runs, tiny_rl
 from transformers import AutoModelForCausalLM
 
 from homeostat.config import RunConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.config.model import ModelConfig
 from homeostat.models.build import load_model
 from homeostat.observe.jsonl import iter_jsonl, read_metrics

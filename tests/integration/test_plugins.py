@@ -24,9 +24,9 @@ from homeostat.algorithms.catalogue import algorithm_of
 from homeostat.algorithms.terms import PolicyTokens
 from homeostat.cli.verbs import app
 from homeostat.config import RunConfig, load_config
-from homeostat.config.load import build_config
-from homeostat.config.resume import saved_config
-from homeostat.config.shareable import shared_config
+from homeostat.config.loading.load import build_config
+from homeostat.config.loading.resume import saved_config
+from homeostat.config.loading.shareable import shared_config
 from homeostat.errors import ConfigError, DataError, PluginError
 from homeostat.health.readers import open_run
 from homeostat.health.registry import RULES, rules_with

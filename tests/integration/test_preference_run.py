@@ -15,7 +15,7 @@ from tests.support import ranks, runs, tiny, tiny_preference
 from typer.testing import CliRunner
 
 from homeostat.config import RunConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.config.model import ModelConfig
 from homeostat.data.inputs import RowSet
 from homeostat.data.prepare import prepare_rows

@@ -15,7 +15,7 @@ from tests.support import ranks, runs, tiny_preference
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from homeostat.config import RunConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.data.inputs import prepare_row_part
 from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import ConfigError, DataError

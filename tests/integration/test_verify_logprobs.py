@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.parity.tiny_models import FAMILIES, random_model, save
 
-from homeostat.config.live import LiveConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.live import LiveConfig
+from homeostat.config.loading.load import build_config
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.models.build import load_model

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from homeostat.config.loading.schema import walk_keys
 from homeostat.config.run import RunConfig
-from homeostat.config.schema import walk_keys
 from homeostat.health.frameworks.known import known
 from homeostat.health.frameworks.planned import PLANNED
 from homeostat.health.registry import BY_CODE

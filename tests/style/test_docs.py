@@ -34,12 +34,12 @@ from homeostat.config.data import (
     TextSource,
     UnpairedPreferenceSource,
 )
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
+from homeostat.config.loading.schema import walk_keys
+from homeostat.config.loading.tree import fill
+from homeostat.config.loading.yaml_file import parse_yaml
 from homeostat.config.model import ModelConfig
 from homeostat.config.run import RunConfig
-from homeostat.config.schema import walk_keys
-from homeostat.config.tree import fill
-from homeostat.config.yaml_file import parse_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = sorted((ROOT / "docs" / "guide").glob("*.md"))

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from homeostat.config.loading.schema import walk_keys
 from homeostat.config.run import RunConfig
-from homeostat.config.schema import walk_keys
 from homeostat.health.frameworks.known import Kind
 
 _PLAIN = {bool: "bool", int: "int", float: "float", str: "text"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.config import RunConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 
 ASSETS = Path(__file__).resolve().parents[2] / "recipes" / "assets"
 

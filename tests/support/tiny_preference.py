@@ -10,7 +10,7 @@ from typing import Any
 from tests.support import tiny
 
 from homeostat.config import RunConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 
 
 def write_pairs(file: Path, *, num_rows: int = 40, seed: int = 0) -> Path:

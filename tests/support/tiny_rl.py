@@ -10,7 +10,7 @@ from typing import Any
 from tests.support.tiny import ASSETS
 
 from homeostat.config import RunConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 
 SMALL = {
     "hidden_size": 32,

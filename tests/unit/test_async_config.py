@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support import tiny_rl
 
-from homeostat.config.live import editable_keys
+from homeostat.config.loading.live import editable_keys
 from homeostat.errors import ConfigError
 
 OWN = "engine.own_process=true"

@@ -9,10 +9,10 @@ import pytest
 import homeostat
 from homeostat.config import RunConfig
 from homeostat.config.cluster import LOOPBACK, FsdpBackend
-from homeostat.config.load import build_config
+from homeostat.config.combinations.sequence import _one_host
+from homeostat.config.loading.load import build_config
+from homeostat.config.loading.resume import compare_configs, experiment_digest
 from homeostat.config.mesh import Mesh
-from homeostat.config.resume import compare_configs, experiment_digest
-from homeostat.config.sequence_combinations import _one_host
 from homeostat.errors import ConfigError
 
 TWO_RANKS = ("cluster={type: torchrun, processes: 2}", "trainer.backend={type: fsdp}")

@@ -8,8 +8,8 @@ import pytest
 from tests.support import tiny, tiny_rl
 
 from homeostat.config import RunConfig
-from homeostat.config.load import build_config
-from homeostat.config.resume import compare_configs
+from homeostat.config.loading.load import build_config
+from homeostat.config.loading.resume import compare_configs
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.local import LocalTrainer

@@ -6,7 +6,7 @@ import pytest
 from tests.support import tiny_rl
 
 from homeostat.config import RunConfig
-from homeostat.config.live import Edit, LiveConfig, editable_keys
+from homeostat.config.loading.live import Edit, LiveConfig, editable_keys
 from homeostat.errors import ConfigError
 
 

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from homeostat.config import RunConfig, load_config
-from homeostat.config.combinations import find_length_conflicts
-from homeostat.config.device_combinations import find_device_conflicts
-from homeostat.config.load import build_config
-from homeostat.config.resume import compare_configs
-from homeostat.config.schema import json_schema, known_keys, walk_keys
-from homeostat.config.yaml_file import parse_yaml
+from homeostat.config.combinations.check import find_length_conflicts
+from homeostat.config.combinations.device import find_device_conflicts
+from homeostat.config.loading.load import build_config
+from homeostat.config.loading.resume import compare_configs
+from homeostat.config.loading.schema import json_schema, known_keys, walk_keys
+from homeostat.config.loading.yaml_file import parse_yaml
 from homeostat.errors import ConfigError
 
 MINIMAL = {

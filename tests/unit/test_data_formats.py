@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import tiny
 
+from homeostat.config.combinations.source import find_words_of_two_roles
 from homeostat.config.data import (
     MessagesSource,
     PromptCompletionSource,
@@ -24,7 +25,6 @@ from homeostat.config.data import (
     TextSource,
 )
 from homeostat.config.kind import RunKind
-from homeostat.config.source_combinations import find_words_of_two_roles
 from homeostat.data.column_map import MappedRows
 from homeostat.data.dataset_folder import choose_files
 from homeostat.data.opening import open_rows, open_source

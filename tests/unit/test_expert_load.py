@@ -15,7 +15,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from homeostat.algorithms.sft import loss_spec
 from homeostat.config.algorithm import SftConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.config.moe import MoeConfig
 from homeostat.errors import ConfigError, ModelError
 from homeostat.expert_load import ExpertLoad, RouterLoss

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.support.ray_nodes import ListedNodes
 
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.config.run import RunConfig
 from homeostat.errors import ConfigError, NodeLostError, WorkerError
 from homeostat.run.ray.machines import Machines

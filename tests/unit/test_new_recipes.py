@@ -23,8 +23,8 @@ from homeostat.authoring.draft import (
 from homeostat.authoring.fitting import choose_fit
 from homeostat.authoring.gpus import Gpus, find_gpus, parse_answer
 from homeostat.cli.verbs import app
-from homeostat.config.beside import input_paths, placed
-from homeostat.config.load import load_config
+from homeostat.config.loading.beside import input_paths, placed
+from homeostat.config.loading.load import load_config
 from homeostat.config.model import ModelConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.opening import kind_of

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support import runs, tiny_rl
 from tests.support.pages import EVIL, data_of, report
 
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.observe.completions import write_completions
 from homeostat.observe.names import CATALOGUE
 from homeostat.observe.report import axes

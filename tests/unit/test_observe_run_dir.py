@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.forks import Forked
 
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.errors import RunDirError, RunDirWriteError
 from homeostat.observe.jsonl import JsonlWriter, encode, iter_jsonl, read_metrics
 from homeostat.observe.run_dir import RunDir, RunPaths

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from homeostat.config.cluster import AnyCluster, FsdpBackend, InProcessCluster, TorchrunCluster
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.config.mesh import Mesh
 from homeostat.config.ray_cluster import RayCluster
 from homeostat.errors import ConfigError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.errors import ConfigError
 from homeostat.models.adapter_files import save_adapter

@@ -15,7 +15,7 @@ from tests.support import runs, tiny
 from torch import Tensor
 
 from homeostat.config.int4 import FLAG_VARIABLE, GROUP_VARIABLE, Int4Config
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import ConfigError, EngineError, ModelError
 from homeostat.generation.choice import choose

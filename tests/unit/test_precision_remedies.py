@@ -10,7 +10,7 @@ import pytest
 from tests.support import tiny, tiny_rl
 
 from homeostat.config import RunConfig
-from homeostat.config.live import LiveConfig, editable_keys
+from homeostat.config.loading.live import LiveConfig, editable_keys
 from homeostat.health.finding import Confidence, Family, Finding, Grade, Level
 from homeostat.health.remedies import Action, Signs, remedies_for
 from homeostat.run.learning.precision import PrecisionSchedule, is_measured, shadow_metrics

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.config.parts import PlacementSettings
 from homeostat.config.sync import CollectiveConfig, SharedMemoryConfig
 from homeostat.errors import ConfigError

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.errors import ConfigError, MissingDependencyError, RewardError
 from homeostat.rewards import functions
 from homeostat.rewards.calls import Answer, Call, TrainerState, answer_call

@@ -14,9 +14,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from homeostat.config.beside import not_there
-from homeostat.config.load import build_config
-from homeostat.config.shareable import REMOVED, private_values, shared_config, shared_override
+from homeostat.config.loading.beside import not_there
+from homeostat.config.loading.load import build_config
+from homeostat.config.loading.shareable import (
+    REMOVED,
+    private_values,
+    shared_config,
+    shared_override,
+)
 from homeostat.errors import ConfigError
 from homeostat.health.vocabulary import FAMILY_OF
 from homeostat.observe.environment import TorchFacts, gather_environment

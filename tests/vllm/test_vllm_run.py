@@ -26,7 +26,7 @@ from tests.support.kills import kill_engine
 
 from homeostat.cli.main import main
 from homeostat.config import RunConfig
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.errors import EngineError
 from homeostat.observe.completions import read_completions
 from homeostat.observe.jsonl import read_metrics

@@ -31,7 +31,7 @@ def surrogate(
 ) -> Surrogate:
     """Return the clipped policy gradient with the drift penalty of each token."""
     bounds = ClipBounds.of(params)
-    assert bounds.dual == math.inf, "refused by config.combinations"
+    assert bounds.dual == math.inf, "refused by config/combinations"
     advantage_M, ratio_M = tokens.advantage_M, ratio_of(log_ratio_M.detach())
     low_M = (advantage_M < 0) & (ratio_M < 1 - bounds.low)
     high_M = (advantage_M > 0) & (ratio_M > 1 + bounds.high)

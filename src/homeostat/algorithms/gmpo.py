@@ -32,7 +32,7 @@ def surrogate(
 ) -> Surrogate:
     """Return the loss of each row, repeated at each of its tokens."""
     bounds = ClipBounds.of(params)
-    assert bounds.dual == math.inf, "refused by config.combinations"
+    assert bounds.dual == math.inf, "refused by config/combinations"
     advantage_M = tokens.advantage_M
     low_M = (advantage_M < 0) & (log_ratio_M < -bounds.low)
     high_M = (advantage_M > 0) & (log_ratio_M > bounds.high)

@@ -29,7 +29,7 @@ def surrogate(
     tokens: PolicyTokens, log_ratio_M: Tensor, params: Mapping[str, float | str]
 ) -> Surrogate:
     """Return the gated loss of each token."""
-    assert ClipBounds.of(params).dual == math.inf, "refused by config.combinations"
+    assert ClipBounds.of(params).dual == math.inf, "refused by config/combinations"
     ratio_M, advantage_M = ratio_of(log_ratio_M), tokens.advantage_M
     temperatures = (float(params[name]) for name in ("tau_pos", "tau_neg"))
     pos_M, neg_M = (advantage_M.new_full(advantage_M.shape, tau) for tau in temperatures)

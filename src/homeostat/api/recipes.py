@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from homeostat.config.beside import placed
-from homeostat.config.load import build_config
+from homeostat.config.loading.beside import placed
+from homeostat.config.loading.load import build_config
+from homeostat.config.loading.yaml_file import read_yaml
 from homeostat.config.run import RunConfig
-from homeostat.config.yaml_file import read_yaml
 from homeostat.errors import ConfigError, Problem
 from homeostat.importing.hints import find_wrong_folder, load_recipe
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homeostat.api.recipes import AnyRecipe, given_recipe
-from homeostat.config.resume import as_recipe
+from homeostat.config.loading.resume import as_recipe
 from homeostat.errors import MissingDependencyError
 from homeostat.observe.redact import Scrubber
 

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from homeostat.config.beside import input_paths
-from homeostat.config.yaml_file import read_yaml
+from homeostat.config.loading.beside import input_paths
+from homeostat.config.loading.yaml_file import read_yaml
 from homeostat.errors import HomeostatError
 
 # The two stages of the demo: a model that starts from random weights, and needs no download.

@@ -19,9 +19,9 @@ from typing import Any
 
 from homeostat.authoring.draft import Draft, Method
 from homeostat.authoring.gpus import Gpus
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
+from homeostat.config.loading.yaml_file import parse_yaml
 from homeostat.config.run import RunConfig
-from homeostat.config.yaml_file import parse_yaml
 from homeostat.errors import ConfigError
 from homeostat.observe.format import byte_size
 from homeostat.run.preflight.check import Preflight

@@ -22,7 +22,7 @@ from homeostat.authoring.draft import (
 )
 from homeostat.authoring.gpus import KNOWN, MAX_COUNT, Gpus, find_gpus, parse_answer
 from homeostat.cli.packages import missing_for_training
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.errors import ConfigError, HomeostatError, Problem
 from homeostat.observe.safe_text import safe_text
 from homeostat.observe.terminal import SafeConsole
@@ -279,7 +279,7 @@ def _fit(draft: Draft, machine: _Machine, *, folder: Path) -> list[str]:
         planner,
         read_inputs,
     )
-    from homeostat.config.beside import placed
+    from homeostat.config.loading.beside import placed
     from homeostat.run.session.waiting import progress_of
 
     raw = placed(draft.raw, folder)

@@ -6,7 +6,7 @@ import json
 
 import typer
 
-from homeostat.config.schema import json_schema
+from homeostat.config.loading.schema import json_schema
 
 
 def schema() -> None:

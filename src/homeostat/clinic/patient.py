@@ -14,7 +14,7 @@ from pathlib import Path
 from homeostat.clinic.catalogue import HEALTHY, INJECTORS
 from homeostat.clinic.job import Job, Kind
 from homeostat.clinic.recipes import Body, Raw, put
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.errors import HomeostatError
 from homeostat.observe.safe_text import safe_text
 from homeostat.observe.terminal import SafeConsole

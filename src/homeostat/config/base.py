@@ -74,8 +74,8 @@ def key(
 ) -> Any:
     """Declare a config key with its help text, resume class and limits (`ge`, `gt`, `le`, ...).
 
-    `share` only matters for text (config/shareable.py): True shows the value in reports and bug
-    reports, "name" shows only its last part, as for a path, and "all" shows a dict as it is.
+    `share` only matters for text (config/loading/shareable.py): True shows the value in reports and
+    bug reports, "name" shows only its last part, as for a path, and "all" shows a dict as it is.
     """
     if not isinstance(default, (Settings, dict, list)):
         limits["default"] = default

@@ -41,7 +41,7 @@ class OptimizerConfig(Settings):
 
     @property
     def decay(self) -> float:
-        """Return the weight decay, which is chosen when a recipe is loaded (config/defaults.py)."""
+        """Return the weight decay, which config/loading/defaults.py chose."""
         assert self.weight_decay is not None, "chosen at load"
         return self.weight_decay
 

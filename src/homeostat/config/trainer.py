@@ -309,7 +309,7 @@ class TrainerConfig(Settings):
 
     @property
     def peak_lr(self) -> float:
-        """Return the peak learning rate, chosen when a recipe is loaded (config/defaults.py)."""
+        """Return the peak learning rate, which config/loading/defaults.py chose."""
         assert self.lr is not None, "chosen at load"
         return self.lr
 

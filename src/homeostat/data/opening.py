@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from homeostat.config.beside import not_there
 from homeostat.config.data import Source, SourcePlugin
+from homeostat.config.loading.beside import not_there
 from homeostat.data.column_map import MappedRows, theirs
 from homeostat.data.dataset_folder import (
     ROW_FILES,

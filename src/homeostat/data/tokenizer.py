@@ -22,7 +22,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from homeostat.arrays import IntArray
-from homeostat.config.beside import not_there
+from homeostat.config.loading.beside import not_there
 from homeostat.config.model import ModelConfig
 from homeostat.data.overlong import OverlongTextError, exact_head, longest_token
 from homeostat.data.sources import BadRowError

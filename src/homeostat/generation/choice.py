@@ -15,8 +15,8 @@ from typing import Any
 
 from homeostat.config.data import DataConfig
 from homeostat.config.int4 import Int4Config
+from homeostat.config.loading.resume import saved_config
 from homeostat.config.model import LoraConfig, ModelConfig
-from homeostat.config.resume import saved_config
 from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointError, ModelError
 from homeostat.hub.resolve import resolve_model

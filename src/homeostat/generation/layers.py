@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from homeostat.config.load import load_config
+from homeostat.config.loading.load import load_config
 from homeostat.config.parts import TrainerSetup
 from homeostat.errors import ConfigError, ModelError, Problem
 from homeostat.generation.choice import saved_recipe

@@ -1,7 +1,8 @@
 """Write the model card (README.md) of a model that is shared: how it was made, and how it fared.
 
 The card holds only what may be shared: values of the recipe by the allow-list of
-config/shareable.py, names of files without their folders, and texts that went through a scrubber.
+config/loading/shareable.py, names of files without their folders, and texts that went through a
+scrubber.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from homeostat import __version__
-from homeostat.config.shareable import shared_config
+from homeostat.config.loading.shareable import shared_config
 from homeostat.generation.choice import saved_recipe
 from homeostat.observe.ailments import short
 from homeostat.observe.format import duration

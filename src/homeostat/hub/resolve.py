@@ -19,11 +19,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from homeostat.config.combinations import find_conflicts
+from homeostat.config.combinations.check import find_conflicts
 from homeostat.config.data import DataConfig, Source, SourcePlugin
 from homeostat.config.hub_names import RepositoryKind, cached_path, parse_hub_name
+from homeostat.config.loading.resume import saved_config
 from homeostat.config.model_rewards import ClassifierReward
-from homeostat.config.resume import saved_config
 from homeostat.config.rollout import CheckpointReference
 from homeostat.config.run import RunConfig
 from homeostat.errors import ConfigError, Problem

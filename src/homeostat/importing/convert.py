@@ -6,9 +6,9 @@ import re
 from functools import cache
 from pathlib import Path, PurePath
 
+from homeostat.config.loading.schema import known_keys
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
-from homeostat.config.schema import known_keys
 from homeostat.health.frameworks import ALL, Framework
 from homeostat.health.frameworks.needless import why_needless
 from homeostat.health.frameworks.planned import FOREIGN, PLANNED

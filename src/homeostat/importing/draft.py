@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from homeostat.config.tree import child, parts
+from homeostat.config.loading.tree import child, parts
 from homeostat.health.frameworks import Framework
 from homeostat.importing.entries import Entry, ForeignFile, Given, Needed, Status
 from homeostat.importing.recognise import fold, keys_by_name

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homeostat.config.load import build_config
-from homeostat.config.tree import has, parts, without
+from homeostat.config.loading.load import build_config
+from homeostat.config.loading.tree import has, parts, without
 from homeostat.errors import ConfigError, Problem
 from homeostat.importing.draft import Draft
 from homeostat.importing.entries import Status

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from homeostat.config.load import load_config
+from homeostat.config.loading.load import load_config
+from homeostat.config.loading.schema import known_keys
 from homeostat.config.run import RunConfig
-from homeostat.config.schema import known_keys
 from homeostat.errors import ConfigError, Problem
 from homeostat.health.frameworks import ALL
 from homeostat.importing.reading import read_foreign

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from homeostat.config.yaml_file import MAX_FILE_BYTES, parse_yaml
+from homeostat.config.loading.yaml_file import MAX_FILE_BYTES, parse_yaml
 from homeostat.errors import ConfigError, Problem
 from homeostat.importing.entries import ForeignFile, Given
 from homeostat.importing.python_script import read_python

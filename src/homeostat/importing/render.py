@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from homeostat.config.yaml_file import parse_yaml
+from homeostat.config.loading.yaml_file import parse_yaml
 from homeostat.errors import REMOVED, ConfigError
 from homeostat.health.frameworks import ALL
 from homeostat.importing.entries import Entry, Given, Imported, Status

@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from homeostat.config.yaml_file import parse_yaml
+from homeostat.config.loading.yaml_file import parse_yaml
 from homeostat.errors import ConfigError
 from homeostat.importing.entries import ForeignFile, Given
 

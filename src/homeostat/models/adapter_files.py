@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from homeostat.config.beside import not_there
 from homeostat.config.hub_names import cached_path
+from homeostat.config.loading.beside import not_there
 from homeostat.config.model import LoraConfig
 from homeostat.errors import ModelError
 from homeostat.models.hf import read_json, require_plain

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from homeostat.config.beside import not_there
 from homeostat.config.cluster import OnHost
+from homeostat.config.loading.beside import not_there
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.moe import MoeConfig
 from homeostat.config.trainer import Checkpointing
@@ -379,7 +379,7 @@ def _transformers(
     device: torch.device,
     seed: int,
 ) -> tuple[TransformersModel, str]:
-    # config.combinations has already refused settings that only the native decoder supports.
+    # config/combinations has already refused settings that only the native decoder supports.
     assert isinstance(source, Path), source
     assert model.meta_init, model
     sizes = config_origin(source).sizes

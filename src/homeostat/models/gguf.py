@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homeostat.config.beside import not_there
+from homeostat.config.loading.beside import not_there
 from homeostat.errors import MissingDependencyError, ModelError
 from homeostat.models.gguf_families import FAMILIES
 from homeostat.models.origin import ConfigOrigin

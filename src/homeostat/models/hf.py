@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from homeostat.config.base import is_file_name
-from homeostat.config.beside import not_there
+from homeostat.config.loading.beside import not_there
 from homeostat.errors import ModelError
 from homeostat.models.origin import ConfigOrigin
 

@@ -59,7 +59,7 @@ _PROBE_LOGIT = 1000.0
 class TransformersModel(nn.Module):
     """A model of transformers; the parameter names of `causal_lm` are the HF names."""
 
-    # config.combinations has already refused all others.
+    # config/combinations has already refused all others.
     numerics: Numerics = "fast"
     # Its routers are transformers' own: nothing is recorded, replayed or balanced.
     moe: MoeShape | None = None
@@ -221,7 +221,7 @@ def load_transformers(
     """Load the causal LM on the CPU, from its safetensors or drawn from the seed."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    assert attention != "varlen", "refused by config.combinations"
+    assert attention != "varlen", "refused by config/combinations"
     wanted = {"dtype": dtype, "trust_remote_code": False}
     if attention != "auto":
         wanted["attn_implementation"] = attention

@@ -1,7 +1,7 @@
 """Remove secrets from free text: logs, tracebacks, commands, lines quoted from a log.
 
-Config values are shared by an allow-list (config/shareable.py). Free text has no keys, so a secret
-is recognised in three ways, which rather remove a word too many than one too few:
+Config values are shared by an allow-list (config/loading/shareable.py). Free text has no keys, so a
+secret is recognised in three ways, which rather remove a word too many than one too few:
 
     its value    it is a private value of the run's config, or of an environment variable whose
                  name says that it is secret (`Scrubber`)
@@ -115,8 +115,8 @@ class Scrubber:
         """
         # Imported here, because the config classes take half a second and the doctor needs none of
         # them.
-        from homeostat.config.beside import input_paths
-        from homeostat.config.shareable import private_paths, private_values
+        from homeostat.config.loading.beside import input_paths
+        from homeostat.config.loading.shareable import private_paths, private_values
 
         texts = [text for text in private_values(config) if len(text) >= _MIN_PRIVATE]
         secrets = [

@@ -1,6 +1,6 @@
 """Write the bug report: everything that a maintainer asks for, as Markdown.
 
-The config is shown by an allow-list (config/shareable.py), and texts go through a scrubber
+The config is shown by an allow-list (config/loading/shareable.py), and texts go through a scrubber
 (redact.py).
 """
 

@@ -228,7 +228,7 @@ class Forward:
         layout = PackedLayout.of(batch.lengths_B.tolist(), device=self.runtime.device)
         keys_N = self._dropout_keys(batch, positions_N, dropout_step)
         if not isinstance(model, Decoder):
-            assert routing is None, "refused by config.combinations"
+            assert routing is None, "refused by config/combinations"
             how = {"dropout_keys_N": keys_N, "states": states}
             return Hidden(model.hidden(tokens_N, positions_N, layout, **how), self._send)
         # Sharing computes a prompt once for all its rows, so that an expert's room is not taken by

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
-from homeostat.config.device_combinations import find_device_conflicts
+from homeostat.config.combinations.device import find_device_conflicts
 from homeostat.config.mesh import Mesh
 from homeostat.config.parts import TrainerSetup
 from homeostat.config.ray_cluster import RayCluster

@@ -29,8 +29,8 @@ from tests.support import tiny, tiny_moe_runs
 
 from homeostat.columns import dense
 from homeostat.config import RunConfig
-from homeostat.config.load import build_config
-from homeostat.config.resume import compare_configs
+from homeostat.config.loading.load import build_config
+from homeostat.config.loading.resume import compare_configs
 from homeostat.data.inputs import (
     Inputs,
     RowSet,

@@ -145,8 +145,8 @@ def _recipe(report: Report) -> list[str]:
     # The config classes take half a second to import, and only our own runs need them.
     import yaml
 
-    from homeostat.config.shareable import shared_config
-    from homeostat.config.yaml_file import read_yaml
+    from homeostat.config.loading.shareable import shared_config
+    from homeostat.config.loading.yaml_file import read_yaml
 
     sources = report.view.facts.get("sources", ())
     file = Path(sources[0]).parent / "config.yaml" if sources else Path("config.yaml")

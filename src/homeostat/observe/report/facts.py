@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from homeostat.config.shareable import shared_config
+from homeostat.config.loading.shareable import shared_config
 from homeostat.errors import RunDirError
 from homeostat.observe.completions import completion_steps, read_completions
 from homeostat.observe.expert_load import is_expert_load

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from homeostat.config.edits import value_at
-from homeostat.config.live import Edit, LiveConfig
+from homeostat.config.loading.edits import value_at
+from homeostat.config.loading.live import Edit, LiveConfig
 from homeostat.errors import (
     CheckpointError,
     ConfigError,

@@ -19,7 +19,7 @@ from homeostat.algorithms.energy import Energies
 from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
 from homeostat.arrays import FloatArray, IntArray
 from homeostat.config.algorithm import AnyPolicyGradient
-from homeostat.config.live import LiveConfig
+from homeostat.config.loading.live import LiveConfig
 from homeostat.config.parts import LearningSettings
 from homeostat.errors import TrainingHaltedError
 from homeostat.run.learning.coverage import num_trained, scaled_up, some_of, together

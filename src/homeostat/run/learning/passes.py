@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from homeostat.arrays import FloatArray
-from homeostat.config.live import LiveConfig
+from homeostat.config.loading.live import LiveConfig
 from homeostat.data.loader import micro_batches
 from homeostat.run.sizing.token_budget import current_sizes
 from homeostat.train.oom import MemoryGuard

@@ -14,7 +14,7 @@ import numpy as np
 from homeostat.arrays import FloatArray
 from homeostat.config.fp8 import Fp8Config
 from homeostat.config.int4 import Int4Config
-from homeostat.config.live import LiveConfig
+from homeostat.config.loading.live import LiveConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.run.learning.updates import step_rows
 from homeostat.train.events import EmitEvent

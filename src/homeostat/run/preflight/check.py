@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.algorithms.row_loss import row_loss
-from homeostat.config.combinations import count_steps
+from homeostat.config.combinations.check import count_steps
 from homeostat.config.run import RunConfig
 from homeostat.data.copies import row_facts
 from homeostat.data.inputs import (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from homeostat.config.combinations import count_steps
+from homeostat.config.combinations.check import count_steps
 from homeostat.config.critic import CriticConfig
 from homeostat.config.kept_ids import MAX_KEPT_IDS
 from homeostat.config.model import ModelConfig

@@ -18,7 +18,7 @@ import numpy as np
 
 from homeostat.arrays import FloatArray, FloatArray64
 from homeostat.columns import KEPT_IDS, ROUTES, Ragged, dense
-from homeostat.config.live import LiveConfig
+from homeostat.config.loading.live import LiveConfig
 from homeostat.models.decoder_shape import DecoderConfig
 from homeostat.models.families import decoder_config
 from homeostat.models.float64 import reference_logprobs

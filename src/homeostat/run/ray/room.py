@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from homeostat.config.edits import edited
+from homeostat.config.loading.edits import edited
 from homeostat.config.parts import PlacementSettings
 from homeostat.config.ray_cluster import RayCluster
 from homeostat.config.run import RunConfig

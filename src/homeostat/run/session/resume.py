@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homeostat.config.resume import Change, compare_configs, saved_config
+from homeostat.config.loading.resume import Change, compare_configs, saved_config
 from homeostat.config.run import RunConfig
 from homeostat.errors import ConfigError, Problem, RunDirError
 from homeostat.observe.run_dir import RunDir

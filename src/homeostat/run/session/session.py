@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from homeostat.arrays import FloatArray64
+from homeostat.config.loading.shareable import shared_at, shared_override
 from homeostat.config.run import RunConfig
-from homeostat.config.shareable import shared_at, shared_override
 from homeostat.errors import HomeostatError, RunDirError
 from homeostat.observe.console import make_view
 from homeostat.observe.environment import summarise_environment

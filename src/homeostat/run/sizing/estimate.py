@@ -24,7 +24,7 @@ from homeostat.algorithms.policy import policy_spec
 from homeostat.algorithms.row_loss import row_loss
 from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.kind import RunKind
-from homeostat.config.load import build_config
+from homeostat.config.loading.load import build_config
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches

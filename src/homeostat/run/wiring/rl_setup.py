@@ -14,11 +14,11 @@ from typing import Any
 
 from homeostat.algorithms.catalogue import policy_gradient
 from homeostat.config.algorithm import AnyAlgorithm
-from homeostat.config.combinations import count_steps
+from homeostat.config.combinations.check import count_steps
 from homeostat.config.curriculum import FunctionFilter
-from homeostat.config.live import LiveConfig
+from homeostat.config.loading.live import LiveConfig
+from homeostat.config.loading.resume import experiment_digest
 from homeostat.config.model_rewards import ClassifierReward
-from homeostat.config.resume import experiment_digest
 from homeostat.config.rewards import FunctionReward, RewardPlugin, RewardsConfig
 from homeostat.config.rollout import DebugConfig
 from homeostat.config.run import RunConfig

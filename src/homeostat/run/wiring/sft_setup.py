@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from homeostat.algorithms.row_loss import row_loss
-from homeostat.config.combinations import count_steps
-from homeostat.config.live import LiveConfig
+from homeostat.config.combinations.check import count_steps
+from homeostat.config.loading.live import LiveConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.inputs import Inputs, RowSet
 from homeostat.data.loader import PlanLoader

@@ -25,7 +25,7 @@ def make_trainer(
 ) -> FsdpTrainer:
     """A rank, from a recipe. `rendezvous` is where ranks meet, as torch.distributed names it."""
     backend = config.trainer.backend
-    assert isinstance(backend, FsdpBackend), "refused by config.combinations"
+    assert isinstance(backend, FsdpBackend), "refused by config/combinations"
     runtime = runtime_on(device_of(config), config, kept=Way(1, threads))
     if runtime.device.type == "cuda":
         if not torch.cuda.is_available():
@@ -36,7 +36,7 @@ def make_trainer(
         runtime = replace(runtime, device=torch.device("cuda", own))
         torch.cuda.set_device(runtime.device)
     cluster = config.cluster
-    assert isinstance(cluster, RanksCluster), "refused by config.combinations"
+    assert isinstance(cluster, RanksCluster), "refused by config/combinations"
     ranks = join(
         context,
         config.mesh,

@@ -81,7 +81,7 @@ def load_sharded(
     head: HeadInit | None = None,
 ) -> LoadedModel:
     """As `models.build.load_model`, of which every rank gets its share."""
-    assert model.implementation == "native", "refused by config.combinations"
+    assert model.implementation == "native", "refused by config/combinations"
     started = time.perf_counter()
     source = open_source(model)
     config, generation_config = read_configs(source)

@@ -92,7 +92,7 @@ class FsdpShards:
         owned.grad = None if parameter.grad is None else local_part(parameter.grad)
 
     def release(self, model: Model) -> None:
-        assert isinstance(model, Decoder), "refused by config.combinations"
+        assert isinstance(model, Decoder), "refused by config/combinations"
         give_back(model)
 
     def gather(self, value: T) -> list[T]:

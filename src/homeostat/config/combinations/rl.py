@@ -10,16 +10,16 @@ from homeostat.config.algorithm import (
     ReinforcePpConfig,
     SapoConfig,
 )
-from homeostat.config.async_combinations import find_async_conflicts
-from homeostat.config.correction_combinations import find_correction_conflicts
-from homeostat.config.critic_combinations import find_critic_conflicts
-from homeostat.config.curriculum_combinations import find_filter_conflicts
+from homeostat.config.combinations.async_rl import find_async_conflicts
+from homeostat.config.combinations.correction import find_correction_conflicts
+from homeostat.config.combinations.critic import find_critic_conflicts
+from homeostat.config.combinations.curriculum import find_filter_conflicts
+from homeostat.config.combinations.engine import find_engine_conflicts
+from homeostat.config.combinations.sequence import longer_rows
 from homeostat.config.data import AutoSource, RlSource, TextSource, all_sources
-from homeostat.config.engine_combinations import find_engine_conflicts
 from homeostat.config.kind import RunKind
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
-from homeostat.config.sequence_combinations import longer_rows
 from homeostat.errors import Problem
 
 _RL_ONLY = ("rollout", "engine", "sync", "rewards", "critic", "debug")

@@ -26,9 +26,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from homeostat.config.base import PathText, Settings, check_path
+from homeostat.config.loading.schema import settings_at, settings_types
+from homeostat.config.loading.yaml_file import Place
 from homeostat.config.run import RunConfig
-from homeostat.config.schema import settings_at, settings_types
-from homeostat.config.yaml_file import Place
 from homeostat.errors import REMOVED
 
 _PLAIN = (bool, int, float, type(None))

@@ -17,18 +17,18 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from homeostat.config.beside import placed
-from homeostat.config.combinations import find_conflicts
+from homeostat.config.combinations.check import find_conflicts
 from homeostat.config.data import AutoSource
-from homeostat.config.defaults import with_defaults
 from homeostat.config.int4 import FLAG_VARIABLE, int4_of_environment
+from homeostat.config.loading.beside import placed
+from homeostat.config.loading.defaults import with_defaults
+from homeostat.config.loading.presets import PRESETS, preset_of
+from homeostat.config.loading.schema import known_keys, settings_at
+from homeostat.config.loading.shareable import is_private
+from homeostat.config.loading.tree import child, fill, has, is_index, parts, without
+from homeostat.config.loading.yaml_file import MAX_DEPTH, Place, dotted, parse_yaml, read_yaml
 from homeostat.config.plugins import PLUGIN, UNUSABLE, with_absolute_files
-from homeostat.config.presets import PRESETS, preset_of
 from homeostat.config.run import RunConfig
-from homeostat.config.schema import known_keys, settings_at
-from homeostat.config.shareable import is_private
-from homeostat.config.tree import child, fill, has, is_index, parts, without
-from homeostat.config.yaml_file import MAX_DEPTH, Place, dotted, parse_yaml, read_yaml
 from homeostat.errors import COMMAND_LINE, REMOVED, ConfigError, Problem
 
 # Old dotted name -> new one. The error for an old name suggests the new one.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.config.cluster import FsdpBackend, InProcessCluster, TorchrunCluster
+from homeostat.config.combinations.sequence import find_sequence_conflicts
 from homeostat.config.ray_cluster import RayCluster
 from homeostat.config.run import RunConfig
-from homeostat.config.sequence_combinations import find_sequence_conflicts
 from homeostat.errors import ConfigError, Problem
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from homeostat.config.base import Settings
-from homeostat.config.combinations import find_conflicts
+from homeostat.config.combinations.check import find_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.errors import ConfigError, Problem
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from homeostat.config.algorithm import PolicyGradientConfig
-from homeostat.config.edits import edited, value_at
+from homeostat.config.loading.edits import edited, value_at
 from homeostat.config.run import RunConfig
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from homeostat.config.tree import fill
+from homeostat.config.loading.tree import fill
 
 PRESETS: dict[str, dict[str, Any]] = {
     # For a small GPU: everything that costs speed but does not change the result.

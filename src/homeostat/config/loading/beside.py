@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from homeostat.config.loading.schema import walk_keys
+from homeostat.config.loading.shareable import is_path
 from homeostat.config.run import RunConfig
-from homeostat.config.schema import walk_keys
-from homeostat.config.shareable import is_path
 
 # Keys with paths of files that a run writes.
 _WRITTEN = frozenset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from homeostat.config.yaml_file import Place
+from homeostat.config.loading.yaml_file import Place
 
 _ABSENT = object()
 

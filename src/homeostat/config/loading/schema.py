@@ -10,10 +10,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from homeostat.config.base import Settings
+from homeostat.config.loading.tree import child
+from homeostat.config.loading.yaml_file import Place
 from homeostat.config.plugins import loaded_settings
 from homeostat.config.run import RunConfig
-from homeostat.config.tree import child
-from homeostat.config.yaml_file import Place
 
 
 def json_schema() -> dict[str, Any]:

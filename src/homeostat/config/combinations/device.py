@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.config.engine_combinations import find_transport_conflicts
-from homeostat.config.optimizer_combinations import find_optimizer_conflicts_on_cpu
+from homeostat.config.combinations.engine import find_transport_conflicts
+from homeostat.config.combinations.optimizer import find_optimizer_conflicts_on_cpu
 from homeostat.config.ranks import RanksCluster
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem

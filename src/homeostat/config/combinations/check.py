@@ -2,29 +2,29 @@
 
 Each conflict has its reason and how to resolve it. `find_conflicts` needs only the config.
 `find_length_conflicts` also needs the length of the run, and `find_device_conflicts`
-(config/device_combinations.py) the device: `check` and `train` call them once these are known.
+(config/combinations/device.py) the device: `check` and `train` call them once these are known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.config.base_combinations import find_base_conflicts
-from homeostat.config.cluster_combinations import find_cluster_conflicts
-from homeostat.config.critic_combinations import find_critic_length_conflicts
-from homeostat.config.curriculum_combinations import find_late_points, find_mixing_conflicts
-from homeostat.config.ebft_combinations import find_ebft_conflicts
-from homeostat.config.fp8_combinations import find_fp8_conflicts, find_late_fp8
-from homeostat.config.int4_combinations import find_int4_conflicts, find_late_int4
-from homeostat.config.moe_combinations import find_moe_conflicts
-from homeostat.config.optimizer_combinations import find_optimizer_conflicts
-from homeostat.config.preference_combinations import find_preference_conflicts
-from homeostat.config.replay_combinations import find_replay_conflicts
-from homeostat.config.reward_model_combinations import find_reward_model_conflicts
-from homeostat.config.rl_combinations import find_rl_conflicts
+from homeostat.config.combinations.adapters import find_base_conflicts
+from homeostat.config.combinations.cluster import find_cluster_conflicts
+from homeostat.config.combinations.critic import find_critic_length_conflicts
+from homeostat.config.combinations.curriculum import find_late_points, find_mixing_conflicts
+from homeostat.config.combinations.ebft import find_ebft_conflicts
+from homeostat.config.combinations.fp8 import find_fp8_conflicts, find_late_fp8
+from homeostat.config.combinations.int4 import find_int4_conflicts, find_late_int4
+from homeostat.config.combinations.moe import find_moe_conflicts
+from homeostat.config.combinations.optimizer import find_optimizer_conflicts
+from homeostat.config.combinations.preference import find_preference_conflicts
+from homeostat.config.combinations.replay import find_replay_conflicts
+from homeostat.config.combinations.reward_model import find_reward_model_conflicts
+from homeostat.config.combinations.rl import find_rl_conflicts
+from homeostat.config.combinations.sequence import longer_rows
+from homeostat.config.combinations.source import find_source_conflicts
 from homeostat.config.run import RunConfig
-from homeostat.config.sequence_combinations import longer_rows
-from homeostat.config.source_combinations import find_source_conflicts
 from homeostat.errors import ConfigError, Problem
 
 

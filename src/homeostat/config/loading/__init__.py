@@ -1,0 +1,1 @@
+"""Turn a recipe into a validated RunConfig, and change or describe it: YAML, presets, overrides."""
