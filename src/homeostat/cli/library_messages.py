@@ -23,7 +23,7 @@ from homeostat.health.failures.library_messages import (
     MIN_WORDS,
     LibraryMessage,
     file_text,
-    known_messages,
+    parse,
     telling,
     words_of,
 )
@@ -37,7 +37,7 @@ MESSAGES = Path("src") / "homeostat" / "health" / "failures" / FILE.name
 UNLABELLED = "?"
 _VALUE = "{...}"
 _TESTS = frozenset({"test", "tests", "testing"})
-_NO_SENTENCES = re.compile(re.escape(_VALUE) + r"|%[sdrfi]|\{[^}]*\}")
+_VALUES = re.compile(re.escape(_VALUE) + r"|%[sdrfi]|\{[^}]*\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +64,25 @@ def folder_of(package: str) -> Path:
 
 
 def raised_in(folder: Path) -> Iterator[Raised]:
-    """Yield the messages of all `raise` and `assert` statements of a package without its tests."""
+    """Yield the messages of all `raise` and `assert` statements of a package without its tests.
+
+    Files that are no Python (templates) or that cannot be read are skipped.
+    """
     seen: set[frozenset[str]] = set()
+    library = folder.resolve().name
     for file in sorted(folder.rglob("*.py")):
         place = file.relative_to(folder)
         if not _TESTS.isdisjoint(place.parts):
             continue
         try:
-            tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError):
-            continue  # a template, or written for another Python: it raises nothing here
-        for exception, message in _messages(tree):
-            words = words_of(_NO_SENTENCES.sub(" ", message))
+            found = list(_messages(ast.parse(file.read_bytes())))
+        except (SyntaxError, ValueError, OSError, RecursionError):
+            continue
+        for exception, message in found:
+            words = words_of(_VALUES.sub(" ", message))
             if len(words) >= MIN_WORDS and words not in seen:
                 seen.add(words)
-                yield Raised(folder.name, str(place), exception, message)
+                yield Raised(library, str(place), exception, message)
 
 
 def _messages(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -114,7 +118,7 @@ def _text(node: ast.expr) -> str:
 
 def is_left_open(raised: Raised) -> bool:
     """Return whether the doctor can at best guess what this message means."""
-    message = _NO_SENTENCES.sub("X", raised.message)
+    message = _VALUES.sub("X", raised.message)
     place = f"/usr/lib/python3/site-packages/{raised.library}/{raised.file}"
     log = (
         f'Traceback (most recent call last):\n  File "{place}", line 1, in f\n'
@@ -144,8 +148,8 @@ def parse_labels(lines: Iterable[str]) -> list[LibraryMessage]:
             problems.append(f"line {number}: {problem}")
             continue
         library, names, message = cells
-        words = words_of(_NO_SENTENCES.sub(" ", message))
-        found.append(LibraryMessage(tuple(names.split(",")), (library,), words))
+        words = words_of(_VALUES.sub(" ", message))
+        found.append(LibraryMessage(_split(names), (library.strip(),), words))
     if problems:
         raise HomeostatError("\n".join([*problems, "Nothing was added."]))
     return found
@@ -154,18 +158,26 @@ def parse_labels(lines: Iterable[str]) -> list[LibraryMessage]:
 def _problem(cells: list[str]) -> str:
     if len(cells) != 3:
         return f"{len(cells)} columns: write library, illnesses and message, separated by tabs."
-    unknown = [name for name in cells[1].split(",") if name not in FAMILY_OF]
+    if not cells[0].strip():
+        return "the library has no name."
+    unknown = [name for name in _split(cells[1]) if name not in FAMILY_OF]
     if unknown:
         return f"{', '.join(unknown)} is not in health/vocabulary.py."
     return ""
 
 
+def _split(names: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in names.split(","))
+
+
 def add(root: Path, messages: Sequence[LibraryMessage]) -> tuple[int, int]:
-    """Add messages to those that the doctor knows.
+    """Add messages to those in a checkout; a message that is known gets the new illnesses.
 
     Return how many are new, and how many were left out because their words are too common.
     """
-    known, kept = known_messages(), telling(messages)
+    file = root / MESSAGES
+    known = [parse(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    kept = telling(messages, known)
     text = file_text([*known, *kept])
-    (root / MESSAGES).write_text(text, encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
     return text.count("\n") - len(known), len(messages) - len(kept)

@@ -38,7 +38,6 @@ WORDS: dict[Family, dict[str, str]] = {
         "heads-not-dividing-tp": "Attention heads cannot be split by the parallel degree.",
         "parallel-degrees-mismatch": "Parallel degrees do not multiply up to the number of processes.",
         "user-code-failed": "The user's code that the trainer calls raised an exception: a reward, a dataset, a collator.",
-        "library-warns": "A library's own warning names an illness.",
         "script-failed": "The training or data script itself raised an exception, outside of any library.",
         "ended-in-exception": "The run ended in an exception whose message no rule knows.",
         "unknown-setting": "A setting that this version of the framework does not know.",

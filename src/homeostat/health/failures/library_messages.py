@@ -1,8 +1,8 @@
 """Look up the illness that a library's own message states.
 
-library_messages.txt holds the messages of some 45 trainers, engines and libraries that no signature
-and no form reads. They were extracted from the libraries' sources and labelled by reading them
-(CONTRIBUTING.md, "Add the messages of a library"). One line is one message:
+library_messages.txt holds messages of some 50 trainers, engines and libraries. They were extracted
+from the libraries' sources and labelled by reading them (CONTRIBUTING.md, "Add the messages of a
+library"). One line is one message:
 
     key <tab> illnesses, the likeliest first <tab> libraries <tab> the message's other words
 
@@ -32,7 +32,8 @@ _MIN_TELLING = 16.0
 # The least share of an error's words that a message has. The others are values, such as names.
 _MIN_SHARE = 0.4
 _MAX_CHARS = 1_000
-_WORD = re.compile(r"[a-z_][a-z0-9_]{2,60}")
+# Two letters are a word, too: "no workers are available" must not match "8 workers are available".
+_WORD = re.compile(r"[a-z_][a-z0-9_]{1,60}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,11 @@ def _count(messages: Iterable[LibraryMessage]) -> Counter[str]:
     return Counter(word for one in messages for word in one.words)
 
 
-def telling(messages: Sequence[LibraryMessage]) -> list[LibraryMessage]:
+def telling(
+    messages: Sequence[LibraryMessage], known: Sequence[LibraryMessage]
+) -> list[LibraryMessage]:
     """Return the messages whose words distinguish them from other sentences."""
-    distinct = {one.words: one for one in (*known_messages(), *messages)}
+    distinct = {one.words: one for one in (*known, *messages)}
     count = _count(distinct.values())
     return [
         one
@@ -106,12 +109,15 @@ def telling(messages: Sequence[LibraryMessage]) -> list[LibraryMessage]:
 
 
 def file_text(messages: Iterable[LibraryMessage]) -> str:
-    """Return the content of the file for these messages. Those with equal words become one."""
+    """Return the content of the file for these messages.
+
+    Those with equal words become one, with the illnesses of the last.
+    """
     merged: dict[frozenset[str], LibraryMessage] = {}
     for one in messages:
-        first = merged.setdefault(one.words, one)
-        libraries = tuple(sorted({*first.libraries, *one.libraries}))
-        merged[one.words] = LibraryMessage(first.names, libraries, one.words)
+        before = merged.get(one.words, one).libraries
+        libraries = tuple(sorted({*before, *one.libraries}))
+        merged[one.words] = LibraryMessage(one.names, libraries, one.words)
     count = _count(merged.values())
     lines = []
     for one in merged.values():

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 
 from homeostat.health.failures.details import details_of
 from homeostat.health.failures.end_lines import error_at_end
-from homeostat.health.failures.library_messages import known_message
 from homeostat.health.failures.speakers import speaker_in
 from homeostat.health.failures.tracebacks import (
     ERROR,
@@ -75,12 +74,8 @@ def pasted_errors(lines: Sequence[LogLine]) -> Iterator[LogLine]:
     if len(lines) > MAX_PASTED:
         return
     for line in reversed(lines):
-        if not _AT_EASE.search(line.text) and _says_wrong(line.text[:_MAX_CHARS]):
+        if _SAYS_WRONG.search(line.text[:_MAX_CHARS]) and not _AT_EASE.search(line.text):
             yield line
-
-
-def _says_wrong(text: str) -> bool:
-    return _SAYS_WRONG.search(text) is not None or known_message(text) is not None
 
 
 def is_warning(line: LogLine) -> bool:

@@ -144,7 +144,7 @@ class ExceptionReading:
             return self.place
         if self._checks_settings and _TEXT.search(self.failure.error):
             return "setting-wrong-type", "a setting is a text, but the code uses it as a number"
-        if self.stated is not None:
+        if self.stated is not None and not self.is_users_own:
             return self.stated.names[0], f"a message of {self.stated.raised_by} says so"
         for one in self.details:
             name = _CAUSES.get(one.kind) or self._by_owner(one)
@@ -172,7 +172,8 @@ class ExceptionReading:
     @property
     def also(self) -> tuple[str, ...]:
         """Return the illnesses that the message can state other than the likely one."""
-        return self.stated.names[1:] if self.stated is not None and self.place is None else ()
+        is_likely = self.stated is not None and self.place is None and not self.is_users_own
+        return self.stated.names[1:] if is_likely else ()
 
     @property
     def is_loose(self) -> bool:

@@ -208,6 +208,14 @@ def unknown_error(diagnosis: Diagnosis, view: RunView) -> LogLine | None:
     return None if any(one.code.startswith("ERR") for one in told) else ending.line
 
 
+def read_as(diagnosis: Diagnosis) -> str:
+    """Return the illness as which an error that no rule recognises was read; "" if only guessed."""
+    read = next((one for one in diagnosis.findings if one.code == READ), None)
+    if read is None or read.level is Level.INFO or read.causes[0].guess is not None:
+        return ""
+    return read.causes[0].name
+
+
 def _is_explained(fatal: Traceback, diagnosis: Diagnosis) -> bool:
     """Return whether a rule recognised the traceback: a warning or error quotes a line of it."""
     told = [one for one in diagnosis.findings if one.level is not Level.INFO and one.code != READ]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from homeostat.health.diagnose import Diagnosis, quoted_lines
 from homeostat.health.failures.end_lines import End
 from homeostat.health.finding import Cause, Finding, Grade, Level, NotEvaluated
-from homeostat.health.formats.as_json import READ, Verdict, unknown_error, verdict
+from homeostat.health.formats.as_json import Verdict, read_as, unknown_error, verdict
 from homeostat.health.formats.told_apart import decider_line, shares_line
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import in_their_words, told_all
@@ -179,10 +179,9 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
 
 def _read_as(diagnosis: Diagnosis) -> str:
     """Return the verdict on an error that no rule recognises: what it was read as, if anything."""
-    read = next((one for one in diagnosis.findings if one.code == READ), None)
-    if read is None or read.level is Level.INFO or read.causes[0].guess is not None:
-        return "NOT KNOWN: the log ends in an error that no rule knows."
-    return f"MOST LIKELY {read.causes[0].name}: the log ends in an error that no rule knows."
+    likely = read_as(diagnosis)
+    head = f"MOST LIKELY {likely}" if likely else "NOT KNOWN"
+    return f"{head}: the log ends in an error that no rule knows."
 
 
 def _vital_signs(page: Page, shown: Sequence[Finding], view: RunView) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from homeostat.health.finding import Finding, Level
+from homeostat.health.formats.as_json import read_as
 from homeostat.health.formats.report import Report, causes_of, fix_line, message_of
 from homeostat.health.formats.told_apart import decider_line, shares_line
 from homeostat.health.frameworks import UNKNOWN
@@ -37,7 +38,9 @@ def as_markdown(reports: Sequence[Report]) -> str:
 
 
 def _page(report: Report) -> Iterator[str]:
-    yield f"## {_VERDICTS[report.verdict.value]}: {code(report.path)}"
+    likely = read_as(report.diagnosis) if report.unknown is not None else ""
+    heading = f"Most likely {likely}" if likely else _VERDICTS[report.verdict.value]
+    yield f"## {heading}: {code(report.path)}"
     yield ""
     yield subject(report)
     yield ""

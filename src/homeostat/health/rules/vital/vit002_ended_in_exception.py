@@ -4,11 +4,12 @@
 The first cause among the tracebacks and crashes at the end of the log, with no step after it: of
 several ranks, workers and chained exceptions, the one that the others follow from. It is taken
 apart: the library and the call that failed, the deepest frame of the user's own code, what the
-exception's words say was wrong (a shape, a type, a device, an argument, a key), and what the other
-processes said. A warning where the words tell what was wrong, or where a guess is as often right as
-not; else information. Where a rule knows the words, or the user's own code raised (VIT001, VIT006),
-that is said in place of this. In a text of a few lines without any metric, which somebody pasted
-to ask about it, a line that reads like an error is enough.
+exception's words say was wrong (a shape, a type, a device, an argument, a key), whether they are a
+known message of a library, and what the other processes said. A warning where the words tell what
+was wrong, or where a guess is as often right as not; else information. Where a rule knows the
+words, or the user's own code raised (VIT001, VIT006), that is said in place of this. In a text of a
+few lines without any metric, which somebody pasted to ask about it, a line that reads like an error
+is enough.
 
 ## Why it matters
 The run is dead, whatever its metrics look like. The verdict is then "not known", never "no
@@ -21,6 +22,7 @@ illness", and the exit code is 1.
 - shape-mismatch, dtype-mismatch, device-mismatch: the words name what does not fit.
 - reward-fn-signature, column-missing, unknown-setting, path-missing, checkpoint-keys-mismatch: the
   words name an argument, a column, a setting, a file or weights.
+- any other name: a library's message with these words states it. Almost 17,000 messages are known.
 - ended-in-exception: the exception's own words say what is known.
 After what the words say come guesses, marked as such: what the nearest known errors were, and how
 often such guesses are right. Where the user's own code raised, they are no reason for a warning.
@@ -65,9 +67,10 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         found = [_words_of(view, line) for line in pasted_errors(view.log.lines)]
         if found:
             # Of several lines, one whose words tell what was wrong says most.
-            stated = (one for one in found if one.stated)
-            told = (one for one in found if one.likely and not is_warning(one.failure.end))
-            yield _pasted(view, next(chain(stated, told), found[0]))
+            errors = [one for one in found if not is_warning(one.failure.end)]
+            stated = (one for one in (*errors, *found) if one.stated)
+            told = (one for one in errors if one.likely)
+            yield _pasted(view, next(chain(told, stated), found[0]))
     if ending.how is not End.EXCEPTION or _is_launchers(ending):
         return
     reading = last_exception(view)
@@ -105,15 +108,17 @@ def _words_of(view: RunView, line: LogLine) -> ExceptionReading:
 def _pasted(view: RunView, reading: ExceptionReading) -> Sighting:
     """Report what reads like an error in a few lines that somebody pasted."""
     line = reading.failure.end
-    said = None if is_warning(line) and reading.stated is None else reading
+    # Runs survive what is logged as a warning: it is read only if the library's message is known.
+    worth = None if is_warning(line) else reading
+    said = reading if reading.stated is not None else worth
     like = "a message of a library" if reading.stated is not None else "an error that no rule knows"
     known, words = guesses_at(view.log, line.number), shortened(line.text.strip(), 300)
     return Sighting(
         message=f"Line {line.number} reads like {like}: {words}",
         evidence=(f"line {line.number}: {words}",),
         causes=tuple(_causes(said, known, "whether a run ended in it is not in these lines")),
-        fixes=tuple(helped(known)),
-        **_worth_a_warning(said, known),
+        fixes=(*_advice(said), *helped(known)),
+        **_worth_a_warning(worth, known),
     )
 
 
@@ -192,9 +197,13 @@ def _causes(reading: ExceptionReading | None, known: Sequence[Guess], own: str) 
     yield from found.values() or (Cause("ended-in-exception", own),)
 
 
-def _fixes(reading: ExceptionReading) -> Iterator[Fix]:
-    if reading.likely is not None:
+def _advice(reading: ExceptionReading | None) -> Iterator[Fix]:
+    if reading is not None and reading.likely is not None:
         yield from advice_on(reading.likely[0])
+
+
+def _fixes(reading: ExceptionReading) -> Iterator[Fix]:
+    yield from _advice(reading)
     if reading.user is not None:
         yield Fix("", "", f"look at {reading.user}, the last line of your own code before it")
     elif reading.call is not None:
