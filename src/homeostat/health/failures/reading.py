@@ -99,7 +99,8 @@ class ExceptionReading:
     `user` is the deepest frame of the user's code, and `role` what that code seems to be. `others`
     are sentences about the other processes, and about exceptions that followed from this one.
     `code` is the line of code that raised, "" if the log does not quote it. `place` is the illness
-    found from the place (places.py), `stated` the library's message that the exception has.
+    found from the place (places.py), `stated` the library's message that the exception has, unless
+    the user's own code raised it.
     """
 
     failure: Traceback
@@ -144,7 +145,7 @@ class ExceptionReading:
             return self.place
         if self._checks_settings and _TEXT.search(self.failure.error):
             return "setting-wrong-type", "a setting is a text, but the code uses it as a number"
-        if self.stated is not None and not self.is_users_own:
+        if self.stated is not None:
             return self.stated.names[0], f"a message of {self.stated.raised_by} says so"
         for one in self.details:
             name = _CAUSES.get(one.kind) or self._by_owner(one)
@@ -172,8 +173,7 @@ class ExceptionReading:
     @property
     def also(self) -> tuple[str, ...]:
         """Return the illnesses that the message can state other than the likely one."""
-        is_likely = self.stated is not None and self.place is None and not self.is_users_own
-        return self.stated.names[1:] if is_likely else ()
+        return self.stated.names[1:] if self.stated is not None and self.place is None else ()
 
     @property
     def is_loose(self) -> bool:
@@ -277,6 +277,7 @@ def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) ->
     library, call = _failed_call(failure)
     user = failure.deepest_user_frame
     code, message = raising_code(failure, log), whole_message(failure, log)
+    is_users_own = bool(failure.frames) and _is_users(failure.frames[-1].file)
     return ExceptionReading(
         failure=failure,
         library=library,
@@ -288,7 +289,7 @@ def read_exception(failure: Traceback, around: Sequence[Traceback], log: Log) ->
         others=tuple(others_than(failure, around)),
         code=code,
         place=by_place(failure, around, code),
-        stated=known_message(message),
+        stated=None if is_users_own else known_message(message),
     )
 
 
