@@ -91,6 +91,24 @@ def test_findings_have_their_evidence(page: Page, address: str) -> None:
     assert "What to do" in page.text()
 
 
+def test_a_log_without_metrics_opens_with_what_was_found(
+    page: Page, address: str, runs: Path
+) -> None:
+    died = runs / "died"
+    died.mkdir()
+    log = (
+        "Traceback (most recent call last):\n"
+        '  File "/usr/lib/python3/site-packages/deepspeed/runtime/config.py", line 9, in __init__\n'
+        "AssertionError: bfloat16 and fp16 modes cannot be simultaneously enabled\n"
+    )
+    (died / "train.log").write_text(log)
+    show_list(page, address)
+    page.click("died")
+    page.wait("document.body.innerText.includes('settings-exclusive')")
+    page.click("Curves (0)")
+    page.wait("document.body.innerText.includes('No metrics were logged.')")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_is_wider_than_the_screen(page: Page, address: str, width: int, theme: str) -> None:

@@ -29,7 +29,8 @@ export function curvesView(runs, names) {
       el("details", { class: "section", open: Boolean(text) || place < 3 },
         el("summary", {}, `${title} `, el("small", {}, `${list.length}`)),
         el("div", { class: "plots" }, list.map((name) => figures.get(name))))));
-    if (!wanted.length) grid.append(el("p", { class: "soft" }, "No metric has such a name."));
+    const nothing = names.length ? "No metric has such a name." : "No metrics were logged.";
+    if (!wanted.length) grid.append(el("p", { class: "soft" }, nothing));
   }
   show("");
   const root = el("section", { class: "curves" },

@@ -13,7 +13,7 @@ let current = { changed: () => {}, close: () => {} };
 const chosen = new Set();
 
 const VIEWS = [
-  [/^#\/run\/([0-9a-f]+)(?:\/(\w+))?$/, (id, tab) => showRun(id, tab ?? "curves")],
+  [/^#\/run\/([0-9a-f]+)(?:\/(\w+))?$/, (id, tab) => showRun(id, tab)],
   [/^#\/compare\/([0-9a-f,]+)$/, (ids) => showComparison(ids.split(","))],
   [/^/, () => showList()],
 ];
@@ -95,6 +95,8 @@ const vitals = (signs) => sentence([signs.words, signs.course].filter(Boolean).j
 async function showRun(id, tab) {
   view.replaceChildren(el("p", { class: "soft" }, "reading ..."));
   let run = await getRun(id), doctor = null, inner = null, isOpen = true;
+  // The log of a run that died at its start has no curves.
+  tab ??= run.metrics.length ? "curves" : "health";
   document.title = `${run.name} - homeostat`;
   crumbs.textContent = run.name;
   const head = el("div", {}), body = el("div", {});
