@@ -54,8 +54,7 @@ def main() -> None:
 
 def verdict(line: str) -> str:
     """Let the doctor read one message and compare what it says with the label."""
-    library, file, exception, names, message = line.split("\t")
-    del library
+    _, file, exception, names, message = line.split("\t")
     said = answer(file, f"{exception}: {_VALUE.sub('X', message)}")
     if not said or _named(said).isdisjoint(_with_equals(names.split(","))):
         return "wrong"

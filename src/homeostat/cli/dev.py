@@ -94,7 +94,10 @@ def add_messages(
     from homeostat.cli import library_messages as messages
     from homeostat.cli.scaffolding import find_checkout
 
-    added, common = messages.add(find_checkout(), messages.parse_labels(_lines(path)))
+    labelled = messages.parse_labels(_lines(path))
+    if not labelled:
+        raise HomeostatError("there are no labelled messages in the input.")
+    added, common = messages.add(find_checkout(), labelled)
     typer.echo(f"{added} new messages in {messages.MESSAGES}")
     if common:
         typer.echo(f"{common} were left out: too few words, or words that many messages have")

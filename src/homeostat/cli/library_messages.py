@@ -22,9 +22,9 @@ from homeostat.health.failures.library_messages import (
     FILE,
     MIN_WORDS,
     LibraryMessage,
+    distinctive,
     file_text,
     parse,
-    telling,
     words_of,
 )
 from homeostat.health.finding import Level
@@ -149,7 +149,7 @@ def parse_labels(lines: Iterable[str]) -> list[LibraryMessage]:
             continue
         library, names, message = cells
         words = words_of(_VALUES.sub(" ", message))
-        found.append(LibraryMessage(_split(names), (library.strip(),), words))
+        found.append(LibraryMessage(_split(names), _split(library), words))
     if problems:
         raise HomeostatError("\n".join([*problems, "Nothing was added."]))
     return found
@@ -177,7 +177,7 @@ def add(root: Path, messages: Sequence[LibraryMessage]) -> tuple[int, int]:
     """
     file = root / MESSAGES
     known = [parse(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    kept = telling(messages, known)
+    kept = distinctive(messages, known)
     text = file_text([*known, *kept])
     file.write_text(text, encoding="utf-8")
     return text.count("\n") - len(known), len(messages) - len(kept)

@@ -1,8 +1,8 @@
 """Look up the illness that a library's own message states.
 
-library_messages.txt holds messages of some 50 trainers, engines and libraries. They were extracted
-from the libraries' sources and labelled by reading them (CONTRIBUTING.md, "Add the messages of a
-library"). One line is one message:
+library_messages.txt holds messages of 68 packages: trainers, engines and libraries. They were
+extracted from the packages' sources and labelled by reading them (CONTRIBUTING.md, "Add the
+messages of a library"). One line is one message:
 
     key <tab> illnesses, the likeliest first <tab> libraries <tab> the message's other words
 
@@ -94,7 +94,7 @@ def _count(messages: Iterable[LibraryMessage]) -> Counter[str]:
     return Counter(word for one in messages for word in one.words)
 
 
-def telling(
+def distinctive(
     messages: Sequence[LibraryMessage], known: Sequence[LibraryMessage]
 ) -> list[LibraryMessage]:
     """Return the messages whose words distinguish them from other sentences."""

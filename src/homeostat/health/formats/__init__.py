@@ -1,1 +1,1 @@
-"""Formats of a diagnosis for programs and issue trackers; people's page is render_text.py."""
+"""Formats of a diagnosis: as_text.py is the page for people, the others are for programs."""
