@@ -38,6 +38,8 @@ _LOG2_E = 1.4426950408889634
 # tl.dot wants at least so many rows: a group of query heads is padded to it.
 MIN_ROWS = 16
 _MAX_SHARES = 16
+# Sequences that may become longer than this are read in larger tiles if heads are wide.
+_MANY_KEYS = 4096
 
 
 @triton.jit
@@ -301,16 +303,20 @@ def _programs(shape: AttentionShape) -> int:
     return 512 if shape.head_dim <= 64 else 256
 
 
-def _fit(shape: AttentionShape, num_programs: int, shares: int, *, fp8: bool) -> dict[str, Any]:
-    """Return the keys of a tile, and the options of a launch, the fastest on an H200.
+def _fit(
+    shape: AttentionShape, num_programs: int, shares: int, *, max_keys: int, fp8: bool
+) -> dict[str, Any]:
+    """Return the keys of a tile and the options of a launch, the fastest on an H200.
 
-    Few programs read larger tiles, which take up to all registers of a multiprocessor: with more
-    programs the next kernel could not start early. The first tile of a share is read ahead, into
-    registers; with wide heads only where it is most of what a share reads.
+    If there are few programs, they read larger tiles. Such a program takes up to all registers of a
+    multiprocessor. With many programs the next kernel could then not start early, and with wide
+    heads it starts later in any case, which only pays for long sequences. The first tile of a share
+    is read ahead, into registers; with wide heads only where it is most of what a share reads.
     """
-    if shares > 1 and 4 * num_programs <= _programs(shape) and not fp8:
+    is_narrow, is_few = shape.head_dim <= 64, 4 * num_programs <= _programs(shape)
+    if shares > 1 and is_few and (is_narrow or max_keys > _MANY_KEYS) and not fp8:
         return {"TILE": 128, "AHEAD": True, "num_warps": 8, "num_stages": 2}
-    if shape.head_dim <= 64:
+    if is_narrow:
         return {"TILE": 64, "AHEAD": True, "num_warps": 4, "num_stages": 2, "maxnreg": 128}
     warps = 8 if shares > 1 else 4
     return {"TILE": 64, "AHEAD": shares > 1, "num_warps": warps, "num_stages": 2}
@@ -338,7 +344,8 @@ def decode_attention(
     is [4], with the addresses of their scales.
     """
     num_rows = q_BX.shape[0]
-    num_pairs = num_rows * shape.num_kv_heads
+    num_programs = num_rows * shape.num_kv_heads * scratch.shares
+    max_keys = tables_BK.shape[1] * shape.block_tokens
     out_BX = torch.empty_like(q_BX, memory_format=torch.contiguous_format)
     q_norm, k_norm = norms if norms is not None else (q_BX, q_BX)
     _attend[(num_rows, shape.num_kv_heads, scratch.shares)](
@@ -371,7 +378,7 @@ def decode_attention(
         HAS_NORM=norms is not None,
         PRECISION="ieee" if q_BX.dtype == torch.float32 else "tf32",
         FP8=fp8_cache,
-        **_fit(shape, num_pairs * scratch.shares, scratch.shares, fp8=fp8_cache),
+        **_fit(shape, num_programs, scratch.shares, max_keys=max_keys, fp8=fp8_cache),
         **early(q_BX.device),
     )
     return out_BX
