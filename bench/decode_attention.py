@@ -88,7 +88,7 @@ class Cell:
         scratch = AttentionScratch(
             shape,
             num_rows=self.num_rows,
-            shares=shares_for(shape, self.num_rows),
+            shares=shares_for(shape, self.num_rows, max_keys=self.context),
             device=self.device,
         )
 

@@ -241,8 +241,12 @@ def test_attention_over_blocks(
 
 def test_keys_are_shared_out_until_the_device_is_busy() -> None:
     narrow, wide = AttentionShape(2, 7, 64, 16, EPS), AttentionShape(8, 4, 128, 16, EPS)
-    assert [shares_for(narrow, rows) for rows in (1, 16, 64, 256, 1024)] == [16, 16, 4, 1, 1]
-    assert [shares_for(wide, rows) for rows in (1, 8, 64)] == [16, 4, 1]
+    short = {"max_keys": 2048}
+    found = [shares_for(narrow, rows, **short) for rows in (1, 16, 64, 256, 1024)]
+    assert found == [16, 16, 4, 1, 1]
+    assert [shares_for(wide, rows, **short) for rows in (1, 8, 64)] == [16, 4, 1]
+    # A long sequence is shared out over more programs.
+    assert [shares_for(narrow, rows, max_keys=32768) for rows in (1, 8, 16)] == [32, 32, 16]
 
 
 # ---- sampling ----------------------------------------------------------------------------------

@@ -238,7 +238,8 @@ class DecodeForward:
     def _scratch_for(self, num_rows: int) -> AttentionScratch:
         """Return the scratch memory for so many rows. Layers share it, since they run in turn."""
         if num_rows not in self._scratch:
-            shares = shares_for(self.shape, num_rows)
+            max_keys = self.state.num_blocks * self.shape.block_tokens
+            shares = shares_for(self.shape, num_rows, max_keys=max_keys)
             self._scratch[num_rows] = AttentionScratch(
                 self.shape, num_rows=num_rows, shares=shares, device=self.state.device
             )
