@@ -20,6 +20,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,16 @@ MATH_SECONDS = 1
 MATH_PATIENCE = 20
 # What math-verify takes for no limit. The call as a whole has one: rewards.timeout_s.
 UNLIMITED = 0
+_DELIMITERS = re.compile(r"\$|\\boxed|\\\(|\\\[")
+_WORDS = re.compile(r"[^\W\d_]{2,}")
+_NAMES = ("pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp")
+_NAMED = re.compile(rf"(?<![\\A-Za-z])({'|'.join(_NAMES)})(?![A-Za-z])")
+# A number and a unit of one letter, a number with spaces between thousands, and a time or ratio.
+_NUMBER = re.compile(
+    r"[-+]?[\d.,/]+\s+[^\W\d_](?:\^?[23])?|[-+]?\d{1,3}(?: \d{3})+|[\d.:]*:[\d.:]*"
+)
+_SCIENTIFIC = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d{1,3}")
+_MIXED = re.compile(r"(\d+)\s+(\d+)/(\d+)")
 
 
 def load_reward(type: str, settings: Mapping[str, Any]) -> RewardFunction:
@@ -95,10 +106,9 @@ def math_verify(*, column: str) -> RewardFunction:
 
     @lru_cache(maxsize=1024)
     def read_expected(text: str) -> Any:
-        # LaTeX without delimiters would be parsed as plain numbers: \sqrt{2} as 2.
-        bare = "\\" in text and not re.search(r"\$|\\boxed|\\\(|\\\[", text)
-        found = [] if bare else package.parse(text, parsing_timeout=UNLIMITED)
-        found = found or package.parse(f"${text}$", parsing_timeout=UNLIMITED)
+        # Without delimiters math-verify takes one number for the answer: 2 of \sqrt{2} and 2x+1.
+        found = [] if _is_formula(text) else package.parse(text, parsing_timeout=UNLIMITED)
+        found = found or package.parse(f"${_as_latex(text)}$", parsing_timeout=UNLIMITED)
         if not found:
             raise RewardError(f"math-verify cannot read the expected answer {text!r} ({column})")
         return found
@@ -160,6 +170,24 @@ def function(*, path: str) -> RewardFunction:
         place, _, name = path.rpartition(":")
         raise RewardError(f"{path}: {place} has no function {name!r}")
     return found
+
+
+def _is_formula(text: str) -> bool:
+    """Return whether an expected answer is one formula without delimiters, and not prose with one.
+
+    A quantity (5 m) is prose: its number is the answer.
+    """
+    if _DELIMITERS.search(text):
+        return False
+    words = {word.lower() for word in _WORDS.findall(text)}
+    return "\\" in text or not (_NUMBER.fullmatch(text) or words - {"sqrt", *_NAMES})
+
+
+def _as_latex(text: str) -> str:
+    """Return a formula with its numbers and functions as LaTeX writes them."""
+    if _SCIENTIFIC.fullmatch(text):
+        return format(Decimal(text), "f")
+    return _NAMED.sub(r"\\\1 ", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
 
 
 def _judge(**settings: Any) -> RewardFunction:
