@@ -26,17 +26,18 @@ from homeostat.config.kind import RunKind
 # Columns with a conversation, and with a question, in order of preference.
 CHATS = ("messages", "conversations", "conversation", "chat", "dialogue", "dialog")
 QUESTIONS = ("prompt", "question", "problem", "query", "instruction", "input")
-# Pairs of a question and its answer; a middle column that a row has belongs to the question.
+# Columns that belong to the question, if a row has an instruction.
+CONTEXTS = ("input", "context")
+# Pairs of a question and its answer.
 PAIRS = (
-    ("Alpaca", "instruction", "input", "output"),
-    ("Alpaca", "instruction", "context", "response"),
-    ("Alpaca", "instruction", "input", "response"),
-    ("question and answer", "question", None, "answer"),
-    ("question and answer", "question", None, "response"),
-    ("question and answer", "problem", None, "solution"),
-    ("question and answer", "query", None, "response"),
-    ("question and answer", "prompt", None, "response"),
-    ("question and answer", "input", None, "output"),
+    ("Alpaca", "instruction", "output"),
+    ("Alpaca", "instruction", "response"),
+    ("question and answer", "question", "answer"),
+    ("question and answer", "question", "response"),
+    ("question and answer", "problem", "solution"),
+    ("question and answer", "query", "response"),
+    ("question and answer", "prompt", "response"),
+    ("question and answer", "input", "output"),
 )
 _KEYS = {"role": "content", "from": "value"}
 
@@ -101,13 +102,23 @@ def _pair(row: Mapping[str, Any]) -> Recognised | None:
         chats = message_keys(row["prompt"]) or message_keys(row["completion"])
         title = "TRL prompt-completion" + (" (conversational)" if chats else "")
         return Recognised(title, "prompt_completion", _role_keys(row, "prompt", "completion"))
-    for title, question, more, answer in PAIRS:
+    for title, question, answer in PAIRS:
         if _has(row, question, answer):
-            whole = (question, more) if more is not None and more in row else question
-            columns: Columns = {"prompt": whole, "completion": answer}
+            columns: Columns = {"prompt": _whole(row, question), "completion": answer}
             columns = {ours: name for ours, name in columns.items() if ours != name}
             return Recognised(title, "prompt_completion", columns)
     return None
+
+
+def _whole(row: Mapping[str, Any], question: str) -> str | tuple[str, ...]:
+    """Return the column of a question, with the one that an instruction is about."""
+    more = next((name for name in CONTEXTS if name in row), None)
+    is_alpaca = question == "instruction" and more is not None and _is_text(row[more])
+    return (question, str(more)) if is_alpaca else question
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
 
 
 def _text(row: Mapping[str, Any]) -> Recognised | None:
@@ -120,7 +131,7 @@ def _preference(row: Mapping[str, Any]) -> Recognised | None:
     asked = next((name for name in QUESTIONS if row.get(name) is not None), None)
     columns = _role_keys(row, "chosen", "rejected")
     if asked is not None and asked != "prompt":
-        columns = {"prompt": asked, **columns}
+        columns = {"prompt": _whole(row, asked), **columns}
     what = "TRL preferences" + (" (conversational)" if message_keys(row["chosen"]) else "")
     return Recognised(what if asked else f"{what}, prompt in both", "preference", columns)
 
@@ -138,7 +149,7 @@ def _prompts(row: Mapping[str, Any]) -> Recognised | None:
     for name in QUESTIONS:
         value = row.get(name)
         if isinstance(value, str) or message_keys(value) is not None:
-            columns: Columns = {} if name == "prompt" else {"prompt": name}
+            columns: Columns = {} if name == "prompt" else {"prompt": _whole(row, name)}
             return Recognised("prompts", "prompts", columns | _role_keys(row, name))
     return None
 
