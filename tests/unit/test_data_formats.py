@@ -289,6 +289,15 @@ def test_rows_are_recognised_by_their_columns(kind, row, expected, columns) -> N
     assert (found.columns if found else {}) == columns
 
 
+def test_the_tools_of_a_chat_are_recognised_too() -> None:
+    for row in ({"messages": CHAT, "tools": [{}]}, {"conversations": TALK, "tools": "[]"}):
+        found = recognise(row, kind=RunKind.SFT)
+        assert found is not None and found.settings() == {"tools_column": "tools"}
+        assert found.describe().endswith(", tools_column: tools")
+    found = recognise({"messages": CHAT, "tools": None}, kind=RunKind.SFT)
+    assert found is not None and found.settings() == {}
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from homeostat.config.model import ModelConfig

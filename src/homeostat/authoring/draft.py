@@ -191,7 +191,7 @@ def source_of(task: Task, row: Mapping[str, Any] | None) -> dict[str, Any]:
             f"these have {', '.join(row)}. Name the columns in the recipe (data.train[].columns)."
         )
     columns = {ours: _plain(theirs) for ours, theirs in found.columns.items()}
-    return {"type": found.type, **({"columns": columns} if columns else {})}
+    return {"type": found.type, **({"columns": columns} if columns else {}), **found.settings()}
 
 
 def _plain(names: str | tuple[str, ...]) -> str | list[str]:

@@ -1,6 +1,6 @@
 """Recognise the kind of rows by their columns, so that a source needs no `type`.
 
-    messages: [{role, content}]                      OpenAI's messages
+    messages: [{role, content}], tools               OpenAI's messages, with or without tools
     conversations: [{from, value}]                   ShareGPT
     prompt, completion                               TRL's prompt-completion; texts or messages
     instruction, input, output                       Alpaca
@@ -51,12 +51,20 @@ class Recognised:
     title: str
     type: str
     columns: Columns = field(default_factory=dict)
+    # The column with the tools of a chat.
+    tools: str | None = None
 
     def describe(self) -> str:
         """Return one line that says what was recognised, as a recipe would write it."""
         shown = {name: list(v) if isinstance(v, tuple) else v for name, v in self.columns.items()}
         pairs = ", ".join(f"{name}: {_listed(value)}" for name, value in shown.items())
-        return f"{self.title} -> type: {self.type}" + (f", columns: {{{pairs}}}" if pairs else "")
+        tools = "" if self.tools is None else f", tools_column: {self.tools}"
+        mapped = f", columns: {{{pairs}}}" if pairs else ""
+        return f"{self.title} -> type: {self.type}{mapped}{tools}"
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings of the source besides its type and columns."""
+        return {} if self.tools is None else {"tools_column": self.tools}
 
 
 def _listed(value: str | list[str]) -> str:
@@ -83,10 +91,11 @@ def _chat(row: Mapping[str, Any]) -> Recognised | None:
         if keys is None:
             continue
         columns: Columns = {} if name == "messages" else {"messages": name}
+        tools = "tools" if isinstance(row.get("tools"), list | str) else None
         if keys == ("role", "content"):
-            return Recognised("OpenAI messages", "messages", columns)
+            return Recognised("OpenAI messages", "messages", columns, tools)
         columns |= {"messages.role": keys[0], "messages.content": keys[1]}
-        return Recognised("ShareGPT", "messages", columns)
+        return Recognised("ShareGPT", "messages", columns, tools)
     return None
 
 

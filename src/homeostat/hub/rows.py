@@ -63,7 +63,7 @@ def recognised_source(
     given = source.model_dump(exclude_unset=True, exclude={"type", "columns"})
     if columns := _composed(found.columns, source.columns):
         given["columns"] = columns
-    return _source_class(found.type)(type=found.type, **given)
+    return _source_class(found.type)(type=found.type, **(found.settings() | given))
 
 
 def _first_values(source: AutoSource, place: str) -> dict[str, Any]:
