@@ -8,6 +8,7 @@ import math
 import resource
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def test_a_row_holds_where_it_is_from_what_it_says_and_what_it_earned(tmp_path):
     assert (first["reward/exact_match"], first["reward/length"]) == (1.0, -0.5)
     assert (cut["reward"], cut["advantage"], cut["reward/exact_match"]) == (None, None, None)
     assert cut["stop_reason"] == "length"
+
+
+def test_text_of_a_reward_function_need_not_be_valid_unicode(tmp_path):
+    group = make_group(4, "turn", [("cba", 1.0)])
+    sample = replace(group.samples[0], extras={"judge/why": "half \ud83d of a pair"})
+    write_completions(tmp_path, 1, [replace(group, samples=(sample,))], advantages=[[0.5]])
+    (row,) = read_completions(tmp_path, 1)
+    assert row["extra/judge/why"] == '"half \\ud83d of a pair"'
 
 
 @pytest.mark.parametrize("seed", range(8))

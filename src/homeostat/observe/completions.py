@@ -126,7 +126,7 @@ def _own(sample: Sample) -> Row:
         "reward": sample.reward,
         "failed": _json(sorted(sample.failed)) if sample.failed else None,
         **{f"{REWARD_PREFIX}{name}": value for name, value in sample.rewards.items()},
-        **{f"{EXTRA_PREFIX}{name}": _json(value) for name, value in sample.extras.items()},
+        **{f"{EXTRA_PREFIX}{name}": _clean(_json(value)) for name, value in sample.extras.items()},
     }
 
 
