@@ -9,6 +9,7 @@ import pytest
 from tests.support.chat import CHATML, Style, chat, encode, make_tokenizer, trained_text
 
 from homeostat.config.data import MessagesSource
+from homeostat.data.chat import encode_prompt, parse_prompt
 from homeostat.data.rows import encode_row
 from homeostat.data.sources import BadRowError
 from homeostat.data.tokenizer import ChatTokenizer
@@ -83,6 +84,28 @@ def test_what_the_template_leaves_out_of_a_trained_turn_is_refused(tmp_path, par
     first, *_ = row["messages"]  # type: ignore[misc]
     context = {"messages": [*row["messages"], first, {"role": "assistant", "content": "b"}]}  # type: ignore[misc]
     assert trained_text(encode(context, tokenizer, turns="last"), tokenizer) == "b<|im_end|>"
+
+
+SOME_ROLES = (
+    "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("role", ["developer", "tool", "human", "User"])
+def test_a_message_that_the_template_leaves_out_is_refused(tmp_path, role):
+    tokenizer = of(tmp_path, SOME_ROLES)
+    lost = {"role": role, "content": "in French"}
+    asked = [{"role": "user", "content": " hi "}, {"role": "assistant", "content": "salut"}]
+    encode({"messages": asked}, tokenizer)
+    encode({"messages": [{**lost, "content": " "}, *asked]}, tokenizer)
+    for place in (0, 1):
+        row = {"messages": [*asked[:place], lost, *asked[place:]]}
+        with pytest.raises(BadRowError, match=f"message {place}, of the role '{role}', leaves no"):
+            encode(row, tokenizer)
+    with pytest.raises(BadRowError, match="leaves no trace"):
+        encode_prompt(parse_prompt([lost, asked[0]]), tokenizer)
 
 
 def test_reasoning_of_white_space_alone_is_nothing_lost(tmp_path):

@@ -9,7 +9,7 @@ and the row is then refused rather than labelled by a guess. The whole text is t
 turns are mapped to tokens by character offsets; no token may span the border of a turn. A turn is
 trained up to the stop token where generation would end; what a template puts after that (white
 space, one more stop token that closes the chat) is not trained. If the template leaves out a part
-of a trained turn (tool calls, reasoning), the row is refused.
+of a trained turn (tool calls, reasoning) or a message of its context, the row is refused.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 REWRITES = "the chat template rewrites earlier turns"
 LOST = "the chat template leaves out part of the row"
 BAD_MESSAGE = "not a usable message"
+# A text that no row contains.
+_OTHER_TEXT = "qzjx vkwy"
 Result = TypeVar("Result")
 # Keys of a message besides its content; templates have three names for reasoning.
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -124,12 +126,14 @@ def _objects_first(chat: Chat, encode: Callable[[Chat], Result]) -> Result:
 
 def _encode_prompt(chat: Chat, tokenizer: ChatTokenizer) -> IntArray:
     text = chat.render(tokenizer, len(chat.messages), prompt=True)
+    _refuse_lost_messages(chat, text, tokenizer, prompt=True)
     _refuse_python_text(chat, text)
     return tokenizer.encode(text)[0]
 
 
 def _encode(chat: Chat, tokenizer: ChatTokenizer) -> tuple[IntArray, FloatArray]:
     text = chat.render(tokenizer, len(chat.messages))
+    _refuse_lost_messages(chat, text, tokenizer)
     _refuse_lost_tools(chat, text, tokenizer)
     _refuse_python_text(chat, text)
     tokens_T, offsets_T2, known = tokenizer.encode_head(text)
@@ -261,6 +265,39 @@ def _refuse_python_text(chat: Chat, text: str) -> None:
                 raise BadRowError(
                     REFUSES, "it shows arguments of tool calls as they are: give them as JSON text"
                 )
+
+
+def _refuse_lost_messages(
+    chat: Chat, text: str, tokenizer: ChatTokenizer, *, prompt: bool = False
+) -> None:
+    """Require that what others than the assistant say makes a difference to the text.
+
+    Many templates leave out a message whose role they do not know.
+    """
+    place = 0
+    for number, message in enumerate(chat.messages):
+        said = message["content"].strip()
+        if message["role"] == "assistant" or not said:
+            continue
+        # Nearly always it is there as it is, in order, and nothing needs to be rendered again.
+        found = text.find(said, place)
+        if found >= 0:
+            place = found + len(said)
+            continue
+        others = list(chat.messages)
+        others[number] = {**message, "content": f"{said} {_OTHER_TEXT}"}
+        try:
+            other = replace(chat, messages=others).render(tokenizer, len(others), prompt=prompt)
+        except BadRowError:
+            continue  # a template that fails on it does read it
+        if other == text:
+            raise BadRowError(
+                LOST,
+                f"message {number}, of the role {message['role']!r:.60}, leaves no trace in the "
+                "text, so the model would learn to answer without it. Map the role to one that "
+                "the template knows (for example columns: {messages.system: [developer]}), name "
+                "another template in model.chat_template, or remove the message",
+            )
 
 
 def _refuse_lost_tools(chat: Chat, text: str, tokenizer: ChatTokenizer) -> None:
