@@ -217,16 +217,20 @@ _LOADERS: dict[str, Callable[..., RewardFunction]] = {
 def _finder(extract: str | None) -> Callable[[str], str | None]:
     """Return a function that finds the answer, by the pattern or as the whole completion.
 
-    With a pattern it is the first group of the last match.
+    With a pattern it is the first group of the last match. An answer may have several lines
+    (`<answer>(.*?)</answer>`), but one that ends with its line (`#### (.*)`) does so.
     """
     if extract is None:
         return str.strip
-    pattern = re.compile(extract)
+    patterns = re.compile(extract), re.compile(extract, re.DOTALL)
 
     def find(text: str) -> str | None:
-        matches = deque(pattern.finditer(text), maxlen=1)
-        group = 1 if pattern.groups else 0
-        return (matches[0].group(group) or "").strip() if matches else None
+        last = [match for pattern in patterns for match in deque(pattern.finditer(text), maxlen=1)]
+        if not last:
+            return None
+        # Of two that begin at the same place, the one within its line is the first.
+        match = max(last, key=re.Match.start)
+        return (match.group(1 if match.re.groups else 0) or "").strip()
 
     return find
 
