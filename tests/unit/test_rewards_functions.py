@@ -333,6 +333,9 @@ def test_what_is_no_number_costs_only_its_own_sample(value: Any, kind: str) -> N
         (1.0, "wrong_type"),
         ("ab", "wrong_type"),
         ({"a": 1, "b": 2}, "wrong_type"),
+        ({1.0, 2.0}, "wrong_type"),
+        (frozenset([1.0, 2.0]), "wrong_type"),
+        (bytearray(b"ab"), "wrong_type"),
     ],
     ids=kind_of,
 )

@@ -244,7 +244,9 @@ def _parameters(reward: RewardFunction) -> list[inspect.Parameter] | None:
 
 def _judge(result: Any, answer: Answer) -> None:
     num = len(answer.values)
-    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+    # The entries of a set have no order, so nobody knows whose they are.
+    unusable = isinstance(result, str | bytes | bytearray | memoryview | Mapping | set | frozenset)
+    if unusable or not isinstance(result, Iterable):
         kind = type(result).__name__
         answer.fail(ProblemKind.WRONG_TYPE, f"it returned a {kind}, not a list of {num} numbers")
         return
