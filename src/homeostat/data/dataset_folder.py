@@ -226,9 +226,9 @@ def _split_of(name: str) -> str | None:
     shard = _SHARD.fullmatch(name) or _NUMBERED.fullmatch(name)
     if shard is not None:
         return _WORDS.get(shard[1].lower(), shard[1])
-    words = [
-        word for part in reversed(name.lower().split("/")) for word in re.split(r"\W|_|\d", part)
-    ]
+    *folders, file = name.lower().split("/")
+    # A folder decides before the name of a file in it: train/unit_test_code.jsonl is for training.
+    words = [word for part in (*reversed(folders), file) for word in re.split(r"\W|_|\d", part)]
     return next((_WORDS[word] for word in words if word in _WORDS), None)
 
 
