@@ -133,6 +133,8 @@ HUB_FILES = ["README.md", "main/train-00000-of-00002.parquet", "main/train-00001
         (HUB_FILES, README, "socratic", None, HUB_FILES[4:5]),
         (HUB_FILES, None, "main", "test", HUB_FILES[3:4]),
         (["data/train.jsonl", "data/val.jsonl"], None, None, "validation", ["data/val.jsonl"]),
+        (["train.csv", "train.jsonl.gz", "train.parquet", "train2.csv"], None, None, "train",
+         ["train.parquet", "train2.csv"]),
         (["train/eval_like.jsonl", "test/a.jsonl"], None, None, "train", ["train/eval_like.jsonl"]),
         (["default/train/0000.parquet", "default/odd/0000.parquet"], None, "default", "odd",
          ["default/odd/0000.parquet"]),

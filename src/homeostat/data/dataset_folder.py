@@ -221,6 +221,17 @@ def _by_name(names: list[str]) -> dict[str, list[str]]:
     return found or {"train": names}
 
 
+def _without_copies(names: Sequence[str]) -> tuple[str, ...]:
+    """Keep one of several files that differ only in their format: train.jsonl, train.parquet."""
+    best: dict[str, str] = {}
+    for name in names:
+        stem = re.sub(r"(?:\.gz|\.zst)$", "", name.lower()).removesuffix(suffix_of(name))
+        other = best.setdefault(stem, name)
+        best[stem] = min(name, other, key=lambda one: ROW_FILES.index(suffix_of(one)))
+    kept = set(best.values())
+    return tuple(name for name in names if name in kept)
+
+
 def _split_of(name: str) -> str | None:
     """Return the split that a file's name, or a folder in it, says."""
     shard = _SHARD.fullmatch(name) or _NUMBERED.fullmatch(name)
@@ -240,7 +251,7 @@ def _pick_split(
     if wanted is None and len(there) == 1 and default in (None, "train"):
         wanted = there[0]
     if wanted in there:
-        return Chosen(str(wanted), tuple(splits[str(wanted)]))
+        return Chosen(str(wanted), _without_copies(splits[str(wanted)]))
     shown = ", ".join(there[:20]) or "none"
     if wanted is None:
         raise DataError(f"{place}: set split to one of: {shown}.")
