@@ -295,10 +295,12 @@ def test_rows_are_recognised_by_their_columns(kind, row, expected, columns) -> N
 def test_the_tools_of_a_chat_are_recognised_too() -> None:
     for row in ({"messages": CHAT, "tools": [{}]}, {"conversations": TALK, "tools": "[]"}):
         found = recognise(row, kind=RunKind.SFT)
-        assert found is not None and found.settings() == {"tools_column": "tools"}
+        assert found is not None
+        assert found.settings() == {"tools_column": "tools"}
         assert found.describe().endswith(", tools_column: tools")
     found = recognise({"messages": CHAT, "tools": None}, kind=RunKind.SFT)
-    assert found is not None and found.settings() == {}
+    assert found is not None
+    assert found.settings() == {}
 
 
 @pytest.fixture(scope="module")
