@@ -63,6 +63,13 @@ def test_exact_match_reads_texts_and_chats(prompt: Any) -> None:
     assert found == [1, 0, 0, 0]
 
 
+def test_a_whole_number_that_a_table_holds_as_a_float_is_compared_as_one() -> None:
+    for number, text in ((72.0, "72"), (72.5, "72.5")):
+        call = call_of([text, "7"], {"answer": number})
+        found = values_of("exact_match", call, column="answer", extract=None, ignore_case=False)
+        assert found == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("extract", "text", "value"),
     [

@@ -107,7 +107,7 @@ class MessagesSource(Source):
         None,
         share=True,
         help="Column with the tools that are passed to the chat template: a list, its JSON "
-        "text, or null for a row without tools.",
+        "text. A row without tools has null there, or no such column.",
     )
     turns: Literal["all", "last", "each"] = key(
         "all",

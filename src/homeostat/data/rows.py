@@ -188,8 +188,8 @@ def cell(row: dict[str, Any], column: str, wanted: str) -> Any:
 
 
 def _tools(row: dict[str, Any], column: str | None) -> Any:
-    """Return the tools of a row: null means none, and a missing column is an error."""
-    if column is None or (column in row and row[column] is None):
+    """Return the tools of a row. A row without the column has none: the file as a whole has it."""
+    if column is None or row.get(column) is None:
         return None
     return cell(row, column, "a list of tools")
 

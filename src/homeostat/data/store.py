@@ -34,7 +34,7 @@ from homeostat.arrays import IntArray
 from homeostat.observe.durable import sha256_of, sync_folder
 from homeostat.types import TokenRow
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # A builder writes all the time, so a hidden folder without writes for this long was abandoned.
 ABANDONED_AFTER_S = 3600.0
 _DTYPES = {

@@ -249,7 +249,9 @@ def _match(answer: str | None, expected: Any, *, ignore_case: bool) -> float | N
 def _plain(expected: Any) -> str:
     if not isinstance(expected, str | int | float):
         raise RewardError(f"the expected answer is no text or number: {expected!r}")
-    return str(expected).strip()
+    # A table with a missing value holds all numbers of its column as floats: 72 as 72.0.
+    is_whole = isinstance(expected, float) and expected.is_integer()
+    return str(int(expected) if is_whole else expected).strip()
 
 
 def _column(columns: Mapping[str, Any], name: str) -> Any:
