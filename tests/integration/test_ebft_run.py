@@ -146,9 +146,9 @@ def test_texts_that_are_too_short_or_too_long_are_told(tmp_path: Path) -> None:
         ("ebft.stride=4", "would have no effect"),
         ("ebft={alignment_coefficient: 0.0, diversity_coefficient: 0.0}", "nothing is rewarded"),
         ("ebft={rl_coefficient: 0.0}", "the loss would always be 0"),
-        ("algorithm.dynamic_sampling={}", "hardly ever are equal"),
+        ("algorithm.dynamic_sampling={}", "are hardly ever equal"),
         ("data.validation_share=0.2", "judged by reward functions"),
-        ("algorithm={type: grpo}", "it would have no effect"),
+        ("algorithm={type: grpo}", "this section would have no effect"),
     ],
 )
 def test_structured_settings_that_cannot_work_are_refused(
@@ -163,11 +163,11 @@ def test_structured_settings_that_cannot_work_are_refused(
     [
         ("rollout.max_new_tokens=5", "ebft.generate_length=3"),
         ("rollout.stop=['x']", "nothing ends them earlier"),
-        ("algorithm.overlong={type: mask}", "as it should"),
+        ("algorithm.overlong={type: mask}", "reach its full length"),
         ("data.max_length=6", "no room"),
         ("data.validation_share=0.2", "held out"),
         ("ebft.reference_column=answer", "the text itself"),
-        ("debug={mode: train_only, rollouts: elsewhere}", "saved ones"),
+        ("debug={mode: train_only, rollouts: elsewhere}", "saved groups"),
     ],
 )
 def test_strided_settings_that_cannot_work_are_refused(

@@ -224,7 +224,7 @@ def test_check_lists_plugins_with_what_they_need(folder: Path) -> None:
         ("algorithm.type=./algorithm.py:Missing", "has no name 'Missing'"),
         ("engine.type=./nowhere.py:Name", "there is no file"),
         ("engine.type=no_such_package.x:Name", "there is no module 'no_such_package.x'"),
-        ("algorithm.type=trust_god", "no type is 'trust_god'"),
+        ("algorithm.type=trust_god", "there is no type 'trust_god'"),
     ],
 )
 def test_a_mistake_is_told_with_its_place(folder: Path, override: str, words: str) -> None:

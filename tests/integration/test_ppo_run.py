@@ -170,9 +170,9 @@ def test_check_and_estimate_know_the_critic(tmp_path: Path) -> None:
     ("changes", "why"),
     [
         (["algorithm.type=grpo"], "has no critic"),
-        (["algorithm.scale=group"], "whitening the advantages"),
+        (["algorithm.scale=group"], "already scales advantages"),
         (["model.implementation=transformers"], "native decoder"),
-        (["critic.warmup_steps=4"], "only the critic would learn"),
+        (["critic.warmup_steps=4"], "the critic would be trained alone"),
         (["critic.export=true"], "nothing is exported"),
         (
             ["critic.bootstrap_truncated=true", "algorithm.overlong={type: mask}"],

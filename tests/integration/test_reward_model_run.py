@@ -178,8 +178,8 @@ def test_a_margin_asks_for_more(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (("algorithm.loss={type: pointwise}",), r"data\.train\.0\.type"),
-        (("reference={type: initial}",), "compared with no other model"),
-        (("model.implementation=transformers",), "native decoder alone"),
+        (("reference={type: initial}",), "compare it with another model"),
+        (("model.implementation=transformers",), "needs the native decoder"),
         (("preference.beta=0.1",), "does not learn from preferences"),
         (("algorithm.type=dpo", "data.train.0.margin_column=m"), "does not read margins"),
         (("rollout.max_new_tokens=8",), "samples nothing"),

@@ -26,7 +26,7 @@ REFUSED = {
     ),
     "the best of evaluations that are known too late": (
         (*AHEAD, "data.validation_share=0.2", "eval.sampling.blocking=false"),
-        "cannot be saved any more",
+        "can no longer be saved",
     ),
     "two evaluations of a step": (
         (
@@ -35,21 +35,21 @@ REFUSED = {
             "eval={interval_steps: 1, keep_best: false}",
             "eval.sampling.blocking=false",
         ),
-        "would have its own",
+        "would have an evaluation of its own",
     ),
     "versions that are not published": (
         (*AHEAD, "sync.interval=4"),
         "the weights of every step are published",
     ),
     "an engine that sleeps": ((*AHEAD, "engine.sleep=true"), "it never sleeps"),
-    "sampling alone": ((*AHEAD, "debug={mode: rollout_only}"), "at the same time"),
+    "sampling alone": ((*AHEAD, "debug={mode: rollout_only}"), "the two cannot overlap"),
     "a deadline of what continues": (
         (*AHEAD, "rollout.partial=true", "rollout.deadline_s=5"),
-        "begin the time anew",
+        "restart the time limit",
     ),
     "a second round by difficulty": (
         (*AHEAD, FILTERED, "rollout.curriculum={difficulty: {}}"),
-        "after later steps have drawn theirs",
+        "after later steps have already drawn theirs",
     ),
 }
 

@@ -68,7 +68,7 @@ def test_all_problems_of_a_file_are_reported_at_once_with_lines(tmp_path: Path) 
     assert "r.yaml:4: model.pth: unknown key. Did you mean model.path?" in text
     assert "r.yaml:7: data.train.0.turn: unknown key. Did you mean data.train.0.turns?" in text
     assert "r.yaml:9: trainer.lr:" in text
-    assert "no type is 'cosin'. Did you mean cosine?" in text
+    assert "there is no type 'cosin'. Did you mean cosine?" in text
     assert "trainer.epochs: trainer.max_steps is set too" in text
 
 

@@ -147,12 +147,12 @@ def sources(*weights: Any) -> dict[str, Any]:
         ),
         (
             sources(1.0, {"points": [{"step": 1, "weight": 1.0}, {"step": 7, "weight": 0.0}]}),
-            r"data\.train\.1\.weight\.points: step 7 comes after the last one \(6\)",
+            r"data\.train\.1\.weight\.points: step 7 comes after the last step of the run \(6\)",
         ),
         ({"train": [{"type": "text", "path": "a", "name": "x"}] * 2}, "2 sources are named 'x'"),
         (
             {**sources(None), "validation": [{"type": "text", "path": "a", "weight": 1.0}]},
-            r"data\.validation\.0\.weight: it belongs to sources of training rows",
+            r"data\.validation\.0\.weight: this key is for sources of training rows",
         ),
     ],
 )
@@ -166,17 +166,17 @@ def test_weights_that_cannot_work_are_refused_with_the_reason(tmp_path: Path, da
     [
         ({"max_rounds": 4}, "without filters every group is kept"),
         ({"solved_by": "exact_match"}, "only rollout.curriculum and the filter all_failed"),
-        ({"curriculum": {}}, "it would do nothing"),
+        ({"curriculum": {}}, "a curriculum needs"),
         (
             {"curriculum": {"replay": {}}, "solved_by": "judge"},
             "no reward that is trained on is called 'judge'",
         ),
-        ({"filters": [{"type": "reward_mean"}]}, "it keeps every group"),
-        ({"filters": [{"type": "reward_mean", "low": 1.0, "high": 0.0}]}, "it keeps no group"),
+        ({"filters": [{"type": "reward_mean"}]}, "would keep every group"),
+        ({"filters": [{"type": "reward_mean", "low": 1.0, "high": 0.0}]}, "would keep no group"),
         ({"filters": [{"type": "function", "path": "f.py:f"}] * 2}, "calls the same function"),
         (
             {"filters": [{"type": "function", "path": "f.py:f", "options": {"rewards": 1}}]},
-            "every filter is called with a rewards",
+            "every filter already gets an argument rewards",
         ),
     ],
 )

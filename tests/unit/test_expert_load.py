@@ -362,12 +362,12 @@ def test_a_frozen_bias_stays_and_is_reported(tmp_path):
 
 
 REFUSED = [
-    (("model.moe.balancing=aux",), "model.moe.aux_loss_coefficient gives it no weight"),
-    (("model.moe.aux_loss_coefficient=0.1",), "has no such loss"),
-    (("model.moe.balancing=bias",), "router_bias_update_rate is 0"),
-    (("model.moe.router_bias_update_rate=0.1",), "leaves the bias as it is"),
-    (("model.moe.capacity_factor=1.0", "model.numerics=invariant"), "invariant numerics"),
-    (("model.moe.capacity_factor=1.0", "trainer.lanes=2"), "experts have room"),
+    (("model.moe.balancing=aux",), r"model.moe.aux_loss_coefficient\) is 0"),
+    (("model.moe.aux_loss_coefficient=0.1",), "adds no loss"),
+    (("model.moe.balancing=bias",), "router_bias_update_rate, which is 0"),
+    (("model.moe.router_bias_update_rate=0.1",), "does not change the expert bias"),
+    (("model.moe.capacity_factor=1.0", "model.numerics=invariant"), "must not depend on them"),
+    (("model.moe.capacity_factor=1.0", "trainer.lanes=2"), "the capacity of experts"),
     (("model.moe.z_loss_coefficient=0.1", "model.implementation=transformers"), "themselves"),
 ]  # fmt: skip
 
@@ -379,7 +379,7 @@ def test_settings_that_cannot_work_are_refused(overrides, said, tmp_path):
 
 
 def test_a_capacity_is_refused_in_rl(tmp_path):
-    with pytest.raises(ConfigError, match="depends on what else is in the micro-batch"):
+    with pytest.raises(ConfigError, match="depends on the other tokens of the micro-batch"):
         build_config(tiny_rl.recipe(tmp_path), ["model.moe.capacity_factor=1.5"], file=None)
 
 

@@ -235,7 +235,7 @@ def test_a_frozen_reference_has_its_own_slots_and_the_same_scores(tmp_path: Path
         (
             {"cluster": {"type": "torchrun", "processes": 2}},
             ["trainer.backend={type: fsdp, offload_experts: true}"],
-            "ranks split every tensor, experts included",
+            "ranks split every tensor, including those of experts",
         ),
     ],
 )
@@ -248,7 +248,7 @@ def test_what_cannot_stream_is_refused_with_the_reason(
 
 def test_a_dense_model_and_a_run_on_the_cpu_are_refused(tmp_path: Path) -> None:
     config = tiny.config(tmp_path, trainer={"backend": OFFLOADED, "device": "cpu"})
-    with pytest.raises(ConfigError, match="in host memory already"):
+    with pytest.raises(ConfigError, match="already in host memory"):
         resolve_runtime(config, kept=PLAIN)
     runtime = resolve_runtime(tiny.config(tmp_path), kept=PLAIN)
     with pytest.raises(ModelError, match="has no experts"):
@@ -257,7 +257,7 @@ def test_a_dense_model_and_a_run_on_the_cpu_are_refused(tmp_path: Path) -> None:
 
 def test_decode_paths_that_read_all_experts_are_refused(tmp_path: Path) -> None:
     for decode in ("auto", "graphs", "fused"):
-        with pytest.raises(ConfigError, match="leaves them in host memory"):
+        with pytest.raises(ConfigError, match="keeps them in host memory"):
             tiny_rl.config(
                 tmp_path, "trainer.backend.offload_experts=true", f"engine.decode={decode}"
             )

@@ -258,7 +258,7 @@ def test_what_cannot_be_in_fp8_is_named() -> None:
     [
         ({"fp8": {"scaling": "delayed"}}, "many"),
         ({"fp8": {"amax_history": 4}}, "no history"),
-        ({"fp8": {"start_step": 9}, "max_steps": 8}, "no step is in FP8"),
+        ({"fp8": {"start_step": 9}, "max_steps": 8}, "no step would be in FP8"),
         ({"fp8": {}, "backend": {"type": "fsdp"}}, "ranks gather a layer's weights"),
         ({"fp8": {}, "backend": {"type": "local", "offload_experts": True}}, "streams experts"),
     ],

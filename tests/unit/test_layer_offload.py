@@ -134,7 +134,7 @@ def test_the_estimate_moves_layers_and_their_state_to_the_host(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["trainer.backend.offload_optimizer=false"], "are updated from there"),
+        (["trainer.backend.offload_optimizer=false"], "must be in host memory too"),
         (["trainer.backend.offload_experts=true"], "as trainer.backend.offload_experts would"),
         (["model.implementation=transformers"], "all its weights on one device"),
         (["model.meta_init=false"], "built on the GPU first"),
@@ -159,5 +159,5 @@ def test_kernels_of_the_engine_and_runs_on_the_cpu_are_refused(tmp_path: Path) -
     with pytest.raises(ConfigError, match="read all weights from the GPU"):
         tiny_rl.config(tmp_path, backend)
     config = tiny.config(tmp_path, backend, "trainer.device=cpu")
-    with pytest.raises(ConfigError, match="weights are in host memory already"):
+    with pytest.raises(ConfigError, match="weights are already in host memory"):
         resolve_runtime(config, kept=PLAIN)

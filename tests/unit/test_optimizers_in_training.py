@@ -134,8 +134,8 @@ def test_an_adapters_matrices_are_updated_by_muon(tmp_path: Path) -> None:
     ("overrides", "said"),
     [
         (["trainer.optimizer.type=muon"], "muon needs whole matrices"),
-        (["trainer.optimizer.moments=8bit"], "save moments in fp32 only"),
-        (["trainer.optimizer.masters=bf16"], "hold the weights that they train in fp32"),
+        (["trainer.optimizer.moments=8bit"], "can save moments only in fp32"),
+        (["trainer.optimizer.masters=bf16"], "keep the trained weights in fp32"),
     ],
 )
 def test_ranks_refuse_what_needs_whole_tensors(
@@ -150,13 +150,13 @@ def test_a_run_on_the_cpu_refuses_host_memory_and_masters_below_its_precision(
     tmp_path: Path,
 ) -> None:
     for override, said in (
-        (OFFLOAD, "in host memory already"),
+        (OFFLOAD, "already in host memory"),
         ("trainer.optimizer.masters=bf16", "fp32 on a CPU"),
     ):
         config = tiny.config(tmp_path, override, "trainer.device=cpu")
         with pytest.raises(ConfigError, match=said):
             resolve_runtime(config, kept=PLAIN)
-    with pytest.raises(ConfigError, match="their own masters"):
+    with pytest.raises(ConfigError, match="no separate master weights"):
         tiny.config(tmp_path, "trainer.optimizer.masters=bf16", "trainer.precision=fp32")
 
 

@@ -230,18 +230,18 @@ def test_the_environment_is_followed_where_the_recipe_is_silent(tmp_path, monkey
     assert tiny.config(tmp_path, "trainer.int4=null").trainer.int4 is None
     other = tiny.config(tmp_path, "trainer.int4.start_step=2").trainer.int4
     assert other == Int4Config(start_step=2)
-    with pytest.raises(ConfigError, match=f"{FLAG_VARIABLE}=1 asks for it"):
+    with pytest.raises(ConfigError, match=f"{FLAG_VARIABLE}=1 turns trainer.int4 on"):
         tiny.config(tmp_path, lora={"rank": 2})
     monkeypatch.setenv(FLAG_VARIABLE, "yes")
-    with pytest.raises(ConfigError, match="it can be 0 or 1"):
+    with pytest.raises(ConfigError, match="must be 0 or 1"):
         tiny.config(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"lora": {"rank": 2}}, "an adapter beside frozen weights"),
-        ({"trainer": {**INT4, "fp8": {}}}, "a layer has one precision"),
+        ({"lora": {"rank": 2}}, "an adapter and freezes the weights"),
+        ({"trainer": {**INT4, "fp8": {}}}, "a layer can have only one precision"),
         ({"model": {"implementation": "transformers"}}, "native decoder"),
         ({"trainer": {"int4": {"start_step": 9}, "max_steps": 6}}, "ends after step 6"),
         (

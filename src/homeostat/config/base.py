@@ -101,11 +101,12 @@ def parse_bytes(value: object) -> object:
 def check_path(text: str) -> str:
     """Refuse a path that no file system can hold, so that no later file operation fails on it."""
     if not text or "\0" in text:
-        raise ValueError("a path is neither empty nor holds a NUL character")
+        raise ValueError("a path must not be empty or contain a NUL character")
     name = max(text.split("/"), key=len)
     if len(os.fsencode(text)) > MAX_PATH_BYTES or len(os.fsencode(name)) > MAX_NAME_BYTES:
         raise ValueError(
-            f"a path may have {MAX_PATH_BYTES} bytes, and each name in it {MAX_NAME_BYTES}"
+            f"a path may have at most {MAX_PATH_BYTES} bytes, and each name in it at most "
+            f"{MAX_NAME_BYTES}"
         )
     return text
 

@@ -107,9 +107,11 @@ class RewardMeanFilter(Settings):
     def check_bounds(self) -> RewardMeanFilter:
         """Refuse bounds that keep everything or nothing."""
         if self.low is None and self.high is None:
-            raise ValueError("it keeps every group: set low, high or both")
+            raise ValueError("this filter would keep every group: set low, high or both")
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise ValueError(f"it keeps no group: low ({self.low:g}) is above high ({self.high:g})")
+            raise ValueError(
+                f"this filter would keep no group: low ({self.low:g}) is above high ({self.high:g})"
+            )
         return self
 
 
@@ -148,7 +150,9 @@ class FunctionFilter(Settings):
     def check_options(self) -> FunctionFilter:
         """Refuse options that would collide with arguments that every filter receives."""
         if taken := sorted(set(self.options) & set(FILTER_KEYWORDS)):
-            raise ValueError(f"options.{taken[0]}: every filter is called with a {taken[0]} anyway")
+            raise ValueError(
+                f"options.{taken[0]}: every filter already gets an argument {taken[0]}"
+            )
         return self
 
     @property
@@ -189,7 +193,10 @@ class BandPreference(Settings):
     def check_bounds(self) -> BandPreference:
         """Refuse a band without any rate."""
         if self.low > self.high:
-            raise ValueError(f"no rate lies between low ({self.low:g}) and high ({self.high:g})")
+            raise ValueError(
+                f"no solve rate is preferred, because low ({self.low:g}) is above high "
+                f"({self.high:g})"
+            )
         return self
 
     def weight(self, rate: float) -> float:
@@ -256,5 +263,5 @@ class CurriculumConfig(Settings):
     def check_content(self) -> CurriculumConfig:
         """Refuse a curriculum that does nothing."""
         if self.difficulty is None and self.replay is None:
-            raise ValueError("it would do nothing: set difficulty, replay or both")
+            raise ValueError("a curriculum needs difficulty, replay or both")
         return self

@@ -45,12 +45,12 @@ def int4_of_environment(environment: Mapping[str, str] = os.environ) -> Int4Conf
     """
     flag = environment.get(FLAG_VARIABLE, "0")
     if flag not in ("", "0", "1"):
-        raise ValueError(f"{FLAG_VARIABLE} is {flag!r:.40}, and it can be 0 or 1")
+        raise ValueError(f"{FLAG_VARIABLE} is {flag!r:.40}, but must be 0 or 1")
     if flag != "1":
         return None
     size = environment.get(GROUP_VARIABLE, "128")
     if size not in _GROUP_SIZES:
-        raise ValueError(f"{GROUP_VARIABLE} is {size!r:.40}, and it can be 32, 64 or 128")
+        raise ValueError(f"{GROUP_VARIABLE} is {size!r:.40}, but must be 32, 64 or 128")
     return Int4Config(group_size=_GROUP_SIZES[size])
 
 

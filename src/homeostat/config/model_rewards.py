@@ -147,8 +147,8 @@ def check_url(text: str) -> str:
         raise ValueError(f"{text!r} is not an http or https address")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError(
-            "the address holds a login, a query or a fragment. Give the base address alone; a "
-            "key comes from the environment variable that api_key_env names"
+            "the address contains a login, a query or a fragment. Give only the base address; "
+            "the API key is read from the environment variable that api_key_env names"
         )
     return text
 
@@ -236,12 +236,16 @@ class JudgeReward(Reward):
                 "{completion}, {reference} and {rubric}"
             )
         if "completion" not in found:
-            raise ValueError("prompt: without {completion} the judge does not see what it judges")
+            raise ValueError("prompt: without {completion} the judge does not see the completion")
         if self.rubric and "rubric" not in found:
-            raise ValueError("rubric: neither prompt nor system holds {rubric}, so it is not sent")
+            raise ValueError(
+                "rubric: neither prompt nor system contains {rubric}, so the rubric would not be "
+                "sent"
+            )
         if "reference_column" in self.model_fields_set and "reference" not in found:
             raise ValueError(
-                "reference_column: neither prompt nor system holds {reference}, so it is not sent"
+                "reference_column: neither prompt nor system contains {reference}, so no "
+                "reference would be sent"
             )
         return self
 

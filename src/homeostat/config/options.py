@@ -15,7 +15,7 @@ def refuse_options(
     """
     for name in options:
         if name in owned:
-            raise ValueError(f"{name!r} is not an option of its own here: set {owned[name]}")
+            raise ValueError(f"{name!r} cannot be set here: set {owned[name]} instead")
         if name in fixed:
             raise ValueError(f"{name!r} cannot be changed: {fixed[name]}")
     return options

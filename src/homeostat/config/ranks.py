@@ -28,7 +28,7 @@ def _check_env(env: dict[str, str]) -> dict[str, str]:
         if not name or "=" in name or "\0" in name:
             raise ValueError(f"{name!r} is not the name of an environment variable")
         if name in OWNED_VARIABLES:
-            raise ValueError(f"{name} is set by whoever launches the process, for each one alone")
+            raise ValueError(f"{name} is set by the launcher, separately for each process")
     return env
 
 

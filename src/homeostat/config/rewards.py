@@ -114,7 +114,7 @@ class FunctionReward(Reward):
         """Refuse options that would collide with arguments that every function receives."""
         if taken := sorted(set(self.options) & set(CALL_KEYWORDS)):
             raise ValueError(
-                f"options.{taken[0]}: every function is called with a {taken[0]} anyway"
+                f"options.{taken[0]}: every function already gets an argument {taken[0]}"
             )
         return self
 
@@ -190,7 +190,7 @@ class RewardsConfig(Settings):
         counts = Counter(reward.label for reward in self.functions)
         if twice := [label for label, count in counts.items() if count > 1]:
             raise ValueError(
-                f"two rewards are named {twice[0]!r}, and metrics could not tell them apart: give "
+                f"two rewards are named {twice[0]!r}, so metrics could not distinguish them: give "
                 "one of them another `name`"
             )
         return self

@@ -30,23 +30,25 @@ OWNED = {
 }
 # Engine arguments on which guarantees of the engine depend, with the reason for each.
 FIXED = {
-    "logprobs_mode": "log-probs must be those of the sampling temperature",
-    "max_logprobs": "log-probs must be those of the sampling temperature",
+    "logprobs_mode": "log-probs must be computed at the sampling temperature",
+    "max_logprobs": "log-probs must be computed at the sampling temperature",
     "generation_config": "a checkpoint's own sampling defaults would change what is sampled",
-    "worker_extension_cls": "it takes new weights in",
-    "worker_cls": "it takes new weights in",
-    "weight_transfer_config": "weights come by sync.transport",
-    "async_scheduling": "every token must know the version of its weights",
-    "stream_interval": "every token must know the version of its weights",
+    "worker_extension_cls": "homeostat's own class receives the weights",
+    "worker_cls": "homeostat's own class receives the weights",
+    "weight_transfer_config": "sync.transport sends the weights",
+    "async_scheduling": "the version of the weights must be known for every token",
+    "stream_interval": "the version of the weights must be known for every token",
     "runner": "the engine samples text",
     "convert": "the engine samples text",
     "data_parallel_size": "set engine.data_parallel_size: each engine holds one copy of the model",
     "pipeline_parallel_size": "the engine runs on one machine",
     "nnodes": "the engine runs on one machine",
     "distributed_executor_backend": "the engine's processes must end with it",
-    "disable_log_stats": "the engine/* metrics are counted from it",
-    "enable_chunked_prefill": "seeded requests cannot have it on a CPU; elsewhere it is on",
-    "speculative_config": "its log-probs are not those of the policy alone",
+    "disable_log_stats": "the engine/* metrics are computed from these statistics",
+    "enable_chunked_prefill": (
+        "it cannot be used with seeded requests on a CPU; elsewhere it is always on"
+    ),
+    "speculative_config": "its log-probs would not be those of the policy",
     "enable_lora": "adapters are merged into the weights that are published",
 }
 

@@ -125,7 +125,7 @@ def variables_reach_the_ranks(base: tuple[str, ...]) -> Case:
             patched.setattr(sharded, "FACTORY", WORD_PROBE)
             run = workshop.again(*base, "trainer.max_steps=1", "cluster.env={SOME_WORD: hello}")
         assert "[trainer 0] SOME_WORD is hello" in (run.dir / "workers.log").read_text()
-        with pytest.raises(ConfigError, match="MASTER_ADDR is set by whoever launches"):
+        with pytest.raises(ConfigError, match="MASTER_ADDR is set by the launcher"):
             workshop.again(*base, "cluster.env={MASTER_ADDR: here}")
 
     return case
@@ -134,7 +134,7 @@ def variables_reach_the_ranks(base: tuple[str, ...]) -> Case:
 CASES: dict[str, Case] = {
     "cluster.type (in_process)": all_of(
         names_the_default("cluster={type: in_process}"),
-        refuses("trainer.backend={type: fsdp}", "cluster.type is in_process"),
+        refuses("trainer.backend={type: fsdp}", "cluster.type=in_process there are no ranks"),
     ),
     "cluster.type (torchrun)": refuses(ALONE[0], "the ranks would have nothing to do"),
     "cluster.processes (torchrun)": all_of(
@@ -163,14 +163,14 @@ CASES: dict[str, Case] = {
     "trainer.backend.type (fsdp)": sharded_run_is_the_local_one,
     "trainer.backend.shard (fsdp)": shows(HYBRID, shards, was=of(2), now=of(1), base=TWO_RANKS),
     "trainer.backend.replicas (fsdp)": all_of(
-        refuses("trainer.backend.replicas=2", "it has no replicas", base=TWO_RANKS),
+        refuses("trainer.backend.replicas=2", "there are no replicas", base=TWO_RANKS),
         refuses("trainer.backend.replicas=3", "multiple of replicas 3", base=(*TWO_RANKS, HYBRID)),
     ),
     "trainer.backend.context_parallel_size (fsdp)": all_of(
         shares_rows("trainer.backend.context_parallel_size"),
         refuses(
             "trainer.share_prompts=true",
-            "a ring has whole rows",
+            "ring attention splits each whole row",
             base=(*TWO_RANKS, "trainer.backend.context_parallel_size=2"),
         ),
     ),
@@ -184,7 +184,7 @@ CASES: dict[str, Case] = {
     ),
     "trainer.backend.offload_optimizer (fsdp)": ranks_keep_weights_and_state_in_host_memory,
     "trainer.backend.offload_params (fsdp)": refuses(
-        "trainer.backend.offload_params=true", "are updated from there", base=ALONE
+        "trainer.backend.offload_params=true", "must be in host memory too", base=ALONE
     ),
     "trainer.backend.expert_parallel_size (fsdp)": all_of(
         refuses("trainer.backend.expert_parallel_size=3", "2 % 3 = 2", base=TWO_RANKS),

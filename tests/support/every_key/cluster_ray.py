@@ -63,7 +63,7 @@ def engines_share_the_ranks_devices(workshop: Workshop) -> None:
         found[placement] = find_shortages(config, needs, [Node("here", {"CPU": 4.0})])
     assert "trainer 1 x 4 CPU + engines 1 x 4 CPU = 8" in found["disaggregated"][0].message
     assert found["colocated"] == []
-    with pytest.raises(ConfigError, match="colocated is about engines"):
+    with pytest.raises(ConfigError, match="colocated lets engines share"):
         on_ray(lambda base: lambda shop: shop.again(*base, "cluster.placement=colocated"))(workshop)
 
 

@@ -59,8 +59,11 @@ def it_is_another_engine(workshop: RlWorkshop) -> None:
     found = arguments(workshop)
     assert (found["context_length"], found["sampling_mask_max_tokens"]) == (104, 50)
     assert sglang_capabilities(engine_of(workshop), device="cuda", max_tokens=96).name == "sglang"
-    refused("rollout.min_p=0.1", "no noise that belongs to a request")(workshop)
-    refused("eval.sampling={top_k: 5, top_p: 0.9, temperature: 1}", "leaves of it")(workshop)
+    refused("rollout.min_p=0.1", "no seeded noise for this key")(workshop)
+    refused(
+        "eval.sampling={top_k: 5, top_p: 0.9, temperature: 1}",
+        "the tokens that top_k",
+    )(workshop)
 
 
 def memory_is_given_back_unless_told_otherwise(workshop: RlWorkshop) -> None:
@@ -75,7 +78,7 @@ def memory_is_given_back_unless_told_otherwise(workshop: RlWorkshop) -> None:
 def options_are_passed_on(workshop: RlWorkshop) -> None:
     told("engine.options={page_size: 16}", "page_size", was=None, now=16)(workshop)
     refused("engine.options={tp_size: 2}", "engine.tensor_parallel_size")(workshop)
-    refused("engine.options={port: 30000}", "another free port")(workshop)
+    refused("engine.options={port: 30000}", "its own free port")(workshop)
 
 
 def each_engine_has_its_own_devices(workshop: RlWorkshop) -> None:
@@ -116,7 +119,7 @@ CASES: dict[str, SglangCase] = {
     ),
     "engine.data_parallel_size (sglang)": each_engine_has_its_own_devices,
     "engine.quantization (sglang)": refused(
-        "engine.quantization=fp8", "takes weights in the trainer's precision"
+        "engine.quantization=fp8", "accepts weights only in the trainer's precision"
     ),
     "engine.kv_cache_dtype (sglang)": told(
         "engine.kv_cache_dtype=fp8", "kv_cache_dtype", was=None, now="fp8_e4m3"

@@ -71,7 +71,7 @@ def experts_are_streamed_to_the_same_bits(workshop: Workshop) -> None:
 
 CASES: dict[str, Case] = {
     "trainer.backend.offload_experts (local)": all_of(
-        refuses("trainer.backend.offload_experts=true", "in host memory already", base=EXPERTS),
+        refuses("trainer.backend.offload_experts=true", "already in host memory", base=EXPERTS),
         experts_are_streamed_to_the_same_bits,
     ),
     "trainer.backend.offload_experts (fsdp)": refuses(
@@ -82,7 +82,7 @@ CASES: dict[str, Case] = {
     "model.moe.grouped_kernel": all_experts_are_one_product,
     "model.moe.balancing": all_of(
         alters("model.moe.balancing=aux", metric("moe/aux_loss"), base=ROWS),
-        refuses("model.moe.balancing=none", "has no such loss", base=ROWS),
+        refuses("model.moe.balancing=none", "adds no loss", base=ROWS),
     ),
     "model.moe.aux_loss_coefficient": alters("model.moe.aux_loss_coefficient=2.0", base=ROWS),
     "model.moe.z_loss_coefficient": alters("model.moe.z_loss_coefficient=0.5", base=EXPERTS),

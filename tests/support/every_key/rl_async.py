@@ -48,7 +48,7 @@ CASES: dict[str, Case] = {
                 same="bits",
             )
         ),
-        warm(refuses("sync.overlap=always", "nothing to overlap with", base=OWN)),
+        warm(refuses("sync.overlap=always", "the engine and the trainer take turns", base=OWN)),
         refuses("sync.overlap=always", "nothing is sent"),
     ),
     "rollout.max_staleness": all_of(

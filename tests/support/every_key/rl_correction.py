@@ -81,7 +81,7 @@ def a_weight_has_bounds(workshop: Workshop, *, level: str, side: str) -> None:
     assert weight_bytes(before) != weight_bytes(after)
     crossed = weight(level, low=1.2, high=1.1)
     refused(workshop, crossed, "is not below high")
-    refused(workshop, weight(level, high=0.9), "1, and that would be outside")
+    refused(workshop, weight(level, high=0.9), "and 1 is outside these bounds")
 
 
 def a_weight_outside_is_cut_or_0(workshop: Workshop, *, level: str) -> None:
@@ -151,13 +151,13 @@ def weights_have_mean_1(workshop: Workshop) -> None:
         norms = [only("grad_norm", run) for run in (plain, divided)]
         assert norms[1] == pytest.approx(norms[0] / mean, rel=1e-5)
         assert abs(mean - 1) > 0.01
-    refused(workshop, "weight: null, veto: 0.1, normalise: true", "nothing to divide")
+    refused(workshop, "weight: null, veto: 0.1, normalise: true", "divides the weights")
 
 
 def what_cannot_be_meant_is_refused(workshop: Workshop) -> None:
     refused(workshop, "weight: null", "would correct nothing")
     for settings in (weight("geometric", high=2.0), reject("geometric", 0.5, 1.01)):
-        refused(workshop, settings, "a bound for tokens")
+        refused(workshop, settings, "a bound for single tokens")
     for settings in (weight("token", high=2.0), reject("token", 0.5, 2.0)):
         refused(workshop, settings, "one ratio per completion", kind="gspo")
 

@@ -348,13 +348,13 @@ CASES: dict[str, Case] = {
     "engine.stall_s (native)": refuses("engine.stall_s=1e-9", r"none of 16 .*engine\.stall_s"),
     "engine.quantization (native)": all_of(
         the_engine_rounds_as_the_trainer_does,
-        refuses("engine.quantization=fp8", "promises the same bits", base=INVARIANT),
+        refuses("engine.quantization=fp8", "guarantees that", base=INVARIANT),
         refuses("engine.quantization=int8", r"engine\.quantization"),
-        refuses("engine.quantization=int4", "promises the same bits", base=INVARIANT),
+        refuses("engine.quantization=int4", "guarantees that", base=INVARIANT),
     ),
     "engine.kv_cache_dtype (native)": all_of(
         a_smaller_cache_is_less_exact,
-        refuses("engine.kv_cache_dtype=fp8", "promises the same bits", base=INVARIANT),
+        refuses("engine.kv_cache_dtype=fp8", "guarantees that", base=INVARIANT),
     ),
     "engine.sleep (native)": shows(
         "engine.sleep=false", lambda run: only("engine/cache_bytes", run) > 0, was=False, now=True,

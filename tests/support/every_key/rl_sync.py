@@ -147,7 +147,7 @@ CASES: dict[str, Case] = {
         refuses("lora.publish=adapter", "nothing is sent", base=ADAPTED[1:]),
         warm(
             refuses(
-                "lora.publish=merged", "rounded away",
+                "lora.publish=merged", "rounding would remove it",
                 base=(*ADAPTED, "lora.publish=adapter", "model.quantization=nf4"),
             )
         ),

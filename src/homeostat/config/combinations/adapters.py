@@ -14,13 +14,14 @@ def find_base_conflicts(config: RunConfig) -> Iterator[Problem]:
     if config.lora is not None and config.lora.dora and backend.type != "local":
         yield Problem(
             "lora.dora",
-            "lengths of rows are computed from whole weights, which ranks do not hold.",
+            "DoRA needs whole weights to compute the lengths of their rows, and each rank holds "
+            "only a shard of them.",
             "Set trainer.backend.type=local, or lora.dora=false.",
         )
     if model.double_quantization and model.quantization != "nf4":
         yield Problem(
             "model.double_quantization",
-            "only nf4 has scales of blocks that could be quantised.",
+            "only nf4 has block scales that can be quantised.",
             "Set model.quantization=nf4, or remove it.",
         )
     if model.quantization is None:
@@ -34,27 +35,27 @@ def find_base_conflicts(config: RunConfig) -> Iterator[Problem]:
     if model.implementation == "transformers":
         yield Problem(
             "model.quantization",
-            "quantised bases belong to the native decoder.",
+            "only the native decoder can quantise the base model.",
             "Set model.implementation=native, or remove model.quantization.",
         )
     for name in ("fp8", "int4"):
         if getattr(config.trainer, name) is not None:
             yield Problem(
                 f"trainer.{name}",
-                f"it computes with copies of plain weights, and model.quantization="
-                f"{model.quantization} holds none.",
+                "it needs weights that are not quantised, and "
+                f"model.quantization={model.quantization} keeps none.",
                 f"Remove trainer.{name} or model.quantization.",
             )
     if backend.type == "local" and backend.on_host is not None:
         yield Problem(
             f"trainer.backend.offload_{'experts' if backend.offload_experts else 'params'}",
-            "the weights of a quantised base cannot be streamed from host memory.",
+            "the weights of a quantised base model cannot be streamed from host memory.",
             "Remove it, or remove model.quantization.",
         )
     if not model.meta_init:
         yield Problem(
             "model.meta_init",
-            "a quantised base is filled weight by weight, and never allocated whole.",
+            "a quantised base model is loaded weight by weight and never allocated as a whole.",
             "Set it to true, or remove model.quantization.",
         )
     if backend.type != "local":

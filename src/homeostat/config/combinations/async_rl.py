@@ -20,8 +20,8 @@ def find_async_conflicts(config: RunConfig) -> Iterator[Problem]:
     if config.debug is not None:
         yield Problem(
             _STALE,
-            f"debug.mode={config.debug.mode} samples or trains alone, so nothing could run at the "
-            "same time.",
+            f"debug.mode={config.debug.mode} runs only sampling or only training, so the two "
+            "cannot overlap.",
             "Remove it, or remove debug.",
         )
     if config.steps_between_publications > 1:
@@ -42,13 +42,14 @@ def _without_effect(config: RunConfig) -> Iterator[Problem]:
     if config.rollout.partial:
         yield Problem(
             "rollout.partial",
-            "nothing is sampled while the weights change, so no completion is cut off by it.",
+            "without overlap nothing is sampled while the weights change, so no completion would "
+            "be interrupted.",
             "Set rollout.max_staleness to 1 or more, or remove it.",
         )
     if config.sync.overlap != "never" and not config.engine.shares_weights:
         yield Problem(
             "sync.overlap",
-            "nothing is sampled while weights are sent, so there is nothing to overlap with.",
+            "the engine and the trainer take turns, so nothing is sampled while weights are sent.",
             "Set rollout.max_staleness to 1 or more, or remove it.",
         )
     if not config.eval.sampling.blocking:
@@ -81,7 +82,7 @@ def _ahead(config: RunConfig) -> Iterator[Problem]:
     if by_difficulty and (rollout.filters or algorithm.dynamic_sampling is not None):
         yield Problem(
             "rollout.curriculum.difficulty",
-            "with filters a step draws further prompts after later steps have drawn theirs.",
+            "with filters, a step draws more prompts after later steps have already drawn theirs.",
             "Remove it or the filters (rollout.filters, algorithm.dynamic_sampling), or set "
             "rollout.max_staleness=0.",
         )
@@ -94,15 +95,15 @@ def _beside_training(config: RunConfig) -> Iterator[Problem]:
     if config.eval.interval_steps == 1:
         yield Problem(
             "eval.interval_steps",
-            "an evaluation that does not block is in the record of the next step, which would have "
-            "its own.",
+            "the metrics of an evaluation that does not block are recorded with the next step, "
+            "which would have an evaluation of its own to record.",
             "Set it to 2 or more, or eval.sampling.blocking=true.",
         )
     if config.eval.keep_best:
         yield Problem(
             "eval.keep_best",
-            "an evaluation that does not block is known a step after the weights that it judges, "
-            "which cannot be saved any more.",
+            "the result of an evaluation that does not block is known one step later, when the "
+            "evaluated weights can no longer be saved.",
             "Set it to false, or eval.sampling.blocking=true.",
         )
 
@@ -111,7 +112,7 @@ def _partial(config: RunConfig) -> Iterator[Problem]:
     if config.rollout.deadline_s is not None:
         yield Problem(
             "rollout.deadline_s",
-            "rollout.partial lets completions continue over several steps, each of which would "
-            "begin the time anew.",
+            "with rollout.partial, completions continue over several steps, and each step would "
+            "restart the time limit.",
             "Remove it, or set rollout.partial=false.",
         )

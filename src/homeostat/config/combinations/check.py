@@ -67,13 +67,13 @@ def count_steps(config: RunConfig, num_rows: int) -> int:
 def _lanes_obstacle(config: RunConfig) -> str:
     """Return why a micro-batch cannot be computed in parallel parts."""
     if config.cluster.processes > 1 or config.trainer.backend.type != "local":
-        return "every rank computes for itself"
+        return "each rank computes one micro-batch at a time"
     if config.model.implementation == "transformers":
-        return "lanes share the native decoder, and a transformers model computes"
+        return "lanes need the native decoder, which they share"
     if config.lora is not None and config.lora.dropout > 0:
-        return "dropout (lora.dropout) is drawn"
+        return "dropout (lora.dropout) is drawn for a whole micro-batch"
     if config.model.moe.capacity_factor is not None:
-        return "experts have room (model.moe.capacity_factor)"
+        return "the capacity of experts (model.moe.capacity_factor) is that of a whole micro-batch"
     return ""
 
 
@@ -88,14 +88,14 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
     if trainer.packing and trainer.micro_batch_rows is not None:
         yield Problem(
             "trainer.micro_batch_rows",
-            "packing fills micro-batches by tokens, so it would have no effect.",
-            "Set trainer.packing=false, or size with trainer.max_tokens_per_device.",
+            "packing fills micro-batches by tokens, so this key would have no effect.",
+            "Set trainer.packing=false, or set the size by trainer.max_tokens_per_device.",
         )
     if not trainer.packing and "max_tokens_per_device" in trainer.model_fields_set:
         yield Problem(
             "trainer.max_tokens_per_device",
-            "it sizes packed micro-batches, and packing is off.",
-            "Set trainer.packing=true, or size with trainer.micro_batch_rows.",
+            "it sets the size of packed micro-batches, and packing is off.",
+            "Set trainer.packing=true, or set the size by trainer.micro_batch_rows.",
         )
     too_small = trainer.max_tokens_per_device is not None and (
         trainer.tokens_per_micro_batch < config.longest_example
@@ -116,11 +116,12 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
             "Lower it.",
         )
     if (trainer.lanes or 1) > 1 and (obstacle := _lanes_obstacle(config)):
-        yield Problem("trainer.lanes", f"{obstacle}, one micro-batch at a time.", "Remove it.")
+        yield Problem("trainer.lanes", f"{obstacle}, so lanes cannot be used.", "Remove it.")
     if trainer.on_nonfinite == "halt" and "max_nonfinite_steps" in trainer.model_fields_set:
         yield Problem(
             "trainer.max_nonfinite_steps",
-            "trainer.on_nonfinite=halt stops at the first, so it would have no effect.",
+            "trainer.on_nonfinite=halt ends the run at the first non-finite step, so this key "
+            "would have no effect.",
             "Remove it, or set trainer.on_nonfinite=skip.",
         )
 
@@ -151,7 +152,7 @@ def _beyond_the_end(config: RunConfig, total_steps: int) -> Iterator[Problem]:
     if late := [step for step in steps if step > total_steps]:
         yield Problem(
             "observe.profiler.steps",
-            f"step {late[0]} comes after the last one ({total_steps}).",
+            f"step {late[0]} comes after the last step of the run ({total_steps}).",
             "Name earlier steps.",
         )
     yield from find_critic_length_conflicts(config, total_steps=total_steps)
@@ -182,7 +183,7 @@ def _model(config: RunConfig) -> Iterator[Problem]:
     if model.init == "random" and model.path.endswith(".gguf"):
         yield Problem(
             "model.init",
-            "a random start needs a config.json, and a .gguf file has none.",
+            "random weights need the sizes from a config.json, and a .gguf file has none.",
             "Name a folder in model.path, or set model.init=pretrained.",
         )
     if model.init == "random" and config.lora is not None:
@@ -198,25 +199,25 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         if model.attention == "varlen":
             yield Problem(
                 "model.attention",
-                "varlen attention belongs to the native decoder.",
+                "only the native decoder has varlen attention.",
                 "Use auto, sdpa or eager, or model.implementation=native.",
             )
         if config.trainer.gradient_checkpointing == "selective":
             yield Problem(
                 "trainer.gradient_checkpointing",
-                "what to recompute can be selected in the native decoder only.",
+                "only the native decoder can recompute a selection of activations.",
                 "Set it to true, or model.implementation=native.",
             )
         if not model.meta_init:
             yield Problem(
                 "model.meta_init",
-                "transformers always builds without memory first.",
+                "a transformers model is always built on the meta device first.",
                 "Set it to true, or model.implementation=native.",
             )
         if model.path.endswith(".gguf"):
             yield Problem(
                 "model.implementation",
-                "GGUF files are read by the native decoder.",
+                "only the native decoder reads GGUF files.",
                 "Set model.implementation=native.",
             )
     if config.lora is not None and "all-linear" in config.lora.targets:
@@ -232,13 +233,13 @@ def _invariant(config: RunConfig) -> Iterator[Problem]:
     if config.model.implementation == "transformers":
         yield Problem(
             "model.numerics",
-            "invariant arithmetic belongs to the native decoder.",
+            "only the native decoder has invariant numerics.",
             "Set model.implementation=native, or model.numerics=fast.",
         )
     if config.model.attention not in ("auto", "sdpa"):
         yield Problem(
             "model.attention",
-            "invariant arithmetic always uses its own attention kernel.",
+            "invariant numerics always use their own attention kernel.",
             "Remove it, or set model.numerics=fast.",
         )
 
@@ -258,7 +259,7 @@ def _checkpoint(config: RunConfig) -> Iterator[Problem]:
     if config.checkpoint.load_step is not None and config.checkpoint.resume == "never":
         yield Problem(
             "checkpoint.load_step",
-            "checkpoint.resume=never forbids loading one.",
+            "checkpoint.resume=never does not load any checkpoint.",
             "Remove one of the two.",
         )
 

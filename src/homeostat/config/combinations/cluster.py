@@ -26,8 +26,9 @@ def find_cluster_conflicts(config: RunConfig) -> Iterator[Problem]:
     if is_alone:
         yield Problem(
             "trainer.backend.type",
-            "fsdp spreads the model over the ranks of a cluster, and cluster.type is in_process.",
-            "Set cluster.type=torchrun (or ray), of 1 process or more, or "
+            "fsdp shards the model over the ranks of a cluster, and with cluster.type=in_process "
+            "there are no ranks.",
+            "Set cluster.type=torchrun or ray (one process is enough), or "
             "trainer.backend.type=local.",
         )
         return
@@ -46,29 +47,29 @@ def _ray(config: RunConfig) -> Iterator[Problem]:
     if cluster.placement == "colocated" and not config.num_engines:
         yield Problem(
             "cluster.placement",
-            "colocated is about engines, which share the devices of trainer ranks, and this run "
-            "has none in separate processes.",
+            "colocated lets engines share the devices of trainer ranks, and this run has no "
+            "engine in a separate process.",
             "Remove it.",
         )
     if cluster.address is None and cluster.nodes > 1:
         yield Problem(
             "cluster.nodes",
-            "without cluster.address a Ray of this machine alone is started.",
-            "Set cluster.address to that of a Ray cluster, or remove it.",
+            "without cluster.address the run starts a Ray cluster on this machine only.",
+            "Set cluster.address to the address of a Ray cluster, or remove this key.",
         )
     if cluster.address is None:
         for name in sorted({"on_lost_node", "node_timeout_s"} & cluster.model_fields_set):
             yield Problem(
                 f"cluster.{name}",
-                "without cluster.address a Ray of this machine alone is started, which the run "
-                "cannot outlive.",
-                "Set cluster.address to that of a Ray cluster, or remove it.",
+                "without cluster.address the run starts a Ray cluster on this machine only, so "
+                "it cannot continue without this machine.",
+                "Set cluster.address to the address of a Ray cluster, or remove this key.",
             )
     if "CUDA_VISIBLE_DEVICES" in cluster.env:
         yield Problem(
             "cluster.env",
-            "Ray gives each worker its devices by CUDA_VISIBLE_DEVICES.",
-            "Remove it there.",
+            "Ray sets CUDA_VISIBLE_DEVICES to give each worker its devices.",
+            "Remove CUDA_VISIBLE_DEVICES from cluster.env.",
         )
 
 
@@ -78,8 +79,8 @@ def _nodes(config: RunConfig) -> Iterator[Problem]:
         each, rest = divmod(cluster.processes, cluster.nodes)
         yield Problem(
             "cluster.nodes",
-            f"every machine has the same number of ranks, and {cluster.processes} ranks "
-            f"(cluster.processes) do not divide into {cluster.nodes} "
+            f"every machine must have the same number of ranks, and {cluster.processes} ranks "
+            f"(cluster.processes) cannot be divided evenly over {cluster.nodes} machines "
             f"({cluster.processes} = {each} x {cluster.nodes} + {rest}).",
             "Set it to a divisor of cluster.processes.",
         )
@@ -97,7 +98,7 @@ def _shard(backend: FsdpBackend, num_ranks: int) -> Iterator[Problem]:
     if backend.shard == "full" and replicas is not None:
         yield Problem(
             place,
-            "a full shard is split over all ranks: it has no replicas.",
+            "with full sharding, weights are split over all ranks, so there are no replicas.",
             "Remove it, or set trainer.backend.shard=hybrid.",
         )
     if (backend.shard == "hybrid") == (replicas is not None):
@@ -111,14 +112,14 @@ def _model(config: RunConfig) -> Iterator[Problem]:
     if config.model.implementation == "transformers":
         yield Problem(
             "model.implementation",
-            "fsdp splits the layers of the native decoder.",
+            "fsdp can shard only the layers of the native decoder.",
             "Set model.implementation=native, or trainer.backend.type=local.",
         )
     if not config.model.meta_init:
         yield Problem(
             "model.meta_init",
-            "a rank has room only for its share, so the model is always built without memory "
-            "first.",
+            "a rank has memory only for its own share, so the model is always built on the meta "
+            "device first.",
             "Set it to true.",
         )
 
@@ -133,13 +134,14 @@ def _one_process_only(config: RunConfig) -> Iterator[Problem]:
     if config.observe.profiler is not None:
         yield Problem(
             "observe.profiler",
-            "it traces only its own process, and the ranks are other processes.",
+            "the profiler traces only the main process, and the ranks are other processes.",
             "Remove it, or profile with cluster.type=in_process and trainer.backend.type=local.",
         )
     samples = config.is_rl and not (config.debug and config.debug.mode == "train_only")
     if samples and config.engine.shares_weights:
         yield Problem(
             "engine.type",
-            "the native engine shares the trainer's weights, and these are spread over ranks.",
+            "the native engine would share the trainer's weights, and these are sharded over "
+            "ranks.",
             "Set engine.own_process=true, or engine.type=vllm.",
         )

@@ -36,13 +36,13 @@ def _parts(correction: CorrectionConfig) -> Iterator[Problem]:
     if correction.normalise:
         yield Problem(
             f"{_PLACE}.normalise",
-            "without a weight there is nothing to divide by its mean.",
+            "it divides the weights by their mean, and algorithm.correction.weight is not set.",
             "Set algorithm.correction.weight, or remove it.",
         )
     if all(part is None for part in rest):
         yield Problem(
             _PLACE,
-            "it has no part, so it would correct nothing.",
+            "none of its parts is set, so it would correct nothing.",
             "Set algorithm.correction=null to switch it off, or set one of weight, reject, veto "
             "and off_policy_mask.",
         )
@@ -57,8 +57,8 @@ def _bounds(band: AnyWeight | AnyReject, place: str) -> Iterator[Problem]:
         name = "high" if band.high < 1 else "low"
         yield Problem(
             f"{place}.{name}",
-            "where engine and trainer agree the ratio is 1, and that would be outside the bounds.",
-            "Choose bounds with 1 between them.",
+            "the ratio is 1 where engine and trainer agree, and 1 is outside these bounds.",
+            "Choose bounds that include 1.",
         )
 
 
@@ -73,8 +73,8 @@ def _geometric(band: AnyWeight | AnyReject, place: str) -> Iterator[Problem]:
         if beyond:
             yield Problem(
                 f"{place}.{name}",
-                f"{getattr(band, name)} is a bound for tokens: the geometric mean over a "
-                "completion stays within a few percent of 1, so it would never act.",
+                f"{getattr(band, name)} is a bound for single tokens: the geometric mean over a "
+                "completion stays within a few percent of 1, so it would never reach this bound.",
                 "Use for example 0.99 to 1.01, or type: token.",
             )
 
@@ -85,7 +85,7 @@ def _gspo(correction: CorrectionConfig) -> Iterator[Problem]:
         if band is not None and band.type == "token":
             yield Problem(
                 f"{_PLACE}.{name}.type",
-                "gspo has one ratio per completion, through which every token of it has a "
-                "gradient, those corrected, too.",
+                "gspo has one ratio per completion, through which every token gets a gradient, "
+                "including tokens that the correction leaves out.",
                 "Use type: geometric, or sequence.",
             )

@@ -25,13 +25,13 @@ def find_critic_conflicts(config: RunConfig) -> Iterator[Problem]:
     if algorithm.scale != "none":
         yield Problem(
             "algorithm.scale",
-            "ppo has its unit from whitening the advantages of the batch.",
+            "ppo already scales advantages, because it whitens them over the batch.",
             "Remove it.",
         )
     if config.model.implementation != "native":
         yield Problem(
             "model.implementation",
-            "a critic's value head is built on the native decoder.",
+            "the value head of a critic needs the native decoder.",
             "Set model.implementation=native, or use an algorithm without a critic (grpo).",
         )
     if critic is not None:
@@ -42,7 +42,7 @@ def _critic(config: RunConfig, critic: CriticConfig, *, masks_cut: bool) -> Iter
     if critic.bootstrap_truncated and masks_cut:
         yield Problem(
             "critic.bootstrap_truncated",
-            "algorithm.overlong.type=mask: completions that were cut off are not trained on.",
+            "with algorithm.overlong.type=mask, completions that were cut off are not trained on.",
             "Remove one of the two.",
         )
     if critic.export and config.checkpoint.export == "off":
@@ -69,7 +69,8 @@ def find_critic_length_conflicts(config: RunConfig, *, total_steps: int) -> Iter
     if critic.warmup_steps >= total_steps:
         yield Problem(
             "critic.warmup_steps",
-            f"the run has {total_steps} steps, and in all of them only the critic would learn.",
+            f"the run has {total_steps} steps, so the critic would be trained alone in all of "
+            "them.",
             "Lower it.",
         )
     epochs = critic.epochs or config.trainer.epochs_per_step

@@ -25,7 +25,8 @@ def find_mixing_conflicts(config: RunConfig) -> Iterator[Problem]:
         for name in sorted({"name", "weight"} & source.model_fields_set):
             yield Problem(
                 f"data.validation.{index}.{name}",
-                "it belongs to sources of training rows: an evaluation takes all held-out rows.",
+                "this key is for sources of training rows only; an evaluation uses all held-out "
+                "rows.",
                 "Remove it.",
             )
     counts = Counter(source.name for source in data.train if source.name is not None)
@@ -33,8 +34,8 @@ def find_mixing_conflicts(config: RunConfig) -> Iterator[Problem]:
         if source.name is not None and counts[source.name] > 1:
             yield Problem(
                 f"data.train.{index}.name",
-                f"{counts[source.name]} sources are named {source.name!r}, and metrics could not "
-                "tell them apart.",
+                f"{counts[source.name]} sources are named {source.name!r}, so metrics could not "
+                "distinguish them.",
                 "Give each another name.",
             )
         if data.is_mixed and source.weight is None:
@@ -57,7 +58,8 @@ def _empty_steps(config: RunConfig) -> Iterator[Problem]:
     if empty:
         yield Problem(
             "data.train.0.weight",
-            f"the weights of all sources are 0 at step {empty[0]}, so it would have no rows.",
+            f"the weights of all sources are 0 at step {empty[0]}, so this step would have no "
+            "rows.",
             "Set one of them above 0.",
         )
 
@@ -71,8 +73,8 @@ def find_late_points(config: RunConfig, *, total_steps: int) -> Iterator[Problem
         if late:
             yield Problem(
                 f"data.train.{index}.weight.points",
-                f"step {late[0]} comes after the last one ({total_steps}), so that weight is never "
-                "reached.",
+                f"step {late[0]} comes after the last step of the run ({total_steps}), so its "
+                "weight is never reached.",
                 "Name earlier steps.",
             )
 
@@ -107,7 +109,8 @@ def find_filter_conflicts(config: RunConfig) -> Iterator[Problem]:
     if config.debug is not None and config.debug.rollouts is not None:
         yield Problem(
             "rollout.curriculum",
-            "the prompts of debug.rollouts were drawn already, so it would have no effect.",
+            "the prompts of debug.rollouts were already drawn, so a curriculum would have no "
+            "effect.",
             "Remove it.",
         )
     if curriculum.difficulty is not None and "shuffle" in config.data.model_fields_set:
@@ -124,8 +127,8 @@ def _energy(config: RunConfig) -> Iterator[Problem]:
         if name in config.rollout.model_fields_set:
             yield Problem(
                 f"rollout.{name}",
-                "the energy of ebft is computed only when a step's groups are complete, too late "
-                "to choose groups by it.",
+                "ebft computes energies only when all groups of a step are complete, which is "
+                "too late to choose groups by them.",
                 "Remove it.",
             )
 
@@ -143,7 +146,7 @@ def _rounds(config: RunConfig) -> Iterator[Problem]:
     elif not config.rollout.filters:
         yield Problem(
             "rollout.max_rounds",
-            "without filters every group is kept, so a step has one round.",
+            "without filters every group is kept, so each step has only one round of sampling.",
             "Remove it, or set rollout.filters.",
         )
 
@@ -154,7 +157,8 @@ def _solved(config: RunConfig) -> Iterator[Problem]:
         for name in sorted({"solved_by", "solved_at"} & rollout.model_fields_set):
             yield Problem(
                 f"rollout.{name}",
-                "only rollout.curriculum and the filter all_failed use which samples are solved.",
+                "only rollout.curriculum and the filter all_failed need to know which samples "
+                "are solved.",
                 "Remove it; for evaluation, set eval.sampling." + name + ".",
             )
         return
@@ -171,7 +175,7 @@ def _solved(config: RunConfig) -> Iterator[Problem]:
         who = "rollout.curriculum" if rollout.curriculum is not None else _place(config)
         yield Problem(
             "rollout.solved_by",
-            f"{who} asks which samples are solved, and several rewards could decide that.",
+            f"{who} needs to know which samples are solved, and several rewards could decide that.",
             f"Name one of: {', '.join(sorted(names))}.",
         )
 

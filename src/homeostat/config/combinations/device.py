@@ -34,13 +34,13 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
     if trainer.empty_cache_interval > 0:
         yield Problem(
             "trainer.empty_cache_interval",
-            "it returns cached GPU memory, and this run is on the CPU.",
+            "it releases cached GPU memory, and this run is on the CPU.",
             "Remove it.",
         )
     if trainer.backend.offload_experts:
         yield Problem(
             "trainer.backend.offload_experts",
-            "experts are in host memory already: this run is on the CPU.",
+            "this run is on the CPU, so experts are already in host memory.",
             "Remove it.",
         )
     if isinstance(config.cluster, RanksCluster) and config.cluster.backend == "nccl":
@@ -64,13 +64,14 @@ def _invariant_on_cpu(config: RunConfig) -> Iterator[Problem]:
     if config.trainer.precision == "bf16":
         yield Problem(
             "model.numerics",
-            "invariant arithmetic on the CPU is fp32.",
+            "on the CPU, invariant numerics need fp32.",
             "Set trainer.precision=fp32, or model.numerics=fast.",
         )
     if config.trainer.logits_bytes("cpu") < INVARIANT_CHUNK_BYTES:
         yield Problem(
             "trainer.logits_chunk_bytes",
-            f"on the CPU invariant log-probs come in tiles of {INVARIANT_CHUNK_BYTES} bytes.",
+            f"on the CPU, invariant numerics compute logits in tiles of {INVARIANT_CHUNK_BYTES} "
+            "bytes, which is more than this key allows.",
             "Raise it, or set model.numerics=fast.",
         )
 

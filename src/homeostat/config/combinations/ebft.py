@@ -17,7 +17,8 @@ def find_ebft_conflicts(config: RunConfig) -> Iterator[Problem]:
         if "ebft" in config.model_fields_set:
             yield Problem(
                 "ebft",
-                f"algorithm.type={config.algorithm.type} has no energy: it would have no effect.",
+                f"algorithm.type={config.algorithm.type} computes no energy, so this section "
+                "would have no effect.",
                 "Remove it, or set algorithm.type=ebft.",
             )
         return
@@ -46,15 +47,16 @@ def _energy(config: RunConfig, ebft: EbftConfig) -> Iterator[Problem]:
     if config.rollout.samples_per_prompt < 2 and ebft.diversity_coefficient > 0:
         yield Problem(
             "ebft.diversity_coefficient",
-            "a prompt has one sample (rollout.samples_per_prompt), compared with no other.",
-            "Set rollout.samples_per_prompt to 2 or more, better 4, or this to 0.",
+            "diversity compares the samples of a prompt, and each prompt has only one "
+            "(rollout.samples_per_prompt).",
+            "Set rollout.samples_per_prompt to 2 or more, better 4, or set this key to 0.",
         )
     if config.rollout.samples_per_prompt < 2 and ebft.advantage_estimator != "reinforce":
         yield Problem(
             "ebft.advantage_estimator",
-            f"{ebft.advantage_estimator} compares the samples of a prompt, and there is one "
-            "(rollout.samples_per_prompt).",
-            "Set rollout.samples_per_prompt to 2 or more, or this to reinforce.",
+            f"{ebft.advantage_estimator} compares the samples of a prompt, and each prompt has "
+            "only one (rollout.samples_per_prompt).",
+            "Set rollout.samples_per_prompt to 2 or more, or set this key to reinforce.",
         )
 
 
@@ -64,14 +66,14 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
     if algorithm.scale != "none":
         yield Problem(
             "algorithm.scale",
-            "ebft.advantage_estimator says whether advantages are scaled.",
+            "ebft.advantage_estimator decides whether advantages are scaled.",
             "Remove it, and set ebft.advantage_estimator=group_norm.",
         )
     if algorithm.dynamic_sampling is not None:
         yield Problem(
             "algorithm.dynamic_sampling",
-            "the energies of samples are known only when all of a step are sampled, and they "
-            "hardly ever are equal.",
+            "energies are known only when all groups of a step are sampled, and the energies of "
+            "a group are hardly ever equal.",
             "Remove it.",
         )
 
@@ -81,7 +83,8 @@ def _structured(config: RunConfig, ebft: EbftConfig) -> Iterator[Problem]:
         if name in ebft.model_fields_set:
             yield Problem(
                 f"ebft.{name}",
-                "ebft.mode=structured answers prompts, so it would have no effect.",
+                "with ebft.mode=structured the policy answers prompts, so this key would have no "
+                "effect.",
                 "Remove it, or set ebft.mode=strided.",
             )
     if ebft.embed_method == "concat":
@@ -93,7 +96,7 @@ def _structured(config: RunConfig, ebft: EbftConfig) -> Iterator[Problem]:
         )
     without = not config.reward_functions.functions
     if without:
-        yield from _draws(config, "they need reward functions, and there are none.")
+        yield from _draws(config, "it needs reward functions, and there are none.")
     if config.has_validation and without:
         yield Problem(
             "data.validation" if config.data.validation else "data.validation_share",
@@ -113,7 +116,13 @@ def _draws(config: RunConfig, why: str) -> Iterator[Problem]:
 def _strided(config: RunConfig, ebft: EbftConfig) -> Iterator[Problem]:
     rollout, algorithm = config.rollout, config.algorithm
     assert algorithm.type == "ebft", algorithm.type
-    yield from _draws(config, "a text gives many groups, which are drawn and trained together.")
+    yield from _draws(
+        config,
+        (
+            "with ebft.mode=strided a text gives many groups, which are always drawn and trained "
+            "together."
+        ),
+    )
     if "reference_column" in ebft.model_fields_set:
         yield Problem(
             "ebft.reference_column",
@@ -137,7 +146,7 @@ def _strided(config: RunConfig, ebft: EbftConfig) -> Iterator[Problem]:
     if algorithm.overlong.type != "keep":
         yield Problem(
             "algorithm.overlong",
-            "every continuation ends at its length, as it should.",
+            "every continuation is meant to reach its full length, so none counts as overlong.",
             "Remove it.",
         )
     shortest = ebft.context_length + ebft.generate_length
@@ -151,7 +160,8 @@ def _strided(config: RunConfig, ebft: EbftConfig) -> Iterator[Problem]:
     if config.debug is not None and config.debug.rollouts is not None:
         yield Problem(
             "debug.rollouts",
-            "a text that is drawn gives many groups, and saved ones cannot be told apart by texts.",
+            "each drawn text gives many groups, and saved groups cannot be distinguished by "
+            "their text.",
             "Remove debug, or set debug.mode=rollout_only.",
         )
     if config.has_validation:

@@ -29,7 +29,7 @@ def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
     elif config.sync.overlap == "always" and not isinstance(config.engine, NativeEngineConfig):
         yield Problem(
             "sync.overlap",
-            f"the {config.engine.type} engine takes weights only while it stands still.",
+            f"the {config.engine.type} engine can receive weights only while it is paused.",
             "Set it to if_possible or never, or engine.type=native.",
         )
     yield from _abilities(config)
@@ -47,7 +47,7 @@ def find_transport_conflicts(config: RunConfig, *, device: str) -> Iterator[Prob
     if isinstance(config.sync.transport, CudaIpcConfig) and device != "cuda":
         yield Problem(
             "sync.transport.type",
-            f"cuda_ipc passes on memory of a GPU, and the trainer is on the {device}.",
+            f"cuda_ipc shares GPU memory, and the trainer is on the {device}.",
             "Set it to shared_memory, or train on a GPU (trainer.device).",
         )
 
@@ -57,21 +57,22 @@ def _shared(config: RunConfig) -> Iterator[Problem]:
     if sync.interval > 1:
         yield Problem(
             "sync.interval",
-            "the engine shares the trainer's weights, so that it sees every update at once.",
+            "the engine shares the trainer's weights, so it uses every update immediately.",
             _OWN,
         )
     if sync.transport is not None:
         yield Problem(
             "sync.transport",
-            "the engine shares the trainer's weights: nothing is sent, so it would have no effect.",
+            "the engine shares the trainer's weights: nothing is sent, so this key would have no "
+            "effect.",
             _OWN,
         )
     for name in ("verify", "timeout_s", "overlap"):
         if name in sync.model_fields_set:
             yield Problem(
                 f"sync.{name}",
-                "the engine shares the trainer's weights: nothing is sent, so it would have no "
-                "effect.",
+                "the engine shares the trainer's weights: nothing is sent, so this key would "
+                "have no effect.",
                 _OWN,
             )
 
@@ -84,8 +85,8 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
     if config.rollout.is_cut and not engine.returns_kept_ids:
         yield Problem(
             f"rollout.{_cut_by(config.rollout)}",
-            f"the {engine.type} engine does not return the tokens that it drew each token from, so "
-            "that the trainer's log-probs would be of another distribution.",
+            f"the {engine.type} engine does not return the set of tokens that it drew each token "
+            "from, so the trainer's log-probs would belong to another distribution.",
             "Set engine.type=native, or sample from the whole distribution (top_p=1, min_p=0, no "
             "top_k).",
         )
@@ -94,7 +95,7 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
     if _replays(config) and scores_one:
         yield Problem(
             "debug.mode",
-            f"replay lets the engine score what was sampled, and {engine.type} scores at "
+            f"in this mode the engine scores recorded samples, and {engine.type} can score at "
             "temperature 1 only.",
             "Set debug.mode=train_only, or rollout.temperature=1.",
         )
@@ -128,14 +129,14 @@ def _cuts(config: RunConfig) -> Iterator[Problem]:
         for name in (name for name in names if name not in engine.cuts):
             yield Problem(
                 f"{section}.{name}",
-                f"the {engine.type} engine has no noise that belongs to a request with it.",
+                f"the {engine.type} engine has no seeded noise for this key.",
                 "Remove it, or set engine.type=native.",
             )
         if len(names) > 1 and not engine.combines_cuts:
             yield Problem(
                 f"{section}.{names[-1]}",
-                f"the {engine.type} engine measures it by the whole distribution, and not by what "
-                f"{names[0]} leaves of it.",
+                f"the {engine.type} engine applies it to the whole distribution, not to the "
+                f"tokens that {names[0]} leaves.",
                 f"Set one of {' and '.join(names)}, or engine.type=native.",
             )
 
@@ -146,7 +147,7 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
     if config.engine_fp8 is not None and engine.type == "sglang":
         yield Problem(
             "trainer.fp8" if trained is not None else "engine.quantization",
-            "the sglang engine takes weights in the trainer's precision.",
+            "the sglang engine accepts weights only in the trainer's precision.",
             "Remove it, or set engine.type to vllm or native.",
         )
     late = trained is not None and trained.start_step > 1
@@ -157,7 +158,7 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
     for name in (name for name, is_set in others.items() if is_set and engine.quantization):
         yield Problem(
             "engine.quantization",
-            f"the engine computes with the numbers of {name}, and a layer has one precision.",
+            f"the engine already uses the precision of {name}, and a layer can have only one.",
             f"Remove it, or remove {name}.",
         )
     if engine.quantization == "int4":
@@ -165,8 +166,8 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
     if late and engine.quantization is None and not engine.needs_native_decoder:
         yield Problem(
             "trainer.fp8.start_step",
-            f"the {engine.type} engine is started in one precision, and cannot follow the trainer "
-            "into FP8 later.",
+            f"the {engine.type} engine keeps the precision that it is started in, so it cannot "
+            "switch to FP8 together with the trainer.",
             "Set it to 1, or engine.quantization=fp8 (FP8 from the first step), or "
             "engine.type=native.",
         )
@@ -175,23 +176,24 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
     if engine.kv_cache_dtype == "fp8":
         yield Problem(
             "engine.kv_cache_dtype",
-            "rounded keys and values give the engine other log-probs than the trainer has, and "
-            "model.numerics=invariant promises the same bits.",
+            "with rounded keys and values the engine's log-probs differ from the trainer's, and "
+            "model.numerics=invariant guarantees that they are bitwise equal.",
             "Set it to auto, or model.numerics=fast.",
         )
     if engine.quantization == "fp8" and trained is None:
         yield Problem(
             "engine.quantization",
-            "the engine would be in FP8 and the trainer not, and model.numerics=invariant promises "
-            "the same bits on both sides.",
+            "only the engine would be in FP8, and model.numerics=invariant guarantees that the "
+            "log-probs of engine and trainer are bitwise equal.",
             "Set trainer.fp8, or model.numerics=fast.",
         )
     elif engine.quantization == "fp8" and late:
         yield Problem(
             "engine.quantization",
-            "the engine would be in FP8 before trainer.fp8.start_step, and invariant numerics "
-            "promise the same bits on both sides.",
-            "Remove it: the engine follows the trainer.",
+            "only the engine would be in FP8 before trainer.fp8.start_step, and "
+            "model.numerics=invariant guarantees that the log-probs of engine and trainer are "
+            "bitwise equal.",
+            "Remove it: the engine then switches to FP8 together with the trainer.",
         )
 
 
@@ -203,29 +205,29 @@ def _adapter(config: RunConfig, lora: LoraConfig) -> Iterator[Problem]:
         if "publish" in lora.model_fields_set:
             yield Problem(
                 "lora.publish",
-                "the engine shares the trainer's weights and adapter: nothing is sent, so it would "
-                "have no effect.",
+                "the engine shares the trainer's weights and adapter: nothing is sent, so this "
+                "key would have no effect.",
                 _OWN,
             )
         return
     if lora.publish == "adapter" and not isinstance(engine, NativeEngineConfig):
         yield Problem(
             "lora.publish",
-            f"the {engine.type} engine takes whole weights, with the adapter merged into them.",
+            f"the {engine.type} engine accepts only weights with the adapter merged into them.",
             "Set it to merged, or engine.type=native.",
         )
     if lora.publish == "merged" and config.model.numerics == "invariant":
         yield Problem(
             "lora.publish",
-            "merged weights are rounded, so that the engine's log-probs are not the trainer's, "
-            "which model.numerics=invariant promises.",
+            "merged weights are rounded, so the engine's log-probs would differ from the "
+            "trainer's, and model.numerics=invariant guarantees that they are bitwise equal.",
             "Set it to adapter, or engine.own_process=false.",
         )
     if lora.publish == "merged" and config.model.quantization is not None:
         yield Problem(
             "lora.publish",
-            f"weights of model.quantization={config.model.quantization} cannot take an adapter in: "
-            "merged, it would be rounded away.",
+            "an adapter cannot be merged into weights of "
+            f"model.quantization={config.model.quantization}, because rounding would remove it.",
             "Set it to adapter, or engine.own_process=false.",
         )
 
@@ -234,21 +236,24 @@ def _processes(engine: EngineConfig) -> Iterator[Problem]:
     if engine.data_parallel_size > 1 and engine.shares_weights:
         yield Problem(
             "engine.data_parallel_size",
-            "the engine computes with the trainer's own tensors, of which there is one copy.",
+            "the engine computes with the trainer's own tensors, and there is only one copy of "
+            "them.",
             "Set engine.own_process=true; on a CPU engine.processes adds helpers to the trainer's "
             "process.",
         )
     if engine.num_helpers > 0 and not engine.shares_weights:
         yield Problem(
             "engine.processes",
-            "helpers support an engine in the trainer's process, and this engine has a separate "
-            "process.",
+            "helper processes are only for an engine in the trainer's process, and this engine "
+            "has its own process.",
             "Remove it, or set engine.own_process=false.",
         )
     for name in ("max_restarts",) if engine.num_helpers else ("start_timeout_s", "max_restarts"):
         if name in engine.model_fields_set and engine.shares_weights:
             yield Problem(
-                f"engine.{name}", "the engine has no separate process to be started.", _OWN
+                f"engine.{name}",
+                ("the engine runs in the trainer's process, so no process is started for it."),
+                _OWN,
             )
 
 
@@ -261,12 +266,13 @@ def _int4(config: RunConfig) -> Iterator[Problem]:
         "model.numerics": config.model.numerics == "invariant",
     }
     reasons = {
-        "engine.type": "only the native engine packs weights that it is given; vLLM reads INT4 "
-        "from an export, or is sent the rounded weights of trainer.int4.",
-        "trainer.fp8": "the trainer is in FP8, and a layer has one precision.",
-        "lora": "its INT4 kernels apply no adapter.",
-        "model.numerics": "rounded weights give the engine other log-probs than the trainer has, "
-        "and model.numerics=invariant promises the same bits.",
+        "engine.type": "only the native engine packs the weights that it receives; vLLM reads "
+        "INT4 from an export, or receives the rounded weights of trainer.int4.",
+        "trainer.fp8": "the trainer is in FP8, and a layer can have only one precision.",
+        "lora": "the engine's INT4 kernels cannot apply an adapter.",
+        "model.numerics": "with rounded weights the engine's log-probs differ from the "
+        "trainer's, and model.numerics=invariant guarantees that they are "
+        "bitwise equal.",
     }
     for name in (name for name, is_there in obstacles.items() if is_there):
         yield Problem("engine.quantization", f"int4: {reasons[name]}", f"Remove it, or {name}.")

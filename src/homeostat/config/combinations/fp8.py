@@ -40,15 +40,16 @@ def _invariant(fp8: Fp8Config) -> Iterator[Problem]:
     if fp8.scaling == "delayed":
         yield Problem(
             f"{_KEY}.scaling",
-            "delayed scales come from earlier updates, and with model.numerics=invariant the bits "
-            "of a token may depend on the weights and its context alone.",
+            "delayed scales depend on earlier updates, and with model.numerics=invariant a "
+            "token's log-prob may depend only on the weights and the token's context.",
             f"Set it to dynamic with {_KEY}.recipe=blockwise or rowwise, or model.numerics=fast.",
         )
     elif fp8.recipe == "tensorwise":
         yield Problem(
             f"{_KEY}.recipe",
-            "a scale of the whole tensor depends on the other rows of a batch, and with "
-            "model.numerics=invariant the bits of a token may depend on its context alone.",
+            "a scale for the whole tensor depends on the other rows of the batch, and with "
+            "model.numerics=invariant a token's log-prob may depend only on the weights and the "
+            "token's context.",
             "Set it to blockwise or rowwise, or model.numerics=fast.",
         )
 
@@ -59,8 +60,8 @@ def find_late_fp8(config: RunConfig, *, total_steps: int) -> Iterator[Problem]:
     if fp8 is not None and fp8.start_step > total_steps:
         yield Problem(
             f"{_KEY}.start_step",
-            f"step {fp8.start_step} comes after the last one ({total_steps}), so that no step is "
-            "in FP8.",
+            f"step {fp8.start_step} comes after the last step of the run ({total_steps}), so no "
+            "step would be in FP8.",
             f"Lower it, or remove {_KEY}.",
         )
 
@@ -69,13 +70,13 @@ def _scaling(fp8: Fp8Config) -> Iterator[Problem]:
     if fp8.scaling == "delayed" and fp8.recipe != "tensorwise":
         yield Problem(
             f"{_KEY}.scaling",
-            f"delayed scales come from the history of one number per tensor, and {fp8.recipe} has "
-            "many.",
+            f"delayed scaling keeps the history of one scale per tensor, and recipe={fp8.recipe} "
+            "has many.",
             f"Set {_KEY}.recipe=tensorwise, or {_KEY}.scaling=dynamic.",
         )
     if fp8.scaling == "dynamic" and fp8.amax_history is not None:
         yield Problem(
             f"{_KEY}.amax_history",
-            "dynamic scales have no history, so it would have no effect.",
+            "dynamic scales have no history, so this key would have no effect.",
             f"Remove it, or set {_KEY}.scaling=delayed.",
         )

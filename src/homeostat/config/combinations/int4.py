@@ -15,14 +15,14 @@ def find_int4_conflicts(config: RunConfig) -> Iterator[Problem]:
     if config.trainer.fp8 is not None:
         yield Problem(
             "trainer.int4",
-            "trainer.fp8 is set too, and a layer has one precision.",
+            "trainer.fp8 is set too, and a layer can have only one precision.",
             "Remove one of the two.",
         )
     if config.lora is not None:
         yield Problem(
             "trainer.int4",
-            "lora trains an adapter beside frozen weights: rounding learns nothing there, and the "
-            "merged weights would be rounded anew.",
+            "lora trains an adapter and freezes the weights, so the weights cannot adapt to the "
+            "rounding, and merged weights would be rounded again.",
             "Remove lora, or remove trainer.int4 (a quantised base is model.quantization).",
         )
     if config.model.implementation == "transformers":
@@ -34,8 +34,8 @@ def find_int4_conflicts(config: RunConfig) -> Iterator[Problem]:
     if config.trainer.backend.type != "local":
         yield Problem(
             "trainer.int4",
-            "rounded copies of the weights are kept by a trainer on one device, and fsdp splits "
-            "the weights over ranks.",
+            "the rounded copies of the weights must be on one device, and fsdp splits the "
+            "weights over ranks.",
             "Set trainer.backend.type=local, or remove it.",
         )
     if config.trainer.backend.offload_experts:
@@ -53,6 +53,6 @@ def find_late_int4(config: RunConfig, *, total_steps: int) -> Iterator[Problem]:
     if int4 is not None and int4.start_step > total_steps:
         yield Problem(
             "trainer.int4.start_step",
-            f"the run ends after step {total_steps}, so that INT4 would have no effect.",
+            f"the run ends after step {total_steps}, so INT4 would have no effect.",
             "Lower it, or remove trainer.int4.",
         )

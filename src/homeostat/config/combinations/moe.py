@@ -33,41 +33,43 @@ def _balancing(config: RunConfig) -> Iterator[Problem]:
     if by_loss and moe.aux_loss_coefficient == 0:
         yield Problem(
             "model.moe.balancing",
-            f"{moe.balancing} is a loss, and model.moe.aux_loss_coefficient gives it no weight.",
+            f"{moe.balancing} adds a loss, and the weight of this loss "
+            "(model.moe.aux_loss_coefficient) is 0.",
             "Set model.moe.aux_loss_coefficient (for example 0.001), or balancing to none.",
         )
     if not by_loss and moe.aux_loss_coefficient > 0:
         yield Problem(
             "model.moe.aux_loss_coefficient",
-            f"model.moe.balancing={moe.balancing} has no such loss, so it would have no effect.",
+            f"model.moe.balancing={moe.balancing} adds no loss, so this key would have no effect.",
             "Set model.moe.balancing to aux or sequence_aux, or remove it.",
         )
     if moe.balancing == "bias" and moe.router_bias_update_rate == 0:
         yield Problem(
             "model.moe.balancing",
-            "bias moves the expert bias, and model.moe.router_bias_update_rate is 0.",
+            "bias changes the expert bias by model.moe.router_bias_update_rate, which is 0.",
             "Set model.moe.router_bias_update_rate (for example 0.001), or balancing to none.",
         )
     if moe.balancing == "bias" and config.lora is not None:
         yield Problem(
             "model.moe.balancing",
-            "bias moves weights of the base model, which an adapter leaves as they are.",
+            "bias changes weights of the base model, which stay frozen if an adapter is trained.",
             "Use aux or sequence_aux, or remove lora.",
         )
     if moe.balancing != "bias" and moe.router_bias_update_rate > 0:
         yield Problem(
             "model.moe.router_bias_update_rate",
-            f"model.moe.balancing={moe.balancing} leaves the bias as it is.",
+            f"model.moe.balancing={moe.balancing} does not change the expert bias, so this key "
+            "would have no effect.",
             "Set model.moe.balancing=bias, or remove it.",
         )
 
 
 def _capacity(config: RunConfig) -> Iterator[Problem]:
-    why = "which tokens an expert has no room for depends on what else is in the micro-batch"
+    why = "which tokens an expert drops depends on the other tokens of the micro-batch"
     if config.is_rl:
         yield Problem(
             "model.moe.capacity_factor",
-            f"{why}, so the trainer's log-probs would not be those that sampled.",
+            f"{why}, so the trainer's log-probs would not be those of the policy that sampled.",
             "Remove it: it works in supervised fine-tuning only.",
         )
     if config.kind is RunKind.PREFERENCE:
@@ -79,7 +81,7 @@ def _capacity(config: RunConfig) -> Iterator[Problem]:
     if config.model.numerics == "invariant":
         yield Problem(
             "model.moe.capacity_factor",
-            f"{why}, and invariant numerics promise that a token's log-prob does not.",
+            f"{why}, and with model.numerics=invariant a token's log-prob must not depend on them.",
             "Remove it, or set model.numerics=fast.",
         )
 
@@ -89,7 +91,8 @@ def _offloaded(config: RunConfig) -> Iterator[Problem]:
     if config.trainer.backend.type != "local":
         yield Problem(
             key,
-            "ranks split every tensor, experts included, and gather a layer when it computes.",
+            "with fsdp, ranks split every tensor, including those of experts, and gather a layer "
+            "to compute it.",
             "Use trainer.backend.offload_params, which keeps all of them in host memory, or "
             "trainer.backend.type=local, for one GPU.",
         )
@@ -111,8 +114,8 @@ def _offloaded(config: RunConfig) -> Iterator[Problem]:
         if engine.decode != "plain":
             yield Problem(
                 "engine.decode",
-                f"{engine.decode} decodes in kernels that read all experts from the GPU, "
-                f"and {key} leaves them in host memory.",
+                f"{engine.decode} uses kernels that read all experts from the GPU, and {key} "
+                "keeps them in host memory.",
                 "Set it to plain (every decoding step then streams all experts, which is slow), "
                 f"engine.type=vllm on another GPU, or remove {key}.",
             )

@@ -28,10 +28,13 @@ def find_optimizer_conflicts(config: RunConfig) -> Iterator[Problem]:
 def _weights_on_host(config: RunConfig) -> Iterator[Problem]:
     backend = config.trainer.backend
     if not backend.offload_optimizer:
-        why = f"weights in host memory are updated from there, and {OFFLOAD} is off."
+        why = (
+            f"the optimizer's state must be in host memory too if the weights are, and {OFFLOAD} "
+            "is off."
+        )
         yield Problem(WEIGHTS, why, f"Set {OFFLOAD}=true, or remove it.")
     if backend.offload_experts:
-        why = "it keeps experts in host memory, too, as trainer.backend.offload_experts would."
+        why = "it already keeps experts in host memory, as trainer.backend.offload_experts would."
         yield Problem(WEIGHTS, why, "Remove one of the two.")
     if config.model.implementation == "transformers":
         why = "a transformers model has all its weights on one device."
@@ -45,15 +48,18 @@ def _weights_on_host(config: RunConfig) -> Iterator[Problem]:
         yield Problem(WEIGHTS, why, way_out)
     for name in ("fp8", "int4"):
         if getattr(config.trainer, name) is not None:
-            why = f"copies of the weights in {name} would fill the GPU with what it was to free."
+            why = (
+                f"copies of the weights in {name} would fill the GPU memory that this key is "
+                "meant to free."
+            )
             yield Problem(WEIGHTS, why, f"Remove it, or trainer.{name}.")
     engine = config.engine
     is_shared = config.is_rl and engine.shares_weights
     if is_shared and isinstance(engine, NativeEngineConfig) and engine.decode != "plain":
         yield Problem(
             WEIGHTS,
-            f"engine.decode={engine.decode} decodes in kernels that read all weights from the GPU, "
-            "and this leaves them in host memory.",
+            f"engine.decode={engine.decode} uses kernels that read all weights from the GPU, and "
+            "this key keeps them in host memory.",
             "Set engine.decode=plain (every decoding step then streams all weights, which is "
             "slow), engine.type=vllm on another GPU, or remove it.",
         )
@@ -69,11 +75,11 @@ def find_optimizer_conflicts_on_cpu(config: RunConfig) -> Iterator[Problem]:
     if is_local and config.trainer.backend.offload_optimizer:
         yield Problem(
             OFFLOAD,
-            "the optimizer's state is in host memory already: this run is on the CPU.",
+            "this run is on the CPU, so the optimizer's state is already in host memory.",
             "Remove it.",
         )
     if is_local and config.trainer.backend.offload_params:
-        why = "weights are in host memory already: this run is on the CPU."
+        why = "this run is on the CPU, so weights are already in host memory."
         yield Problem(WEIGHTS, why, "Remove it.")
     if config.trainer.precision == "auto":
         for place, optimizer in _optimizers(config):
@@ -94,16 +100,16 @@ def _sharded(place: str, optimizer: AnyOptimizer) -> Iterator[Problem]:
         why = f"{optimizer.type} needs whole matrices, and ranks split every tensor (fsdp)."
         yield Problem(f"{place}.type", why, way_out)
     elif optimizer.moments != "fp32":
-        why = "ranks split every tensor (fsdp), and save moments in fp32 only."
+        why = "ranks split every tensor (fsdp) and can save moments only in fp32."
         yield Problem(f"{place}.moments", why, way_out)
     if optimizer.masters != "fp32":
-        why = "ranks (fsdp) hold the weights that they train in fp32."
+        why = "with fsdp, ranks keep the trained weights in fp32."
         yield Problem(f"{place}.masters", why, "Set it to fp32, or trainer.backend.type=local.")
 
 
 def _masters_in_fp32(place: str, why: str) -> Problem:
     return Problem(
         f"{place}.masters",
-        f"weights are computed with in fp32 ({why}) and are their own masters.",
+        f"the run computes with fp32 weights ({why}), so there are no separate master weights.",
         "Set it to fp32, or trainer.precision=bf16.",
     )

@@ -32,8 +32,8 @@ def find_preference_conflicts(config: RunConfig) -> Iterator[Problem]:
     if isinstance(algorithm, KtoConfig) and config.trainer.batch_rows < 2:
         yield Problem(
             "trainer.batch_rows",
-            "kto estimates its baseline from prompts with the completions of other rows of the "
-            "batch, and a batch of one row has none.",
+            "kto pairs each prompt with the completion of another row of the batch to estimate "
+            "its baseline, and a batch of one row has no other row.",
             "Set it to 2 or more.",
         )
 
@@ -52,8 +52,8 @@ def _sft(config: RunConfig) -> Iterator[Problem]:
     if config.reference is not None:
         yield Problem(
             "reference",
-            "supervised fine-tuning compares the policy with no other model, so it would have no "
-            "effect.",
+            "supervised fine-tuning does not compare the policy with another model, so a "
+            "reference would have no effect.",
             "Remove it, or set algorithm.type to dpo, grpo or another algorithm that does.",
         )
     for place, source in all_sources(config.data):
@@ -89,7 +89,7 @@ def _reference(config: RunConfig, algorithm: PreferenceAlgorithm) -> Iterator[Pr
     reference = config.reference
     is_live = config.preference.reference_logps == "live"
     if not algorithm.needs_reference:
-        why = f"{config.algorithm.type} compares the policy with no reference."
+        why = f"{config.algorithm.type} does not use a reference."
         if reference is not None:
             yield Problem("reference", why, "Remove it.")
         if "reference_logps" in config.preference.model_fields_set:
@@ -104,6 +104,7 @@ def _reference(config: RunConfig, algorithm: PreferenceAlgorithm) -> Iterator[Pr
     if isinstance(reference, InitialReference) and reference.refresh_steps and not is_live:
         yield Problem(
             "reference.refresh_steps",
-            "precomputed log-probs are those of the reference at the start.",
+            "precomputed log-probs belong to the reference at the start of the run, so a newer "
+            "reference would not be used.",
             "Set preference.reference_logps=live, or remove it.",
         )

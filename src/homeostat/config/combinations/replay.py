@@ -19,7 +19,7 @@ def find_replay_conflicts(config: RunConfig) -> Iterator[Problem]:
             if name in moe.model_fields_set and getattr(moe, name) is not False:
                 yield Problem(
                     f"model.moe.{name}",
-                    "no routes are recorded, so it would have no effect.",
+                    "no routes are recorded, so this key would have no effect.",
                     _ON,
                 )
         return

@@ -18,12 +18,12 @@ def find_reward_model_conflicts(config: RunConfig) -> Iterator[Problem]:
         return
     yield from _sources(config, algorithm)
     if config.reference is not None:
-        why = "a reward model is compared with no other model."
+        why = "the training of a reward model does not compare it with another model."
         yield Problem("reference", why, "Remove it.")
     if config.model.implementation != "native":
         yield Problem(
             "model.implementation",
-            "the scalar head of a reward model is built on the native decoder alone.",
+            "the scalar head of a reward model needs the native decoder.",
             "Set it to native.",
         )
 
@@ -57,6 +57,7 @@ def _sources(config: RunConfig, algorithm: RewardModelConfig) -> Iterator[Proble
         place = next(place for place, has in with_margin if not has)
         yield Problem(
             f"{place}.margin_column",
-            "other sources have a margin, and a pair without one would count as 1.",
+            "other sources have a margin, and in this source every pair would count as a margin "
+            "of 1.",
             "Set it for all sources or for none.",
         )

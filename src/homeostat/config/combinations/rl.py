@@ -25,9 +25,9 @@ from homeostat.errors import Problem
 _RL_ONLY = ("rollout", "engine", "sync", "rewards", "critic", "debug")
 # Algorithms in which a dual clip has nothing to bound, and why.
 _NO_DUAL_CLIP = {
-    "cispo": "bounds the weight of a token on both sides already",
-    "cpgd": "weights no token by its ratio, which a dual clip would bound",
-    "sapo": "closes its gate over large ratios by itself",
+    "cispo": "already bounds the weight of a token on both sides",
+    "cpgd": "does not weight tokens by their ratio, which is what a dual clip bounds",
+    "sapo": "already limits large ratios by its gate",
     "gmpo": "bounds every token's ratio before it enters the mean",
 }
 # What messages call the kinds of training that sample nothing.
@@ -59,7 +59,7 @@ def _not_rl(config: RunConfig) -> Iterator[Problem]:
         if name in config.model_fields_set and getattr(config, name) is not None:
             yield Problem(
                 name,
-                f"{what} samples nothing, so it would have no effect.",
+                f"{what} samples nothing, so this section would have no effect.",
                 "Remove it, or set algorithm.type to grpo or another RL algorithm.",
             )
     for owner, path in ((config.trainer, "trainer.updates_per_step"),
@@ -68,7 +68,7 @@ def _not_rl(config: RunConfig) -> Iterator[Problem]:
                         (config.observe, "observe.completions"),
                         (config.observe, "observe.verify_logprobs")):  # fmt: skip
         if path.partition(".")[2] in owner.model_fields_set:
-            yield Problem(path, f"it belongs to RL, and this is {what}.", "Remove it.")
+            yield Problem(path, f"this key is for RL only, and this run is {what}.", "Remove it.")
 
 
 def _sources(config: RunConfig) -> Iterator[Problem]:
@@ -79,13 +79,14 @@ def _sources(config: RunConfig) -> Iterator[Problem]:
         if not isinstance(source, RlSource | AutoSource):
             yield Problem(
                 f"{place}.type",
-                f"RL answers prompts, and a {source.type} source gives rows to train on.",
+                f"in RL the model answers prompts, and the rows of a {source.type} source are "
+                "texts to train on.",
                 "Use prompts or reasoning_gym, or algorithm.type=sft.",
             )
     if config.data.overlong == "truncate":
         yield Problem(
             "data.overlong",
-            "a prompt that is cut off asks for something else.",
+            "a truncated prompt asks for something else.",
             "Set it to drop or refuse.",
         )
     yield from _in_memory(config)
@@ -107,7 +108,8 @@ def _in_memory(config: RunConfig) -> Iterator[Problem]:
         if name in config.data.model_fields_set:
             yield Problem(
                 f"data.{name}",
-                "prompts are kept in memory and prepared at once, so it would have no effect.",
+                "all prompts are prepared together and kept in memory, so this key would have no "
+                "effect.",
                 "Remove it.",
             )
 
@@ -126,13 +128,13 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
             "trainer.batch_rows",
             "in RL an update has rollout.prompts_per_step x rollout.samples_per_prompt / "
             "trainer.updates_per_step rows.",
-            "Remove it, and size with those.",
+            "Remove it, and set the size by these keys.",
         )
     if trainer.updates_per_step > rollout.prompts_per_step:
         yield Problem(
             "trainer.updates_per_step",
-            f"{trainer.updates_per_step} updates cannot share the groups of "
-            f"{rollout.prompts_per_step} prompts (rollout.prompts_per_step): a group stays whole.",
+            f"{trainer.updates_per_step} updates need at least as many groups, and a step has "
+            f"only {rollout.prompts_per_step} (rollout.prompts_per_step); a group is never split.",
             "Lower it.",
         )
     longest = config.data.max_length + rollout.max_new_tokens
@@ -142,7 +144,7 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
             "trainer.max_tokens_per_device",
             f"{trainer.budget_text} cannot hold one row of data.max_length="
             f"{config.data.max_length} + rollout.max_new_tokens={rollout.max_new_tokens}.",
-            f"Raise it, or lower one of those{longer_rows(trainer.backend)}.",
+            f"Raise it, or lower one of these two keys{longer_rows(trainer.backend)}.",
         )
     rows = trainer.micro_batch_rows
     per_update = rollout.samples_per_step // trainer.updates_per_step
@@ -158,13 +160,13 @@ def _model(config: RunConfig) -> Iterator[Problem]:
     if config.lora is not None and config.lora.dropout > 0:
         yield Problem(
             "lora.dropout",
-            "the policy that is trained would not be the one that sampled.",
+            "with dropout, the policy that is trained would differ from the one that sampled.",
             "Set lora.dropout=0.",
         )
     if config.observe.verify_logprobs is not None and config.model.implementation != "native":
         yield Problem(
             "observe.verify_logprobs",
-            "the float64 reference knows the native decoder's families only.",
+            "the float64 reference supports only the model families of the native decoder.",
             "Remove it, or set model.implementation=native.",
         )
 
@@ -174,7 +176,7 @@ def _rewards(config: RunConfig) -> Iterator[Problem]:
     if not functions and config.energy is None:
         yield Problem(
             "rewards",
-            "RL needs to know what a completion earns.",
+            "RL needs at least one reward that scores completions.",
             "Add rewards.functions, for example {type: exact_match, column: answer}.",
         )
         return
@@ -201,7 +203,7 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
     if algorithm.fixed_length is not None and algorithm.normalise != "fixed":
         yield Problem(
             "algorithm.fixed_length",
-            f"algorithm.normalise={algorithm.normalise} does not use it.",
+            f"algorithm.normalise={algorithm.normalise} does not use this key.",
             "Remove it, or set algorithm.normalise=fixed.",
         )
     if algorithm.dual_clip is not None and algorithm.type in _NO_DUAL_CLIP:
@@ -214,8 +216,8 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
         for name in sorted({"clip_low", "clip_high"} & algorithm.model_fields_set):
             yield Problem(
                 f"algorithm.{name}",
-                "sapo has a soft gate and clips nothing.",
-                "Remove it; algorithm.tau_pos and algorithm.tau_neg say how fast the gate closes.",
+                "sapo uses a soft gate and does not clip.",
+                "Remove it; algorithm.tau_pos and algorithm.tau_neg set how fast the gate closes.",
             )
     if isinstance(algorithm, CpgdConfig) and not algorithm.drift:
         if "drift_clip" in algorithm.model_fields_set:
@@ -228,20 +230,21 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
         if (algorithm.overlong.buffer_tokens or 1) > rollout.max_new_tokens:
             yield Problem(
                 "algorithm.overlong.buffer_tokens",
-                f"{algorithm.overlong.buffer_tokens} tokens before a limit of "
-                f"rollout.max_new_tokens={rollout.max_new_tokens}: every completion is overlong.",
+                f"the penalty begins {algorithm.overlong.buffer_tokens} tokens before "
+                f"rollout.max_new_tokens={rollout.max_new_tokens}, so every completion would get "
+                "it.",
                 "Lower it.",
             )
     if algorithm.whiten and algorithm.scale == "batch":
         yield Problem(
             "algorithm.scale",
-            "algorithm.whiten divides by the deviation over the batch anyway.",
+            "algorithm.whiten already divides by the standard deviation over the batch.",
             "Set it to none or group, or algorithm.whiten=false.",
         )
     if isinstance(algorithm, ReinforcePpConfig) and algorithm.scale != "none":
         yield Problem(
             "algorithm.scale",
-            "reinforce_pp has its unit from whitening the returns of the batch.",
+            "reinforce_pp already scales returns, because it whitens them over the batch.",
             "Remove it.",
         )
 
@@ -260,13 +263,14 @@ def _kl(config: RunConfig) -> Iterator[Problem]:
     if kl.place == "reward" and kl.importance_weighted:
         yield Problem(
             "algorithm.kl.importance_weighted",
-            "a KL in the reward is under the policy that sampled: there is no ratio.",
+            "a KL penalty in the reward is computed under the policy that sampled, so there is "
+            "no ratio to weight it by.",
             "Remove it.",
         )
     if kl.target is None and "horizon" in kl.model_fields_set:
         yield Problem(
             "algorithm.kl.horizon",
-            "without algorithm.kl.target the coefficient does not change.",
+            "without algorithm.kl.target the coefficient never changes.",
             "Set a target, or remove it.",
         )
 
@@ -279,7 +283,7 @@ def _reference(config: RunConfig) -> Iterator[Problem]:
     if config.algorithm.kl is None:
         yield Problem(
             "reference",
-            "nothing compares the policy with it: algorithm.kl is not set.",
+            "algorithm.kl is not set, so the policy would never be compared with the reference.",
             "Set algorithm.kl, or remove it.",
         )
     if isinstance(reference, AdapterOffReference) and config.lora is None:
@@ -307,7 +311,7 @@ def _eval(config: RunConfig) -> Iterator[Problem]:
         name = "top_k" if rules.top_k is not None else "top_p"
         yield Problem(
             f"eval.sampling.{name}",
-            "at temperature 0 the likeliest token is taken anyway.",
+            "at temperature 0 the most likely token is always taken.",
             "Remove it, or raise eval.sampling.temperature.",
         )
 
@@ -317,12 +321,16 @@ def _debug(config: RunConfig) -> Iterator[Problem]:
     if debug is None:
         return
     if debug.mode == "rollout_only" and debug.rollouts is not None:
-        yield Problem("debug.rollouts", "debug.mode=rollout_only samples its own.", "Remove it.")
+        yield Problem(
+            "debug.rollouts",
+            ("debug.mode=rollout_only samples new rollouts and does not read any."),
+            "Remove it.",
+        )
     if debug.mode != "rollout_only" and debug.rollouts is None:
         yield Problem(
             "debug.rollouts",
-            f"debug.mode={debug.mode} trains on rollouts that were saved.",
-            "Name the directory of a run that sampled.",
+            f"debug.mode={debug.mode} needs saved rollouts to train on.",
+            "Set it to the folder of a run that saved its rollouts.",
         )
     if debug.mode == "train_only" and config.has_validation:
         yield Problem(

@@ -33,15 +33,15 @@ def _one_host(backend: FsdpBackend, ranks_per_host: int) -> Iterator[Problem]:
         yield Problem(
             SP,
             f"the {size} ranks that exchange heads must be on one machine, and {ranks_per_host} "
-            f"ranks of a machine do not divide into groups of {size} "
-            f"({ranks_per_host} = {ranks_per_host // size} x {size} + {ranks_per_host % size}).",
+            f"ranks of a machine cannot be divided into groups of {size} ({ranks_per_host} = "
+            f"{ranks_per_host // size} x {size} + {ranks_per_host % size}).",
             f"Set it to a divisor of {ranks_per_host}; {CP} may span machines.",
         )
 
 
 def _experts(config: RunConfig, backend: FsdpBackend) -> Iterator[Problem]:
     moe, key = config.model.moe, CP if backend.context_parallel_size > 1 else SP
-    why = f"a rank has some tokens of each row only ({key}={_size(backend, key)})"
+    why = f"each rank has only some tokens of each row ({key}={_size(backend, key)})"
     if moe.balancing == "sequence_aux":
         yield Problem(
             "model.moe.balancing",
@@ -51,7 +51,7 @@ def _experts(config: RunConfig, backend: FsdpBackend) -> Iterator[Problem]:
     if moe.capacity_factor is not None:
         yield Problem(
             "model.moe.capacity_factor",
-            f"an expert has room for the first tokens of a micro-batch, and {why}.",
+            f"an expert accepts only the first tokens of a micro-batch, and {why}.",
             "Remove it, or set the size to 1.",
         )
 
@@ -61,22 +61,22 @@ def _ring(config: RunConfig) -> Iterator[Problem]:
     if config.model.numerics == "invariant":
         yield Problem(
             CP,
-            "invariant numerics add up a query's keys in one fixed order on one device, and a ring "
-            "merges them from several ranks.",
+            "invariant numerics sum over a query's keys in one fixed order on one device, and "
+            "ring attention merges results of several ranks.",
             f"Use {SP}, which keeps every bit, or set model.numerics=fast.",
         )
     if trainer.share_prompts and "share_prompts" in trainer.model_fields_set:
         yield Problem(
             "trainer.share_prompts",
-            "a ring has whole rows, each in chunks over its ranks, so that a prompt cannot be "
-            "computed once for several of them.",
+            "ring attention splits each whole row into chunks over its ranks, so it cannot "
+            "compute a prompt once for several rows.",
             f"Remove it or set it to false, or use {SP}, which shares prompts.",
         )
     if config.is_strided:
         yield Problem(
             CP,
-            "rows that continue a text at many places are computed as a tree, once for all their "
-            "prefixes, and a ring has whole rows only.",
+            "with ebft.mode=strided, rows are computed as a tree in which shared prefixes occur "
+            "once, and ring attention needs whole rows.",
             f"Use {SP}.",
         )
 

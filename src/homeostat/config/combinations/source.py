@@ -38,16 +38,18 @@ def _one(place: str, source: Source) -> Iterator[Problem]:
         key = f"{place}.columns.{ours}"
         names = (theirs,) if isinstance(theirs, str) else theirs
         if not names or "" in names:
-            yield Problem(key, "a column needs a name.", "Name one, or a list of them.")
+            yield Problem(
+                key, "the column has no name.", ("Give the name of a column, or a list of names.")
+            )
         elif f"{ours}_column" in source.model_fields_set:
             yield Problem(key, f"{ours}_column names this column, too.", "Remove one of the two.")
         elif ours in MESSAGE_KEYS and not isinstance(theirs, str):
-            yield Problem(key, "a key of a message is one name.", "Name one.")
+            yield Problem(key, "a key of a message must be a single name.", "Give one name.")
         elif ours not in (known := known_columns(source)) and not _is_free(source):
             near = difflib.get_close_matches(ours, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"It reads: {', '.join(known)}."
             kind = getattr(source, "type", "")
-            yield Problem(key, f"a {kind} source reads no such column.", hint)
+            yield Problem(key, f"a {kind} source has no column of this name.", hint)
     yield from find_words_of_two_roles(place, source)
 
 
@@ -59,8 +61,10 @@ def find_words_of_two_roles(place: str, source: Source) -> Iterator[Problem]:
         for word in (words,) if isinstance(words, str) else words:
             other = role_of.setdefault(word.lower(), ours)
             if other != ours:
-                what = f"{word!r} is also a word of {other}: a message has one role."
-                yield Problem(f"{place}.columns.{ours}", what, "Name it once.")
+                what = (
+                    f"{word!r} is also listed under {other}, and a message can have only one role."
+                )
+                yield Problem(f"{place}.columns.{ours}", what, "List it once.")
 
 
 def known_columns(source: Source) -> list[str]:

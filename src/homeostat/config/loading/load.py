@@ -105,7 +105,7 @@ def _follow_environment(raw: dict[str, Any]) -> list[Problem]:
     try:
         wanted = int4_of_environment()
     except ValueError as error:
-        hint = "Unset it, or set trainer.int4 (null: without)."
+        hint = "Unset the variable, or set trainer.int4 (null turns INT4 off)."
         return [Problem("trainer.int4", f"{error}.", hint)]
     if wanted is not None:
         raw["trainer"] = {**trainer, "int4": wanted.model_dump(mode="json")}
@@ -116,7 +116,7 @@ def _naming_environment(problem: Problem) -> Problem:
     """Say that the environment asked for what is in the way, where it did."""
     if not problem.place.startswith("trainer.int4") or os.environ.get(FLAG_VARIABLE) != "1":
         return problem
-    hint = f"{problem.hint} ({FLAG_VARIABLE}=1 asks for it unless the recipe says otherwise.)"
+    hint = f"{problem.hint} ({FLAG_VARIABLE}=1 turns trainer.int4 on unless the recipe sets it.)"
     return replace(problem, hint=hint.strip())
 
 
@@ -241,9 +241,11 @@ def _explain(place: Place, item: Any, raw: dict[str, Any], lines: dict[Place, in
         tag = str(item["ctx"]["tag"])
         expected = [word.strip(" '") for word in item["ctx"]["expected_tags"].split(",")]
         hint = _did_you_mean(tag, expected) or _tags_hint(item)
-        return _located(Problem(dotted((*place, "type")), f"no type is {tag!r}.", hint), lines)
+        return _located(
+            Problem(dotted((*place, "type")), (f"there is no type {tag!r}."), hint), lines
+        )
     if kind == UNUSABLE:
-        hint = "Install it, mend it, or correct its import path."
+        hint = "Install or repair the plug-in, or correct its import path."
         return _located(Problem(dotted((*place, "type")), item["msg"], hint), lines)
     shown = REMOVED if is_private(place, raw) else json.dumps(item["input"], default=str)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
@@ -256,7 +258,7 @@ def _explain(place: Place, item: Any, raw: dict[str, Any], lines: dict[Place, in
 
 def _tags_hint(item: Any) -> str:
     tags = item.get("ctx", {}).get("expected_tags")
-    return f"Choose one of {tags}." if tags else "Say which type it is."
+    return f"Choose one of {tags}." if tags else "Set the type."
 
 
 def _located(problem: Problem, lines: dict[Place, int]) -> Problem:
