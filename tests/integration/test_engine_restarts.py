@@ -162,7 +162,7 @@ def test_a_run_halts_only_after_the_last_restart(
     with pytest.raises(EngineError, match=r"engine\.max_restarts") as caught:
         runs.train(config)
     told = str(caught.value)
-    assert f"started anew {2 + len(alive)} times before" in told
+    assert f"already restarted {2 + len(alive)} times" in told
     assert f"{mortal_engine.LAST_WORDS} load" in told
     assert "SIGKILL" in told
     assert len(runs.events(config, "engine_restarted")) == 2 + len(alive)

@@ -96,7 +96,7 @@ def test_a_rank_out_of_memory_halts_the_run_with_what_would_help(
     # Not in the first step: a library of products takes its own memory there, and aborts without.
     monkeypatch.setattr(ShardedTrainer, "accumulate", during(2, "accumulate", starve))
     started = time.monotonic()
-    with pytest.raises(OutOfMemoryHaltError, match="What to try") as caught:
+    with pytest.raises(OutOfMemoryHaltError, match="Settings to try") as caught:
         runs.train(config)
     assert time.monotonic() - started < 90
     assert "trainer.max_tokens_per_device=" in str(caught.value)

@@ -200,7 +200,7 @@ def test_callbacks_are_told_in_order(folder: Path) -> None:
     ]
     assert ("finding", "OWN009") in told[: told.index(("step", 1))]
     assert ("checkpoint_saved", 2) in told
-    with pytest.raises(TypeError, match="on_step is a function"):
+    with pytest.raises(TypeError, match="on_step must be a function"):
         homeostat.train(config, on_step=3)
 
 

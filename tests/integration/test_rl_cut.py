@@ -92,5 +92,5 @@ def test_how_much_was_kept_is_measured_and_what_is_missing_refused() -> None:
     assert metrics["sampling/kept_mass"] == pytest.approx(0.5)
     prompt = Prompt(0, np.array([0]), "", {})
     require_kept([RolloutGroup(prompt, (kept,))])
-    with pytest.raises(ReplayError, match=r"train/1/0/0/0.*did not record which"):
+    with pytest.raises(ReplayError, match=r"train/1/0/0/0.*did not record"):
         require_kept([RolloutGroup(prompt, (kept, sample({})))])

@@ -179,7 +179,7 @@ def test_a_run_directory_does_not_mix_experiments(tmp_path: Path) -> None:
         runs.train(tiny.config(tmp_path, "checkpoint.resume=never"))
     tiny.write_rows(tmp_path / "rows.jsonl", seed=5)
     longer = tiny.config(tmp_path, trainer={"max_steps": 8})
-    with pytest.raises(DataError, match="not those this run was started on"):
+    with pytest.raises(DataError, match="not those that the run started with"):
         runs.train(longer)
 
 
@@ -408,7 +408,7 @@ def test_one_row_that_does_not_fit_stops_with_the_ladder(tmp_path: Path) -> None
     process = runs.start(raw, tmp_path, prelude=STARVED.format(share=0.02))
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 1, output
-    assert "What to try, least disruptive first" in output
+    assert "Settings to try, the least disruptive first" in output
     assert output.index("gradient_checkpointing=true") < output.index("lora.rank=16")
     assert "Traceback" not in output
 

@@ -155,7 +155,7 @@ def test_a_token_across_the_border_is_refused(tmp_path):
         "\n{{ m.content }}", "\n {{ m.content }}"
     )
     tokenizer = make_tokenizer(tmp_path, Style(template, (), eos="<|im_end|>", end=""))
-    with pytest.raises(BadRowError, match="' the' stands across"):
+    with pytest.raises(BadRowError, match="the token ' the' spans"):
         encode(chat(("user", "a"), ("assistant", "the end")), tokenizer)
     row = chat(("user", "a"), ("assistant", "xx"))
     assert trained_text(encode(row, tokenizer), tokenizer) == "xx<|im_end|>"
@@ -197,7 +197,7 @@ def test_a_bad_message_is_refused_with_its_defect(tokenizers, last, message):
 
 def test_only_the_assistant_can_be_trained(tokenizers):
     row = chat(("assistant", "b"), ("user", "a"), train=True)
-    with pytest.raises(BadRowError, match="only what the assistant says"):
+    with pytest.raises(BadRowError, match="only messages of the assistant"):
         encode(row, tokenizers["chatml"])
     row = chat(("assistant", "b"), ("user", "a"), train=False)
     assert trained_text(encode(row, tokenizers["chatml"]), tokenizers["chatml"]) == "b<|im_end|>"

@@ -79,7 +79,7 @@ def test_a_template_made_for_json_texts_gets_them(tmp_path, shown):
 def test_what_the_template_leaves_out_of_a_trained_turn_is_refused(tmp_path, part, more):
     tokenizer = of(tmp_path, CHATML)
     row = chat(("user", "q"), ("assistant", "a"), **more)
-    with pytest.raises(BadRowError, match=rf"message 1: its {part} leaves no trace"):
+    with pytest.raises(BadRowError, match=rf"message 1: the template leaves out its {part}"):
         encode(row, tokenizer)
     first, *_ = row["messages"]  # type: ignore[misc]
     context = {"messages": [*row["messages"], first, {"role": "assistant", "content": "b"}]}  # type: ignore[misc]
@@ -119,7 +119,7 @@ def test_content_that_a_tool_call_pushes_out_is_refused(tmp_path):
         "{{ m.content }}", "{% if not m.tool_calls %}{{ m.content }}{% endif %}"
     )
     tokenizer = of(tmp_path, template)
-    with pytest.raises(BadRowError, match="its content leaves no trace"):
+    with pytest.raises(BadRowError, match="the template leaves out its content"):
         encode(calling({}, content="let me look"), tokenizer)
     assert trained_text(encode(calling({}), tokenizer), tokenizer).startswith("<call>")
 
@@ -140,7 +140,7 @@ def test_tools_reach_the_template_and_are_not_lost(tmp_path):
         assert tokenizer.decode(encoded[0]).startswith('<tools>[{"type": "function"')
         assert trained_text(encoded, tokenizer) == "a<|im_end|>"
     deaf = of(tmp_path / "deaf", CHATML)
-    with pytest.raises(BadRowError, match="the text is the same without them"):
+    with pytest.raises(BadRowError, match="the template does not render them"):
         encode({**row, "tools": TOOLS}, deaf, tools_column="tools")
 
 
@@ -181,7 +181,7 @@ def test_an_option_of_the_template_makes_prompt_and_turn_agree(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("thinking", "never reads 'thinking'"), ("messages", "from the row")]
+    ("name", "message"), [("thinking", "never reads 'thinking'"), ("messages", "set by each row")]
 )
 def test_an_option_without_effect_is_refused(tmp_path, name, message):
     with pytest.raises(ModelError, match=rf"model\.chat_template_options: .*{message}"):

@@ -155,7 +155,7 @@ def test_more_prompts_than_there_are_come_twice() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": "other"}, "not those this run was started on"),
+        ({"data": "other"}, "not those that the run started with"),
         ({"cursors": [0, 0]}, "damaged: 2 cursors of 1 sources"),
         ({"rates": {"prompts": [999]}}, "damaged: prompt 999 of 60"),
         ({"rates": None}, "damaged"),
@@ -171,5 +171,5 @@ def test_a_state_of_other_prompts_or_a_damaged_one_is_refused(change, message) -
 def test_other_settings_are_not_continued() -> None:
     state = draws(DIFFICULTY).state()
     for other in (draws, lambda **more: draws({"difficulty": {"explore": 0.2}}, **more)):
-        with pytest.raises(DataError, match="not those this run was started on"):
+        with pytest.raises(DataError, match="not those that the run started with"):
             other(state=state)

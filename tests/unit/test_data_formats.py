@@ -180,7 +180,7 @@ def test_a_folder_is_read_as_one_sequence_of_rows(tmp_path: Path) -> None:
     assert len(open_rows(str(tmp_path), columns=None, split="test")) == 3
     with pytest.raises(DataError, match="set split to one of: test, train"):
         open_rows(str(tmp_path), columns=None)
-    with pytest.raises(DataError, match="split is set, and a single file has none"):
+    with pytest.raises(DataError, match="split is set, but a single file cannot have one"):
         open_rows(str(tmp_path / "data/test-00000-of-00001.csv"), columns=None, split="test")
 
 
@@ -219,7 +219,7 @@ def test_messages_get_the_usual_keys_and_roles() -> None:
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "ho", "weight": 0.5},
     ]
-    with pytest.raises(BadRowError, match="'elf' is none of"):
+    with pytest.raises(BadRowError, match="'elf' is not a known name"):
         found.row(1)
 
 
@@ -228,12 +228,12 @@ def test_words_for_roles_are_named_beside_the_usual_ones() -> None:
     mapping = {"messages.user": "caller", "messages.assistant": ("agent", "model")}
     found = MappedRows(Some({"messages": turns}, {"messages": [{"role": "elf"}]}), mapping)
     assert [turn["role"] for turn in found.row(0)["messages"]] == ["user", "user"]
-    with pytest.raises(BadRowError, match=r"Name it in columns, for example {messages.user: \[elf"):
+    with pytest.raises(BadRowError, match=r"Add it to columns, for example {messages.user: \[elf"):
         found.row(1)
     twice = {"messages.user": ("caller",), "messages.tool": ("Caller",)}
     source = MessagesSource(type="messages", path="a.jsonl", columns=twice)
     (problem,) = find_words_of_two_roles("data.train.0", source)
-    assert "'Caller' is also a word of messages.user" in problem.message
+    assert "'Caller' is also listed under messages.user" in problem.message
 
 
 def test_a_wrong_column_is_reported_once_with_those_that_there_are(tmp_path: Path) -> None:

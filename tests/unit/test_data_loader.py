@@ -131,10 +131,10 @@ def test_other_data_or_another_order_cannot_be_continued(store, tmp_path):
         next(loader)
         state = loader.state()
     other = make_store(tmp_path, seed=1)
-    with pytest.raises(DataError, match="not those this run was started on"):
+    with pytest.raises(DataError, match="not those that the run started with"):
         make_loader(other, state=state)
     for change in ({"seed": 9}, {"batch_rows": 4}, {"shuffle": False}, {"row_ids": np.arange(9)}):
-        with pytest.raises(DataError, match="not those this run was started on"):
+        with pytest.raises(DataError, match="not those that the run started with"):
             make_loader(store, state=state, **change)
     with pytest.raises(DataError, match="damaged"):
         make_loader(store, state={"step": "1"})

@@ -316,7 +316,7 @@ def test_orders_differ_by_epoch_and_seed_unless_they_are_not_to_be_shuffled():
 )
 def test_other_prompts_are_not_continued(change):
     state = sampler(5).state()
-    with pytest.raises(DataError, match="not those this run was started on"):
+    with pytest.raises(DataError, match="not those that the run started with"):
         sampler(change.pop("num_prompts", 5), state=state, **change)
 
 

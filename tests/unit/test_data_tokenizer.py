@@ -107,7 +107,7 @@ def test_the_pad_token_is_the_tokenizers_or_the_one_named_or_eos(folder):
         load_tokenizer(ModelConfig(path=str(folder), pad_token="<pad>"))
     change(folder / "tokenizer_config.json", pad_token="<|im_start|>")
     assert load_tokenizer(ModelConfig(path=str(folder))).notes == ()
-    with pytest.raises(ModelError, match=r"model\.pad_token.*has a pad token already"):
+    with pytest.raises(ModelError, match=r"model\.pad_token.*already has a pad token"):
         load_tokenizer(ModelConfig(path=str(folder), pad_token="<|endoftext|>"))
 
 

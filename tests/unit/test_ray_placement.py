@@ -59,7 +59,7 @@ def test_engines_that_share_the_trainers_devices_need_none() -> None:
     assert shortages(build(placement="colocated")) == []
     (told,) = shortages(build("engine.data_parallel_size=3", placement="colocated"))
     assert "engines 3 x 2 = 6 devices" in told
-    assert "there are 4 (cluster.processes)" in told
+    assert "there are only 4 of these (cluster.processes)" in told
 
 
 def test_on_the_cpu_only_cpus_are_counted() -> None:
@@ -72,7 +72,7 @@ def test_on_the_cpu_only_cpus_are_counted() -> None:
 def test_an_engine_must_fit_on_one_machine() -> None:
     wide = build("engine.tensor_parallel_size=4", "engine.data_parallel_size=1", processes=2)
     (told,) = shortages(wide)
-    assert told.startswith("engine.tensor_parallel_size: one of the engines needs 4 GPU of one")
+    assert told.startswith("engine.tensor_parallel_size: each of the engines needs 4 GPU on one")
     assert "largest machine has 3" in told
 
 
@@ -116,7 +116,7 @@ def test_problems_are_told_node_by_node(tmp_path: Path) -> None:
     # A patch release of Python speaks the same.
     assert found(python="3.11.2") == []
     ((text, _),) = found(shares_runs=False)
-    assert "does not see the run's folder" in text
+    assert "is not visible there" in text
     ((text, _),) = found(network="the controller at h:1 cannot be reached from it: no")
     assert "cannot be reached" in text
 
@@ -141,7 +141,7 @@ def test_the_code_of_plugins_must_be_the_same_on_every_node(
     told = [one.problem.message for one in judge(config, NODES[1], ours=ours, theirs=theirs)]
     assert [text.partition("plug-in, ")[2] for text in told] == [
         "does not exist there.",
-        "has another content there than here.",
+        "has different content there.",
     ]
     assert list(judge(config, NODES[1], ours=ours, theirs=ours)) == []
     monkeypatch.delitem(sys.modules, "placement_helper")

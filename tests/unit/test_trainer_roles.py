@@ -113,7 +113,7 @@ def test_entropy_and_log_probs_come_together_and_are_those_of_full_logits(folder
 @pytest.mark.parametrize(
     ("outputs", "why"),
     [
-        (Outputs(value=True), "values were asked of the policy, .* no value head"),
+        (Outputs(value=True), "values were requested from the policy, .* no value head"),
         (Outputs(hidden=(9,), reducer="last_of_row"), "layer 9 .* layers 0 .* to 2"),
         (Outputs(hidden=(1,), reducer="median"), "no reducer 'median'. Known reducers: .*last_of"),
     ],

@@ -180,8 +180,8 @@ def _parse_message(number: int, item: Any) -> tuple[dict[str, Any], float | None
     if weight and role != "assistant":
         raise BadRowError(
             BAD_MESSAGE,
-            f"message {number} asks to be trained, but its role is {role!r}: only what the "
-            "assistant says can be. Remove its train or weight",
+            f"message {number} has train or weight, but its role is {role!r}: only messages of "
+            "the assistant can be trained. Remove its train or weight",
         )
     return message, weight
 
@@ -263,7 +263,7 @@ def _refuse_python_text(chat: Chat, text: str) -> None:
             arguments = function.get("arguments") if isinstance(function, dict) else None
             if isinstance(arguments, dict) and arguments and str(arguments) in text:
                 raise BadRowError(
-                    REFUSES, "it shows arguments of tool calls as they are: give them as JSON text"
+                    REFUSES, "it prints tool-call arguments unchanged: give them as JSON text"
                 )
 
 
@@ -305,8 +305,8 @@ def _refuse_lost_tools(chat: Chat, text: str, tokenizer: ChatTokenizer) -> None:
     if chat.tools and replace(chat, tools=None).render(tokenizer, len(chat.messages)) == text:
         raise BadRowError(
             LOST,
-            "the row has tools, and the text is the same without them. Name a template that "
-            "knows tools in model.chat_template, or remove tools_column from the source",
+            "the row has tools, but the template does not render them. Set model.chat_template "
+            "to a template that supports tools, or remove tools_column from the source",
         )
 
 
@@ -329,9 +329,9 @@ def _refuse_lost_parts(chat: Chat, number: int, tokenizer: ChatTokenizer) -> Non
         if is_lost:
             raise BadRowError(
                 LOST,
-                f"message {number}: its {part} leaves no trace in the text, so the model would "
-                "learn a turn without it. Name a template that shows it in model.chat_template "
-                f"(for reasoning they differ in the key: {', '.join(REASONING)}), or remove it",
+                f"message {number}: the template leaves out its {part}, so the model would learn "
+                "a turn without it. Set model.chat_template to a template that renders it "
+                f"(templates read reasoning from one of {', '.join(REASONING)}), or remove it",
             )
 
 
@@ -347,12 +347,12 @@ def _turn_span(chat: Chat, number: int, text: str, tokenizer: ChatTokenizer) -> 
     if not through.startswith(head):
         before = chat.render(tokenizer, number)
         if not text.startswith(before):
-            raise _rewritten(number, "the text before it is rendered differently once it is there")
+            raise _rewritten(number, "adding it changes how the template renders the earlier text")
         raise BadRowError(
             "the generation prompt is not how the template renders a turn",
-            f"message {number}: the template opens the assistant's turn with "
-            f"{head[len(before) :][:60]!r} when it asks for one, but not when it shows one. Set "
-            "an option of the template in model.chat_template_options (for example "
+            f"message {number}: the template starts the assistant's turn with "
+            f"{head[len(before) :][:60]!r} in the generation prompt, but not in a finished chat. "
+            "Set an option of the template in model.chat_template_options (for example "
             "enable_thinking), or fix it and name the file in model.chat_template",
         )
     return len(head), len(through)
@@ -372,9 +372,9 @@ def _without_close(through: str, tokenizer: ChatTokenizer) -> str:
 def _rewritten(number: int, how: str) -> BadRowError:
     return BadRowError(
         REWRITES,
-        f"message {number}: {how}, so no label of it would be right. Make a row of each turn "
-        "(turns: each on the source), or train the last one only (turns: last, or train: false on "
-        "the earlier messages)",
+        f"message {number}: {how}, so its labels would be wrong. Make a row of each turn (turns: "
+        "each on the source), or train the last one only (turns: last, or train: false on the "
+        "earlier messages)",
     )
 
 
@@ -430,6 +430,6 @@ def straddles(border: str, text: str, offset: IntArray) -> BadRowError:
     shown = text[int(offset[0]) : int(offset[1])]
     return BadRowError(
         "a token straddles the border of a trained span",
-        f"{shown!r} stands across {border}, so it is neither context nor answer. Move the "
-        "white space at the border to the other side",
+        f"the token {shown!r} spans {border}, so it belongs neither to the context nor to the "
+        "answer. Move the white space at the border to the other side",
     )

@@ -97,8 +97,8 @@ class MappedRows:
                 known = ", ".join(sorted(self._roles))
                 raise BadRowError(
                     "unknown role",
-                    f"{given!r:.60} is none of {known}. Name it in columns, for example "
-                    f"{{messages.user: [{given:.60}]}}",
+                    f"{given!r:.60} is not a known name of a role ({known}). Add it to columns, "
+                    f"for example {{messages.user: [{given:.60}]}}",
                 )
             made["role"] = self._roles[given.lower()]
         return made

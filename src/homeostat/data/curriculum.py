@@ -229,10 +229,10 @@ class CurriculumDraws:
     def _resume_from(self, state: Mapping[str, Any]) -> None:
         if state.get("data") != self._fingerprint:
             raise DataError(
-                "the prompts are not those this run was started on by the checkpoint's state.json "
-                "(or the weights of data.train, rollout.curriculum, data.shuffle or seed changed), "
-                "so it cannot be continued where it stopped. Restore the data files and settings, "
-                "or start a new run with another `name`."
+                "the prompts are not those that the run started with, according to the "
+                "checkpoint's state.json (or the weights of data.train, rollout.curriculum, "
+                "data.shuffle or seed changed), so it cannot be continued where it stopped. "
+                "Restore the data files and settings, or start a new run with another `name`."
             )
         try:
             self._num_drawn = int(state["drawn"])

@@ -129,7 +129,9 @@ def files_below(folder: Path) -> list[str]:
     found = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
     names = list(itertools.islice(found, MAX_FILES + 1))
     if len(names) > MAX_FILES:
-        raise DataError(f"{folder}: more than {MAX_FILES} files, so it is no folder of a dataset.")
+        raise DataError(
+            f"{folder}: more than {MAX_FILES} files, which is too many for the folder of a dataset."
+        )
     return names
 
 
@@ -152,7 +154,9 @@ def _declared(readme: str, *, place: str) -> list[_Declared]:
 def _one_config(values: dict[str, Any], *, place: str) -> _Declared:
     name, folder = values.get("config_name", "default"), values.get("data_dir", "")
     if not isinstance(name, str) or not isinstance(folder, str):
-        raise DataError(f"{place}: a configuration in the header of {README} has no plain name.")
+        raise DataError(
+            f"{place}: a configuration in the header of {README} has a name that is not plain text."
+        )
     folder = folder.removeprefix("./").strip("/")
     files = dict(_patterns(values["data_files"])) if values.get("data_files") else None
     prefix = f"{folder}/" if folder not in ("", ".") else ""

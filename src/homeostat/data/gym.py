@@ -72,14 +72,14 @@ class GymRows:
         except TypeError as error:
             raise DataError(
                 f"reasoning_gym task {self.source.task!r} cannot be used: its entries are not "
-                f"plain values ({error}), and a reward in another process needs them."
+                f"plain values ({error}), so they cannot be sent to a reward in another process."
             ) from None
         answer = entry["answer"]
         expected = self._dataset.score_answer(answer, entry)
         if self._dataset.score_answer(answer, copy) != expected:
             raise DataError(
-                f"reasoning_gym task {self.source.task!r} cannot be used: its scorer takes its "
-                "own answer for wrong once the entry was sent to another process (it compares "
+                f"reasoning_gym task {self.source.task!r} cannot be used: after an entry is sent "
+                "to another process, the task's scorer rejects its own answer (it compares "
                 "tuples with lists)."
             )
 

@@ -175,7 +175,7 @@ def require_known_tokens(rows: RowStore | PromptSet, part: Part, *, vocab_size: 
     if rows.max_token_id >= vocab_size:
         raise ModelError(
             f"data.{part}: the tokenizer gives token {rows.max_token_id}, and the model knows "
-            f"tokens below {vocab_size} (vocab_size). They do not belong together: check "
+            f"tokens below {vocab_size} (vocab_size). Tokenizer and model do not match: check "
             "model.tokenizer and model.path, or add the new tokens' rows to the checkpoint's "
             "embeddings."
         )

@@ -332,7 +332,7 @@ def find_warnings(report: PrepareReport, data: DataConfig, *, is_rl: bool = Fals
         message = f"only {report.kept} of {report.seen} rows are left ({share:.0%} dropped).{hint}"
         found.append(Warned("warning", message))
     if report.truncated:
-        message = f"{report.truncated} rows are cut, and do not teach the model to stop."
+        message = f"{report.truncated} rows are truncated, and do not teach the model to stop."
         found.append(Warned("warning", message))
     if not is_rl and report.trained_tokens < MIN_TRAINED_SHARE * report.tokens:
         share = report.trained_tokens / report.tokens

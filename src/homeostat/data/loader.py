@@ -160,10 +160,10 @@ class PlanLoader:
             raise DataError(f"the checkpoint's state.json: data is damaged: {dict(state)!r:.200}")
         if data != self._fingerprint:
             raise DataError(
-                "the rows are not those this run was started on by the checkpoint's state.json (or "
-                "data.shuffle, seed or trainer.batch_rows changed), so it cannot be continued "
-                "where it stopped. Restore the data files and settings, or start a new run with "
-                "another `name`."
+                "the rows are not those that the run started with, according to the checkpoint's "
+                "state.json (or data.shuffle, seed or trainer.batch_rows changed), so it cannot "
+                "be continued where it stopped. Restore the data files and settings, or start a "
+                "new run with another `name`."
             )
         return step
 

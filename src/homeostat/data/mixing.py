@@ -153,8 +153,9 @@ def orders_of(
         ids = row_ids[source_B[row_ids] == number]
         if not len(ids):
             raise DataError(
-                f"data.train.{number}: no row of the source {name!r} is left to train on, and it "
-                "has a weight. Remove the source, or see why its rows are dropped."
+                f"data.train.{number}: no row of the source {name!r} is left to train on, "
+                "although the source has a weight. Remove the source, or find out why its rows "
+                "are dropped."
             )
         # Sources of one length would otherwise have the same order.
         orders.append(EpochOrder(ids, key=(seed, 2, number), shuffle=shuffle))

@@ -92,13 +92,13 @@ def row_files(path: str, *, split: str | None = None, config: str | None = None)
     if kind_of(path) != "folder":
         if split is not None or config is not None:
             what = "split" if split is not None else "config"
-            raise DataError(f"{path}: {what} is set, and a single file has none. Remove it.")
+            raise DataError(f"{path}: {what} is set, but a single file cannot have one. Remove it.")
         return [place]
     if (place / "dataset_dict.json").is_file():
         return [place / _saved_split(place, split)]
     if (place / "state.json").is_file():
         if split is not None:
-            raise DataError(f"{path}: split is set, and the folder holds one part. Remove it.")
+            raise DataError(f"{path}: split is set, but the folder has only one split. Remove it.")
         return [place]
     chosen = choose_files(
         files_below(place), read_readme(place), config=config, split=split, place=path
@@ -135,7 +135,7 @@ def kind_of(path: str) -> str:
     if stat.S_ISDIR(mode):
         return "folder"
     if not stat.S_ISREG(mode):
-        raise DataError(f"{path}: neither a plain file nor a folder. Give {KNOWN_KINDS}.")
+        raise DataError(f"{path}: it is neither a regular file nor a folder. Give {KNOWN_KINDS}.")
     suffix = suffix_of(path)
     if suffix not in ROW_FILES or (packing_of(path) and suffix == ".parquet"):
         shown = Path(path).suffix.lower() or "(none)"

@@ -84,8 +84,8 @@ def _encode_pair(
         if source.chat:
             raise BadRowError(
                 "no prompt",
-                "the row has none, and of two plain texts it is not known where the user's turn "
-                "ends. Add a prompt column, or set chat: false on the source",
+                "the row has no prompt, and in two plain texts it is unknown where the user's "
+                "turn ends. Add a prompt column, or set chat: false on the source",
             )
         return _plain_pair(chosen, rejected, tokenizer)
     return (

@@ -25,19 +25,22 @@ def choose_pad_id(
         if wanted_id is None:
             raise ModelError(
                 f"model.pad_token: {wanted!r} is not in the vocabulary, and a new token would "
-                "need a new row of the embedding. Choose a token the tokenizer has."
+                "need a new row of the embedding. Choose a token that the tokenizer already has."
             )
         if own is not None and own != wanted_id:
             raise ModelError(
-                f"model.pad_token: the tokenizer has a pad token already "
-                f"({original.pad_token!r}), and another one would disagree with the model. "
-                "Remove model.pad_token."
+                "model.pad_token: the tokenizer already has a pad token "
+                f"({original.pad_token!r}), and another one would not match the model. Remove "
+                "model.pad_token."
             )
         return wanted_id, (f"rows are padded with {wanted!r} (model.pad_token)",)
     if own is not None:
         return own, ()
     eos = original.convert_ids_to_tokens(eos_id)
-    return eos_id, (f"the tokenizer has no pad token, so {eos!r} pads rows, and stays trained",)
+    note = (
+        f"the tokenizer has no pad token, so rows are padded with {eos!r}, which is still trained"
+    )
+    return eos_id, (note,)
 
 
 def name_scoring_pad(

@@ -44,11 +44,11 @@ class TurnEnd:
         """Return the error for a chat that is to be sampled but that no token ends."""
         what = f"with {self.text!r}, which is not one" if self.text else "with nothing, not with a"
         return ModelError(
-            f"{wanted_by}: the chat template ends a turn {what} token of the tokenizer's own, so "
-            "that nothing tells the engine where an answer ends, and every completion would run "
-            "to rollout.max_new_tokens. Set rollout.stop to the text that ends a turn (or "
-            "rollout.stop_token_ids), add the marker to the tokenizer as a special token, or name "
-            "a template in model.chat_template that ends turns with eos_token."
+            f"{wanted_by}: the chat template ends a turn {what} a single special token, so the "
+            "engine cannot tell where an answer ends, and every completion would run to "
+            "rollout.max_new_tokens. Set rollout.stop to the text that ends a turn (or "
+            "rollout.stop_token_ids), add the marker to the tokenizer as a special token, or set "
+            "model.chat_template to a template that ends turns with eos_token."
         )
 
 

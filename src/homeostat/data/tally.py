@@ -67,9 +67,9 @@ def judge(report: PrepareReport, data: DataConfig, *, may_cut: bool = True) -> N
     """Refuse what the settings say must be refused. `may_cut` means that rows may be truncated."""
     if report.num_bad and data.bad_rows == "refuse":
         raise DataError(
-            f"{report.num_bad} of {report.seen} rows cannot be used:\n"
-            f"{_listing(report.examples, report.num_bad)}\n"
-            "Mend them, or set data.bad_rows=drop to train without them."
+            f"{report.num_bad} of {report.seen} rows cannot be "
+            f"used:\n{_listing(report.examples, report.num_bad)}\nFix them, or set "
+            "data.bad_rows=drop to train without them."
         )
     if report.dropped_overlong and data.overlong == "refuse":
         ways = "drop or truncate" if may_cut else "drop"

@@ -189,7 +189,7 @@ def check_options(template: str, options: Mapping[str, Any], *, setting: str) ->
     names = {text for _, kind, text in jinja2.Environment().lex(template) if kind == "name"}
     for name in options:
         if name in RESERVED:
-            raise ModelError(f"{setting}: {name} comes from the row, and cannot be set here.")
+            raise ModelError(f"{setting}: {name} is set by each row, so it cannot be set here.")
         if name not in names:
             raise ModelError(
                 f"{setting}: the chat template never reads {name!r}, so it would have no effect. "

@@ -260,8 +260,8 @@ def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
     original = _load_original(place, setting)
     if not original.is_fast:
         raise ModelError(
-            f"{setting}: {place} has a tokenizer in Python only, which cannot say where in the "
-            "text a token stands, so labels would be guesses. Use a folder with tokenizer.json."
+            f"{setting}: {place} has only a Python tokenizer, which does not report where in the "
+            "text a token is, so labels would be guesses. Use a folder with tokenizer.json."
         )
     template = _chat_template(original, model, f"{setting}: {template_place(Path(place))}")
     with RefuseVendorErrors(f"{setting}: the tokenizer of {place} cannot be used"):
@@ -321,9 +321,9 @@ def _chat_template(
     if isinstance(found, dict):
         if "default" not in found:
             raise ModelError(
-                f"{setting}: the tokenizer has several chat templates ({', '.join(sorted(found))}) "
-                "and none is the default. Save the one you mean to a file and name it in "
-                "model.chat_template."
+                f"{setting}: the tokenizer has several chat templates "
+                f"({', '.join(sorted(found))}) and none is the default. Save the one that you "
+                "want to a file and set model.chat_template to it."
             )
         found = found["default"]
     if found is not None:
@@ -331,8 +331,8 @@ def _chat_template(
         check_options(found, model.chat_template_options, setting="model.chat_template_options")
     elif model.chat_template_options:
         raise ModelError(
-            "model.chat_template_options: the tokenizer has no chat template to give them to. "
-            "Remove them, or set model.chat_template."
+            "model.chat_template_options: the tokenizer has no chat template that could use "
+            "them. Remove them, or set model.chat_template."
         )
     return found
 

@@ -36,7 +36,7 @@ def read_gguf_special_tokens(file: Path, *, setting: str) -> dict[str, int]:
             number = value.contents()
             if type(number) is not int or not 0 <= number < len(tokens.data):
                 raise ModelError(
-                    f"{setting}: {file}: {key} is {number!r:.60}, which is no token's number "
+                    f"{setting}: {file}: {key} is {number!r:.60}, which is not the id of a token "
                     f"(tokenizer.ggml.tokens holds {len(tokens.data)})."
                 )
             if name is not None:

@@ -60,8 +60,8 @@ def require_writable_tokenizer(tokenizer: ChatTokenizer) -> None:
     model = description["model"]
     if model["type"] != "BPE":
         raise ModelError(
-            f"--format gguf: the tokenizer is a {model['type']} model, and GGUF has a place for "
-            "BPE tokenizers only. Export it with --format hf."
+            f"--format gguf: the tokenizer is a {model['type']} model, and GGUF export supports "
+            "only BPE tokenizers. Export it with --format hf."
         )
     if model["byte_fallback"]:
         _require_order(model)
@@ -104,8 +104,8 @@ def _require_order(model: dict[str, Any]) -> None:
     made = [model["vocab"]["".join(_pair(merge))] for merge in model["merges"]]
     if made != sorted(made):
         raise ModelError(
-            "--format gguf: this tokenizer merges in another order than that of its tokens, which "
-            "a GGUF file cannot say. Export it with --format hf."
+            "--format gguf: this tokenizer merges in an order that differs from the order of its "
+            "tokens, which a GGUF file cannot express. Export it with --format hf."
         )
 
 

@@ -156,8 +156,8 @@ def _from_checkpoint(
 def _require_vocabulary(setting: str, sheet: ModelSheet, policy: ModelSheet) -> None:
     if policy.vocab_size != sheet.vocab_size:
         raise ModelError(
-            f"{setting}: the model has a vocabulary of {sheet.vocab_size}, and the policy one of "
-            f"{policy.vocab_size}: they do not read the same tokens."
+            f"{setting}: the model has a vocabulary of {sheet.vocab_size} tokens and the policy "
+            f"one of {policy.vocab_size}, so they do not use the same tokens."
         )
 
 

@@ -137,7 +137,7 @@ class CheckpointStore:
             name, why = passed_over[0]
             raise CheckpointError(
                 f"none of the {len(passed_over)} checkpoints in {self.folder} is whole; the "
-                f"newest, {name}: {why}. Move the folder away to start the run afresh."
+                f"newest, {name}: {why}. Move the folder away to start the run from the beginning."
             )
         return None
 
@@ -280,7 +280,7 @@ def why_broken(path: Path) -> str | None:
             if file.stat().st_size != entry["bytes"]:
                 return f"{name} has {file.stat().st_size} bytes of {entry['bytes']}"
             if sha256_of(file) != entry["sha256"]:
-                return f"the content of {name} is not what was written"
+                return f"the content of {name} has changed since it was written"
         return None if "state.json" in manifest else "state.json is missing"
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return f"{_MANIFEST} cannot be read"

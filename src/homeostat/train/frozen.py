@@ -43,16 +43,19 @@ def require_same_frozen(own: Mapping[str, Tensor], stored: Mapping[str, Tensor])
     other |= {name for name in own.keys() & stored.keys() if int(own[name]) != int(stored[name])}
     if not other:
         return
-    what = "the adapter in the checkpoint was trained over other weights than those of model.path"
+    what = (
+        "the adapter in the checkpoint was trained on a base model with other weights than those "
+        "of model.path"
+    )
     if min(other).startswith(REFERENCE):
         what = (
-            "the policy in the checkpoint was held to another reference than the one here "
-            "(reference, or else the policy that model.path and lora.path make)"
+            "the policy in the checkpoint was trained with another reference than the current "
+            "one (reference, or else the policy of model.path and lora.path)"
         )
     if min(other).startswith(FEATURES):
         what = (
-            "the features that the checkpoint's policy was compared by were those of another model "
-            "than the one here, the policy that model.path and lora.path make"
+            "the features for the policy in the checkpoint came from another model than the "
+            "current one (the policy of model.path and lora.path)"
         )
     raise CheckpointError(
         f"{what}: {len(other)} tensors differ, {min(other)!r} first. Restore the model's "

@@ -157,7 +157,7 @@ def _call_site(frames: list[dict[str, Any]]) -> str:
 def ladder_text(config: TrainerSetup, *, longest_row: int, largest_batch: int = 0) -> str:
     ladder = memory_ladder(config, longest_row=longest_row, largest_batch=largest_batch)
     steps = "\n".join(f"  {number}. {text}" for number, text in enumerate(ladder, 1))
-    return f"What to try, least disruptive first:\n{steps}"
+    return f"Settings to try, the least disruptive first:\n{steps}"
 
 
 def memory_ladder(config: TrainerSetup, *, longest_row: int, largest_batch: int = 0) -> list[str]:

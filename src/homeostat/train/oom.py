@@ -134,6 +134,6 @@ class MemoryGuard:
     def _halt(self, why: str, longest_row: int, step: int) -> None:
         raise OutOfMemoryHaltError(
             f"out of memory at step {step}, and {why}: {self._message}\n"
-            f"Who held what: {self.run_dir.path / self._snapshot(step)}\n"
+            f"Memory by call site: {self.run_dir.path / self._snapshot(step)}\n"
             f"{ladder_text(self.config, longest_row=longest_row)}"
         )

@@ -44,9 +44,9 @@ def why_unfit(name: str, values: ColumnArray, moe: MoeShape) -> str:
     assert not isinstance(values, Ragged), "routes are dense: [tokens, layers, slots]"
     _, num_layers, num_slots = values.shape
     if num_layers != len(moe.layers):
-        return f"they are of {num_layers} layers, and {len(moe.layers)} have experts"
+        return f"they cover {num_layers} layers, but {len(moe.layers)} layers have experts"
     if num_slots != moe.top_k:
-        return f"they have {num_slots} experts for each token, and the model chooses {moe.top_k}"
+        return f"they have {num_slots} experts for each token, but the model chooses {moe.top_k}"
     if isinstance(values, Stored):
         return ""
     array_NLK = dense(values)
@@ -77,7 +77,7 @@ def replaying(
 ) -> Routing:
     """Return the routing that repeats the routes of a batch. Raises ReplayError if it cannot."""
     if moe is None:
-        raise ReplayError("routes were recorded, and the model has no experts to replay them with.")
+        raise ReplayError("routes were recorded, but the model has no experts to replay them with.")
     for name, values in routes.items():
         if len(values) != batch.num_tokens:
             raise ReplayError(

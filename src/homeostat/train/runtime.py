@@ -67,12 +67,10 @@ def device_of(config: TrainerSetup) -> torch.device:
     name = _device_type(config)
     are_here = not isinstance(config.cluster, RayCluster)
     if name == "cuda" and are_here and config.mesh.world_size > torch.cuda.device_count():
-        why = f"each rank has a GPU of its own, and there are {torch.cuda.device_count()}."
+        why = f"each rank needs its own GPU, and there are only {torch.cuda.device_count()}."
         raise ConfigError([Problem("cluster.processes", why, "Lower it.")])
     if name == "cuda" and config.model.numerics == "invariant" and find_spec("triton") is None:
-        why = (
-            "on a GPU invariant arithmetic is done by Triton kernels, and Triton is not installed."
-        )
+        why = "on a GPU, invariant numerics need Triton kernels, and Triton is not installed."
         way = "Install triton, or set model.numerics=fast or trainer.device=cpu."
         raise ConfigError([Problem("model.numerics", why, way)])
     return torch.device(name, 0) if name == "cuda" else torch.device("cpu")

@@ -34,16 +34,18 @@ def require_outputs(outputs: Outputs, *, role: Role, sheet: ModelSheet) -> None:
     """
     if outputs.value and not sheet.has_value_head:
         raise ModelError(
-            f"values were asked of the {role}, whose model has no value head: it predicts tokens "
-            "only. Ask for logp, entropy or hidden."
+            f"values were requested from the {role}, whose model has no value head: it only "
+            "predicts tokens. Ask for logp, entropy or hidden."
         )
     if (outputs.logp or outputs.entropy) and sheet.has_value_head:
         raise ModelError(
-            f"log-probs or entropies were asked of the {role}, whose model has a value head in "
-            "place of its output matrix. Ask for value or hidden."
+            f"log-probs or entropies were requested from the {role}, whose model has a value head "
+            "in place of its output matrix. Ask for value or hidden."
         )
     if outputs.load and sheet.moe is None:
-        raise ModelError(f"the load of experts was asked of the {role}, whose model has none.")
+        raise ModelError(
+            f"the load of experts was requested from the {role}, whose model has no experts."
+        )
     if outputs.reducer and outputs.reducer not in REDUCERS:
         known = ", ".join(sorted(REDUCERS))
         raise ModelError(f"there is no reducer {outputs.reducer!r}. Known reducers: {known}.")
@@ -51,6 +53,6 @@ def require_outputs(outputs: Outputs, *, role: Role, sheet: ModelSheet) -> None:
     beyond = [layer for layer in outputs.hidden if not 0 <= layer <= last]
     if beyond:
         raise ModelError(
-            f"hidden states of layer {beyond[0]} were asked of the {role}, which has layers 0 (the "
-            f"embedding) to {last}."
+            f"hidden states of layer {beyond[0]} were requested from the {role}, which has layers "
+            f"0 (the embedding) to {last}."
         )

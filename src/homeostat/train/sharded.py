@@ -227,7 +227,7 @@ class ShardedTrainer:
         except WorkerHungError as error:
             report = self.group.report_hang()
             self.group.abandon()
-            hint = "Where a call may take longer, raise cluster.timeout_s."
+            hint = "If a call may take longer, raise cluster.timeout_s."
             raise TrainerLostError("\n".join(filter(None, (str(error), report, hint)))) from None
         except WorkerOutOfMemoryError:
             # New ranks would run out of it again.
@@ -263,6 +263,6 @@ class ShardedTrainer:
             tokens = max(batch.num_tokens for batch in batches)
             ladder = ladder_text(self.config, longest_row=rows, largest_batch=tokens)
             raise OutOfMemoryHaltError(
-                f"{error}\nA rank that runs out of memory leaves the others waiting for it, so the "
-                f"step cannot be begun again. {ladder}"
+                f"{error}\nA rank that runs out of memory leaves the others waiting for it, so "
+                f"the step cannot be retried. {ladder}"
             ) from None

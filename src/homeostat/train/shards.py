@@ -113,7 +113,9 @@ class TensorReader:
         shape, row = self.shapes[name], 0
         for piece in pieces if shape else ():
             if piece.start != row:
-                raise CheckpointError(f"{where}: rows of {name} from {row} on are not in a shard.")
+                raise CheckpointError(
+                    f"{where}: no shard has the rows of {name} from row {row} on."
+                )
             row = piece.stop
         if shape and row != shape[0]:
             raise CheckpointError(f"{where}: {name} has {row} rows in its shards, not {shape[0]}.")
@@ -163,7 +165,7 @@ def _pieces_in(file: Path, *, whole: bool) -> Iterator[tuple[str, Shape, _Piece]
         places = {} if whole else _places(file, handle.metadata())
         shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
     if not whole and places.keys() != shapes.keys():
-        raise CheckpointError(f"{file}: its metadata do not name the tensors that it holds.")
+        raise CheckpointError(f"{file}: its metadata does not name the tensors that it contains.")
     for name, here in shapes.items():
         shape, start = places.get(name, (here, 0))
         if shape[1:] != here[1:] or len(shape) != len(here):

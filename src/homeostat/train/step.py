@@ -114,7 +114,7 @@ class GuardedStep:
         fault (`is_isolated`), weights and other rows are sound: it may continue for longer."""
         if origin.direction == STORED_WEIGHTS:
             return (
-                "Halted at once because no other rows can mend that: check the files of "
+                "Halted at once because other rows would not help: check the files of "
                 "model.path, or go back to an earlier checkpoint with checkpoint.load_step."
             )
         limit = self.config.max_nonfinite_steps * (PATIENCE_WITH_ROWS if is_isolated else 1)
@@ -123,8 +123,8 @@ class GuardedStep:
             return None
         why = "trainer.on_nonfinite=halt" if halting else f"{limit} steps in a row were skipped"
         return (
-            f"Halted because {why}. Look at the rows; if they are sound, lower trainer.lr or set "
-            "trainer.precision=fp32 to see whether the numbers overflow."
+            f"Halted because {why}. Look at the rows; if they are correct, lower trainer.lr or "
+            "set trainer.precision=fp32 to see whether the numbers overflow."
         )
 
     def _write_rows(self, step: int, rows: list[TokenRow]) -> str:

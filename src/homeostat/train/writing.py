@@ -20,8 +20,8 @@ def writing_weights(step: int) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemoryHaltError(
-            f"out of memory while the update of step {step} was being written, so that part of the "
-            f"weights may have it and part not: {reason_of(error)}. Checkpoints are "
-            "untouched. Free some memory (trainer.max_tokens_per_device, say) and give the same "
-            "command again: it goes on from the last checkpoint."
+            f"out of memory while the update of step {step} was being written to the weights, so "
+            f"only part of the weights may have it: {reason_of(error)}. Checkpoints are "
+            "untouched. Free some memory (for example by a lower trainer.max_tokens_per_device) "
+            "and run the same command again: it resumes from the last checkpoint."
         ) from error

@@ -38,7 +38,7 @@ class Callbacks:
         for field in fields(self):
             given = getattr(self, field.name)
             if given is not None and not callable(given):
-                raise TypeError(f"{field.name} is a function to call, not {given!r}")
+                raise TypeError(f"{field.name} must be a function, not {given!r}")
 
 
 class Teller:
@@ -75,9 +75,9 @@ class Teller:
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             self.error = CallbackError(
-                f"the callback {name} ({_place(function)}) raised {what} at step {self._step}. The "
-                "mistake is in that function, not in the run: what was computed is saved, and the "
-                "same call resumes it."
+                f"the callback {name} ({_place(function)}) raised {what} at step {self._step}. "
+                "The error is in that function, not in the run: the run is saved, and the same "
+                "call resumes it."
             )
             self.error.__cause__ = error
             self._stop()

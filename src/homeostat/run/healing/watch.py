@@ -49,7 +49,7 @@ def sound_state(state: Any, *, place: str) -> Mapping[str, Any]:
     is_sound = isinstance(quiet, list) and isinstance(allowed, list)
     is_sound = is_sound and all(isinstance(code, str) for code in allowed)
     if not (is_sound and all(_is_quiet(entry) for entry in quiet)):
-        raise CheckpointError(f"{place}: health.monitor is not what a run wrote: {state!r:.100}.")
+        raise CheckpointError(f"{place}: health.monitor was not written by a run: {state!r:.100}.")
     return fields
 
 
@@ -160,8 +160,8 @@ class Watch:
         self._recorder.event("health_halted", self.last_step, **facts)
         raise TrainingHaltedError(
             f"halted after step {self.last_step} (health.on_error=halt): {code} {name}: {message} "
-            f"`homeostat explain {code}` says more. What was computed is saved; run the same "
-            "command to resume from there."
+            f"`homeostat explain {code}` says more. The run is saved; run the same command to "
+            "resume it."
         )
 
     def finish(self, step: int) -> None:
@@ -205,7 +205,7 @@ def _unknown_names(health: HealthConfig) -> Iterator[Problem]:
     try:
         by_code = {rule.code: rule for rule in rules_with(health.rules)}
     except PluginError as error:
-        hint = "Install it, mend it, or correct its import path."
+        hint = "Install or repair the plug-in, or correct its import path."
         yield Problem("health.rules", str(error), hint)
         return
     named = [(f"health.levels.{code}", code) for code in health.levels]

@@ -142,7 +142,7 @@ class CriticLearner:
         batches, found = self.passes.run(CRITIC, rows, work, step=step)
         if not all(np.isfinite(value_M).all() for value_M, _ in found):
             raise TrainingHaltedError(
-                f"step {step}: the critic gives values that are not finite. Check the files of "
+                f"step {step}: the critic computed values that are not finite. Check the files of "
                 "critic.path (or else of model.path), and lower critic.lr."
             )
         tokens = by_row(batches, [value_M for value_M, _ in found])

@@ -118,7 +118,7 @@ def step_energies(
     features = _by_row(batches, found)
     if not all(np.isfinite(layer).all() for row in features.values() for layer in row.values()):
         raise TrainingHaltedError(
-            f"step {step}: the feature model gives hidden states that are not finite, so that no "
+            f"step {step}: the feature model computed hidden states that are not finite, so no "
             "energy can be computed. Check the files of model.path (and lora.path)."
         )
     energies, first = [], 0

@@ -25,9 +25,9 @@ def require_kept(groups: Sequence[RolloutGroup]) -> None:
             if any(KEPT_IDS not in segment.columns for segment in _cut_segments(sample)):
                 raise ReplayError(
                     f"{sample.completion.request_id}: its tokens were drawn from a part of the "
-                    "vocabulary, and the engine did not record which, so that the trainer's "
-                    "log-probs would be of another distribution. The step was stopped. Sample "
-                    "anew with engine.type=native, or without rollout.top_p, rollout.top_k and "
+                    "vocabulary that the engine did not record, so the trainer's log-probs would "
+                    "belong to another distribution. The step was stopped. Sample again with "
+                    "engine.type=native, or without rollout.top_p, rollout.top_k and "
                     "rollout.min_p."
                 )
 

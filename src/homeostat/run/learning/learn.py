@@ -360,9 +360,9 @@ class Learner:
         found = self._logprobs(role, [rows.rows[index] for index in chosen], step=step)
         if role is Role.REFERENCE and not all(np.isfinite(values).all() for values in found):
             raise TrainingHaltedError(
-                f"step {step}: the reference gives log-probs that are not finite, so that no KL "
-                "can be measured. Check the files of reference.path (or else of model.path "
-                "and lora.path)."
+                f"step {step}: the reference computed log-probs that are not finite, so no KL can "
+                "be measured. Check the files of reference.path (or else of model.path and "
+                "lora.path)."
             )
         for index, values in zip(chosen, found, strict=True):
             rows.rows[index] = with_column(rows.rows[index], name, values)

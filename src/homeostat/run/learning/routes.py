@@ -23,8 +23,8 @@ def require_routes(groups: Sequence[RolloutGroup], config: MoeConfig, moe: MoeSh
         return
     if moe is None:
         raise ReplayError(
-            f"model.moe.router_replay={config.router_replay} replays routes to experts, and the "
-            "model has none. Set it to off."
+            f"model.moe.router_replay={config.router_replay} replays routes to experts, but the "
+            "model has no experts. Set it to off."
         )
     for group in groups:
         for sample in group.samples:

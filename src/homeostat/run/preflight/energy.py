@@ -22,7 +22,9 @@ def energy_item(ebft: EbftConfig, prompts: PromptSet, *, preview: ModelPreview |
         text += f"; features of layers {named} of {preview.decoder.num_layers}"
         if len(layers) < len(ebft.feature_layers):
             level = "warning"
-            text += f": {len(ebft.feature_layers)} depths (ebft.feature_layers) mean so few layers"
+            text += (
+                f": {len(ebft.feature_layers)} depths (ebft.feature_layers) fall on so few layers"
+            )
     return Item("energy", level, text, facts)
 
 

@@ -69,7 +69,7 @@ def _curriculum_item(curriculum: CurriculumConfig, solved_by: SolvedBy) -> Item:
     parts = []
     if (difficulty := curriculum.difficulty) is not None:
         how = f"prompts are drawn by their solve rate ({difficulty.prefer.type})"
-        parts.append(f"{how}, {difficulty.explore:.0%} of the draws by no rate")
+        parts.append(f"{how}, {difficulty.explore:.0%} of the draws regardless of it")
     if (replay := curriculum.replay) is not None:
         parts.append(f"up to {replay.share:.0%} of a step are {replay.of} prompts, drawn again")
     names = " and ".join(solved_by.labels)

@@ -44,8 +44,8 @@ def _engine_item(config: RunConfig, fp8: Fp8Config, device: torch.device) -> Ite
     facts = {"engine_recipe": fp8.recipe, "sent_in_fp8": checkpoint is not None}
     if config.trainer.fp8 is None:
         text = (
-            "the engine is in FP8 and the trainer is not: their log-probs differ by what FP8 "
-            "rounds away (sampling/*). With trainer.fp8 both round alike"
+            "the engine is in FP8 and the trainer is not: their log-probs differ by the FP8 "
+            "rounding (sampling/*). With trainer.fp8 both round in the same way"
         )
         return Item("precision", "warning", text, facts)
     text = f"engine and trainer multiply by the same {fp8.recipe} FP8 weights"

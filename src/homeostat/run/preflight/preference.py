@@ -47,7 +47,7 @@ def _balance_item(algorithm: KtoConfig, rows: RowSet[RowStore]) -> Item:
     facts = {"desirable": good, "undesirable": bad}
     text = f"{good} desirable and {bad} undesirable rows"
     if not (good and bad):
-        why = f"{text}: from one kind alone kto cannot learn what is better. Add rows of the other"
+        why = f"{text}: kto cannot learn from only one kind. Add rows of the other kind"
         return Item("labels", "warning", why, facts)
     ratio = algorithm.desirable_weight * good / (algorithm.undesirable_weight * bad)
     low, high = BALANCE

@@ -133,8 +133,8 @@ def _require_readable(
     missing = [one for one in group if f"{prefix}.{one}" not in chosen]
     if missing:
         raise ModelError(
-            f"trainer.fp8.skip_layers covers {prefix}.{missing[0]} and not {name}: vLLM multiplies "
-            f"by {', '.join(group)} as one matrix, which has one precision. Skip all of them, or "
+            f"trainer.fp8.skip_layers matches {prefix}.{missing[0]} but not {name}: vLLM computes "
+            f"{', '.join(group)} as one matrix, which has one precision. Skip all of them, or "
             "none."
         )
     for shape in choice.layer.shapes.values():

@@ -146,7 +146,7 @@ class SentWeights:
         if not self.engine.capabilities.stages:
             name = self.engine.capabilities.name
             self._tell_not_staged(
-                step, f"the {name} engine takes weights only while it stands still"
+                step, f"the {name} engine can receive weights only while it is paused"
             )
             return
         with self._turn:
@@ -178,7 +178,7 @@ class SentWeights:
         return age > 0 and (must or age >= self.config.steps_between_publications)
 
     def _tell_not_staged(self, step: int, cause: str) -> None:
-        log.warning("version %d is sent while the engine stands still: %s", step, cause)
+        log.warning("version %d is sent while the engine is paused: %s", step, cause)
         self.session.event("overlap_not_used", step, version=step, cause=cause)
 
     def republish(self) -> None:
@@ -360,8 +360,8 @@ def _read(file: Path) -> dict[str, Tensor]:
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"{file} cannot be read ({error}): it holds the weights that the engine had when the "
-            "checkpoint was saved. Go back to another one by checkpoint.load_step."
+            f"{file} cannot be read ({error}): it should hold the weights that the engine had "
+            "when the checkpoint was saved. Set checkpoint.load_step to another checkpoint."
         ) from None
 
 

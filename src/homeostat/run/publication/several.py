@@ -104,13 +104,13 @@ class SentToSeveral(SentWeights):
         left = len(self.router.engines) - 1
         self.session.event("engine_lost", self._step, error=str(error), left=left)
         if left:
-            log.warning("%s\nIts requests begin again in the %d others.", error, left)
+            log.warning("%s\nIts requests start again in the other %d.", error, left)
         self._begin(engine.name, error, must=not left and not self.replacements.num_starting)
 
     def _begin(self, name: str, error: EngineDiedError, *, must: bool) -> None:
         """Start a replacement. If no restart is left, raise only where the run `must` have one."""
         if self.restarts.is_exhausted and not must:
-            log.warning("No restart is left (engine.max_restarts): %s is not replaced.", name)
+            log.warning("All restarts are used up (engine.max_restarts): %s is not replaced.", name)
             return
         self.restarts.count(error, step=self._step)
         self.replacements.begin(name)

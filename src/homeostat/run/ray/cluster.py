@@ -153,8 +153,8 @@ class RayLauncher:
             free = set(range(len(self._ranks) // span)) - self._shared
             if not free:
                 raise WorkerError(
-                    f"{spec.name}: all {len(self._ranks)} trainer ranks share their devices with "
-                    "other engines already (cluster.placement=colocated)."
+                    f"{spec.name}: all {len(self._ranks)} trainer ranks already share their "
+                    "devices with other engines (cluster.placement=colocated)."
                 )
             slot = min(free)
             self._shared.add(slot)

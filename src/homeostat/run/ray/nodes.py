@@ -20,11 +20,11 @@ def require_nodes(ray: Any, cluster: RayCluster) -> list[Node]:
     if len(nodes) < cluster.nodes:
         there = ", ".join(node.address for node in nodes)
         why = (
-            f"{cluster.nodes} machines are configured (cluster.nodes), and within "
-            f"{cluster.start_timeout_s:.4g} s (cluster.start_timeout_s) the Ray cluster had "
+            f"{cluster.nodes} machines are configured (cluster.nodes), but after "
+            f"{cluster.start_timeout_s:.4g} s (cluster.start_timeout_s) the Ray cluster had only "
             f"{len(nodes)}: {there}."
         )
-        hint = "Run `ray start --address=...` on the others, or lower it."
+        hint = "Run `ray start --address=...` on the other machines, or lower cluster.nodes."
         raise ConfigError([Problem("cluster.nodes", why, hint)])
     return nodes
 

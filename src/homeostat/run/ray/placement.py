@@ -94,14 +94,16 @@ def _way_out(resource: Resource, needs: Sequence[Need]) -> str:
     if resource == "CPU":
         return "Lower cluster.cpus_per_worker (a fraction will do), or add machines."
     if len(needs) > 1:
-        return "Set cluster.placement=colocated to share them, lower the numbers, or add machines."
+        return (
+            "Set cluster.placement=colocated to share devices, lower the numbers, or add machines."
+        )
     return "Lower it, or add machines."
 
 
 def _too_wide(need: Need, resource: Resource, largest: float) -> Problem:
     place = "engine.tensor_parallel_size" if need.who == "engines" else "cluster.cpus_per_worker"
     why = (
-        f"one of the {need.who} needs {need.of(resource):g} {resource} of one machine, and the "
+        f"each of the {need.who} needs {need.of(resource):g} {resource} on one machine, and the "
         f"largest machine has {largest:g}."
     )
     return Problem(place, why, "Lower it.")
@@ -117,7 +119,7 @@ def _unshared(config: PlacementSettings, nodes: Sequence[Node]) -> list[Problem]
     if count * span <= cluster.processes:
         return []
     why = (
-        f"engines {count} x {span} = {count * span} devices are those of trainer ranks, of which "
-        f"there are {cluster.processes} (cluster.processes)."
+        f"engines {count} x {span} = {count * span} devices must belong to trainer ranks, and "
+        f"there are only {cluster.processes} of these (cluster.processes)."
     )
     return [Problem("cluster.placement", why, "Lower engine.data_parallel_size, or raise it.")]

@@ -113,11 +113,11 @@ def judge(
     for file, own in ours.digests.items():
         if theirs.digests.get(file) != own:
             lacks = theirs.digests.get(file) is None
-            what = "does not exist there" if lacks else "has another content there than here"
+            what = "does not exist there" if lacks else "has different content there"
             hint = "Copy it to every machine, or keep it on a file system that all machines share."
             yield _finding(node, f"{file}, the code of a plug-in, {what}.", hint)
     if not theirs.shares_runs:
-        why = f"it does not see the run's folder under {config.run_dir}, to which ranks save."
+        why = f"the run folder {config.run_dir}, to which ranks save, is not visible there."
         hint = "Set runs_dir to a folder on a file system that all machines share."
         yield _finding(node, why, hint)
     if theirs.network:

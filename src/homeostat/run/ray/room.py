@@ -34,7 +34,7 @@ def describe_missing(config: PlacementSettings, nodes: Sequence[Node], *, device
         if short > 0:
             told = describe_sum(needs, resource, has=has)
             return f"{short:g} {resource} missing: {told}"
-    return "the sum suffices, and no machine has room for one of the parts that stay together"
+    return "the total is large enough, but no machine has room for a part that must stay together"
 
 
 def shrunk(config: RunConfig, nodes: Sequence[Node], *, device: str) -> RunConfig | None:

@@ -85,8 +85,8 @@ def _no_ray(address: str | None, error: Exception) -> Problem:
     return Problem(
         "cluster.address",
         f"no Ray cluster answers at {address or 'this machine'}: {error}.",
-        "Run `ray start --head` on one machine and `ray start --address=...` on the others. Remove "
-        "the key for a Ray of this machine alone.",
+        "Run `ray start --head` on one machine and `ray start --address=...` on the others. "
+        "Remove the key to start a Ray cluster on this machine only.",
     )
 
 

@@ -50,7 +50,7 @@ class Replacements:
                 return None
             raise EngineError(
                 f"waited {self.timeout_s:g} s for {', '.join(self._threads)} to start in place of "
-                "engines that died. Where they need longer, raise engine.start_timeout_s."
+                "engines that died. If they need more time, raise engine.start_timeout_s."
             ) from None
         del self._threads[found[0]]
         return found

@@ -44,7 +44,7 @@ class Restarts:
         """Record one more restart. Raises EngineError if none is left."""
         if self.is_exhausted:
             raise EngineError(
-                f"{death}\nThe engine was started anew {self.most} times before "
+                f"{death}\nThe engine was already restarted {self.most} times "
                 "(engine.max_restarts). Nothing saved is lost: run the same command to resume."
             ) from death
         self.count_so_far += 1

@@ -63,8 +63,8 @@ def _refuse_other_experiment(changes: list[Change], run_dir: RunDir) -> None:
             [
                 Problem(
                     change.path,
-                    f"{change.new!r} here, but the run began with {change.old!r}: resuming would "
-                    "mix two experiments.",
+                    f"the value is now {change.new!r}, but the run began with {change.old!r}: "
+                    "resuming would mix two experiments.",
                     hint,
                 )
                 for change in forbidden

@@ -86,14 +86,15 @@ def workload_of(config: RunConfig, shape: ModelShape, assumed: Assumed) -> Workl
     """Return the work of a step of a recipe of RL."""
     if not config.is_rl:
         raise PlanError(
-            f"{config.name} does not sample, and --gpus plans the loop of RL. Without --gpus the "
+            f"{config.name} is not an RL recipe, and --gpus plans only RL. Without --gpus, the "
             "memory of any recipe is estimated."
         )
     rollout, trainer = config.rollout, config.trainer
     mean = assumed.mean_tokens or max(1, rollout.max_new_tokens // 2)
     if mean > rollout.max_new_tokens:
         raise PlanError(
-            f"--mean-tokens is {mean}, and rollout.max_new_tokens {rollout.max_new_tokens}."
+            f"--mean-tokens is {mean}, but a completion has at most "
+            f"rollout.max_new_tokens={rollout.max_new_tokens} tokens."
         )
     reference = config.used_reference is not None
     return Workload(

@@ -38,7 +38,7 @@ def with_helpers(
     helper is wanted or none lives."""
 
     def tell(error: EngineDiedError) -> None:
-        log.warning("%s\nIts requests begin again in the other processes.", error)
+        log.warning("%s\nIts requests start again in the other processes.", error)
         session.event("helper_lost", session.last_step, error=str(error))
 
     weights = HelperWeights(sync, trainer, session)

@@ -24,7 +24,7 @@ def require_replay(config: MoeConfig, moe: MoeShape | None, engine: Capabilities
         why = f"the {engine.name} engine records no routes: {engine.why_no_routes}."
         fix = "Set it to off, or engine.type=native."
     elif engine is not None and mode == "weights" and not engine.routed_weights:
-        why = f"the {engine.name} engine records which experts it chose, and not their weights."
+        why = f"the {engine.name} engine records which experts it chose, but not their weights."
         fix = "Set it to ids."
     if why:
         raise ConfigError([Problem("model.moe.router_replay", why, fix)])

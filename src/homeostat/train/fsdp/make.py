@@ -30,7 +30,9 @@ def make_trainer(
     if runtime.device.type == "cuda":
         if not torch.cuda.is_available():
             why = f"rank {context.rank} on {context.host} can use no CUDA device."
-            raise ConfigError([Problem("trainer.device", why, "See `homeostat env` there.")])
+            raise ConfigError(
+                [Problem("trainer.device", why, ("Run `homeostat env` on that machine."))]
+            )
         # The launcher of the rank may have made only one GPU visible to it.
         own = context.local_rank % torch.cuda.device_count()
         runtime = replace(runtime, device=torch.device("cuda", own))

@@ -161,8 +161,8 @@ def _same_in_all_replicas(norms: list[float], *, num_shards: int) -> list[float]
             alike = math.isclose(norm, first[shard], rel_tol=1e-6)
             if not alike and (math.isfinite(norm) or math.isfinite(first[shard])):
                 raise TrainingHaltedError(
-                    f"replicas came apart: ranks {shard} and {start + shard} hold the same part of "
-                    f"the model, and its gradient has the norm {first[shard]:.9g} there and "
-                    f"{norm:.9g} here. Nothing was applied; go back to a checkpoint."
+                    f"replicas have diverged: ranks {shard} and {start + shard} hold the same "
+                    f"part of the model, but its gradient has the norm {first[shard]:.9g} there "
+                    f"and {norm:.9g} here. Nothing was applied; go back to a checkpoint."
                 )
     return first

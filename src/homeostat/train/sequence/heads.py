@@ -64,8 +64,8 @@ def require_heads(config: DecoderConfig, size: int) -> None:
         fitting = [str(one) for one in range(1, heads + 1) if heads % one == 0]
         raise ModelError(
             f"trainer.backend.sequence_parallel_size is {size}, and the model has {heads} query "
-            f"heads ({heads} = {heads // size} x {size} + {heads % size}): each rank computes "
-            f"equally many of them. It may be {', '.join(fitting)}; "
+            f"heads ({heads} = {heads // size} x {size} + {heads % size}): each rank must compute "
+            f"the same number of heads. It may be {', '.join(fitting)}; "
             "trainer.backend.context_parallel_size does not depend on heads."
         )
 
