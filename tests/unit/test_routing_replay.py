@@ -177,8 +177,8 @@ def damaged(row: TokenRow, how: str) -> TokenRow:
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("layers", "of 1 layers, and 2 have experts"),
-        ("slots", "4 experts for each token, and the model chooses 2"),
+        ("layers", "they cover 1 layers, but 2 layers have experts"),
+        ("slots", "4 experts for each token, but the model chooses 2"),
         ("experts", "expert 8 in layer . of those with experts, which has 8"),
         ("int16", "expert -1 in layer"),
     ],
