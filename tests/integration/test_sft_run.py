@@ -173,7 +173,7 @@ def test_a_finished_run_can_be_exported_later(tmp_path: Path) -> None:
 
 def test_a_run_directory_does_not_mix_experiments(tmp_path: Path) -> None:
     runs.train(tiny.config(tmp_path))
-    with pytest.raises(ConfigError, match=r"trainer\.batch_rows: 4 here"):
+    with pytest.raises(ConfigError, match=r"trainer\.batch_rows: the value is now 4"):
         runs.train(tiny.config(tmp_path, "trainer.batch_rows=4"))
     with pytest.raises(RunDirError, match=r"checkpoint\.resume=never"):
         runs.train(tiny.config(tmp_path, "checkpoint.resume=never"))
