@@ -59,3 +59,30 @@ def test_bytes_that_are_no_character_are_shown_at_the_end_only():
     stream = TextStream(decode)
     assert stream.push(list("\u20ac".encode())[:2]) == ""
     assert stream.finish() == "\ufffd"
+
+
+def decode_with_byte_fallback(tokens) -> str:
+    """Decode as Llama 2's tokenizer does: bytes in a row are text together, or none of them is."""
+    text, run = "", b""
+    for token in [*tokens, None]:
+        if token is not None and token < 256:
+            run += bytes([token])
+            continue
+        try:
+            text += run.decode()
+        except UnicodeDecodeError:
+            text += "\ufffd" * len(run)
+        text, run = text + ("" if token is None else chr(token - 256)), b""
+    return text
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_add_up_where_bytes_in_a_row_are_decoded_together(seed):
+    rng = random.Random(seed)
+    text = "".join(rng.choices("ab\u00e4\u20ac\U0001f600\U0001f680", k=60))
+    tokens = [t for c in text for t in ([256 + ord(c)] if c in "ab" else c.encode())]
+    stream, shown = TextStream(decode_with_byte_fallback), ""
+    for part in pieces(tokens, rng):
+        shown += stream.push(part)
+        assert text.startswith(shown)
+    assert shown + stream.finish() == text

@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Sequence
 
 # What a decoder writes for bytes that are no character yet.
 _INCOMPLETE = "\ufffd"
-# Tokens before the new ones that are decoded with them: a tokenizer may drop a space at the start.
+# At least so many tokens before the new ones are decoded with them, from the start of a character
+# on: a tokenizer may drop a space at the start, and one with byte fallback (Llama 2, Mistral,
+# Gemma) gives up all bytes in a row if the first of them are the end of a character.
 _CONTEXT_TOKENS = 6
 
 
@@ -31,6 +33,8 @@ class TextStream:
         self._hold = max((len(text) for text in stop_strings), default=1) - 1
         self._tokens: list[int] = []
         self._num_read = 0
+        # Where a character begins, in ascending order; the first is where decoding begins.
+        self._edges = [0]
         self._waiting = ""
         self.text = ""
         self.is_ended = False
@@ -51,12 +55,15 @@ class TextStream:
                 at_end = True
                 break
             self._tokens.append(token)
-        since = max(0, self._num_read - _CONTEXT_TOKENS)
+        while len(self._edges) > 1 and self._edges[1] <= self._num_read - _CONTEXT_TOKENS:
+            self._edges.pop(0)
+        since = self._edges[0]
         before = self._decode(self._tokens[since : self._num_read])
         now = self._decode(self._tokens[since:])
         if at_end or not now.endswith(_INCOMPLETE):
             self._waiting += now[len(before) :]
             self._num_read = len(self._tokens)
+            self._edges.append(self._num_read)
 
     def _release(self, hold: int) -> str:
         if self.is_ended:
