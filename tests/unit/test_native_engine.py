@@ -246,3 +246,36 @@ def test_stop_strings_are_found_at_the_first_token_that_completes_one(
         assert search.found(array("q", tokens), since=3) is expected
         if expected:
             break
+
+
+def decode_with_byte_fallback(tokens: Items[int]) -> str:
+    """Decode as Llama 2's tokenizer does: bytes in a row are text together, or none of them is."""
+    text, run = "", b""
+    for token in [*tokens, 0]:
+        if 0 < token < 256:
+            run += bytes([token])
+            continue
+        try:
+            text += run.decode()
+        except UnicodeDecodeError:
+            text += "\ufffd" * len(run)
+        text, run = text + ("" if token == 0 else chr(token - 256)), b""
+    return text
+
+
+@pytest.mark.parametrize("stop", ["\U0001f600 end", "\U0001f680\U0001f600", "b\U0001f600"])
+@pytest.mark.parametrize("lead", range(40, 60))
+def test_a_stop_string_is_found_where_bytes_in_a_row_are_decoded_together(
+    stop: str, lead: int
+) -> None:
+    text = "a" * lead + "b" + "\U0001f600\U0001f680" * 4 + "\U0001f600 end and more"
+    wanted = text[: text.index(stop) + len(stop)]
+    search = StopStrings((stop,), decode_with_byte_fallback)
+    tokens = array("q")
+    for char in text:
+        for token in [256 + ord(char)] if char.isascii() else char.encode():
+            tokens.append(token)
+            if search.found(tokens, since=0):
+                assert decode_with_byte_fallback(tokens) == wanted
+                return
+    pytest.fail("the stop string was not found")
