@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoConfig
 
 from homeostat.config.model import ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models.decoder import Decoder
-from homeostat.models.families import decoder_config
+from homeostat.models.families import FAMILIES, decoder_config
 from homeostat.models.memory import memory_bytes, require_memory
 from homeostat.models.preview import preview_model
 
@@ -115,6 +116,18 @@ def test_defaults_are_those_of_the_family():
     assert (llama.rope.theta, llama.rope.type) == (10_000.0, "default")
     qwen3 = decoder_config({**LLAMA, "model_type": "qwen3"})
     assert (qwen3.head_dim, qwen3.qk_norm) == (128, True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keys_that_a_config_leaves_out_have_the_defaults_of_transformers(family):
+    theirs = AutoConfig.for_model(family)
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    sizes = {**LLAMA, "head_dim": 8, **(experts if family == "dots1" else {})}
+    ours = decoder_config({**sizes, "model_type": family})
+    ropes = theirs.rope_parameters
+    assert ours.rope.theta == ropes.get("full_attention", ropes)["rope_theta"]
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_embeddings == theirs.tie_word_embeddings
 
 
 json_values = st.recursive(

@@ -24,6 +24,7 @@ from homeostat.models.family_fields import (
     windows_everywhere,
 )
 from homeostat.models.origin import BadConfigError, ConfigOrigin, UnsupportedConfigError
+from homeostat.models.rope_settings import Rotation
 from homeostat.ops.moe_shape import MoeShape
 
 CONFIG_JSON = ConfigOrigin()
@@ -149,7 +150,8 @@ def _mixtral(config: Json) -> DecoderConfig:
         names="mixtral",
     )
     block = BlockForm(windows=windows_everywhere(config, default=None))
-    return _with_experts(common_shape(config, block=block), moe)
+    how = {"eps": 1e-5, "rotation": Rotation(theta=1e6), "block": block}
+    return _with_experts(common_shape(config, **how), moe)
 
 
 def _qwen3_moe(config: Json) -> DecoderConfig:

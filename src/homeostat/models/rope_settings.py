@@ -19,12 +19,14 @@ class Rotation:
     """The rotation of a family's heads.
 
     `partial`: the share of a head that is rotated if the config does not say; None: the family
-    rotates whole heads only. `longrope`: the names of its longrope; none if it has none.
+    rotates whole heads only. `longrope`: the names of its longrope; none if it has none. `theta`:
+    the base if the config does not say.
     """
 
     partial: float | None = None
     interleaved: bool = False
     longrope: tuple[str, ...] = ()
+    theta: float = 10_000.0
 
 
 WHOLE_HEADS = Rotation()
@@ -49,7 +51,7 @@ def rope_config(
     kind = merged.get("rope_type") or merged.get("type") or "default"
     if kind in (*rotation.longrope, "longrope"):
         kind = "longrope" if rotation.longrope else "longrope (of another family)"
-    theta = fields.number("rope_theta", 10_000.0)
+    theta = fields.number("rope_theta", rotation.theta)
     if not isinstance(kind, str) or kind not in _ROPES:
         raise UnsupportedConfigError(
             f"rope_type is {kind!r}; the native decoder knows {', '.join(_ROPES)}."
