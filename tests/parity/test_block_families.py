@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.parity.tiny_families import BLOCKS, random_family
-from tests.parity.tiny_models import edit_config, save
+from tests.parity.tiny_models import edit_config, random_model, save
 from transformers import AutoModelForCausalLM
 
 from homeostat.config.model import LoraConfig, ModelConfig
@@ -283,6 +283,25 @@ def test_old_spellings_of_gemma_3_rotations_are_read(tmp_path):
     old = decoder_config(read_config(folder))
     assert (old.rope, old.block.local_rope) == (new.rope, new.block.local_rope)
     assert old.block.windows == (5, None, 5)
+
+
+def test_a_cap_of_scores_that_gemma_3_never_applies_is_none_here_either(tmp_path):
+    reference = random_model({**BLOCKS["gemma3"], "attn_logit_softcapping": 1.0}, seed=7)
+    module = load_model(
+        ModelConfig(path=str(save(reference, tmp_path))),
+        None,
+        dtype=torch.float32,
+        device=CPU,
+        seed=0,
+        gradient_checkpointing=False,
+    ).module
+    documents = rows()
+    layout = PackedLayout.of(list(LENGTHS), CPU)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    with torch.no_grad():
+        hidden = module.hidden(torch.cat(documents), positions, layout)
+        ours, theirs = hidden @ module.output_weight().t(), reference_logits(reference, documents)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_longrope_beyond_its_original_length_is_refused(tmp_path):

@@ -60,6 +60,8 @@ def _gemma3(config: Json) -> DecoderConfig:
     plain = {key: value for key, value in config.items() if not key.startswith("rope_")}
     pattern = Fields(config).whole("sliding_window_pattern", 6)
     block = _gemma_block(config, pattern=pattern, caps=(None, None))
+    # transformers reads this key of Gemma 3 and never applies it.
+    block["attention_cap"] = None
     block["local_rope"] = rope_config({**plain, "rope_parameters": local}, head_dim=head_dim)
     config = {**plain, "rope_parameters": everywhere}
     return _gemma(config, block=BlockForm(**block), qk_norm=True)
