@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
+from homeostat.generation.openai_answers import Choice, Envelope, whole_answer
+from homeostat.generation.scoring import TokenScores
 from homeostat.generation.text_stream import TextStream
+from homeostat.types import StopReason
 
 # A tokenizer of bytes: characters beyond ASCII are spread over several tokens.
 STOP_ID = 256
@@ -86,3 +90,12 @@ def test_pieces_add_up_where_bytes_in_a_row_are_decoded_together(seed):
         shown += stream.push(part)
         assert text.startswith(shown)
     assert shown + stream.finish() == text
+
+
+def test_of_likely_tokens_with_one_text_the_likeliest_has_its_log_prob():
+    scores = TokenScores([-0.1], [{0xF0: -0.1, ord("x"): -2.5, 0xE2: -5.0}])
+    choice = Choice(0, "", StopReason.LENGTH, [ord("a"), 0xF0], scores)
+    envelope = Envelope("id", 0, "model", is_chat=False)
+    tokenizer = SimpleNamespace(decode=decode)
+    found = whole_answer(envelope, [choice], tokenizer, {})["choices"][0]["logprobs"]
+    assert found["top_logprobs"] == [None, {"\ufffd": -0.1, "x": -2.5}]

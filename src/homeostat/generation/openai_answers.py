@@ -114,16 +114,22 @@ def _text_logprobs(choice: Choice, tokenizer: ChatTokenizer) -> dict[str, Any] |
     for text in texts:
         offsets.append(at)
         at += len(text)
-    top = [
-        {tokenizer.decode([token]): value for token, value in found.items()}
-        for found in choice.scores.top
-    ]
+    top = [_by_text(found, tokenizer) for found in choice.scores.top]
     return {
         "tokens": texts,
         "token_logprobs": [None] * missing + choice.scores.logprobs,
         "top_logprobs": [None] * missing + top,
         "text_offset": offsets,
     }
+
+
+def _by_text(found: Mapping[int, float], tokenizer: ChatTokenizer) -> dict[str, float]:
+    """Return log-probs by text; of tokens with one text (bytes of characters), the largest."""
+    values: dict[str, float] = {}
+    for token, value in found.items():
+        text = tokenizer.decode([token])
+        values[text] = max(value, values.get(text, value))
+    return values
 
 
 def _chat_logprobs(choice: Choice, tokenizer: ChatTokenizer) -> dict[str, Any] | None:
