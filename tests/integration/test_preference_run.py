@@ -20,6 +20,7 @@ from homeostat.config.model import ModelConfig
 from homeostat.data.inputs import RowSet
 from homeostat.data.prepare import prepare_rows
 from homeostat.data.tokenizer import load_tokenizer
+from homeostat.errors import CheckpointError
 from homeostat.models.build import load_model
 from homeostat.models.hf import save_hf
 from homeostat.observe.jsonl import read_metrics
@@ -266,3 +267,15 @@ def test_check_and_inspect_show_pairs(folder: Path) -> None:
     assert "chosen of pair 0" in shown.output, shown.output
     assert "rejected of pair 0" in shown.output
     assert "40 kept of 40" in shown.output
+
+
+def test_a_run_is_not_resumed_against_another_reference(folder: Path) -> None:
+    config = tiny_preference.config(folder, "dpo", name="moved_reference")
+    start = folder / "reference_that_moves"
+    write_weights(Path(config.model.path), start, seed=1)
+    changed = {"model": {"path": str(start), "init": "pretrained"}, "name": "moved_reference"}
+    trained(folder, "dpo", **changed)
+    shutil.rmtree(start)
+    write_weights(Path(config.model.path), start, seed=2)
+    with pytest.raises(CheckpointError, match="held to another reference"):
+        trained(folder, "dpo", **changed, trainer={"max_steps": 6})

@@ -13,7 +13,7 @@ from homeostat.train.cores import Way
 from homeostat.types import Role
 
 # Older checkpoints have none of it.
-_LATER = {"chosen_tokens", "critic_skipped_in_a_row", "own_rewards"}
+_LATER = {"chosen_tokens", "critic_skipped_in_a_row", "own_rewards", "reference_weights"}
 # As trainer.threads and trainer.lanes.
 _LARGEST = {"threads": 1024, "lanes": 64}
 
@@ -39,6 +39,9 @@ class RunState:
     lanes: int | None = None
     # Tokens of a micro-batch that the run chose itself; None if the recipe sets them.
     chosen_tokens: int | None = None
+    # Digest of the weights that scored the rows of preference training before the first step; None
+    # if no scores of a reference are kept.
+    reference_weights: str | None = None
 
     def judge(self, value: float, *, min_delta: float, higher_is_better: bool = False) -> bool:
         """Record an evaluation. Returns whether it is the best so far; one that is not finite never

@@ -5,7 +5,8 @@
 
 The key is a digest of the weights that scored, of the rows, and of which of them were scored: a
 resumed run finds the file and computes nothing, and a changed model or dataset never gets outdated
-scores. A file with a wrong checksum is computed again.
+scores. A file with a wrong checksum is computed again. A checkpoint holds a digest of the weights
+that scored, so that a run is not resumed against another reference.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from homeostat.config.rollout import InitialReference
 from homeostat.data.inputs import RowSet
 from homeostat.data.loader import eval_batches, micro_batches
 from homeostat.data.store import RowStore
+from homeostat.errors import CheckpointError
 from homeostat.observe.durable import sync_folder, write_atomically
 from homeostat.run.learning.attempts import Attempts
 from homeostat.run.learning.mismatched import Mismatched
 from homeostat.run.session.session import Session
 from homeostat.run.session.waiting import progress_of
 from homeostat.train.forward import predicted_positions
+from homeostat.train.run_state import RunState
 from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role, TokenRow, TrainBatch
@@ -60,7 +63,9 @@ class ReferenceScores:
     def open(cls, attempts: Attempts, session: Session) -> ReferenceScores:
         is_policy = isinstance(attempts.config.used_reference, InitialReference)
         role = Role.POLICY if is_policy else Role.REFERENCE
-        return cls(attempts, session, role, attempts.trainer.checksums(role))
+        checksums = attempts.trainer.checksums(role)
+        _require_same_reference(attempts.state, checksums)
+        return cls(attempts, session, role, checksums)
 
     def of_rows(self, rows: RowSet[RowStore]) -> RowSet[RowStore]:
         """Return the rows with the column `ref_logp`."""
@@ -135,6 +140,22 @@ def _fill(logp_N: FloatArray, store: RowStore, batch: TrainBatch, logp_M: FloatA
         batch.row_ids_B, np.split(own_N, np.cumsum(batch.lengths_B)[:-1]), strict=True
     ):
         logp_N[store.span(int(row_id))] = part
+
+
+def _require_same_reference(state: RunState, checksums: Mapping[str, int]) -> None:
+    """Raise CheckpointError if a resumed policy would be held to another reference than before.
+
+    The reference itself is not in the checkpoint: it is made from model.path or reference.path,
+    whose files may have changed.
+    """
+    digest = hashlib.sha256(json.dumps(sorted(checksums.items())).encode()).hexdigest()[:32]
+    if state.reference_weights not in (None, digest):
+        raise CheckpointError(
+            "the policy in the checkpoint was held to another reference than the one here "
+            "(reference, or else the policy that model.path and lora.path make): the weights "
+            "differ. Restore the model's files, or start a new run with another `name`."
+        )
+    state.reference_weights = digest
 
 
 def with_ref_logp(batches: Sequence[TrainBatch], trainer: Trainer) -> list[TrainBatch]:
