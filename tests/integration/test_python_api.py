@@ -227,6 +227,25 @@ def test_an_exception_in_a_callback_is_told_as_the_users_and_loses_nothing(
     assert homeostat.train(config).step == 4
 
 
+@pytest.mark.parametrize("name", ["on_step", "on_event", "on_checkpoint"])
+def test_an_exit_in_a_callback_saves_the_step(folder: Path, name: str) -> None:
+    config = sft(folder, f"exit_{name}", trainer={"max_steps": 4, "batch_rows": 4, "lr": 1e-2})
+    ends: list[int] = []
+
+    def leave(*arguments: Any) -> None:
+        if name != "on_event" or arguments[:2] == ("rules_watching", 1):
+            sys.exit(7)
+
+    with pytest.raises(SystemExit) as caught:
+        homeostat.train(config, on_end=lambda result: ends.append(result.step), **{name: leave})
+    assert caught.value.code == 7
+    assert not runs.events(config, "run_failed")
+    saved = runs.events(config, "checkpoint_saved")[-1]["step"]
+    assert saved == (2 if name == "on_checkpoint" else 1)
+    assert ends == [saved]
+    assert homeostat.train(config).step == 4
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """Ctrl-C raises, although this process may have been started in the background."""

@@ -8,7 +8,8 @@
 
 An exception in one of them is an error of the caller's code. The step in progress is finished and
 saved, the run ends, and CallbackError describes what happened. Nothing that the run computed is
-lost.
+lost. SystemExit (sys.exit) and KeyboardInterrupt end the run in the same way, and are raised as
+they are.
 """
 
 from __future__ import annotations
@@ -42,19 +43,26 @@ class Callbacks:
 
 
 class Teller:
-    """Calls the callbacks, and keeps the first error. `stop` asks the run to end.
+    """Calls the callbacks, and keeps the first error. `stop` asks the run to end; `ends_at_once`
+    says whether a signal ends it before that.
 
     `checkpoints` is the run's folder of checkpoints, in the form in which events may name it.
     """
 
     def __init__(
-        self, callbacks: Callbacks, *, checkpoints: Path, stop: Callable[[], None]
+        self,
+        callbacks: Callbacks,
+        *,
+        checkpoints: Path,
+        stop: Callable[[], None],
+        ends_at_once: Callable[[], bool],
     ) -> None:
         self._callbacks = callbacks
         self._checkpoints = checkpoints
         self._stop = stop
+        self._ends_at_once = ends_at_once
         self._step = 0
-        self.error: CallbackError | None = None
+        self.error: CallbackError | SystemExit | KeyboardInterrupt | None = None
 
     def step_done(self, step: Step) -> None:
         """Report a step that is recorded."""
@@ -67,8 +75,10 @@ class Teller:
 
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._callbacks, name)
-        # After an error the run only ends, and the failing function is not called again.
-        if function is None or self.error is not None:
+        # After an error the run only ends, and the failing function is not called again. An exit is
+        # no error, so that `on_end` still hears of the end.
+        is_over = isinstance(self.error, CallbackError) or (self.error and name != "on_end")
+        if function is None or is_over:
             return
         try:
             function(*arguments)
@@ -80,6 +90,12 @@ class Teller:
                 "call resumes it."
             )
             self.error.__cause__ = error
+            self._stop()
+        except (SystemExit, KeyboardInterrupt) as end:
+            # A second signal may have interrupted the callback: it does not wait for the save.
+            if self._ends_at_once():
+                raise
+            self.error = end
             self._stop()
 
     # The rest is observe.recorder.View.

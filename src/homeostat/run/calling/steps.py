@@ -86,7 +86,12 @@ class _Run:
         """Yield the steps. Raises KeyboardInterrupt or SystemExit if a signal ended the run."""
         surroundings = Surroundings()
         checkpoints = self._config.run_dir / "checkpoints"
-        teller = Teller(self._callbacks, checkpoints=checkpoints, stop=self._ask)
+        teller = Teller(
+            self._callbacks,
+            checkpoints=checkpoints,
+            stop=self._ask,
+            ends_at_once=lambda: self._stop is not None and self._stop.at_once,
+        )
         try:
             config = resolve_names(self._config)
             with self._session(config, teller) as session:

@@ -31,6 +31,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        # Whether a signal ends the process without finishing the step in progress.
+        self.at_once = False
         self._is_asked = False
         self._steps_finish = False
         self._before: dict[signal.Signals, Any] = {}
@@ -66,6 +68,7 @@ class StopRequest:
         at_once = self.requested or not self._steps_finish
         self.signal = self.signal or signal.Signals(number)
         if at_once:
+            self.at_once = True
             raise SystemExit(self.exit_code)
         # This handler may have interrupted a log call. The log's lock would let the same thread
         # write into the middle of that line; another thread waits until the line is complete.
