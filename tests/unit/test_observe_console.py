@@ -6,6 +6,10 @@ import io
 import logging
 import math
 import random
+import shlex
+import subprocess
+import sys
+import textwrap
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -305,6 +309,26 @@ def test_a_terminal_without_blocks_gets_letters() -> None:
     assert "##" in text
     assert "reward" in text
     assert "? ok" in text
+
+
+def test_a_process_without_any_output_writes_nowhere(tmp_path: Path) -> None:
+    """Files that are opened later must not become the standard output."""
+    code = """
+        import os, sys
+        from homeostat.observe.outlet import Outlet, open_missing_streams
+        Outlet(None).write("nothing")
+        open_missing_streams()
+        file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+        os.write(file, str(file).encode())
+        print("x", flush=True)
+        Outlet(sys.stdout).write("y")
+        sys.stdout.flush()
+    """
+    place = tmp_path / "metrics.jsonl"
+    command = [sys.executable, "-c", textwrap.dedent(code), str(place)]
+    closed = shlex.join(command) + " <&- >&- 2>&-"
+    subprocess.run(["sh", "-c", closed], check=True, timeout=60)
+    assert int(place.read_text()) > 2
 
 
 def test_a_resumed_run_of_rewards_shows_its_past() -> None:

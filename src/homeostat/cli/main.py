@@ -14,6 +14,7 @@ from homeostat.cli.app import new_app
 from homeostat.cli.packages import missing
 from homeostat.cli.quick import arguments_of
 from homeostat.errors import ConfigError, HomeostatError
+from homeostat.observe.outlet import open_missing_streams
 from homeostat.observe.redact import Scrubber, mask_text
 from homeostat.observe.safe_text import safe_text
 
@@ -22,6 +23,7 @@ QUICK_VERBS = {"doctor": doctor.doctor, "explain": explain.explain, "rules": rul
 
 def main() -> None:
     """Run the command line; an error that the user can fix is a message, never a traceback."""
+    open_missing_streams()
     try:
         _require_folder()
         _run(sys.argv)

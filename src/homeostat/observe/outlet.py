@@ -1,20 +1,41 @@
 """Standard output that keeps a run alive if its reader goes away.
 
 A pipe closes (`| head`), a terminal disappears, the disk under `> log.txt` fills up, an encoding
-lacks a character: none of these may end a run. All output is in console.log anyway.
+lacks a character, there is no output at all (`>&-`, some service managers): none of these may end
+a run. All output is in console.log anyway.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import IO, Any
+
+
+def open_missing_streams() -> None:
+    """Connect standard descriptors that were closed to the null device.
+
+    Otherwise the next files that are opened, such as metrics.jsonl, become the standard output of
+    this process and of all it starts.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is used, and the ones below are taken.
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 class Outlet:
     """A text stream for a rich Console. After the first failed write it writes nothing more."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+    def __init__(self, stream: IO[str] | None) -> None:
+        """Write to `stream`, or nowhere if Python has none because its descriptor was closed."""
+        # Open for as long as the process runs.
+        self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
     def write(self, text: str) -> int:
         try:
