@@ -18,6 +18,7 @@ from homeostat.config.observe import TensorboardSink, TrackioSink, WandbSink
 from homeostat.errors import ConfigError, MissingDependencyError
 from homeostat.observe.run_dir import RunDir
 from homeostat.observe.sinks import build_sinks
+from homeostat.observe.sinks.base import SentMark
 
 LOSSES = {step: 10.0 / step for step in range(1, 9)}
 
@@ -133,6 +134,16 @@ def test_wandb_continues_one_run_and_sends_each_step_once(tmp_path: Path) -> Non
     assert [step for _, step, _ in found] == list(LOSSES)
     assert {step: loss for _, step, loss in found} == pytest.approx(LOSSES)
     assert len({run_id for run_id, _, _ in found}) == 1
+
+
+@pytest.mark.parametrize("content", ["", "4\x00", "four"])
+def test_a_damaged_mark_counts_as_the_step_resumed_from(tmp_path: Path, content: str) -> None:
+    mark = tmp_path / "wandb_mine.step"
+    mark.write_text(content)
+    sent = SentMark(mark, service="W&B", resumed_from=4)
+    assert [step for step in range(3, 7) if sent.is_new(step)] == [5, 6]
+    sent.move_to(5)
+    assert SentMark(mark, service="W&B", resumed_from=4).step == 5
 
 
 def test_wandb_takes_the_run_id_and_name_of_the_recipe(tmp_path: Path) -> None:

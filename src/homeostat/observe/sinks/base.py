@@ -79,14 +79,18 @@ class SentMark:
     """The last step that was sent to a service, stored with the run.
 
     It is for services that cannot go back a step: after a resume, steps up to the mark are not sent
-    a second time.
+    a second time. A mark that a power cut or a full disk left unreadable counts as `resumed_from`.
     """
 
-    def __init__(self, path: Path, *, service: str) -> None:
+    def __init__(self, path: Path, *, service: str, resumed_from: int | None) -> None:
         self._path = path
         self._service = service
-        self.step = int(path.read_text()) if path.is_file() else 0
         self._told = False
+        try:
+            self.step = int(path.read_text()) if path.is_file() else 0
+        except ValueError:
+            self.step = resumed_from or 0
+            log.warning("%s was damaged: %s gets the steps after %d", path, service, self.step)
 
     def is_new(self, step: int) -> bool:
         """Return whether a step has not been sent yet."""

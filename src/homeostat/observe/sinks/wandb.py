@@ -29,7 +29,9 @@ class WandbSink:
             ) from None
         self.run_id = _run_id(config, context)
         self._sent = SentMark(
-            context.run_dir.sinks / f"wandb_{self.run_id}.step", service=self.name
+            context.run_dir.sinks / f"wandb_{self.run_id}.step",
+            service=self.name,
+            resumed_from=context.resumed_from,
         )
         options: dict[str, Any] = {"resume": "allow"} if config.mode == "online" else {}
         try:
