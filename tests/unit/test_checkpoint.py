@@ -8,12 +8,13 @@ import os
 import random
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tests.support.forks import Forked
 
-from homeostat.errors import CheckpointError
+from homeostat.errors import CheckpointError, DiskFullError
 from homeostat.train.checkpoint import (
     CheckpointStore,
     why_broken,
@@ -131,7 +132,8 @@ def test_an_unknown_step_names_those_there_are(tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys, torch
 from pathlib import Path
-from homeostat.errors import CheckpointError
+from types import SimpleNamespace
+from homeostat.errors import CheckpointError, DiskFullError
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.shards import write_whole
 store = CheckpointStore(Path(sys.argv[1]))
@@ -160,6 +162,7 @@ def test_a_full_disk_costs_nothing_already_saved(tmp_path: Path) -> None:
 KILLED = """
 import os, sys, threading, torch
 from pathlib import Path
+from types import SimpleNamespace
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.shards import write_whole
 store = CheckpointStore(Path(sys.argv[1]))
@@ -277,3 +280,12 @@ def test_saving_a_step_again_never_leaves_none(
     save(store, 5, tensors(7), {"n": 7})
     assert store.at_step(5).state == {"n": 7}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000005"]
+
+
+def test_a_refusal_for_lack_of_space_needs_more_than_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(free=2_100_000)
+    monkeypatch.setattr("homeostat.train.checkpoint.shutil.disk_usage", lambda folder: usage)
+    with pytest.raises(DiskFullError, match=r"2\.68 MB are needed and 2\.10 MB are free"):
+        CheckpointStore(tmp_path).save(1, lambda folder: None, {}, num_bytes=1_600_000)

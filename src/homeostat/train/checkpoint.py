@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -216,8 +217,10 @@ class CheckpointStore:
 
     def _require_space(self, need: int) -> None:
         free = shutil.disk_usage(self.folder).free
-        if free < need * 1.02 + 2**20:
-            text = f"{need / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB are free"
+        # With room for headers, the manifest and the logs.
+        need = math.ceil(need * 1.02) + 2**20
+        if free < need:
+            text = f"{need / 1e6:,.2f} MB are needed and {free / 1e6:,.2f} MB are free"
             raise OSError(errno.ENOSPC, text)
 
     def _remove_leftovers(self) -> None:
