@@ -146,6 +146,12 @@ def test_a_damaged_mark_counts_as_the_step_resumed_from(tmp_path: Path, content:
     assert SentMark(mark, service="W&B", resumed_from=4).step == 5
 
 
+def test_a_place_that_cannot_be_written_is_told_with_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").write_text("a file where the folder belongs")
+    with RunDir(tmp_path) as run_dir, pytest.raises(ConfigError, match=r"observe\.sinks: tensorb"):
+        build_sinks([TensorboardSink(type="tensorboard")], run_dir, run_name="a", resumed_from=None)
+
+
 def test_wandb_takes_the_run_id_and_name_of_the_recipe(tmp_path: Path) -> None:
     config = {"type": "wandb", "mode": "offline", "run_id": "mine42", "name": "shown"}
     process(tmp_path, config, 1, 1, None)

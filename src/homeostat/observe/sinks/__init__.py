@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from homeostat.config.observe import AnySink
+from homeostat.errors import ConfigError, HomeostatError, Problem
 from homeostat.observe.run_dir import RunDir
 from homeostat.observe.sinks.base import Sink, SinkContext, VendorGuard
 from homeostat.observe.sinks.jsonl import JsonlSink
@@ -32,5 +33,16 @@ def build_sinks(
     """
     sinks: list[Sink] = [JsonlSink(run_dir)]
     context = SinkContext(run_dir, run_name, resumed_from)
-    sinks += [VendorGuard(SINKS[config.type](config, context)) for config in configs]
+    sinks += [VendorGuard(_built(config, context)) for config in configs]
     return sinks
+
+
+def _built(config: AnySink, context: SinkContext) -> Sink:
+    try:
+        return SINKS[config.type](config, context)
+    except HomeostatError:
+        raise
+    except OSError as error:
+        what = f"{config.type} did not start: {error}."
+        hint = "Make the place writable, or remove the sink."
+        raise ConfigError([Problem("observe.sinks", what, hint)]) from error

@@ -26,9 +26,7 @@ class TrackioSink:
         mark = context.run_dir.sinks / "trackio.step"
         if context.resumed_from is None:
             mark.unlink(missing_ok=True)
-        self._sent = SentMark(
-            mark, service=self.name, resumed_from=context.resumed_from
-        )
+        self._sent = SentMark(mark, service=self.name, resumed_from=context.resumed_from)
         self._trackio = trackio
         # trackio prints a greeting on stdout, which is reserved for our own output (`--format
         # json`).
