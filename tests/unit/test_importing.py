@@ -448,3 +448,13 @@ def test_words_of_a_tokenizer_are_shown_and_counts_per_epoch_name_their_key(tmp_
     assert "pad_token = <pad>  ->  model.pad_token" in listed
     assert "evals_per_epoch = 4  ->  eval.interval_steps" in listed
     assert "hf_not_to_be_shown" not in listed
+
+
+def test_words_that_are_booleans_elsewhere_are_booleans(tmp_path: Path) -> None:
+    """PyYAML, which the other frameworks read with, takes False, no and off for a boolean."""
+    text = AXOLOTL.replace("load_in_4bit: true", "load_in_8bit: False\nload_in_4bit: Yes")
+    text = text.replace("lora_target_linear: true", "lora_target_linear: True")
+    found = imported(tmp_path, "a.yml", text + "gradient_checkpointing: no\n")
+    assert at(found.recipe, "model.quantization") == "nf4"
+    assert at(found.recipe, "lora.targets") == ["all-linear"]
+    assert entry(found, "gradient_checkpointing").status is Status.NOT_NEEDED

@@ -39,7 +39,7 @@ def _text(path: Path) -> str:
 
 
 def _read_yaml(text: str, *, name: str) -> ForeignFile:
-    raw, _ = parse_yaml(text, name=name)
+    raw, _ = parse_yaml(text, name=name, old_words=True)
     if not isinstance(raw, dict):
         raise ConfigError([Problem("", "it is no mapping of settings.")], file=name)
     return ForeignFile(text, tuple(flatten(raw)))

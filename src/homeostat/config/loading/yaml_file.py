@@ -2,7 +2,8 @@
 
 Only the plain core of YAML is understood: `on` and `no` are words, not booleans; `1e-5` is a
 number; dates are words; a key given twice is an error. Each value remembers its line, so that an
-error can name it.
+error can name it. Files of other frameworks are read by PyYAML there, for which `on` and `no` are
+booleans: `parse_yaml(..., old_words=True)`.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _CoreLoader.yaml_implicit_resolvers = {}
 
 
 for _tag, _pattern, _first in (
-    ("null", r"^(?:null|~|)$", ["n", "~", ""]),
-    ("bool", r"^(?:true|false)$", list("tf")),
+    ("null", r"^(?:null|Null|NULL|~|)$", ["n", "N", "~", ""]),
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
     ("int", r"^[-+]?[0-9]+$", list("-+0123456789")),
     (
         "float",
@@ -45,19 +46,37 @@ for _tag, _pattern, _first in (
     _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
 
 
+class _OldLoader(_CoreLoader):
+    """A loader for which yes, no, on and off are booleans, as in YAML 1.1."""
+
+
+_OldLoader.yaml_implicit_resolvers = {
+    first: list(resolvers) for first, resolvers in _CoreLoader.yaml_implicit_resolvers.items()
+}
+_OldLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool",
+    re.compile(r"^(?:yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF)$"),
+    list("yYnNoO"),
+)
+
 _SCALARS: dict[str, Callable[[str], Any]] = {
     "tag:yaml.org,2002:str": str,
     "tag:yaml.org,2002:null": lambda text: None,
-    "tag:yaml.org,2002:bool": lambda text: text == "true",
+    "tag:yaml.org,2002:bool": lambda text: text.lower() in ("true", "yes", "on"),
     "tag:yaml.org,2002:int": int,
     "tag:yaml.org,2002:float": float,
 }
 
 
-def parse_yaml(text: str, *, name: str) -> tuple[Any, dict[Place, int]]:
-    """Return the value of a YAML text, and the line of each place in it."""
+def parse_yaml(
+    text: str, *, name: str, old_words: bool = False
+) -> tuple[Any, dict[Place, int]]:
+    """Return the value of a YAML text, and the line of each place in it.
+
+    `old_words`: yes, no, on and off are booleans, as in YAML 1.1.
+    """
     try:
-        node = yaml.compose(text, Loader=_CoreLoader)
+        node = yaml.compose(text, Loader=_OldLoader if old_words else _CoreLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
