@@ -458,3 +458,14 @@ def test_words_that_are_booleans_elsewhere_are_booleans(tmp_path: Path) -> None:
     assert at(found.recipe, "model.quantization") == "nf4"
     assert at(found.recipe, "lora.targets") == ["all-linear"]
     assert entry(found, "gradient_checkpointing").status is Status.NOT_NEEDED
+
+
+def test_a_reward_model_of_openrlhf_is_a_reward_model(tmp_path: Path) -> None:
+    text = (
+        "python3 -m openrlhf.cli.train_ppo_ray --pretrain ./m --reward_pretrain ./rm "
+        "--prompt_data p.jsonl --n_samples_per_prompt 4 --rollout_batch_size 64 "
+        "--train_batch_size 64 --advantage_estimator reinforce --generate_max_len 64\n"
+    )
+    found = imported(tmp_path, "o.sh", text)
+    assert found.problems == ()
+    assert at(found.recipe, "rewards.functions.0") == {"type": "reward_model", "path": "./rm"}

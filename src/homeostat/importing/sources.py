@@ -188,7 +188,7 @@ def set_rewards(draft: Draft) -> None:
     column = str(columns[0].value) if columns else "answer"
     functions: list[dict[str, Any]] = []
     for given in models:
-        functions.append({"type": "classifier", "path": str(given.value)})
+        functions.append({"type": "reward_model", "path": str(given.value)})
         draft.note(given, "rewards.functions", str(given.value))
         _look_at(draft, f"rewards.functions.{len(functions) - 1}.path", str(given.value))
     for given in named:
