@@ -469,3 +469,20 @@ def test_a_reward_model_of_openrlhf_is_a_reward_model(tmp_path: Path) -> None:
     found = imported(tmp_path, "o.sh", text)
     assert found.problems == ()
     assert at(found.recipe, "rewards.functions.0") == {"type": "reward_model", "path": "./rm"}
+
+
+@pytest.mark.parametrize("switch", ["True", "False", None])
+def test_what_verl_switches_off_stays_off(switch: str | None, tmp_path: Path) -> None:
+    text = (
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=p.parquet "
+        "actor_rollout_ref.model.path=./m reward_model.overlong_buffer.len=16 "
+        "reward_model.overlong_buffer.penalty_factor=1.0 data.max_response_length=64 "
+        "algorithm.filter_groups.max_num_gen_batches=10"
+    )
+    if switch is not None:
+        text += f" reward_model.overlong_buffer.enable={switch}"
+        text += f" algorithm.filter_groups.enable={switch}"
+    found = imported(tmp_path, "v.sh", text + "\n")
+    is_on = switch == "True"
+    assert ("overlong" in found.recipe["algorithm"]) is is_on
+    assert ("dynamic_sampling" in found.recipe["algorithm"]) is is_on

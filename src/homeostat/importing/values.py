@@ -20,6 +20,7 @@ from homeostat.importing.outcome import (
     plain,
     positive,
 )
+from homeostat.importing.recognise import fold
 from homeostat.importing.training_values import TRAINING
 
 _ATTENTION = {"sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
@@ -158,7 +159,22 @@ def _overlong(given: Given, _: Draft) -> Outcome:
     return Left("completions that are cut off are trained, which is the default here")
 
 
-def _buffer(given: Given, _: Draft) -> Outcome:
+def _is_off(given: Given, draft: Draft) -> bool:
+    """Return whether `enable`, beside a setting of verl, leaves it without effect."""
+    switch = f"{fold(given.name).rpartition('.')[0]}.enable"
+    on = [one.value for one in draft.file.settings if fold(one.name) == switch]
+    return draft.framework.name == "verl" and on[-1:] != [True]
+
+
+def _max_rounds(given: Given, draft: Draft) -> Outcome:
+    if _is_off(given, draft):
+        return Left("groups are not filtered: enable is not true")
+    return plain(given, draft)
+
+
+def _buffer(given: Given, draft: Draft) -> Outcome:
+    if _is_off(given, draft):
+        return Left("the length has no penalty: enable is not true")
     return Converted(given.value, more={"algorithm.overlong.type": "shape"})
 
 
@@ -310,6 +326,7 @@ CONVERTERS: dict[str, Converter] = {
     "algorithm.correction": _correction,
     "algorithm.correction.weight.type": _weight_type,
     "algorithm.dynamic_sampling": _dynamic_sampling,
+    "algorithm.dynamic_sampling.max_rounds": _max_rounds,
     "algorithm.clip_high": _clip_pair,
     "algorithm.sft_weight": positive,
     "preference.beta": _beta,
