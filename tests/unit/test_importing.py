@@ -486,3 +486,15 @@ def test_what_verl_switches_off_stays_off(switch: str | None, tmp_path: Path) ->
     is_on = switch == "True"
     assert ("overlong" in found.recipe["algorithm"]) is is_on
     assert ("dynamic_sampling" in found.recipe["algorithm"]) is is_on
+
+
+def test_the_upper_bound_of_trls_cispo_is_that_of_the_weight(tmp_path: Path) -> None:
+    """TRL clamps the ratio at epsilon_high; here it is clipped above 1 + clip_high."""
+    text = (
+        "config = GRPOConfig(loss_type='cispo', epsilon=0.2, epsilon_high=5.0)\n"
+        "GRPOTrainer(model='./m', args=config, train_dataset=load_dataset('p.jsonl'))\n"
+    )
+    found = imported(tmp_path, "c.py", text)
+    assert found.problems == ()
+    assert at(found.recipe, "algorithm.clip_high") == 4.0
+    assert "clip_low" not in found.recipe["algorithm"]

@@ -197,8 +197,23 @@ def _dynamic_sampling(given: Given, _: Draft) -> Outcome:
     return Left("off") if given.value is False else Converted({})
 
 
-def _clip_pair(given: Given, _: Draft) -> Outcome:
+def _is_cispo_of_trl(draft: Draft) -> bool:
+    """Return whether epsilon_high bounds the weight itself, not its distance from 1."""
+    of_trl = draft.framework.name in ("trl", "axolotl")
+    return of_trl and draft.get("algorithm.type") == "cispo"
+
+
+def _clip_low(given: Given, draft: Draft) -> Outcome:
+    if _is_cispo_of_trl(draft):
+        return Left("CISPO's weight has no lower bound there, as here by default")
+    return plain(given, draft)
+
+
+def _clip_pair(given: Given, draft: Draft) -> Outcome:
     value = given.value
+    if _is_cispo_of_trl(draft) and isinstance(value, int | float):
+        how = "" if value >= 1 else f"weights are bounded by {value} there, by 1 here"
+        return Converted(max(0.0, value - 1), how=how)
     if isinstance(value, list) and len(value) == 2:
         return Converted(value[1], more={"algorithm.clip_low": value[0]})
     return Converted(value)
@@ -327,6 +342,7 @@ CONVERTERS: dict[str, Converter] = {
     "algorithm.correction.weight.type": _weight_type,
     "algorithm.dynamic_sampling": _dynamic_sampling,
     "algorithm.dynamic_sampling.max_rounds": _max_rounds,
+    "algorithm.clip_low": _clip_low,
     "algorithm.clip_high": _clip_pair,
     "algorithm.sft_weight": positive,
     "preference.beta": _beta,
