@@ -498,3 +498,29 @@ def test_the_upper_bound_of_trls_cispo_is_that_of_the_weight(tmp_path: Path) -> 
     assert found.problems == ()
     assert at(found.recipe, "algorithm.clip_high") == 4.0
     assert "clip_low" not in found.recipe["algorithm"]
+
+
+def test_steps_of_trl_are_updates(tmp_path: Path) -> None:
+    text = (
+        "config = GRPOConfig(num_iterations=2, steps_per_generation=8, max_steps=400,\n"
+        "    gradient_accumulation_steps=2, per_device_train_batch_size=8, save_steps=100,\n"
+        "    warmup_steps=20)\n"
+        "GRPOTrainer(model='./m', args=config, train_dataset=load_dataset('p.jsonl'))\n"
+    )
+    found = imported(tmp_path, "g.py", text)
+    assert at(found.recipe, "trainer.updates_per_step") == 4
+    assert at(found.recipe, "trainer.max_steps") == 50
+    assert at(found.recipe, "checkpoint.interval_steps") == 13
+    assert "rounded up" in entry(found, "save_steps").why
+    assert at(found.recipe, "trainer.schedule.warmup_steps") == 20
+
+
+def test_a_generation_of_several_updates_keeps_their_size(tmp_path: Path) -> None:
+    text = (
+        "config = GRPOConfig(generation_batch_size=256, per_device_train_batch_size=4,\n"
+        "    gradient_accumulation_steps=8, num_generations=8)\n"
+        "GRPOTrainer(model='./m', args=config, train_dataset=load_dataset('p.jsonl'))\n"
+    )
+    found = imported(tmp_path, "g.py", text)
+    assert at(found.recipe, "rollout.prompts_per_step") == 32
+    assert at(found.recipe, "trainer.updates_per_step") == 8

@@ -52,6 +52,26 @@ def _devices(draft: Draft) -> int | None:
     return found if isinstance(found, int) else draft.file.devices
 
 
+def updates_of_step(draft: Draft) -> int:
+    """Return the number of optimizer updates in a step of RL; 1 where nothing is sampled."""
+    if not is_rl(draft):
+        return 1
+    passes = _int(draft.value("trainer.epochs_per_step"))
+    return int(draft.get("trainer.updates_per_step", 1)) * passes
+
+
+def steps_of_updates(value: int, draft: Draft) -> tuple[int, str]:
+    """Return how many steps have a number of updates, and in which respect that is only alike.
+
+    A step of TRL's trainers is one optimizer update; here it is one round of sampling.
+    """
+    updates = updates_of_step(draft) if draft.framework.name in ("trl", "axolotl") else 1
+    if updates == 1 or value <= 0:
+        return value, ""
+    how = f"{value} updates of {updates} in a step" if value % updates else ""
+    return -(-value // updates), f"{how}, rounded up" if how else ""
+
+
 def _int(value: Any, default: int = 1) -> int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return int(value) if is_number and value >= 1 else default
@@ -98,8 +118,13 @@ def _completions_per_device(draft: Draft, devices: int | None) -> None:
         why = f"{per_step} micro-batches of a generation / {accumulated} of an update"
         draft.take(given, "trainer.updates_per_step", updates, why=why)
     for given in draft.all(_PROMPTS):
-        prompts = max(1, _int(given.value) // samples)
-        draft.take(given, _PROMPTS, prompts, why=f"{given.value} completions / {samples} samples")
+        completions, update = _int(given.value), rows * accumulated * (devices or 1)
+        if not generations and completions > update:
+            draft.set("trainer.updates_per_step", completions // update)
+        prompts = max(1, completions // samples)
+        why = f"{completions} completions / {samples} samples; {update} completions of an update"
+        how = "" if devices else f"{why}, as if on one device: --devices says how many there are"
+        draft.take(given, _PROMPTS, prompts, how=how, why=why)
     found = [*draft.all(_PER_DEVICE), *draft.all(_ACCUMULATION)]
     if draft.get(_PROMPTS) is None:
         _enter_product(draft, found, _PROMPTS, rows, per_step, devices, samples=samples)

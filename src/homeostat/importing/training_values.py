@@ -15,6 +15,7 @@ from homeostat.importing.outcome import (
     plain,
     positive,
 )
+from homeostat.importing.sizes import steps_of_updates
 
 _PRECISIONS = {
     "bf16": "bf16",
@@ -90,6 +91,13 @@ def _epochs(given: Given, draft: Draft) -> Outcome:
     return Converted(whole, how=how)
 
 
+def _max_steps(given: Given, draft: Draft) -> Outcome:
+    if not isinstance(given.value, int) or given.value <= 0:
+        return positive(given, draft)
+    steps, how = steps_of_updates(given.value, draft)
+    return Converted(steps, how=how)
+
+
 def _warmup_steps(given: Given, draft: Draft) -> Outcome:
     if isinstance(given.value, float) and 0 < given.value < 1:
         return Converted(None, more={"trainer.schedule.warmup_share": given.value})
@@ -129,7 +137,7 @@ TRAINING: dict[str, Converter] = {
     "trainer.schedule.warmup_steps": _warmup_steps,
     "trainer.schedule.warmup_share": _warmup_share,
     "trainer.epochs": _epochs,
-    "trainer.max_steps": positive,
+    "trainer.max_steps": _max_steps,
     "trainer.max_grad_norm": positive,
     "trainer.gradient_checkpointing": _checkpointing,
     "trainer.packing": _packing,

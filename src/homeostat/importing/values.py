@@ -21,6 +21,7 @@ from homeostat.importing.outcome import (
     positive,
 )
 from homeostat.importing.recognise import fold
+from homeostat.importing.sizes import steps_of_updates
 from homeostat.importing.training_values import TRAINING
 
 _ATTENTION = {"sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
@@ -36,7 +37,15 @@ def _attention(given: Given, _: Draft) -> Outcome:
 def _eval_interval(given: Given, draft: Draft) -> Outcome:
     if not _has_held_out(draft):
         return Left("there are no held-out rows to evaluate on")
-    return interval(given, draft)
+    return _interval(given, draft)
+
+
+def _interval(given: Given, draft: Draft) -> Outcome:
+    outcome = interval(given, draft)
+    if not isinstance(outcome, Converted) or not isinstance(outcome.value, int):
+        return outcome
+    steps, how = steps_of_updates(outcome.value, draft)
+    return Converted(steps, how=how)
 
 
 def _of_eval(given: Given, draft: Draft) -> Outcome:
@@ -348,7 +357,7 @@ CONVERTERS: dict[str, Converter] = {
     "preference.beta": _beta,
     "eval.interval_steps": _eval_interval,
     "eval.at_start": _of_eval,
-    "checkpoint.interval_steps": interval,
+    "checkpoint.interval_steps": _interval,
     "checkpoint.keep_last": positive,
     "checkpoint.resume": _resume,
     "observe.log_interval": interval,
