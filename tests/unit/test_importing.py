@@ -524,3 +524,16 @@ def test_a_generation_of_several_updates_keeps_their_size(tmp_path: Path) -> Non
     found = imported(tmp_path, "g.py", text)
     assert at(found.recipe, "rollout.prompts_per_step") == 32
     assert at(found.recipe, "trainer.updates_per_step") == 8
+
+
+@pytest.mark.parametrize(
+    ("trainer", "place", "size"),
+    [("SFT", "trainer.batch_rows", 16), ("GRPO", "rollout.prompts_per_step", 2)],
+)
+def test_a_batch_that_is_not_given_has_the_size_it_has_there(
+    trainer: str, place: str, size: int, tmp_path: Path
+) -> None:
+    text = f"{trainer}Trainer(model='./m', train_dataset=load_dataset('p.jsonl'))\n"
+    found = imported(tmp_path, "s.py", text, devices=2)
+    assert at(found.recipe, place) == size
+    assert "8 rows per device" in found.comments[place]

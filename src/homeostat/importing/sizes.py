@@ -25,6 +25,10 @@ _DEVICES = ("cluster.devices_per_node", "cluster.nodes", "cluster.processes")
 _BY_DEVICE = ("trl", "axolotl", "llama_factory")
 
 
+# Rows per device of frameworks whose file does not say: that of transformers, and of axolotl.
+_ROWS = {"trl": 8, "llama_factory": 8, "axolotl": 1}
+
+
 def set_sizes(draft: Draft) -> None:
     """Set the batch sizes and the number of processes."""
     devices = _devices(draft)
@@ -78,7 +82,8 @@ def _int(value: Any, default: int = 1) -> int:
 
 
 def _rows_per_device(draft: Draft, devices: int | None) -> None:
-    rows, accumulated = _int(draft.value(_PER_DEVICE), 8), _int(draft.value(_ACCUMULATION))
+    rows = _int(draft.value(_PER_DEVICE), _ROWS[draft.framework.name])
+    accumulated = _int(draft.value(_ACCUMULATION))
     found = [*draft.all(_PER_DEVICE), *draft.all(_ACCUMULATION)]
     _enter_product(draft, found, "trainer.batch_rows", rows, accumulated, devices)
 
@@ -94,10 +99,13 @@ def _enter_product(
     samples: int = 1,
 ) -> None:
     """Set a size that several settings give together; without the devices it is a guess."""
-    if not found:
-        return
     completions = rows * accumulated * (devices or 1)
     size = max(1, math.ceil(completions / samples))
+    if not found:
+        draft.set(place, size)
+        title = draft.framework.title
+        draft.comments[place] = f"the default of {title}: {rows} rows per device"
+        return
     on = "1 device" if (devices or 1) == 1 else f"{devices} devices"
     terms = f"{rows} rows x {accumulated} accumulated x {on}"
     terms += f" / {samples} samples" if samples > 1 else ""
@@ -109,7 +117,8 @@ def _enter_product(
 
 
 def _completions_per_device(draft: Draft, devices: int | None) -> None:
-    rows, accumulated = _int(draft.value(_PER_DEVICE), 8), _int(draft.value(_ACCUMULATION))
+    rows = _int(draft.value(_PER_DEVICE), _ROWS[draft.framework.name])
+    accumulated = _int(draft.value(_ACCUMULATION))
     samples = max(2, _int(draft.value(_SAMPLES), 8))
     generations = draft.all("trainer.updates_per_step")
     per_step = _int(draft.value("trainer.updates_per_step"), accumulated)
