@@ -537,3 +537,15 @@ def test_a_batch_that_is_not_given_has_the_size_it_has_there(
     found = imported(tmp_path, "s.py", text, devices=2)
     assert at(found.recipe, place) == size
     assert "8 rows per device" in found.comments[place]
+
+
+def test_the_warm_up_of_verl_counts_steps_and_not_updates(tmp_path: Path) -> None:
+    """verl advances its schedule once in update_actor, after all mini-batches of a step."""
+    text = (
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=p.parquet "
+        "actor_rollout_ref.model.path=./m data.train_batch_size=1024 "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=256 "
+        "actor_rollout_ref.actor.optim.lr_warmup_steps=10\n"
+    )
+    found = imported(tmp_path, "v.sh", text)
+    assert at(found.recipe, "trainer.schedule.warmup_steps") == 40

@@ -15,7 +15,7 @@ from homeostat.importing.outcome import (
     plain,
     positive,
 )
-from homeostat.importing.sizes import steps_of_updates
+from homeostat.importing.sizes import steps_of_updates, updates_of_step
 
 _PRECISIONS = {
     "bf16": "bf16",
@@ -103,6 +103,10 @@ def _warmup_steps(given: Given, draft: Draft) -> Outcome:
         return Converted(None, more={"trainer.schedule.warmup_share": given.value})
     if isinstance(given.value, int | float) and given.value < 0:
         return Left("a negative number means: none is given")
+    updates = updates_of_step(draft)
+    if draft.framework.name == "verl" and isinstance(given.value, int) and updates > 1:
+        # verl's schedule advances once in a step; here, at every update.
+        return Converted(given.value * updates, how=f"{given.value} steps x {updates} updates")
     return plain(given, draft)
 
 
