@@ -549,3 +549,14 @@ def test_the_warm_up_of_verl_counts_steps_and_not_updates(tmp_path: Path) -> Non
     )
     found = imported(tmp_path, "v.sh", text)
     assert at(found.recipe, "trainer.schedule.warmup_steps") == 40
+
+
+def test_ratios_of_sequences_are_clipped_as_they_are_there(tmp_path: Path) -> None:
+    text = (
+        "config = GRPOConfig(importance_sampling_level='sequence', epsilon_high=0.3)\n"
+        "GRPOTrainer(model='./m', args=config, train_dataset=load_dataset('p.jsonl'))\n"
+    )
+    found = imported(tmp_path, "g.py", text)
+    assert at(found.recipe, "algorithm.type") == "gspo"
+    assert at(found.recipe, "algorithm.clip_low") == 0.2
+    assert at(found.recipe, "algorithm.clip_high") == 0.3

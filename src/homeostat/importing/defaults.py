@@ -48,6 +48,9 @@ def defaults_of(framework: str, *, algorithm: str, is_rl: bool) -> dict[str, Any
     """Return our key -> the framework's default, where it differs from ours."""
     part = OF_RL if is_rl else OF_ROWS
     found = {**OF_ALL.get(framework, {}), **part.get(framework, {})}
+    if algorithm == "gspo":
+        # All of these frameworks clip its ratios as those of tokens unless told otherwise.
+        found |= {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2}
     if framework == "trl" and algorithm in _LR_OF_TRL:
         found["trainer.lr"] = _LR_OF_TRL[algorithm]
     return found
