@@ -560,3 +560,16 @@ def test_ratios_of_sequences_are_clipped_as_they_are_there(tmp_path: Path) -> No
     assert at(found.recipe, "algorithm.type") == "gspo"
     assert at(found.recipe, "algorithm.clip_low") == 0.2
     assert at(found.recipe, "algorithm.clip_high") == 0.3
+
+
+def test_sft_of_verl_has_the_schedule_of_its_sft_trainer(tmp_path: Path) -> None:
+    text = (
+        "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer data.train_files=a.parquet "
+        "data.train_batch_size=64 model.partial_pretrain=./m trainer.total_epochs=4\n"
+    )
+    found = imported(tmp_path, "v.sh", text)
+    assert found.problems == ()
+    assert at(found.recipe, "trainer.schedule") == {
+        "type": "cosine", "min_lr_share": 0.0, "warmup_share": 0.1,
+    }  # fmt: skip
+    assert at(found.recipe, "trainer.lr") == 1e-5

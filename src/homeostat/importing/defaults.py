@@ -24,7 +24,6 @@ OF_ALL: dict[str, dict[str, Any]] = {
         "trainer.schedule.min_lr_share": 0.0,
         "trainer.optimizer.weight_decay": 0.0,
     },
-    "verl": {"trainer.schedule.type": "constant", "trainer.schedule.warmup_steps": 0},
     "slime": {"trainer.schedule.type": "linear", "trainer.schedule.warmup_steps": 0},
     "miles": {"trainer.schedule.type": "linear", "trainer.schedule.warmup_steps": 0},
     "openrlhf": {"trainer.optimizer.weight_decay": 0.0},
@@ -33,14 +32,30 @@ OF_ALL: dict[str, dict[str, Any]] = {
 OF_RL: dict[str, dict[str, Any]] = {
     "trl": {"trainer.lr": 1e-6, "algorithm.normalise": "token"},
     "axolotl": {"algorithm.normalise": "token"},
-    "verl": {"trainer.lr": 1e-6, "algorithm.normalise": "token"},
+    "verl": {
+        "trainer.lr": 1e-6,
+        "algorithm.normalise": "token",
+        "trainer.schedule.type": "constant",
+        "trainer.schedule.warmup_steps": 0,
+    },
 }
-OF_ROWS: dict[str, dict[str, Any]] = {"trl": {"data.max_length": 1024}}
+OF_ROWS: dict[str, dict[str, Any]] = {
+    "trl": {"data.max_length": 1024},
+    "verl": {
+        "trainer.lr": 1e-5,
+        "trainer.schedule.type": "cosine",
+        "trainer.schedule.min_lr_share": 0.0,
+        "trainer.schedule.warmup_share": 0.1,
+        "trainer.optimizer.beta2": 0.95,
+        "data.max_length": 1024,
+    },
+}
 _LR_OF_TRL = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward_model": 1e-4}
 # Keys of which one replaces the other.
 _INSTEAD = {
     "trainer.epochs": "trainer.max_steps",
     "trainer.schedule.warmup_steps": "trainer.schedule.warmup_share",
+    "trainer.schedule.warmup_share": "trainer.schedule.warmup_steps",
 }
 
 

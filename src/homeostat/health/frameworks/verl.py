@@ -186,7 +186,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "engine.colocate": ("actor_rollout_ref.hybrid_engine",),
     "engine.speculative.num_tokens": ("actor_rollout_ref.model.mtp.num_speculative_tokens",),
     "trainer.lr": ("actor_rollout_ref.actor.optim.lr", "optim.lr"),
-    "trainer.schedule.type": ("actor_rollout_ref.actor.optim.lr_scheduler_type",),
+    "trainer.schedule.type": (
+        "actor_rollout_ref.actor.optim.lr_scheduler_type",
+        "optim.lr_scheduler",
+    ),
     "trainer.schedule.warmup_steps": ("actor_rollout_ref.actor.optim.lr_warmup_steps",),
     "trainer.schedule.warmup_share": (
         "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio",
