@@ -68,9 +68,7 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def parse_yaml(
-    text: str, *, name: str, old_words: bool = False
-) -> tuple[Any, dict[Place, int]]:
+def parse_yaml(text: str, *, name: str, old_words: bool = False) -> tuple[Any, dict[Place, int]]:
     """Return the value of a YAML text, and the line of each place in it.
 
     `old_words`: yes, no, on and off are booleans, as in YAML 1.1.
