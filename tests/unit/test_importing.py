@@ -573,3 +573,36 @@ def test_sft_of_verl_has_the_schedule_of_its_sft_trainer(tmp_path: Path) -> None
         "type": "cosine", "min_lr_share": 0.0, "warmup_share": 0.1,
     }  # fmt: skip
     assert at(found.recipe, "trainer.lr") == 1e-5
+
+
+VERL_PPO = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gae data.train_files=p.parquet "
+    "actor_rollout_ref.model.path=./m data.max_response_length=64 "
+)
+OPENRLHF_PPO = (
+    "python3 -m openrlhf.cli.train_ppo_ray --pretrain ./m --prompt_data p.jsonl "
+    "--n_samples_per_prompt 4 --rollout_batch_size 64 --train_batch_size 64 "
+    "--advantage_estimator reinforce --generate_max_len 64 "
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "kl"),
+    [
+        (OPENRLHF_PPO, {"coefficient": 0.01, "place": "reward", "estimator": "k1"}),
+        (OPENRLHF_PPO + "--init_kl_coef 0", None),
+        (OPENRLHF_PPO + "--init_kl_coef $KL", None),
+        (VERL_PPO, None),
+        (
+            VERL_PPO + "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.002",
+            {"coefficient": 0.002, "place": "reward", "estimator": "k1"},
+        ),
+        (VERL_PPO + "actor_rollout_ref.actor.use_kl_loss=True", {"coefficient": 0.001}),
+    ],
+)
+def test_a_kl_penalty_has_the_weight_and_estimator_it_has_there(
+    script: str, kl: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    found = imported(tmp_path, "k.sh", script + "\n")
+    assert found.problems == ()
+    assert found.recipe["algorithm"].get("kl") == kl

@@ -9,6 +9,7 @@ from homeostat.config.algorithm import AnyAlgorithm, PolicyGradientConfig
 from homeostat.config.base import Algorithm
 from homeostat.importing.draft import Draft
 from homeostat.importing.entries import Given, Status
+from homeostat.importing.recognise import fold
 
 KL_KEYS = (
     "algorithm.kl.enabled",
@@ -134,15 +135,22 @@ def _put(draft: Draft, choice: Choice) -> None:
 def set_kl(draft: Draft) -> None:
     """Set the KL penalty from its switch, place and weight, which frameworks spread widely."""
     given = _coefficient(draft)
-    weight = given.value if given is not None else None
+    weight = _default_weight(draft) if given is None else given.value
     if weight is None or not isinstance(weight, int | float) or weight <= 0 or not is_rl(draft):
         draft.leave_all(KL_KEYS, Status.NOT_NEEDED, "no KL penalty: it is off, or its weight is 0")
         return
-    assert given is not None
-    draft.take(given, "algorithm.kl.coefficient", weight)
+    title = draft.framework.title
+    if given is not None:
+        draft.take(given, "algorithm.kl.coefficient", weight)
+    else:
+        draft.set("algorithm.kl.coefficient", weight)
+        draft.comments["algorithm.kl.coefficient"] = f"the default of {title}"
     in_reward = _is_in_reward(draft)
     if in_reward:
         draft.set("algorithm.kl.place", "reward")
+        if not draft.has("algorithm.kl.estimator"):
+            draft.set("algorithm.kl.estimator", "k1")
+            draft.comments["algorithm.kl.estimator"] = f"the default of {title} in the reward"
     for one in draft.all("algorithm.kl.estimator"):
         name = ESTIMATORS.get(str(one.value).rstrip("+"), "")
         if not name or (name == "k1" and not in_reward):
@@ -156,6 +164,23 @@ def set_kl(draft: Draft) -> None:
             draft.note(one, "algorithm.kl.place", place)
     for one in draft.all("algorithm.kl.coefficient"):
         draft.leave(one, Status.NOT_NEEDED, f"the penalty is in the {place}, where it is not read")
+
+
+def _default_weight(draft: Draft) -> float | None:
+    """Return the weight of a penalty that is on unless the file says otherwise; None if it is off.
+
+    verl's switches say where the penalty is, and its weight has a default.
+    """
+    if any("algorithm.kl.coefficient" in draft.keys(one) for one in draft.file.settings):
+        is_on = draft.framework.name == "verl" and (
+            draft.value("algorithm.kl.enabled") is True
+            and not any(fold(one.name).endswith("kl_loss_coef") for one in draft.file.settings)
+        )
+        return 0.001 if is_on else None
+    if draft.framework.name == "verl":
+        is_on = True in (draft.value("algorithm.kl.enabled"), draft.value("algorithm.kl.place"))
+        return 0.001 if is_on else None
+    return 0.01 if draft.framework.name == "openrlhf" else None
 
 
 def _coefficient(draft: Draft) -> Given | None:

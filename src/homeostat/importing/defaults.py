@@ -26,7 +26,7 @@ OF_ALL: dict[str, dict[str, Any]] = {
     },
     "slime": {"trainer.schedule.type": "linear", "trainer.schedule.warmup_steps": 0},
     "miles": {"trainer.schedule.type": "linear", "trainer.schedule.warmup_steps": 0},
-    "openrlhf": {"trainer.optimizer.weight_decay": 0.0},
+    "openrlhf": {"trainer.optimizer.weight_decay": 0.0, "trainer.optimizer.beta2": 0.95},
 }
 # The same for RL alone, and for runs that do not sample.
 OF_RL: dict[str, dict[str, Any]] = {
