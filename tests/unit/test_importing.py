@@ -606,3 +606,13 @@ def test_a_kl_penalty_has_the_weight_and_estimator_it_has_there(
     found = imported(tmp_path, "k.sh", script + "\n")
     assert found.problems == ()
     assert found.recipe["algorithm"].get("kl") == kl
+
+
+@pytest.mark.parametrize("given", ["", "actor_rollout_ref.rollout.n=1"])
+def test_one_sample_of_a_prompt_becomes_two_and_not_eight(given: str, tmp_path: Path) -> None:
+    found = imported(tmp_path, "v.sh", VERL_PPO + given + "\n")
+    assert at(found.recipe, "rollout.samples_per_prompt") == 2
+    if given:
+        assert "twice" in entry(found, "actor_rollout_ref.rollout.n").why
+    else:
+        assert "is 1" in found.comments["rollout.samples_per_prompt"]

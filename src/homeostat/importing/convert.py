@@ -258,7 +258,10 @@ def _set_defaults(draft: Draft) -> None:
         is_end = key.endswith("min_lr_share") and has_schedule
         if draft.get(key) is None and not is_end and not (other and draft.get(other) is not None):
             draft.set(key, value)
-            draft.comments.setdefault(key, f"the default of {title}")
+            why = f"the default of {title}"
+            if key == "rollout.samples_per_prompt":
+                why += " is 1, and 2 is the least here"
+            draft.comments.setdefault(key, why)
     if draft.get("trainer.schedule") is not None and not draft.get("trainer.schedule.type"):
         draft.set("trainer.schedule.type", "cosine")
     if draft.get("critic.schedule") is not None and not draft.get("critic.schedule.type"):

@@ -28,6 +28,8 @@ OF_ALL: dict[str, dict[str, Any]] = {
     "miles": {"trainer.schedule.type": "linear", "trainer.schedule.warmup_steps": 0},
     "openrlhf": {"trainer.optimizer.weight_decay": 0.0, "trainer.optimizer.beta2": 0.95},
 }
+# They sample one completion of a prompt by default; fewer than two are not possible here.
+_OF_ONE_SAMPLE = ("verl", "openrlhf", "slime", "miles")
 # The same for RL alone, and for runs that do not sample.
 OF_RL: dict[str, dict[str, Any]] = {
     "trl": {"trainer.lr": 1e-6, "algorithm.normalise": "token"},
@@ -63,6 +65,8 @@ def defaults_of(framework: str, *, algorithm: str, is_rl: bool) -> dict[str, Any
     """Return our key -> the framework's default, where it differs from ours."""
     part = OF_RL if is_rl else OF_ROWS
     found = {**OF_ALL.get(framework, {}), **part.get(framework, {})}
+    if is_rl and framework in _OF_ONE_SAMPLE:
+        found["rollout.samples_per_prompt"] = 2
     if algorithm == "gspo":
         # All of these frameworks clip its ratios as those of tokens unless told otherwise.
         found |= {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2}

@@ -142,7 +142,7 @@ def _completions_per_device(draft: Draft, devices: int | None) -> None:
 def _updates_of_step(draft: Draft) -> None:
     """Set the updates of a step: verl counts prompts, the others completions."""
     for given in draft.all(_UPDATE):
-        prompts, samples = _int(draft.value(_PROMPTS), 32), _int(draft.value(_SAMPLES), 8)
+        prompts, samples = _int(draft.value(_PROMPTS), 32), max(2, _int(draft.value(_SAMPLES)))
         total = prompts if draft.framework.name == "verl" else prompts * samples
         size = _int(given.value, total)
         updates = max(1, total // size)

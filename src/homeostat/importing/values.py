@@ -59,6 +59,12 @@ def _has_held_out(draft: Draft) -> bool:
     return bool(draft.get("data.validation")) or (isinstance(share, float) and 0 < share <= 0.5)
 
 
+def _samples(given: Given, _: Draft) -> Outcome:
+    if given.value == 1:
+        return Converted(2, how="a prompt has at least 2 samples here: twice as many completions")
+    return plain(given, _)
+
+
 def _max_length(given: Given, draft: Draft) -> Outcome:
     prompts = draft.value("rollout.max_prompt_tokens")
     if is_rl(draft) and prompts is not None and prompts != given.value:
@@ -333,6 +339,7 @@ CONVERTERS: dict[str, Converter] = {
     "data.validation_share": _validation_share,
     "data.overlong": _overlong_rows,
     "rollout.max_prompt_tokens": _max_prompt,
+    "rollout.samples_per_prompt": _samples,
     "rollout.max_staleness": _sampled_ahead,
     "rollout.partial": _sampled_ahead,
     "rollout.top_k": positive,
