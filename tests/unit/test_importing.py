@@ -616,3 +616,10 @@ def test_one_sample_of_a_prompt_becomes_two_and_not_eight(given: str, tmp_path: 
         assert "twice" in entry(found, "actor_rollout_ref.rollout.n").why
     else:
         assert "is 1" in found.comments["rollout.samples_per_prompt"]
+
+
+def test_the_reward_model_of_llama_factory_is_no_function(tmp_path: Path) -> None:
+    text = "model_name_or_path: ./m\nstage: ppo\nreward_model: ./rm\ndataset: d\n"
+    found = imported(tmp_path, "l.yaml", text + "finetuning_type: full\ntemplate: qwen\n")
+    assert at(found.recipe, "rewards.functions.0") == {"type": "reward_model", "path": "./rm"}
+    assert "adapter" in found.comments["rewards.functions.0.path"]

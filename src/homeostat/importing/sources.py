@@ -190,7 +190,11 @@ def set_rewards(draft: Draft) -> None:
     for given in models:
         functions.append({"type": "reward_model", "path": str(given.value)})
         draft.note(given, "rewards.functions", str(given.value))
-        _look_at(draft, f"rewards.functions.{len(functions) - 1}.path", str(given.value))
+        place = f"rewards.functions.{len(functions) - 1}.path"
+        if draft.framework.name == "llama_factory":
+            draft.need(place, "an adapter by default (reward_model_type): merge it, name the result")
+        elif "$" in str(given.value):
+            draft.need(place, "insert the value of the variable")
     for given in named:
         _name_functions(draft, given, functions, column=column)
     if not functions:

@@ -40,7 +40,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "rollout.temperature": ("temperature",),
     "rollout.top_p": ("top_p",),
     "rollout.top_k": ("top_k",),
-    "rewards.names": ("reward_model",),
+    "rewards.model": ("reward_model",),
     "model.moe.aux_loss_coefficient": ("moe_aux_loss_coef",),
     "data.train.path": ("dataset",),
     "data.train.limit": ("max_samples",),
