@@ -192,7 +192,9 @@ def set_rewards(draft: Draft) -> None:
         draft.note(given, "rewards.functions", str(given.value))
         place = f"rewards.functions.{len(functions) - 1}.path"
         if draft.framework.name == "llama_factory":
-            draft.need(place, "an adapter by default (reward_model_type): merge it, name the result")
+            draft.need(
+                place, "an adapter by default (reward_model_type): merge it, name the result"
+            )
         elif "$" in str(given.value):
             draft.need(place, "insert the value of the variable")
     for given in named:
