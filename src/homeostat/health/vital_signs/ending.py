@@ -145,7 +145,7 @@ def _by_steps(view: RunView) -> Ending:
     if "summary" in view.facts or says is not None:
         # Not every run prints its last records, but no run leaves out a tenth of them.
         if reach is not None and reach.is_short and reach.share < 0.9:
-            words = f"it ended by itself before its time, at {reach.words}"
+            words = f"it ended by itself before its planned end, at {reach.words}"
             return Ending(End.FINISHED, words, says, is_early=True)
         return Ending(End.FINISHED, "it finished", says)
     if reach is not None and not reach.is_short:

@@ -20,8 +20,8 @@ Set the temperature to 1.0; evaluation may stay at 0. Cut less: top-p of 0.9 or 
 more, min-p of 0.1 or less.
 
 ## Known false alarms
-Of greedy decoding none: it is no policy that can be improved by sampling it. A small top-p may
-leave enough tokens where the policy is very uncertain; see sampling/kept_share.
+None for greedy decoding: it is not a policy that sampling can improve. A small top-p may leave
+enough tokens where the policy is very uncertain; see sampling/kept_share.
 """
 
 from __future__ import annotations

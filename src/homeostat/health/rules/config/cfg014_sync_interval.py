@@ -1,4 +1,4 @@
-"""Samples are of old weights, and nothing corrects for their age.
+"""Samples come from old weights, and nothing corrects for their age.
 
 ## What it sees
 A sync interval above `max_interval` steps, or groups that are sampled as far ahead of the trainer

@@ -1,13 +1,13 @@
 """No token has a loss: every label is masked.
 
 ## What it sees
-A share of trained tokens, or of rows with any, of 0; or, in SFT, a loss of exactly 0 from the first
-record on with a gradient that is 0 or not logged at an ordinary learning rate; or a log that says
-that labels are missing, and a loss that is 0 or NaN throughout. (A gradient that is NaN without
-such words, or a loss that fell to 0 later, is another illness.)
+The share of trained tokens, or of rows that have such tokens, is 0; or, in SFT, the loss is exactly
+0 from the first record on, at an ordinary learning rate, with a gradient that is 0 or not logged;
+or the log says that labels are missing, and the loss is 0 or NaN throughout. (A gradient that is
+NaN without such words, or a loss that fell to 0 later, is another illness.)
 
 ## Why it matters
-The run goes through its data and changes nothing.
+The run reads its data but trains nothing.
 
 ## Likely causes
 - all-labels-masked: the markers by which a template finds the answers do not occur in the tokens;
@@ -20,7 +20,7 @@ Look at one row with its labels (`homeostat inspect`). Give the exact markers of
 template, or a longer limit.
 
 ## Known false alarms
-A trainer that prints NaN as 0 and logs no gradient norm; then the causes name both.
+A trainer that prints NaN as 0 and logs no gradient norm; the causes then name both illnesses.
 """
 
 from __future__ import annotations

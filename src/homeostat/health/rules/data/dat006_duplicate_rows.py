@@ -2,9 +2,9 @@
 
 ## What it sees
 The fact `duplicate_rows`, the share of rows whose tokens equal those of an earlier row, above
-`max_share`. Where nothing counted rows: prompts of the completions that were kept. A step draws
-each of its prompts from another row, so that prompts which are alike are copies; `groups` of them
-must be known.
+`max_share`. If rows were not counted, the prompts of the completions that were kept are compared. A
+step draws each of its prompts from another row, so prompts that are alike are copies; at least
+`groups` of the prompts must be known.
 
 ## Why it matters
 A row that occurs ten times has ten times the weight, and is memorised; where a copy is among the

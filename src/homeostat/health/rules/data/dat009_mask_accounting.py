@@ -1,8 +1,8 @@
 """The tokens that have a loss are not those that the loss is divided by.
 
 ## What it sees
-`probe/mask_difference`, trained tokens as the update's batches give them against those that the
-trainer computed, above 0.
+`probe/mask_difference`, the difference between the trained tokens of the update's batches and those
+that the trainer computed, is above 0.
 
 ## Why it matters
 The loss has the wrong size, by a factor that changes from step to step, and some rows weigh more

@@ -1,8 +1,8 @@
 """The tokenizer is not the one that the model was trained with.
 
 ## What it sees
-Of the pieces that the model's own tokenizer and the one in use both know, more than `max_share`
-have another number; or the two hardly share any.
+More than `max_share` of the pieces that both the model's own tokenizer and the one in use know have
+another number; or the two share hardly any piece.
 
 ## Why it matters
 The weights know pieces by their ids. With other ids a prompt is another text to the model, and its

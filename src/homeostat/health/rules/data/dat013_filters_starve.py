@@ -3,7 +3,7 @@
 ## What it sees
 One of two, in `fire` of the newest `window` records: a step lacks more than `max_lacking` of its
 groups because all of its sampling rounds were used up; or filters drop more than `max_share` of the
-sampled groups. It is only information where most of the dropped groups are alike in being right.
+sampled groups. It is only information if most of the dropped groups have right answers only.
 
 ## Why it matters
 The engine samples groups that nobody trains on, up to as many times as there are rounds, and the
@@ -19,7 +19,7 @@ update is then made of few groups: noisy, and biased towards prompts that happen
 See which reason is counted most (filter/<reason>). Repair a filter that fails, raise
 `rollout.max_new_tokens` if completions are cut off, draw prompts of the right difficulty
 (`rollout.curriculum.difficulty`) if groups have no spread, or widen the filter's bounds. More
-rounds cost time and change nothing of the cause.
+rounds take time and do not remove the cause.
 
 ## Known false alarms
 A policy that has learnt nearly everything has few groups left to learn from: then the run is done.

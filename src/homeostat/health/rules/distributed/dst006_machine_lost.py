@@ -14,9 +14,9 @@ waits computes nothing.
 - host-ram-oom: a machine that swaps does not answer Ray either, and counts as lost.
 
 ## What to do
-Look whether the machine is up, and at its dmesg and raylet.out. Once it has joined the Ray cluster
-again, a run that waits continues by itself; one that shrank takes it back when it is stopped
-(SIGTERM saves first) and started again by the same command.
+Check whether the machine is up, and read its dmesg and raylet.out. Once it has joined the Ray
+cluster again, a run that waits continues by itself; one that shrank takes it back when it is
+stopped (SIGTERM saves first) and started again by the same command.
 
 ## Known false alarms
 None: they are counted.

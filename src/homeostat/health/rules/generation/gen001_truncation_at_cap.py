@@ -20,8 +20,8 @@ few completions: does the answer stand in the middle, with text running on after
 
 ## Known false alarms
 The first steps of a model that learns to end its answers: the share falls, or reward rises. (A
-reward does not count that rose in the first third of the run only, nor any while more than
-`all_cut` stay cut.)
+reward that rose only in the first third of the run does not count, and no reward counts while more
+than `all_cut` stay cut.)
 """
 
 from __future__ import annotations

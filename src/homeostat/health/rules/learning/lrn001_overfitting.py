@@ -4,10 +4,10 @@
 Evaluation loss has passed its minimum, is at least `min_rise` above it, has been above it for
 `evals` evaluations in a row and rose over them, while training loss kept falling. Two evaluations
 are enough if each is higher than the one before, by `min_rise` and the last by `steep` above the
-minimum. Noisy
-evaluations are judged by their median after the minimum, against the level before it; where the
-first one was the lowest, against their own spread. Where no training loss is logged, a rise over at
-least `alone` evaluations by `steep` is enough; if they fell before, it must be as steady.
+minimum. If evaluations are noisy, their median after the minimum is compared with the level before
+it; if the first evaluation was the lowest, it is compared with their own spread. If no training
+loss is logged, a rise by `steep` over at least `alone` evaluations is enough; if the evaluations
+fell before, the rise must be as steady as the fall.
 
 ## Why it matters
 The model memorises its rows. Every further step makes it worse at everything else.

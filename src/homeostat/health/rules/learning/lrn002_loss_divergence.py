@@ -7,10 +7,10 @@ level. In a log of at most `few` records three that rise are enough, from `few_f
 lowest one on. Once a run is over it is a warning, too, if the loss did come back but was at
 `lost_factor` times that level for a tenth of the records (at least `lost`), and ended no lower than
 before. A rise by `both_factor` is enough if the evaluation loss has risen as far and not come back.
-The first record of a log that begins amid a run does not count: it may be of a part of an interval.
-Against a target that follows the model (its rate is logged as `tau` or the like) a loss may well
-rise: information. A loss that falls without bound, below zero by `bottomless` times what it began
-with, is an error as well.
+The first record of a log that begins amid a run does not count: it may cover only a part of an
+interval. Against a target that follows the model (its rate is logged as `tau` or the like) a loss
+may well rise: information. A loss that falls without bound, below zero by `bottomless` times what
+it began with, is an error as well.
 
 ## Why it matters
 A model that has diverged does not recover by itself: the steps from there on are wasted, and the

@@ -3,11 +3,12 @@
 ## What it sees
 A record's loss is at least `factor` times the median of the records around it, which is far more
 than records of this run usually differ by (`unusual`), and later ones are back at the old level.
-One such step is information; `repeated` of them are a warning. So many and so evenly spread ones
-that each of `parts` parts of the run has a like number are how its batches differ, and four or more
-low ones at equal distances come at one place of every epoch: information. So are spikes that cost
-nothing: the last of `evaluations` or more is the best one, or the loss has since fallen below
-`outgrown` of the usual level around them, and no spike is in the last third of the run.
+One such step is information; `repeated` of them are a warning. It is information if each of `parts`
+parts of the run has a similar number of spikes, because its batches then differ by nature, and if
+four or more low spikes come at equal distances, because they then come at one place of every epoch.
+So are spikes that cost nothing: the last of `evaluations` or more evaluations is the best one, or
+the loss has since fallen below `outgrown` of the usual level around them, and no spike is in the
+last third of the run.
 
 ## Why it matters
 A spike that recovers costs little. Repeated spikes mean that some rows are broken, or that the run

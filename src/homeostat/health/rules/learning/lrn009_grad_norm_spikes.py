@@ -7,7 +7,7 @@ while the loss of that step is ordinary. One is information unless it is extreme
 the median); `repeated` are a warning.
 
 ## Why it matters
-Clipping hides it: such a step follows the direction of one batch at full size. Runs that diverge
+Clipping hides such a step, which follows the direction of one batch at full size. Runs that diverge
 often show this first.
 
 ## Likely causes
@@ -17,7 +17,7 @@ often show this first.
 
 ## What to do
 Lower the rate, keep clipping at 1.0 or below, look at the rows of those steps. With 8-bit
-optimizers or fp16, see whether they go away without.
+optimizers or fp16, check whether the spikes go away without these.
 
 ## Known false alarms
 The first steps of a run, and batches of one long row.

@@ -15,8 +15,8 @@ as the bound allows.
 - engine-logprob-mismatch: in RL, log-probs of engine and trainer differ, so that ratios explode.
 
 ## What to do
-Lower the rate, keep clipping on. See that the data has the model's own chat template. In RL look at
-the log-prob difference and the KL first.
+Lower the rate, keep clipping on. Check that the data is rendered with the model's own chat
+template. In RL look at the log-prob difference and the KL first.
 
 ## Known false alarms
 Losses that are summed over tokens have norms in the hundreds by nature.

@@ -2,11 +2,11 @@
 
 ## What it sees
 The first records' loss (SFT, nats per token) is above ln(vocabulary) by `margin`; without a known
-vocabulary, above that of the largest that is in use. It is information only once the loss has come
-down to `usual`: whatever was wrong, training has cured it; and where neither a metric of tokens nor
-the framework and a loss with little noise (`smooth`) tell that it is a language model's. A loss
-beside which its parts are logged is a sum of them, and not judged: two or more other losses that
-add up to it or more, of which one is below the limit.
+vocabulary, above that of the largest that is in use. It is only information once the loss has come
+down to `usual`, because training has cured whatever was wrong; and if nothing shows that the loss
+is that of a language model: neither a metric of tokens, nor the framework together with a loss of
+little noise (`smooth`). A loss that is logged beside its parts is their sum, and is not judged: two
+or more other losses add up to it or more, and one of them is below the limit.
 
 ## Why it matters
 A pretrained model begins between 0.5 and 4. Worse than guessing means that it predicts with

@@ -4,14 +4,14 @@
 Over at least `min_records` records either `ebft/alignment` (twice the cosine between a sample's
 features and the truth's) falls steadily by `fall` or more, or `ebft/cfm_loss` (the squared distance
 of their means) rises steadily to `growth` times where it began while the alignment does not rise,
-or it stays above `distance`. Over
-at least `flat_records` records also that neither moves: a warning where the alignment is below
-`low`, and information else. Or the truth is, over the first `foreign_records` records, `foreign`
-times as far from the samples as one more sample would be (`ebft/spread`), and comes no closer.
+or it stays above `distance`. Over at least `flat_records` records it is also reported that neither
+moves: as a warning if the alignment is below `low`, else as information. Or, over the first
+`foreign_records` records, the truth is `foreign` times as far from the samples as one more sample
+would be (`ebft/spread`), and comes no closer.
 
 ## Why it matters
-The one is what is rewarded and the other what is meant: a run in which they go the wrong way
-learns something else.
+The alignment is what is rewarded, and the distance of the means is what is meant: a run in which
+they go the wrong way learns something else.
 
 ## Likely causes
 - ebft-alignment-falls: the diversity term outweighs the likeness to the truth, or the layers that

@@ -4,14 +4,14 @@
 Our events oom_retry: one is information, `repeated` are a warning.
 
 ## Why it matters
-Each costs a step's time. The gradient is the same, so nothing is lost but time; the token budget is
-too high for this device.
+Each retry takes the time of a step. The gradient is the same, so nothing is lost but time; the
+token budget is too high for this device.
 
 ## Likely causes
 - oom-retries: trainer.max_tokens_per_device is too high.
 
 ## What to do
-Set the budget to what the event says it came down to.
+Set the budget to the value that the event reports in the end.
 
 ## Known false alarms
 None: they are counted.

@@ -2,17 +2,16 @@
 
 ## What it sees
 Loss or gradient norm is NaN or infinite in the newest record and in `fire` of the last `window`; or
-the newest evaluation loss is. Where only the gradient norm is, for fewer than `lasting` records,
-and every loss since is finite, it is a warning: the weights are not lost yet.
-Where more is known (fp16, a rate far too high, a kernel, a micro-batch larger than its update, a
-policy that is lost already, labels that are all masked), another rule says so in place of this one.
+the newest evaluation loss is. If only the gradient norm is not finite, for fewer than `lasting`
+records, and every loss since is finite, it is a warning: the weights are not lost yet. Where more
+is known (fp16, a rate far too high, a kernel, a micro-batch larger than its update, a policy that
+is lost already, labels that are all masked), another rule reports it in place of this one.
 
 ## Why it matters
-Either such updates are skipped and nothing is learned, or they are applied and the weights are
-lost.
+If such updates are skipped, nothing is learned; if they are applied, the weights are lost.
 
 ## Likely causes
-- nan-loss: where it comes from is not known yet.
+- nan-loss: the source is not known yet.
 - grad-norm-explosion: the gradient grew by orders of magnitude before.
 - attention-kernel-nan: the log says that eager attention gives finite numbers.
 - nan-update-poisoned-weights: the loss was finite, and is not for any batch since.

@@ -1,4 +1,4 @@
-"""Engine and trainer agreed, and from one step to the next they do not.
+"""Engine and trainer agreed before, and no longer do from one step on.
 
 ## What it sees
 The mean distance of log-probs on tokens that the newest weights sampled rises to more than `factor`

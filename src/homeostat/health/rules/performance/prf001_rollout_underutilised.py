@@ -1,8 +1,9 @@
-"""Devices that sample do so for very few answers at a time, while the trainer waits.
+"""Devices sample very few answers at a time, while the trainer waits.
 
 ## What it sees
-Tokens per second and device over tokens per second of one answer: how many answers a device writes
-at a time. Below `min_concurrency`, with the trainer waiting for `min_wait` of the step or more.
+The number of answers that a device writes at a time (tokens per second and device, divided by the
+tokens per second of one answer) is below `min_concurrency`, and the trainer waits for `min_wait` of
+the step or more.
 
 ## Why it matters
 A device writes hundreds of answers in nearly the time of one. With a few at a time most of it is

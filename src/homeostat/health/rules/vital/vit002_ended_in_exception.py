@@ -1,15 +1,15 @@
-"""The run ended in an exception that no rule recognises; it is read instead.
+"""The run ended in an exception that no rule recognises, so its text is read instead.
 
 ## What it sees
 The first cause among the tracebacks and crashes at the end of the log, with no step after it: of
-several ranks, workers and chained exceptions, the one that the others follow from. It is taken
-apart: the library and the call that failed, the deepest frame of the user's own code, what the
-exception's words say was wrong (a shape, a type, a device, an argument, a key), whether they are a
-known message of a library, and what the other processes said. A warning where the words tell what
-was wrong, or where a guess is as often right as not; else information. Where a rule knows the
-words, or the user's own code raised (VIT001, VIT006), that is said in place of this. In a text of a
-few lines without any metric, which somebody pasted to ask about it, a line that reads like an error
-is enough.
+several ranks, workers and chained exceptions, the one that the others follow from. The doctor reads
+from it the library and the call that failed, the deepest frame of the user's own code, what the
+exception's words say was wrong (a shape, a type, a device, an argument, a key), whether the words
+are a known message of a library, and what the other processes said. It is a warning if the words
+tell what was wrong, or if a guess is as often right as not; else it is information. If a rule knows
+the words, or the user's own code raised (VIT001, VIT006), that finding is shown instead. In a text
+of a few lines without any metric, which somebody pasted to ask about it, a line that reads like an
+error is enough.
 
 ## Why it matters
 The run is dead, whatever its metrics look like. The verdict is then "not known", never "no
@@ -23,15 +23,15 @@ illness", and the exit code is 1.
 - reward-fn-signature, column-missing, unknown-setting, path-missing, checkpoint-keys-mismatch: the
   words name an argument, a column, a setting, a file or weights.
 - any other name: a library's message with these words states it. Almost 17,000 messages are known.
-- ended-in-exception: the exception's own words say what is known.
-After what the words say come guesses, marked as such: what the nearest known errors were, and how
-often such guesses are right. Where the user's own code raised, they are no reason for a warning.
+- ended-in-exception: the exception's own words say what is known. Guesses follow these causes,
+  marked as such: the causes of the nearest known errors, and how often such guesses are right. If
+  the user's own code raised, a guess is no reason for a warning.
 
 ## What to do
 Read the exception and the frame that raised it. Resume from the newest checkpoint.
 
 ## Known false alarms
-A traceback that was caught in the last steps of a log that was cut there.
+A traceback that was caught, if the log is cut off within the next steps.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """The run did not reach its end.
 
 ## What it sees
-A warning where something killed it: the kernel, a scheduler, a time limit; where it hung: a
-watchdog says so, or the log continues for half an hour without a further step, ten times as long as
-any step before; and where our own run, which records its end whatever that is, has none and its
-files were not written to for an hour: kill -9 and a power cut leave nothing else. Information where
-a person or a signal stopped it, where it ended by itself before the planned number of steps (early
-stopping), and where the log just ends: it may still be written, it may be a copy from the middle of
-a run, or its owner ended it without a word in the log. Such a run is called unfinished, never
-healthy.
-The planned number of steps comes from a progress bar, the log's own counter or the settings.
+It is a warning if something killed the run: the kernel, a scheduler, a time limit. It is a warning
+if the run hung: a watchdog says so, or the log continues without a further step for half an hour,
+ten times as long as any step before. It is a warning if one of our own runs, which record every
+kind of end, has no end, and its files were not written to for an hour: kill -9 and a power cut
+leave nothing else. It is information if a person or a signal stopped the run, if it ended by itself
+before the planned number of steps (early stopping), and if the log just ends: it may still be
+written, it may be a copy from the middle of a run, or its owner ended it without a line in the log.
+Such a run is called unfinished, never healthy. The planned number of steps comes from a progress
+bar, the log's own counter or the settings.
 
 ## Why it matters
-What it has learned is what the newest checkpoint holds; a schedule that was made for all steps has
-not come to its end.
+Only what the newest checkpoint holds is kept, and a schedule that was made for all steps has not
+come to its end.
 
 ## Likely causes
 - stopped-early: the log's own words, or its last step.

@@ -1,11 +1,11 @@
 """A vital metric is NaN or infinite: the reward, the KL, the entropy, the loss.
 
 ## What it sees
-The newest record and two of the last four are not finite; a warning where only the newest one, or
-the mean loss that a trainer prints at the end, is not, and where only gradient norms are, now and
-then, while every loss is finite. Of single reward functions only infinite
-values count: one that does not apply to a batch is logged as NaN by some trainers. Where a rule
-knows more of a loss or gradient that is not finite, that is said in place of this.
+The newest record and two of the last four are not finite; it is a warning if only the newest
+record, or the mean loss that a trainer prints at the end, is not finite, and if only gradient norms
+are not finite now and then, while every loss is. Of single reward functions only infinite values
+count, because some trainers log NaN for a function that does not apply to a batch. If a rule knows
+more about a loss or gradient that is not finite, that finding is shown instead.
 
 ## Why it matters
 Every mean, advantage and update that such a value takes part in is not finite either, or is left

@@ -3,9 +3,9 @@
 ## What it sees
 Loss, token accuracy or gradient norm that is 0 in every record (in RL only the gradient norm: the
 loss of GRPO prints as 0 by construction); a loss of fine-tuning that falls from ordinary values to
-exactly 0 and stays there for 5 records; or a training loss that is the same number in the newest
-10 records, an evaluation loss in 4, although the learning rate is not 0. Where a rule knows why,
-that is said in place of this.
+exactly 0 and stays there for 5 records; or a training loss that is the same number in the newest 10
+records, an evaluation loss in 4, although the learning rate is not 0. If a rule knows why, that
+finding is shown instead.
 
 ## Why it matters
 No optimizer gives the same number twice. The run looks as if it trained, but it does not.

@@ -2,7 +2,7 @@
 
 ## What it sees
 A traceback that ended the run, whose innermost frame lies outside of installed packages, without a
-training library above it. Where a rule knows the exception's words, that is said in place of this.
+training library above it. If a rule knows the exception's words, that finding is shown instead.
 
 ## Why it matters
 The run ended there, or never began. No setting of a trainer fixes it: the named line has to be
@@ -13,8 +13,8 @@ changed.
 - dataset-column-missing: it reads a column or key that the rows do not have.
 - library-version-mismatch: it gives a library's class an argument that the installed version does
   not take, or asks a module for a name that it lacks.
-- setting-missing, unknown-setting: it looks into its settings for what is not there, or passes on
-  what nobody knows.
+- setting-missing, unknown-setting: it reads a setting that is not there, or passes on a setting
+  that nothing knows.
 - shape-mismatch, dtype-mismatch, object-not-picklable, batch-not-divisible, path-missing and other
   names: the exception's words say what was wrong.
 
