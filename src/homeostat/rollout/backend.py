@@ -97,11 +97,11 @@ def no_helpers(site: EngineSite, own: Engine) -> int:
 class EngineBackend:
     """One `engine.type`.
 
-    `factory` is the import path of what a worker process calls with `factory_arguments` to make the
-    engine there. `open_here` is None where the engine cannot share the trainer's weights.
-    `num_helpers` is the number of additional processes that sample in parallel with an engine
-    opened in this process. `capabilities` and `preflight` are called before anything starts;
-    `preflight` raises an error of homeostat.errors if the engine could not serve this run.
+    `factory` is the import path of the function that a worker process calls with
+    `factory_arguments` to create its engine. `open_here` is None where the engine cannot share the
+    trainer's weights. `num_helpers` is the number of additional processes that sample in parallel
+    with an engine opened in this process. `capabilities` and `preflight` are called before anything
+    starts; `preflight` raises an error of homeostat.errors if the engine could not serve this run.
     """
 
     factory: str

@@ -64,18 +64,19 @@ class Sampling:
 class Request:
     """One completion to sample.
 
-    `id` is unique among the requests in the engine and, with `seed`, keys the noise, unless
-    `noise_id` does, so that a server can repeat an answer under another id. Requests with the same
-    `session_key` and equal tokens share the computation of their prompt. `begun` holds the tokens
-    that an aborted request had sampled already: it continues from there. `deadline_s` counts from
-    submission. With `keep_cache` the request's cache may be kept after it ends, so that the next
-    request of the session does not recompute their common beginning. New weights, sleep and other
-    requests that need the memory evict it.
+    `id` is unique among the requests in the engine. With `seed` it keys the noise, unless
+    `noise_id` is given: with that a server can repeat an answer under another id. Requests with the
+    same `session_key` and equal tokens share the computation of their prompt. `begun` holds the
+    tokens that an aborted request had sampled already; the request continues from there.
+    `deadline_s` counts from submission. With `keep_cache` the request's cache may be kept after it
+    ends, so that the next request of the session does not recompute their common beginning. New
+    weights, sleep and other requests that need the memory evict it.
 
     With `routed_experts` the completion has a column of that name, with the experts of every token
-    that the engine computed. If `begun` has tokens that an engine sampled, their experts must be
-    given: in its segments, and in `prompt_columns` those of the prompt from the aborted completion.
-    With `routed_weights` the weights of those experts are returned as well.
+    that the engine computed. If `begun` has tokens that an engine sampled, the experts must be
+    given: those of its tokens in its segments, and those of the prompt, from the aborted
+    completion, in `prompt_columns`. With `routed_weights` the weights of those experts are returned
+    as well.
 
     With `kept_ids` the completion has a column of that name, with the set of ids that each token
     was drawn from. A set of more than 1,024 ids (columns.MAX_KEPT_IDS) raises EngineError.

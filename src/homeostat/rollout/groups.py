@@ -1,4 +1,4 @@
-"""The record of a scored group: what the journal keeps and the trainer is given."""
+"""The record of a scored group, which the journal keeps and the trainer receives."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from homeostat.types import RolloutGroup
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """A group with every reward's values, and what it came from, as the journal keeps it.
+    """A group with the values of every reward, and its origin, as the journal keeps it.
 
     The samples' rewards are not summed yet, because the weights and the run's moments do not belong
     to the group. `facts` is JSON: `policy_version`, `origin` and `sampled_with` say what the
-    sampling depended on, for a run to judge whether the group still holds; `logged` has the values
-    that reward functions handed to log_metric, by the metric's name; `verdicts`, if there are any,
-    has [keep, reason] of the filters that are users' functions, by their path.
+    sampling depended on, from which a run judges whether the group is still valid; `logged` has the
+    values that reward functions handed to log_metric, by the metric's name; `verdicts`, if there
+    are any, has [keep, reason] of the filters that are users' functions, by their path.
     """
 
     key: GroupKey

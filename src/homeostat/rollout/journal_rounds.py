@@ -3,12 +3,12 @@
     journal/step_00000012_round_00.safetensors
 
 A file holds the arrays of all groups of its round, and a JSON header with the legend, a checksum
-and `facts` of the round. It was written under another name, synced and renamed: it is whole, or its
-checksum is wrong and it counts as not there. Nothing is written in this form any more.
+and `facts` of the round. It was written under another name, synced and renamed. So a file is either
+whole, or its checksum is wrong and it is ignored. Files of this form are no longer written.
 
-Format 1 did not tell a failed reward from None. It counted failures per round, and a round in which
-a reward failed has all its None values of that reward read as failures: it is better to skip a
-sample than to train on a wrong reward.
+Format 1 did not distinguish a failed reward from None. It counted failures per round. If a reward
+failed in a round, all None values of that reward in the round are read as failures: it is better to
+skip a sample than to train on a wrong reward.
 """
 
 from __future__ import annotations

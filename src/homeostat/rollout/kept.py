@@ -1,4 +1,4 @@
-"""The sets that the tokens of a request were drawn from, where its distribution is cut.
+"""The sets that the tokens of a request were drawn from, if its distribution is cut.
 
     KeptIds(request) -> put(sets) after each burst -> column: of the completion's new tokens
 

@@ -27,10 +27,10 @@ BROKEN = "an update broke off: its weights are part old and part new"
 
 
 class LifeCycle(Generic[F]):
-    """The state of one engine. `in_flight` maps the id of a request to what the engine keeps of it.
+    """The state of one engine. `in_flight` maps the id of a request to its state in the engine.
 
-    `name` is that of the engine in errors. `problem` says why the engine cannot serve, if it
-    cannot. `received` lists the tensors that arrived since the last `begin_update`.
+    `name` is the engine's name in errors. If the engine cannot serve, `problem` says why.
+    `received` lists the tensors that arrived since the last `begin_update`.
     """
 
     def __init__(self, name: str, *, policy_id: str = POLICY_ID, version: int = 0) -> None:

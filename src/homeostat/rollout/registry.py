@@ -1,7 +1,8 @@
 """The engines that a recipe can name: a table from `engine.type` to its backend.
 
-Adding one takes a class of `config/engine.py` in `AnyEngine`, an adapter, and a line here. The
-contract suites in tests/contract hold it to the protocol.
+To add an engine, write its settings (a class in `config/engine.py`, listed in `AnyEngine`) and an
+adapter, and add a line here. The contract suites in tests/contract check that it follows the
+protocol.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from homeostat.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The facts of the trainer's model that the engine's must match."""
+    """The facts of the trainer's model that the engine's model must match."""
 
     model_type: str
     vocabulary: int

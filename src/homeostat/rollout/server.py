@@ -27,7 +27,7 @@ SERVER = "homeostat.rollout.server:serve_engine"
 class Reply:
     """The result of a call, and the state of the engine after it.
 
-    `refused` holds the requests that were queued and cannot be served: id, and why.
+    `refused` holds the id of each queued request that cannot be served, and the reason.
     """
 
     value: Any

@@ -1,4 +1,4 @@
-"""The attention contexts of the engine: what the tokens of a forward pass see.
+"""The attention contexts of the engine: what each token of a forward pass attends to.
 
 Prefill: packed chunks; a chunk that begins a sequence sees itself alone, as in training; one that
 continues a sequence sees the sequence's cache too. Decode: one token per sequence, over its cache.
@@ -98,7 +98,7 @@ class _Continued:
 
 
 class DecodeAttention:
-    """The last token of each sequence. `in_rows`: their blocks are 0 .. B-1, one each."""
+    """The last token of each sequence. If `in_rows`, sequence b has block b alone."""
 
     def __init__(
         self,
@@ -169,7 +169,10 @@ class DecodeAttention:
 
 
 class InvariantAttention:
-    """Chunks in packed order, each over all of its sequence that is cached with it."""
+    """Chunks in packed order.
+
+    Each attends to all cached tokens of its sequence, its own included.
+    """
 
     def __init__(self, cache: KVCache, chunks: list[Chunk]) -> None:
         self.cache = cache

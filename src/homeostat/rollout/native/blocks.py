@@ -1,4 +1,4 @@
-"""Ref-counted blocks of cache: who may write where, without the memory itself.
+"""Ref-counted blocks of cache: which sequence may write to which block. cache.py has the memory.
 
 Invariants: a block is free or has at least one owner; only a block with one owner is written to;
 the lowest free block is handed out first, so that blocks in use stay close together.

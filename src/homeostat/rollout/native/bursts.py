@@ -84,7 +84,7 @@ class Bursts(Protocol):
 
     `num_steps`: the number of steps made so far. `sequences`: those of the bursts in flight.
     `spare_blocks`: how many blocks of the cache, from block 0 on, must belong to no sequence.
-    `prompts`: what may compute prompts in place of the decoder.
+    `prompts`: the object that may compute prompts in place of the decoder.
     """
 
     spare_blocks: int

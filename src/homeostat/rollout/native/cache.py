@@ -150,7 +150,7 @@ class KVCache:
 
 
 class Fp8Cache(KVCache):
-    """Keys and values in e4m3 with a scale for each token and head. `dtype`: for computation.
+    """Keys and values in e4m3 with a scale for each token and head; computation is in `dtype`.
 
     They are stored as bytes, because torch cannot copy and gather every FP8 type.
     """

@@ -1,4 +1,4 @@
-"""A decoding step on the CPU with few calls: the decoder again, over weights laid out for it.
+"""A decoding step on the CPU with few calls: the decoder's function, over rearranged weights.
 
 A step of a small batch is bound by the number of calls and by the order in which weights lie in
 memory, not by arithmetic. So it computes with copies: q, k and v are one matrix, gate and up are
@@ -80,7 +80,10 @@ def compact_of(model: Decoder) -> CompactDecoder | None:
 
 @dataclass(frozen=True, slots=True)
 class _Map:
-    """Linear maps of one input as one. With adapters, `a_KR` and `b_RO` are those of all maps."""
+    """Linear maps of the same input, joined into one.
+
+    With adapters, `a_KR` and `b_RO` are those of all maps.
+    """
 
     weight_KO: Tensor
     bias_O: Tensor | None
@@ -200,7 +203,7 @@ def _mlp_of(block: MLP | MoeBlock, norm: RMSNorm) -> _Mlp | _Moe:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The copies of one layer. `norm_Hd`: of queries and keys, where the family has it."""
+    """The copies of one layer. `norm_Hd` is the norm of queries and keys, if the family has one."""
 
     qkv: _Map
     o: _Map

@@ -1,4 +1,4 @@
-"""The model that an FP8 engine serves: the trainer's parameters, with products of the engine's own.
+"""The model that an FP8 engine serves: the trainer's parameters with separate products.
 
 The module tree is copied and its parameters are not, so that new weights are seen as they are
 written, and the trainer's modules compute as before. The rewrite is the trainer's
@@ -28,7 +28,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Fp8Model:
-    """A model in FP8 from the version on that `config.start_step` stands for."""
+    """A model that is in FP8 from the version of `config.start_step` on."""
 
     def __init__(
         self, model: Decoder, config: Fp8Config, *, device: torch.device, version: int

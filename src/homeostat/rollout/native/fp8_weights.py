@@ -154,7 +154,7 @@ def fp8_maps(*maps: Linear) -> Fp8Maps | None:
 
 
 class Fp8Watch:
-    """Sees when the layers of a model begin to be in FP8, and keeps their copies up to date."""
+    """Detects when layers of a model switch to FP8, and keeps their copies up to date."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [module for module in model.modules() if hasattr(module, "product")]

@@ -4,8 +4,8 @@
     begin_update -> apply(bucket) ... -> commit: every parameter was received, or nothing is served
 
 The model is built as the trainer's is (dtype, kernel, numerics). Weights arrive under their HF
-names: all of them with the adapter merged in, and the model has none; or, where lora.publish says
-so, the adapter alone, over the same frozen weights.
+names. Either all of them arrive with the adapter merged in, and the model has no adapter; or, if
+lora.publish says so, only the adapter arrives, over the same frozen weights.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _lazily_decoding(model: ModelConfig) -> Callable[[Sequence[int]], str]:
 
 
 class OwnWeightsEngine(NativeEngine):
-    """A NativeEngine whose model is nobody else's: new weights are copied into it."""
+    """A NativeEngine with a model that no trainer shares: new weights are copied into it."""
 
     def __init__(self, model: Decoder, config: NativeEngineConfig, **place: Any) -> None:
         super().__init__(model, config, **place)

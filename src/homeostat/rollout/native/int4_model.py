@@ -50,7 +50,7 @@ def int4_model(
 
 
 class Int4Model:
-    """A model whose linear maps are in INT4, over parameters that are someone else's."""
+    """A model whose linear maps are in INT4, over the parameters of another model."""
 
     def __init__(self, model: Decoder, *, packs: bool) -> None:
         self.model = shared_copy(model)

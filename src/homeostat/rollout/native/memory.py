@@ -1,4 +1,4 @@
-"""The device's memory: how much is free for a cache, and the way of arrays into it."""
+"""The device's memory: how much is free for a cache, and how arrays are copied into it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,10 @@ BLOCK_TOKENS = 16
 
 
 class CacheRoom:
-    """`in_rows`: a block is as long as the longest sequence. `spare_blocks`: kept from the pool."""
+    """The memory budget of a cache, in blocks.
+
+    If `in_rows`, a block fits the longest sequence. `spare_blocks` are not in the pool.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A flight of the native engine: what of it is cached, and its noise.
+"""A flight of the native engine: how much of it is cached, and its noise.
 
 The first `cached` of its tokens have keys and values in `blocks`. What is not cached is computed
 next: one token by decoding, more by prefill. A sequence that loses its blocks keeps its tokens, and
@@ -19,7 +19,7 @@ ShareKey = tuple[str, bytes, bytes | None]
 
 
 class Sequence(Flight):
-    """One request in the scheduler's hands."""
+    """A request that the scheduler manages."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""SGLang itself, behind the few verbs that the engine needs. SGLang's vocabulary is here alone.
+"""SGLang itself, behind the few calls that the engine needs. Only this file uses SGLang's names.
 
     add(key, tokens, ...) -> step() -> Emitted(tokens, log-probs) ...
 

@@ -1,10 +1,10 @@
-"""SGLang as an Engine, inside whatever process it is made in (host.py makes it in its own).
+"""SGLang as an Engine, in the process that creates it (host.py creates it in a separate one).
 
     submit -> Core.add -> step: tokens and log-probs -> Flight -> poll
 
-The flights here are the truth; SGLang holds what is being computed, and may be a few tokens ahead.
-A request that resumes after an abort, a sleep or new weights is given to SGLang as a longer prompt,
-and continues with the noise that it would have had.
+The flights here are authoritative; SGLang holds the requests that are being computed, and may be a
+few tokens ahead. A request that resumes after an abort, a sleep or new weights is given to SGLang
+as a longer prompt, and continues with the noise that it would have had.
 
 Invariants: a request in flight is in SGLang, or held back until the next weights or until the
 engine wakes; it comes back exactly once. No key or value of old weights reaches a request that

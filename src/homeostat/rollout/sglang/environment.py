@@ -1,7 +1,7 @@
 """The environment variables that SGLang reads, set before it is imported.
 
-No hub, no telemetry; the loopback interface for collectives; a context that may be a few tokens
-longer than the model's (core.py says why).
+They switch the hub and telemetry off, use the loopback interface for collectives, and allow a
+context that is a few tokens longer than the model's (core.py says why).
 """
 
 from __future__ import annotations

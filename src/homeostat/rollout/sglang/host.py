@@ -1,4 +1,4 @@
-"""The factory of a worker process that holds the SGLang engine: what workers/ calls by its path.
+"""The factory of a worker process that holds the SGLang engine; workers/ calls it by its path.
 
 The environment is set here, before anything imports SGLang (environment.py).
 """

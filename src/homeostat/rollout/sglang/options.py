@@ -1,6 +1,6 @@
-"""SGLang found or missing, and the vendor's options checked against the vendor's own class.
+"""Finds out whether SGLang is installed, and checks its options against SGLang's own class.
 
-SGLang is imported under this folder alone, and not before it is asked for: that takes seconds, and
+SGLang is imported only in this folder, and only when it is needed: importing it takes seconds, and
 changes logging, signals and torch in the whole process.
 """
 

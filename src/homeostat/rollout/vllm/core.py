@@ -1,4 +1,4 @@
-"""vLLM itself, behind the few verbs that the engine needs. All that is vLLM's vocabulary is here.
+"""vLLM itself, behind the few calls that the engine needs. Only this file uses vLLM's names.
 
     add(key, tokens, ...) -> step() -> Emitted(tokens, log-probs) ...
 

@@ -1,9 +1,9 @@
-"""vLLM as an Engine, inside whatever process it is made in (host.py makes it in its own).
+"""vLLM as an Engine, in the process that creates it (host.py creates it in a separate one).
 
     submit -> Core.add -> step: tokens and log-probs -> Flight.append -> poll
 
-The flights here are the truth; vLLM holds what is being computed. A request that resumes after an
-abort, or after weights that were not finite, is given to vLLM as a longer prompt.
+The flights here are authoritative; vLLM holds the requests that are being computed. A request that
+resumes after an abort, or after weights that were not finite, is given to vLLM as a longer prompt.
 
 Invariants: a request in flight is in vLLM, or held back until the next weights; it comes back
 exactly once. No key or value of old weights reaches a request that began after them: what is

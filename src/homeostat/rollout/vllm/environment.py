@@ -1,8 +1,8 @@
 """The environment variables that vLLM reads, set before it is imported.
 
-No usage statistics, no telemetry, no hub; the engine core in this process, so that its crash is
-this process's crash; sockets, where it opens any, on the address that the cluster names, which is
-the loopback interface by default.
+They switch usage statistics, telemetry and the hub off, run the engine core in this process, so
+that a crash of the core ends this process, and bind sockets to the address that the cluster names,
+by default the loopback interface.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""vLLM found or missing, and the vendor's options checked against the vendor's own dataclass.
+"""Finds out whether vLLM is installed, and checks its options against vLLM's own dataclass.
 
-vLLM is imported under this folder alone, and not before it is asked for: that takes seconds, and
+vLLM is imported only in this folder, and only when it is needed: importing it takes seconds, and
 sets up logging and torch in the whole process.
 """
 

@@ -1,4 +1,4 @@
-"""The compiled step (step/) with the weights of a model, laid out for it when they are wanted.
+"""The compiled step (step/) with the weights of a model, laid out when they are first needed.
 
 Bursts (bursts.py) and prompts (prompts.py) are computed by it.
 """
@@ -44,7 +44,7 @@ class BurstStruct(ctypes.Structure):
 
 
 class CompiledModel:
-    """Computes with copies of the model's weights, by so many threads."""
+    """Computes with copies of the model's weights, in `threads` threads."""
 
     def __init__(self, model: Decoder, library: ctypes.CDLL, *, threads: int) -> None:
         self.model = model

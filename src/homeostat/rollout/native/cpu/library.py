@@ -1,4 +1,4 @@
-"""The compiled step: built by the machine's own C compiler when it is first wanted, then kept.
+"""The compiled step: built by the machine's C compiler when it is first needed, then cached.
 
     step/ -> cc -> <user's cache>/homeostat/compile/cpu/<digest>-<checksum>.so
 
@@ -8,8 +8,8 @@ library is loaded, because a file that lost its end (a power cut, a full disk) w
 by SIGBUS. A damaged library, or one that another user could have written, is built again.
 
 Where the cache does not allow loading code from it (mounted noexec, read-only), the library is
-loaded from a temporary folder. Where that fails too, or there is no compiler, the engine decodes
-without it (native/compact.py). Either is said once, in the log and by `check`.
+loaded from a temporary folder. If that fails too, or there is no compiler, the engine decodes
+without the compiled step (native/compact.py). The log and `check` report either case once.
 """
 
 from __future__ import annotations

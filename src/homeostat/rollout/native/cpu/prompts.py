@@ -1,4 +1,4 @@
-"""Prompts on a CPU by the compiled step: its rows are then their tokens, and nothing is drawn.
+"""Computes prompts on a CPU by the compiled step: a row is one token, and nothing is sampled.
 
 The same panels of weights as in a burst serve many rows at a time; keys and values go straight to
 the cache.

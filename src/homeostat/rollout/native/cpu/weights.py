@@ -2,8 +2,9 @@
 
     [O, K] -> [panels, K, PANEL]: PANEL outputs side by side for each input, zeros at the end
 
-Gate and up share panels, half of each, so that one task has both of an output. Adapters stay
-unmerged: A has separate panels, with the norm, and so has B, with the scale.
+A panel holds half of its outputs from gate and half from up, so that one task has both values of an
+output. Adapters stay unmerged: A has separate panels, multiplied by the norm, and B has separate
+panels, multiplied by the scale.
 
 Invariants: copies are always of the current weights: they are dropped at every commit (a fused
 optimizer leaves no trace of its writes), and the version counters of the decoder's tensors reveal

@@ -1,4 +1,4 @@
-"""The addresses from which captured steps read a model. They must not change while these are used.
+"""The addresses from which captured steps read a model. They must stay the same for all replays.
 
 A captured step reads whatever lies at its addresses, even if that memory was freed and reused. Then
 log-probs would silently be wrong.

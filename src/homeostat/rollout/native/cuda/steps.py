@@ -1,4 +1,4 @@
-"""Decoding steps as CUDA graphs: one per number of rows, captured when it is first wanted.
+"""Decoding steps as CUDA graphs: one per number of rows, captured when it is first needed.
 
 A graph is the launches of a forward's step, replayed in one go: the host would take longer to
 launch them than the device takes to run them. Rows are padded to the next of a few numbers, so
