@@ -1,6 +1,6 @@
-"""From a recipe to the models that a trainer works with: the policy, the reference where the loss
-asks for one, the critic of PPO, and the model of an energy's features. All backends use this file,
-so that they build the same models.
+"""Builds the models of a trainer from a recipe: the policy, the reference if the loss needs one,
+the critic of PPO, and the model of an energy's features. All backends use this file, so that they
+build the same models.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     way = threads of one operation x lanes (parts of a micro-batch at one time, train/lanes.py)
 
-A second thread of one operation makes small matrices slower on some machines, and any on a busy
-one, since the threads wait for each other at the end of every operation; lanes wait once per
-micro-batch. Which is faster can only be measured: all candidates do the same small work a few
-times, in turns. The default (one thread, one lane) is kept unless another is clearly faster, and
-lanes are preferred to threads unless threads are far faster.
+On some machines a second thread in an operation makes small matrices slower; on a busy machine it
+makes any matrix slower, because the threads wait for each other at the end of every operation.
+Lanes wait once per micro-batch. Which is faster can only be measured: all candidates do the same
+small work a few times, in turns. The default (one thread, one lane) is kept unless another is
+clearly faster, and lanes are preferred to threads unless threads are far faster.
 """
 
 from __future__ import annotations

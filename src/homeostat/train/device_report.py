@@ -1,4 +1,4 @@
-"""Report on the device of one process: the most memory that it has had, and its speed now."""
+"""Report on the device of one process: its peak memory so far, and its speed now."""
 
 from __future__ import annotations
 

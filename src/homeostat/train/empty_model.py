@@ -1,4 +1,4 @@
-"""The policy of a recipe without memory, for questions about its layers."""
+"""The policy of a recipe on the meta device (without memory), to inspect its layers."""
 
 from __future__ import annotations
 

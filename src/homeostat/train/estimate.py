@@ -69,7 +69,7 @@ class UpdateMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """Bytes of one trained model on one rank, and the work of a micro-batch of it."""
+    """Bytes of one trained model on one rank, and the memory that a micro-batch of it needs."""
 
     weights: int
     optimizer: int

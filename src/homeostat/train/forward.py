@@ -1,4 +1,4 @@
-"""From a micro-batch to its log-probs and its share of the update's loss, on any backend.
+"""Computes a micro-batch's log-probs and its share of the update's loss, on any backend.
 
     packed rows -> hidden states -> log-probs of the tokens that are trained (and only
     those: the LM head is never run for the others) -> the terms of the loss

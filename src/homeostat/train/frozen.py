@@ -1,7 +1,7 @@
 """Weights that are not trained (under an adapter, of a reference model): a checkpoint does not
 contain them, but only checksums that identify them.
 
-A sum of integers is exact in any order, so that it is the same on every device.
+A sum of integers is exact in any order, so the checksum is the same on every device.
 """
 
 from __future__ import annotations

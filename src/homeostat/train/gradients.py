@@ -1,9 +1,9 @@
 """Gradients of an update, summed exactly over its micro-batches.
 
-Where a parameter is fp32, autograd sums on the parameter itself. Where it is bf16, each
-micro-batch's gradient is added to an fp32 sum as soon as autograd has made it and then freed, so
-nothing is summed in bf16. The first micro-batch of an update overwrites what the sum held: nothing
-has to be zeroed.
+If a parameter is fp32, autograd sums on the parameter itself. If it is bf16, each micro-batch's
+gradient is added to an fp32 sum as soon as autograd has made it and then freed, so nothing is
+summed in bf16. The first micro-batch of an update overwrites the old sum, so nothing has to be
+zeroed.
 """
 
 from __future__ import annotations

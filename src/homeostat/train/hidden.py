@@ -26,7 +26,8 @@ Send = Callable[[np.ndarray], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Hidden states after the final norm. `place_N` says which of them is a token's; None: its own.
+    """Hidden states after the final norm. `place_N` is the place of each token's state; None: the
+    token's own place.
 
     `shared_N` says the same of the states of inner layers. `send` copies arrays to the device.
     """

@@ -7,13 +7,13 @@
     update    in the buffer      where all computes     bucket n + 1
     store     buffer -> host     on another one         bucket n
 
-After the last bucket of an update the first ones are loaded again: they are loaded when the next
-update begins, because the passes before it take longer. Gradients and parameters stay on the
-device; if they are in host memory too, they are copied with their bucket.
+After the last bucket of an update the first buckets are loaded again, so that they are ready when
+the next update begins: the passes before it take longer than loading. Gradients and parameters stay
+on the device; if they are in host memory too, they are copied with their bucket.
 
 Invariants: a buffer is loaded only after what it held was stored, and updated only after it was
 loaded. Weights and gradients in host memory may be used as soon as an update has returned. The rule
-computes with the same operands as without, so the bits are the same.
+computes with the same operands as without offloading, so the bits are the same.
 """
 
 from __future__ import annotations

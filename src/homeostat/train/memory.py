@@ -1,4 +1,4 @@
-"""Handles running out of memory: recognise it, record what used the memory, suggest settings."""
+"""Handles out-of-memory errors: recognise them, record what used the memory, suggest settings."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Replayed(Protocol):
 
 @dataclass(slots=True)
 class _Watch:
-    """Modules with numbers that are not finite, by how many modules were computed before."""
+    """Modules with numbers that are not finite, keyed by the number of modules computed before."""
 
     forward: dict[int, str] = field(default_factory=dict)
     backward: dict[int, str] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Retries work that ran out of memory with half as many tokens per micro-batch.
 
 Rows, loss and denominator do not change, so the result is the same. The smaller budget is kept for
-the rest of the run. Only when one row no longer fits does the run halt, with the ladder of settings
-that would help.
+the rest of the run. The run halts only when a single row no longer fits, and then lists the
+settings that would help.
 """
 
 from __future__ import annotations

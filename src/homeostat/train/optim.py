@@ -1,7 +1,7 @@
 """The optimizer of a model: masters, summed gradients, and a rule that updates.
 
-Parameters live in the compute dtype at fixed addresses. Where that is fp32, a parameter is its own
-master. Where it is bf16, the optimizer owns an fp32 master, and after a step the masters are
+Parameters live in the compute dtype at fixed addresses. If that dtype is fp32, a parameter is its
+own master. If it is bf16, the optimizer owns an fp32 master, and after a step the masters are
 written back into the parameters in place; with `masters: bf16` there are none, and the rule rounds
 its updates stochastically into the parameters. Gradients are summed in fp32 (train/gradients.py).
 
@@ -32,7 +32,7 @@ CLIP_EPS = 1e-6
 
 
 class MasterOptimizer:
-    """The optimizer of one model. State is allocated at once: memory is known from the start.
+    """The optimizer of one model. State is allocated at once, so its size is known from the start.
 
     `seed` chooses the random bits of stochastic rounding. `offload_to` is the device that updates
     state in host memory; None where the state is beside its parameters.

@@ -20,7 +20,7 @@ _NOWHERE = torch.device("meta")
 
 @dataclass(frozen=True, slots=True)
 class OptimizerBytes:
-    """State and masters on the device and in host memory, and what an update needs on top."""
+    """State and masters on the device and in host memory, and the additional bytes of an update."""
 
     device: int
     host: int

@@ -5,8 +5,8 @@
                       whether frozen tensors, dtypes and requires_grad are as they were at the start
 
 The first updates are measured, then every PROBE_EVERY-th: a pass over the weights costs little, and
-nothing is kept but one number a tensor. How far a group moved is what the optimizer computed;
-whether it moved is read from the weights themselves.
+only one number per tensor is kept. The optimizer computes how far a group moved; whether it moved
+is read from the weights themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One rank of a sharded trainer, from a recipe."""
+"""Creates one rank of a sharded trainer from a recipe."""
 
 from __future__ import annotations
 

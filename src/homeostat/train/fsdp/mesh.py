@@ -38,10 +38,10 @@ _EXPERT_SHARD, _EXPERT = "expert_shard", "expert"
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank among the others. `device_mesh` is what tensors are split over; `expert_mesh` what
-    experts are, where several ranks share them. `opened`: the process group is ours to end. `links`
-    lead to the ranks that share this one's micro-batches; None if it has them alone. `record` has
-    the last collective that this rank began."""
+    """This rank among the others. Tensors are split over `device_mesh`, and experts over
+    `expert_mesh` if several ranks share them. If `opened`, this rank must end the process group.
+    `links` lead to the ranks that share this one's micro-batches; None if it has them alone.
+    `record` has the last collective that this rank began."""
 
     rank: int
     mesh: Mesh

@@ -1,12 +1,12 @@
-"""A decoder whose parameters are split over ranks (FSDP2), and how it comes to its weights.
+"""A decoder whose parameters are split over ranks (FSDP2), and how its weights are loaded.
 
     built on the meta device -> adapter -> split -> memory for this rank's rows -> weights, one
     tensor at a time, of which each rank keeps its rows
 
-No rank ever holds more of the model than its share, the layer that is computed, and one tensor
-that is being read. Where training is in bf16, what is trained is held in fp32: these are the
-masters that the optimizer owns, and a layer's bf16 copy is made of them when it is gathered. What
-is frozen is held in the compute dtype, except for the expert bias of routers, which is fp32
+No rank ever holds more of the model than its share, the layer that is computed, and one tensor that
+is being read. If training is in bf16, trained parameters are held in fp32: these are the masters
+that the optimizer owns, and a layer's bf16 copy is made from them when it is gathered. Frozen
+parameters are held in the compute dtype, except for the expert bias of routers, which is fp32
 everywhere: such a router is gathered by itself, as it is held. Experts are stacked in dimension 0,
 so that each rank holds some of them; with expert parallelism a rank computes those of its share
 (train/fsdp/experts.py), which are gathered by themselves.
@@ -158,8 +158,10 @@ def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, runtime: Runti
 
 @dataclass(frozen=True, slots=True)
 class OwnPart:
-    """Selects this rank's rows of a parameter. All start from what `dtype`, the compute dtype, can
-    hold. Implements `models.weights.Part`."""
+    """Selects this rank's rows of a parameter.
+
+    All values start rounded to `dtype`, the compute dtype. Implements `models.weights.Part`.
+    """
 
     ranks: Ranks
     dtype: torch.dtype

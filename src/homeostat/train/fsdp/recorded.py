@@ -1,7 +1,7 @@
-"""Record the collectives that FSDP2 begins: which parameters they are of, and how many bytes.
+"""Record the collectives that FSDP2 begins: which parameters they move, and how many bytes.
 
-FSDP2 calls an object for each all-gather and each reduce-scatter of a module. Those here are
-torch's own, which note what they begin: the report on a hang names each rank's last collective.
+FSDP2 calls an object for each all-gather and each reduce-scatter of a module. The objects here are
+torch's own, and also note what they begin: the report on a hang names each rank's last collective.
 """
 
 from __future__ import annotations

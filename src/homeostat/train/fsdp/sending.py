@@ -19,9 +19,12 @@ Named = tuple[str, Tensor]
 
 
 class Sending:
-    """One rank's part in it. Only the first rank has packers. They stay open between streams, as
-    they may hold what connects them with the receivers: one that comes again is known by what it
-    was before its first use."""
+    """One rank's part in sending weights.
+
+    Only the first rank has packers. They stay open between streams, because they may hold
+    connections to the receivers. A packer that comes again is recognised by its state before its
+    first use.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FsdpShards:
-    """This rank's rows. `dtype` is what is computed in; trained parameters are held in fp32."""
+    """This rank's rows. Computation is in `dtype`; trained parameters are held in fp32."""
 
     ranks: Ranks
     dtype: torch.dtype

@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter, arXiv 1711.05101), with moments and masters of any precision.
 
-Where moments and masters are fp32, torch's fused kernel updates all tensors at once; its bits are
-those of torch.optim.AdamW(fused=True). All else is done by `ops.adamw`.
+If moments and masters are fp32, torch's fused kernel updates all tensors at once, bitwise as
+torch.optim.AdamW(fused=True) does. In all other cases `ops.adamw` updates them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""State that an optimizer keeps of each trained tensor, and the protocol of rules that update it.
+"""The optimizer's state for each trained tensor, and the protocol of rules that update it.
 
     Slot    a trained tensor: its master, and the state that the rule keeps of it by name
     Piece   elements of a slot that are updated together, on the device that computes
