@@ -27,7 +27,7 @@ from homeostat.types import POLICY_ID
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor under its canonical HF name, and the checksum of what the sender has."""
+    """A tensor under its canonical HF name, and the checksum of the sender's tensor."""
 
     name: str
     dtype: torch.dtype

@@ -29,7 +29,10 @@ _DEVICE_ARGUMENT = 6
 
 @dataclass(frozen=True, slots=True)
 class CudaIpcBucket(Bucket):
-    """`handle` rebuilds the buffer; `device` is the GPU's own id, its index may differ."""
+    """`handle` rebuilds the buffer.
+
+    `device` is the GPU's id; its index may differ between processes.
+    """
 
     handle: tuple[Any, tuple[Any, ...]]
     device: str

@@ -1,4 +1,4 @@
-"""Host the one object of a worker, and let its errors travel. Used by every kind of worker.
+"""Host the object of a worker, and send its errors to the caller. Every kind of worker uses it.
 
 Where an exception is raised, it becomes a `Failure`, which is plain data. Where the answer is read,
 it becomes an error again. An error of homeostat.errors keeps its class, its text and its

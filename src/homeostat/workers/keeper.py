@@ -50,7 +50,10 @@ class Site:
 
 
 class Keeper:
-    """Calls run in several threads: `watch` waits while others are answered."""
+    """Starts and watches one process.
+
+    Calls run in several threads, so `watch` may wait meanwhile.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

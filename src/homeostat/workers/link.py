@@ -29,7 +29,7 @@ from homeostat.workers.wire import pack, unpack
 
 
 class RankLink:
-    """Calls to one rank, its answers, its end.
+    """Sends calls to one rank, and receives its answers and the report of its end.
 
     `kill` ends its processes without their help: for when the guardian is gone or stuck, and cannot
     pass anything on.

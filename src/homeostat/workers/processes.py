@@ -56,8 +56,8 @@ log = logging.getLogger(__name__)
 class Started:
     """Workers that have checked in. `launchers` are watched; `release` gives back what they used.
 
-    `describe_end` says of the launcher at an index how it ended, given its exit code. `machines`
-    are those of the ranks, where a launcher chose them.
+    `describe_end` returns how the launcher at an index ended, given its exit code. `machines` are
+    those of the ranks, where a launcher chose them.
     """
 
     links: Sequence[RankLink]

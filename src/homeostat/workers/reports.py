@@ -36,7 +36,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """One worker, as its guardian finds it."""
+    """The state of one worker, as its guardian reads it."""
 
     rank: int
     state: str

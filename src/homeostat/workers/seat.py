@@ -1,4 +1,4 @@
-"""The seat of one rank: a process that a launcher from outside started, which keeps its worker.
+"""The seat of one rank: a process that an outer launcher started, and that keeps a worker.
 
     store: where the controller listens -> check in -> start workers, pass signals on ... -> END
 
