@@ -3,8 +3,8 @@
     lengths of the rows -> LoadWatch -> Routing.load -> every router calls `seen` -> `found`
 
 A token counts as often as it occurs in the batch, also where the copies of a shared prompt are
-computed once. The last token of a row does not count: nothing reads what the model makes of it,
-and no engine ever ran it, so counts of recorded routes and of a pass agree.
+computed once. The last token of a row does not count: nothing reads the model's output for it, and
+no engine ever computed it, so counts of recorded routes and of a pass agree.
 
 A layer's numbers are set, not added, so that a layer that is recomputed for its gradient is not
 counted twice. Suffixes are those of ops/balance.py; `_L` are layers with experts.

@@ -1,10 +1,10 @@
-"""Names of experts' tensors: as checkpoints on the hub have them, and as the decoder holds them.
+"""Names of experts' tensors: those in checkpoints on the hub, and those in the decoder.
 
     model.layers.0.mlp.experts.7.gate_proj.weight  <->  model.layers.0.mlp.experts.gate_up_proj[7]
 
-Canonical are the hub's names, one tensor for each matrix of each expert: files, weights that are
-sent to engines and exports use them. The decoder, and transformers since version 5, hold a layer's
-experts stacked; a checkpoint that stores them stacked is read as well.
+The hub's names are canonical, with one tensor for each matrix of each expert: files, weights that
+are sent to engines and exports use them. The decoder, and transformers since version 5, hold a
+layer's experts stacked; a checkpoint that stores them stacked is read as well.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ arXiv:2402.09353) trains the lengths of the rows of W + scale * B A apart:
 
 where the norm is taken row by row and has no gradient. m starts as the norm of W.
 
-The base may be held in another format (ops/held.py): its weight is made whole for each product.
+The base may be stored in another format (ops/held.py): its weight is dequantised for each product.
 The files of adapters are those of models/adapter_files.py.
 """
 

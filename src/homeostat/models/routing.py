@@ -1,4 +1,5 @@
-"""Decide which experts the tokens of a forward pass go to: chosen, recorded, or replayed ones.
+"""Decide to which experts the tokens of a forward pass go: the choice is made, recorded or
+replayed.
 
     Routing()                          every layer chooses
     Routing(records=True)              ... and what it chose can be read afterwards

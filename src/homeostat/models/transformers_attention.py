@@ -5,8 +5,8 @@
            -> context.attend(layer, q, k, v): the engine's cache, windows and masks
 
 So the native engine samples with any model whose layers call the registered attention functions of
-transformers, packed and over its own cache. Invariant: the model computes what it computes by
-itself. `cache_shape` finds this out on random tokens, and refuses what the tokens cannot show:
+transformers, packed and over its own cache. Invariant: the model computes the same as without the
+engine. `cache_shape` finds this out on random tokens, and refuses what the tokens cannot show:
 attention patterns other than causal ones with a window that the layers name.
 """
 
@@ -94,7 +94,7 @@ def _attend(
 
 @dataclass(slots=True)
 class Recorder:
-    """An attention context that notes what each layer asks for. `inner` computes it."""
+    """An attention context that records the arguments of each layer's call. `inner` computes it."""
 
     inner: AttentionContext
     layers: dict[int, tuple[int, int, int, Limits]] = field(default_factory=dict)

@@ -10,7 +10,8 @@ the text up to and including it. So there are two uses, and a forward pass gives
     value_M   per trained token, of the state in which it was chosen: the hidden state before it
     value_B   per row, at its last token: what a sequence classifier says of the whole row
 
-Values are computed in fp32, because those of similar states differ in digits that bf16 has not.
+Values are computed in fp32, because the values of similar states differ in digits that bf16 does
+not have.
 """
 
 from __future__ import annotations

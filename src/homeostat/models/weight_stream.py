@@ -12,8 +12,9 @@ memory, not a copy of it. By the time of the backward pass a slot holds another 
 gradient of a layer's output fetches the layer again. Whether layers are recomputed does not matter.
 
 Invariants: a slot is written only after all that was launched to read it, and read only after it
-was written; products and operands are the same as without, so bits are, too. The optimizer writes
-host memory between passes, so a pass never uses what an earlier one left in the slots.
+was written; products and operands are the same as without streaming, so the bits are the same, too.
+The optimizer writes host memory between passes, so a pass never uses what an earlier one left in
+the slots.
 """
 
 from __future__ import annotations

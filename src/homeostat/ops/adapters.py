@@ -6,12 +6,12 @@ Only A and B have gradients:
 
     dlow = dy B,    dx = dy W + scale * dlow A,    dA = scale * dlow^T z,    dB = dy^T low
 
-A rank is small, so that the update costs hardly any arithmetic. What it costs are passes over x and
-y, and calls: a GPU computes few rows faster than they are launched. So maps of one input (queries,
-keys and values; gate and up) are computed together, their A as one matrix. And where outputs are
-wider than inputs, low is joined to x, and B to W: one product makes the sum, and in the backward
-pass one product reads the gradient of y for both dx and dlow. Else the sum is made in place, by the
-product that makes the second summand. In `invariant` numerics each product stands for itself.
+A rank is small, so the update costs hardly any arithmetic. It costs passes over x and y, and calls:
+a GPU computes few rows faster than they are launched. So maps of one input (queries, keys and
+values; gate and up) are computed together, their A as one matrix. And where outputs are wider than
+inputs, low is joined to x, and B to W: one product makes the sum, and in the backward pass one
+product reads the gradient of y for both dx and dlow. Else the sum is made in place, by the product
+that makes the second summand. In `invariant` numerics each product stands for itself.
 
 Suffixes: `_M` rows, `_K` inputs, `_O` outputs, `_R` rank, `_S` ranks of all maps, `_J` inputs or
 outputs, and the ranks.

@@ -5,11 +5,11 @@
     z              mean over tokens of logsumexp(logits)^2 (Zoph et al. 2022)
 
 `f_e` is the share of all choices that expert e has (they sum to 1), and `P_e` its mean probability,
-of which alone there is a gradient. So the value of an even load is 1, whatever the number of
+the only one of the two that has a gradient. An even load has the value 1, whatever the number of
 experts and slots. Sigmoid scores are divided by their sum first.
 
-What is counted is said by integers, `weight_N`: how often each token of the pass occurs in the
-batch (0 if it does not count), so sums over the parts of an update are those of the update.
+The integers `weight_N` say how often each token of the pass occurs in the batch (0 if it does not
+count), so the sums over the parts of an update are the sums over the update.
 
 Suffixes: `_N` tokens of a pass, `_E` experts, `_K` slots of a token, `_C` counted tokens: the place
 of each in the pass, `_B` rows, `_S` all (token, slot) pairs.

@@ -1,7 +1,7 @@
 """Attention whose scores have a soft cap: cap * tanh(score / cap), as in Gemma 2.
 
-No fused kernel of torch computes it, so scores exist here: of as many queries at a time as
-`SCORE_BYTES` hold in fp32. With gradients they are computed again in the backward pass.
+No fused kernel of torch computes it, so scores are stored here, for as many queries at a time as
+fit into `SCORE_BYTES` in fp32. With gradients they are computed again in the backward pass.
 
 Suffixes: `_B` documents, `_H` query heads, `_K` key heads, `_T` queries, `_S` keys, `_d` head dim.
 """

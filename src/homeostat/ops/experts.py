@@ -28,7 +28,7 @@ from homeostat.ops.linear import Numerics, linear
 
 
 class ExpertsProduct(Protocol):
-    """Computes the weighted sum of what each token's experts make of it, differentiably."""
+    """Computes the weighted sum of the outputs of each token's experts, differentiably."""
 
     def __call__(
         self,

@@ -2,10 +2,10 @@
 
     sort pairs by expert -> rows -> gate and up -> silu * up -> down -> weighted sum over slots
 
-Nothing waits for the device: how many rows an expert has is known there alone. For the backward
-pass gate and up are kept, and the tokens; the rows of all pairs (K times as large) are laid out
-again, the gated ones are recomputed, and the outputs are not needed (ops/kernels/expert_rows.py).
-So `gradient_checkpointing: selective` has nothing more to save here.
+The host never waits for the device, although only the device knows how many rows an expert has. For
+the backward pass gate and up are kept, and the tokens; the rows of all pairs (K times as large) are
+laid out again, the gated ones are recomputed, and the outputs are not needed
+(ops/kernels/expert_rows.py). So `gradient_checkpointing: selective` has nothing more to save here.
 
 In `invariant` numerics the forward products go through ops/kernels/grouped.py; those of the
 gradients are a library's in both numerics.

@@ -1,8 +1,8 @@
-"""Frozen matrices that are held in another format than they are multiplied in.
+"""Frozen matrices that are stored in another format than the one in which they are multiplied.
 
-A `HeldWeight` keeps the codes of a matrix and gives the matrix itself when it is asked: in the
-forward pass, and again in the backward pass. In between nothing of it is kept. What is multiplied
-is always the same matrix, so that trainer and engine agree as they do over plain weights.
+A `HeldWeight` keeps the codes of a matrix and computes the matrix itself on request: in the forward
+pass, and again in the backward pass. In between the matrix is not kept. Products always use the
+same matrix, so trainer and engine agree as they do with plain weights.
 
 `HeldLinear` is a linear map over such a matrix. It has no parameter called `weight`; the attribute
 of that name makes the matrix.

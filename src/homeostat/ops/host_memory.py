@@ -1,4 +1,4 @@
-"""Host memory that a GPU copies from and to without making anybody wait."""
+"""Host memory that a GPU copies from and to without blocking the host."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     decoder on the meta device -> its linear maps exchanged -> memory for the codes -> weights, each
     quantised as it is read
 
-So the peak is the size of the codes and one matrix. Embeddings, norms and the output matrix keep
-their precision, as in QLoRA; experts are stacks, which cannot be held in this way.
+So the peak memory is the size of the codes and of one matrix. Embeddings, norms and the output
+matrix keep their precision, as in QLoRA; experts are stacks, which cannot be held in this way.
 """
 
 from __future__ import annotations

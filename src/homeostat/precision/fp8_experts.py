@@ -33,7 +33,7 @@ from homeostat.precision.recipe import E4M3, Fp8Recipe
 
 
 class StackCopies:
-    """The FP8 copies of one stack of matrices, at fixed addresses, made anew after it changed."""
+    """The FP8 copies of one stack of matrices, at fixed addresses, made again after it changed."""
 
     def __init__(self, recipe: Fp8Recipe) -> None:
         self._recipe = recipe

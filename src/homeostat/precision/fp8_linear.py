@@ -35,7 +35,7 @@ Watch = Callable[[str, Watched, Tensor, Tensor | None], None]
 
 
 class WeightCopies:
-    """The FP8 copies of one weight, at fixed addresses, made anew after the weight has changed."""
+    """The FP8 copies of one weight, at fixed addresses, made again after the weight has changed."""
 
     def __init__(self, recipe: Fp8Recipe, arithmetic: Arithmetic) -> None:
         self._recipe, self._arithmetic = recipe, arithmetic

@@ -31,7 +31,7 @@ SETTING = "trainer.fp8"
 
 @dataclass(slots=True)
 class _Rewritten:
-    """A layer with both of its products."""
+    """A layer with its original product and its FP8 product."""
 
     layer: ModelLayer
     plain: Any

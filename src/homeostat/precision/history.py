@@ -1,8 +1,8 @@
 """The largest numbers of past updates, from which delayed scaling chooses a scale.
 
-A record of the current update grows with every micro-batch and joins the history when the update
-is applied; that of an update that was not applied is forgotten. So a retried update scales as the
-first attempt did, and a resumed run as an uninterrupted one.
+A record of the current update grows with every micro-batch and joins the history when the update is
+applied; the record of an update that was not applied is dropped. So a retried update uses the
+scales of the first attempt, and a resumed run the scales of an uninterrupted one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layers of a built model that low precision is about, and which of them are chosen.
+"""The layers of a built model that may be held in low precision, and which are chosen.
 
     model -> layers_of -> choices (each layer, and why it stays as it is) -> a rewrite of the chosen
 
@@ -54,7 +54,7 @@ class ModelLayer:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A layer, and why it keeps the precision that it has; an empty reason: it is rewritten."""
+    """A layer, and the reason why it keeps its precision; empty if it is rewritten."""
 
     layer: ModelLayer
     why_skipped: str = ""

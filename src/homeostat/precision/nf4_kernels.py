@@ -1,4 +1,4 @@
-"""NF4 codes into values, by a kernel: one pass, the bits of precision/nf4.py.
+"""Convert NF4 codes to values in one pass, by a kernel, with the bits of precision/nf4.py.
 
 Suffixes: `_P` packed bytes, `_B` blocks, `_C` codes.
 """

@@ -39,7 +39,7 @@ Pair = tuple[Operand | None, Operand | None]
 
 @dataclass(frozen=True, slots=True)
 class Amax:
-    """What delayed scaling knows of a tensor: the largest number to be expected, and a record.
+    """The facts of delayed scaling about a tensor: its expected largest number, and a record.
 
     `expected` is None before the first update; `record` is None if nothing is to be recorded.
     """

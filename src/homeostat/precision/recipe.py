@@ -35,7 +35,10 @@ _ROWS: dict[Fp8Scaling, Block] = {
 
 @dataclass(frozen=True, slots=True)
 class Fp8Recipe:
-    """A resolved recipe. `gradients` is their format; None: products with gradients stay bf16."""
+    """A resolved recipe.
+
+    `gradients` is the format of gradients; if it is None, their products stay in bf16.
+    """
 
     scaling: Fp8Scaling = "blockwise"
     gradients: torch.dtype | None = E4M3

@@ -1,4 +1,4 @@
-"""What a trainer tells a rewritten model: steps, changed weights, and the end of updates.
+"""The calls that tell a rewritten model about steps, changed weights, and the end of updates.
 
 A rewrite to another precision leaves the parameters as they are. It derives its own copies of the
 weights from them, and it may begin at a later step than the first.

@@ -2,8 +2,8 @@
 
     names, dtypes and shapes of tensors -> parts of each module -> format, real blocks of its scales
 
-The tensors decide, not the config: it says what was intended (quantization_config), and is only
-asked why a layer is not quantised. Formats by the names of their tensors:
+The tensors decide, not the config: the config (quantization_config) states the intention, and is
+read only to explain why a layer is not quantised. Formats by the names of their tensors:
 
     fp8                  weight, weight_scale_inv or weight_scale
     compressed-tensors   weight_packed, weight_scale, weight_shape; or weight, weight_scale
