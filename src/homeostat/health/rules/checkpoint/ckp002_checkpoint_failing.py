@@ -44,10 +44,10 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         f"{failed[-1].step}"
         + (", later ones could" if again else "")
         + f": {error or 'no error was kept'}. "
-        + ("Make room." if full else "See the folder and its rights."),
+        + ("Make room." if full else "Check the folder and its permissions."),
         causes=(cause,),
         fixes=(
-            Fix("checkpoint.keep_last", "1", "fewer old ones are kept", Grade.SAFE),
+            Fix("checkpoint.keep_last", "1", "fewer old checkpoints are kept", Grade.SAFE),
             Fix("runs_dir", "another disk", "a place with room"),
         ),
         first_step=failed[0].step,

@@ -39,10 +39,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if since <= options.factor * interval:
         return
     yield Sighting(
-        message=f"No checkpoint for {since} steps, though one is due every {interval:g}. See the "
-        "disk, and the events of failed ones.",
-        causes=(Cause("checkpoint-missing", f"{since} steps without one"),),
-        fixes=(Fix("checkpoint.interval_steps", f"{interval:g}", "how often one is due"),),
+        message=f"No checkpoint for {since} steps, though one is due every {interval:g}. Check the "
+        "disk, and the events of failed checkpoints.",
+        causes=(Cause("checkpoint-missing", f"{since} steps without a checkpoint"),),
+        fixes=(
+            Fix("checkpoint.interval_steps", f"{interval:g}", "checkpoints are due that often"),
+        ),
         first_step=max(saved, default=0),
         last_step=last,
         value=float(since),

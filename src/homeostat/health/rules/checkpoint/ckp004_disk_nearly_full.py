@@ -36,10 +36,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     yield Sighting(
         message=f"{free / 2**30:.3g} GiB are free where a checkpoint takes {need / 2**30:.3g} GiB. "
-        "Make room, or keep fewer.",
+        "Make room, or keep fewer checkpoints.",
         causes=(Cause("disk-nearly-full", f"room for {free / need:.1f} checkpoints"),),
         fixes=(
-            Fix("checkpoint.keep_last", "1", "fewer old ones are kept", Grade.SAFE),
+            Fix("checkpoint.keep_last", "1", "fewer old checkpoints are kept", Grade.SAFE),
             Fix("runs_dir", "another disk", "a place with room"),
         ),
         value=free,

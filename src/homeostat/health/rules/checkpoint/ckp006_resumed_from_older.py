@@ -32,9 +32,9 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         return
     why = shortened(str(found[-1].fields.get("why", "")).strip(), 160)
     yield Sighting(
-        message=f"{found[-1].fields.get('name', 'A checkpoint')} is broken and was passed over for "
-        f"an older one: {why or 'no reason was kept'}. See the disk.",
-        causes=(Cause("resumed-from-older", why or "it is not whole"),),
+        message=f"{found[-1].fields.get('name', 'A checkpoint')} is damaged, and an older "
+        f"checkpoint was used instead: {why or 'no reason was kept'}. Check the disk.",
+        causes=(Cause("resumed-from-older", why or "the checkpoint is not complete"),),
         fixes=(
             Fix("checkpoint.keep_last", "3", "older checkpoints remain to go back to", Grade.SAFE),
         ),

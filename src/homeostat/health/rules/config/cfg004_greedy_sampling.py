@@ -48,8 +48,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         yield _nearly(temperature, options)
         return
     yield Sighting(
-        message="rollout temperature is 0: greedy decoding gives the same answer every time, and "
-        "nothing to compare. Set it to 1.0; evaluation may stay at 0.",
+        message="rollout temperature is 0: greedy decoding gives the same answer every time, so "
+        "there is nothing to compare. Set it to 1.0; evaluation may stay at 0.",
         causes=(Cause("greedy-sampling", "temperature 0"),),
         fixes=(Fix("rollout.temperature", "1.0", "answers that differ", Grade.UNSAFE),),
         value=0.0,

@@ -34,7 +34,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
     if bound is None or not 0.0 < bound < NEUTRAL:
         return
     masks = view.settings.get("algorithm.correction.weight.outside") == "mask"
-    harm = "nearly every token is masked" if masks else "nearly every token is cut to it"
+    harm = "nearly every token is masked" if masks else "nearly every token is cut to the bound"
     yield Sighting(
         message=f"The importance weight is bounded by {bound:g}, and a token that needs no "
         f"correction has 1: {harm}. Set the bound to 2.",

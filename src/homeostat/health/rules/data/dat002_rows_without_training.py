@@ -47,7 +47,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes.insert(0, Cause("rows-truncated", f"{cut} rows were cut at the length limit"))
     yield Sighting(
         message=f"{share:.0%} of the rows train on nothing (limit {options.max_share:.0%}): no "
-        "token of theirs has a loss. Look at one of them, and at data.max_length.",
+        "token in them has a loss. Look at one of them, and at data.max_length.",
         evidence=(f"data/rows_without_training {share:.2f}",),
         causes=tuple(causes),
         fixes=(

@@ -67,7 +67,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         said = f"{said}, and {lacks}" if said else lacks
     message = f"Since step {first} {said}."
     if reason:
-        message += f" Most of them for {reason}."
+        message += f" Most of the dropped groups were dropped for {reason}."
     yield Sighting(
         message=message,
         evidence=(said, *((f"filter/{reason} {count:.0f}",) if reason else ())),

@@ -70,7 +70,7 @@ def _measured(view: RunView, found: Mapping[str, Any], options: Options) -> Iter
         why = f"the tokenizer does not know {unknown} of the {tokens} tokens that it adds to a chat"
         yield _sighting(view, why, value=unknown / tokens, limit=options.max_unknown)
     elif isinstance(alike, int | float) and alike < options.min_alike and not is_new:
-        why = f"it shares {alike:.0%} of what it adds to a chat with the model's own template"
+        why = f"of the tokens that it adds, {alike:.0%} are in the model's own template"
         limit = options.min_alike
         yield _sighting(view, why, value=float(alike), limit=limit, level=teaches)
     elif split:

@@ -38,7 +38,7 @@ _KNOWS_ROWS = ("flash", "flex", "xformers", "kernels-community")
 _WHY = {
     "trl": "rows are packed, and {attention} attention does not keep them apart",
     "transformers": "rows are packed, and {attention} attention does not keep them apart",
-    "axolotl": "rows are packed, and no attention that keeps them apart is on",
+    "axolotl": "rows are packed, and no attention implementation that keeps them apart is on",
     "llama_factory": "packing without neat_packing lets rows attend to each other",
 }
 

@@ -49,8 +49,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if not told:
         return
     yield Sighting(
-        message=f"The reward stays at {ends[1]:.2g}, {told}, and {plain}: the model is not asked "
-        "in the form that it was taught. Give prompts as messages, so that the template is used.",
+        message=f"The reward stays at {ends[1]:.2g}, {told}, and {plain}: prompts do not have the "
+        "form that the model was taught. Give prompts as messages, so that the template is "
+        "used.",
         evidence=(plain, told, f"reward {ends[0]:.2g} -> {ends[1]:.2g}"),
         causes=(Cause("prompt-not-chat-formatted", plain),),
         fixes=(Fix("data.train[].chat", "true", "prompts become user turns", Grade.UNSAFE),),

@@ -49,8 +49,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     repeated_from = {event.fields.get("from_step") for event in found}
     yield Sighting(
         message=f"The trainer's ranks were lost and restarted {counted(len(found), 'time')}, last "
-        f"at step {found[-1].step}, from {counted(len(repeated_from), 'checkpoint')}. See which "
-        "rank it was.",
+        f"at step {found[-1].step}, from {counted(len(repeated_from), 'checkpoint')}. Find out "
+        "which rank it was.",
         evidence=(shortened(telling, 160),) if telling else (),
         causes=tuple(causes),
         fixes=(

@@ -52,10 +52,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         int(counter.steps[spell.start]),
     )
     yield Sighting(
-        message=f"The engine puts {value:.4g} requests back per step since step {first}, for lack "
-        "of cache. Give it more memory or lower engine.max_concurrency.",
+        message=f"The engine preempts {value:.4g} requests per step since step {first}, because "
+        "its cache is full. Give it more memory or lower engine.max_concurrency.",
         evidence=(f"engine/preemptions {counter.latest:.0f} in all",),
-        causes=(Cause("kv-preemptions", "the cache is too small for what runs at one time"),),
+        causes=(
+            Cause("kv-preemptions", "the cache is too small for the requests that run at one time"),
+        ),
         fixes=(
             Fix(
                 "engine.max_concurrency", "a half", "fewer sequences share the KV cache", Grade.SAFE

@@ -41,7 +41,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         f"Delete {', '.join(by_user[:_SHOWN])}{' and more' * (len(by_user) > _SHOWN)}, or unset "
         "TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR."
         if by_user
-        else "The next run removes them and compiles anew."
+        else "The next run removes these entries and compiles them again."
     )
     shown = "; ".join(damaged[:_SHOWN])
     yield Sighting(

@@ -109,7 +109,8 @@ def _alone(held: Series, options: Options) -> Iterator[Sighting]:
     yield Sighting(
         message=f"Evaluation loss was lowest at step {best_step} ({lowest:.4g}) and has risen to "
         f"{held.latest:.4g} since: training makes the model worse on rows that it does not see. "
-        "Log the training loss, too: it tells overfitting from a rate that is too high.",
+        "Log the training loss, too: it distinguishes overfitting from a learning rate that is too "
+        "high.",
         evidence=(f"eval/loss {lowest:.4g} -> {held.latest:.4g} over {len(after)} evaluations",),
         causes=(
             Cause("overfitting", "held-out loss rises from one evaluation to the next"),

@@ -77,7 +77,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     yield Sighting(
         message=f"{steps_have(len(at))} a loss far above that of the steps around, the worst "
         f"{loss.values[worst]:.4g} at step {loss.steps[worst]} against {around[worst]:.4g} around "
-        "it; it came back each time. Look at the rows of those steps.",
+        "it; the loss came back each time. Look at the rows of those steps.",
         evidence=(f"spikes at steps {', '.join(str(s) for s in loss.steps[at][:6])}",),
         causes=tuple(_causes(view, [int(step) for step in loss.steps[at]])),
         fixes=(

@@ -113,7 +113,7 @@ def _zero_loss(view: RunView) -> _Harm | None:
     if not len(alive) or len(loss) - 1 - alive[-1] < 2 or loss.values[alive[-1]] < 0.3:
         return None
     step = int(loss.steps[alive[-1] + 1])
-    what = f"the loss is exactly 0 since step {step} (NaN is printed so), after "
+    what = f"the loss is exactly 0 since step {step} (some trainers print NaN as 0), after "
     return _Harm(step, what + f"{loss.values[alive[-1]]:.3g}", Level.ERROR)
 
 

@@ -64,9 +64,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     is_over = median(loss.finite().tail(5).values) <= options.usual
     yield Sighting(
         level=Level.INFO if is_over or not _is_of_tokens(view, options) else Level.WARN,
-        message=f"The loss begins at {start:.4g}; guessing gives {limit - options.margin:.3g} "
-        "at most: the model is sure, and wrong. Score a plain text with it; then see template, "
-        "labels and checkpoint.",
+        message=f"The loss begins at {start:.4g}; guessing gives {limit - options.margin:.3g} at "
+        "most: the model is confident and wrong. Score a plain text with the model, then check the "
+        "template, the labels and the checkpoint.",
         evidence=(f"train/loss {', '.join(f'{v:.4g}' for v in head.values[:3])} at the start",),
         causes=tuple(_causes(start, options)),
         fixes=(

@@ -54,10 +54,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     first, count = int(still.steps[spell.start]), still.latest
     yield Sighting(
         message=f"{count:.0f} trained tensors have not changed in the updates since step {first}: "
-        "a part of the model is not trained. See lora.targets and what was frozen.",
+        "a part of the model is not trained. Check lora.targets, and which weights are frozen.",
         evidence=(f"probe/trained_unchanged {count:.0f} at step {still.steps[-1]}",),
         causes=(Cause("trained-weights-unmoved", "their bits are the same before and after"),),
-        fixes=(Fix("lora.targets", "names of the model's layers", "what the adapter is put on"),),
+        fixes=(
+            Fix("lora.targets", "names of the model's layers", "the modules that get an adapter"),
+        ),
         first_step=first,
         last_step=int(still.steps[-1]),
         value=count,

@@ -165,7 +165,7 @@ def _no_progress(known: Mapping[str, Series], options: Options) -> Sighting:
         causes=(Cause("ebft-no-progress", said),),
         fixes=(
             Fix("ebft.feature_layers", "other depths", "features that tell texts apart"),
-            Fix("ebft.whitening", "true", "only what tells samples apart is compared"),
+            Fix("ebft.whitening", "true", "only the differences between samples are compared"),
         ),
         first_step=int(steps[0]),
         last_step=int(steps[-1]),

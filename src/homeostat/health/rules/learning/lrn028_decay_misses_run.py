@@ -118,7 +118,7 @@ def _again(view: RunView, after: Series, options: Options) -> Sighting | None:
     return Sighting(
         message=f"The learning rate fell to {falls[-1]:.2g} by step {int(turn)} of {total} and has "
         f"risen to {after.latest / peak:.0%} of its peak since, as it fell: the schedule is over "
-        "and goes round. Give it the run's number of updates.",
+        "and starts again. Give it the run's number of updates.",
         evidence=(f"learning_rate {peak:.2g} -> {falls[-1]:.2g} -> {after.latest:.2g}",),
         causes=(Cause("lr-schedule-horizon-wrong", f"the decay ended at step {int(turn)}"),),
         fixes=_FIXES,

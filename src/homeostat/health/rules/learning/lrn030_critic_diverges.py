@@ -65,8 +65,8 @@ def _judged(name: str, error: Series, reward: Series, options: Options) -> Itera
     first, most = int(error.steps[parts[far[0]][0]]), float(levels.max())
     yield Sighting(
         message=f"{name} is {most:.2g} from about step {first} on, though no reward is larger than "
-        f"{largest:.3g}: its square is {largest * largest:.2g}. The values are no estimate of what "
-        "is earned. Lower the critic's learning rate.",
+        f"{largest:.3g}: its square is {largest * largest:.2g}. The values do not estimate what is "
+        "earned. Lower the critic's learning rate.",
         evidence=(f"{name} {start:.2g} at first, up to {most:.2g}",),
         causes=(
             Cause("critic-diverges", "the error exceeds what any reward can make it"),

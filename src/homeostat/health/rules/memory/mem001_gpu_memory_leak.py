@@ -45,7 +45,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     slept = bool(view.events_of("engine_slept")) or view.series("memory/after_sleep") is not None
     causes = [Cause("gpu-memory-leak", f"{growth.per_step / 2**20:.3g} MiB a step")]
     if slept:
-        causes.insert(0, Cause("vllm-sleep-leak", "an engine sleeps beside it"))
+        causes.insert(0, Cause("vllm-sleep-leak", "an engine sleeps in the same run"))
     yield Sighting(
         message=f"Device memory grows from {gib(growth.first)} to {gib(growth.last)}, about "
         f"{growth.per_step / 2**20:.3g} MiB a step, and does not stop: it will run out. Compare "

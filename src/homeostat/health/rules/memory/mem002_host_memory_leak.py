@@ -64,7 +64,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     yield Sighting(
         message=f"Host memory grows from {gib(growth.first)} to {gib(growth.last)}, about "
         f"{growth.per_step / 2**20:.3g} MiB a step"
-        + (", and a process was killed for it" if killed else ", and does not stop")
+        + (", and a process was killed because of it" if killed else ", and does not stop")
         + ". See which process grows; use fewer workers.",
         causes=tuple(causes),
         fixes=(

@@ -50,7 +50,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     yield Sighting(
         message=f"Engine and trainer send {now:.1%} of the tokens to the same experts, which is "
         "chance: they number their experts differently"
-        + (", and the replay trains the wrong ones." if replayed else ".")
+        + (", and the replay trains the wrong experts." if replayed else ".")
         + " Compare the order of the experts in both.",
         evidence=(f"equal routes {now:.3g} over {options.fire} records",),
         causes=(

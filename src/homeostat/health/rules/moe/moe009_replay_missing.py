@@ -55,7 +55,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         evidence=(f"{said} over {options.fire} records or more",),
         causes=(
             Cause("routing-replay-data-missing", said),
-            Cause("moe-routing-mismatch", "without replay, trainer and engine route apart"),
+            Cause("moe-routing-mismatch", "without replay, trainer and engine route differently"),
         ),
         fixes=(
             Fix("engine.type", "native", "our own engine records the routes", Grade.SAFE),

@@ -86,7 +86,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     what = _what(view, first)
     yield Sighting(
         message=f"{what} not finite since step {first} ({share:.0%} of the records). Find the "
-        "module and the rows that it comes from; do not replace NaN by 0.",
+        "module and the rows that cause it; do not replace NaN by 0.",
         evidence=(f"{int(held.sum())} of {len(held)} records are not finite",),
         causes=tuple(_causes(view, what, first, share)),
         fixes=(
@@ -167,7 +167,7 @@ def _causes(view: RunView, what: str, first: int, share: float) -> Iterator[Caus
     if what == "The gradient norm is":
         yield Cause("grad-nan", "the loss is finite: it comes up in the backward pass")
     if _stays_lost(view, first):
-        why = "the loss was finite before, and no row gives a finite one since: the weights hold it"
+        why = "finite before, but no row gives a finite loss now: the weights are not finite"
         yield Cause("nan-update-poisoned-weights", why)
     yield Cause("nan-loss", "not finite, step after step")
 

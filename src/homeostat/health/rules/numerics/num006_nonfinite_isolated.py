@@ -43,7 +43,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     steps = ", ".join(str(step) for step in bad.steps[at][:5])
     yield Sighting(
         message=f"Loss or gradient was not finite at {noun} {steps} and finite again after: "
-        "such an update was skipped. Look at the rows if it comes back.",
+        "such an update was skipped. Look at the rows if it happens again.",
         causes=(Cause("nonfinite-isolated", "finite before and after"),),
         fixes=(Fix("data.bad_rows", "drop", "leaves broken rows out"),),
         first_step=int(bad.steps[at[0]]),

@@ -62,7 +62,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     left = view.series("sampling/ess")
     if left is not None and _lasts(left, options.lost_ess, options.fire):
         value = median(left.finite().values[-options.fire :])
-        said = f"{value:.1%} of the sample is left by its weights"
+        said = f"{value:.1%} of the sample is left after weighting"
         yield _sighting(view, said, left, value, options.lost_ess, gap)
 
 

@@ -117,7 +117,9 @@ def _causes(view: RunView, first: int, *, far: bool) -> Iterator[Cause]:
     was, now = mean_before(view, "reward", step=first), mean_since(view, "reward", step=first)
     fell = was is not None and now is not None and now < 0.7 * was
     weights = Cause("engine-weights-differ", "what it samples is not the trainer's policy")
-    settings = Cause("engine-logprob-mismatch", "temperature or logits are not treated alike")
+    settings = Cause(
+        "engine-logprob-mismatch", "temperature or logits are not treated in the same way"
+    )
     if far and view.setting("engine.sleep") is True:
         yield Cause("sleep-wake-weights-lost", "the engine sleeps between steps (engine.sleep)")
     yield from (weights, settings) if far or fell else (settings, weights)

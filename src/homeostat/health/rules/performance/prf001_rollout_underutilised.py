@@ -51,7 +51,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     step = view.latest("time/step")
     yield Sighting(
-        message=f"A device samples {rate:.4g} tokens/s where one answer alone runs at "
+        message=f"A device samples {rate:.4g} tokens/s while a single answer runs at "
         f"{single:.3g}: about {at_once:.1f} answers at a time (usual: more than "
         f"{options.min_concurrency:g}), and trainers wait {wait:.0%} of the step. Use fewer "
         "devices per engine and more concurrent requests.",

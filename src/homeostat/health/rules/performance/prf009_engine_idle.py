@@ -52,7 +52,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     first, last = median(rate.values[:at]), median(rate.values[at:])
     yield Sighting(
         message=f"Throughput fell from {first:.4g} to {last:.4g} tokens/s at step {step} and stays "
-        f"there: {idle}. See what hands out requests, and how many it may have open.",
+        f"there: {idle}. Check the part that submits requests, and how many "
+        "requests it may have in flight.",
         evidence=(f"{last / first:.0%} of what it was", idle),
         causes=(Cause("rollout-underutilised", idle),),
         fixes=(

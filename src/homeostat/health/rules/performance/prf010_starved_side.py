@@ -73,7 +73,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         ratio = step_s / max(step_s - idle_s, 1e-9)
         yield _sighting(
             f"The engines sample nothing {idle_s / step_s:.0%} of a step: 1/{ratio:.2g} of them "
-            "would do, or a trainer that is so much faster.",
+            "would be enough, or a trainer that is faster by this factor.",
             name="engines-starved",
             evidence=f"{idle_s:.3g} s of {step_s:.3g} s",
             fixes=(

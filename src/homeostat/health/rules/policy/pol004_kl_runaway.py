@@ -75,8 +75,8 @@ def _of_updates(view: RunView, options: Options) -> Iterator[Sighting]:
     is_over = far[-1] < 0.5 * len(finite) and since is not None and since.rises
     yield Sighting(
         message=f"Single updates moved the policy by a KL of up to {most:.3g} (limit "
-        f"{options.update:.3g}), first at step {first}: what is learned from the samples is no "
-        "longer true of the policy. Lower the learning rate, or take fewer updates per rollout.",
+        f"{options.update:.3g}), first at step {first}: the samples no longer tell anything about "
+        "the policy. Lower the learning rate, or take fewer updates per rollout.",
         evidence=(f"policy/update_kl above {options.update:g} in {len(far)} records",),
         causes=(
             Cause("lr-too-high", "one update carries too far"),

@@ -77,12 +77,14 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     causes = [Cause("length-growth", "answers become longer step by step")]
     if grown.pays:
-        causes.append(Cause("reward-hacking", "the reward rises along: it may pay for length"))
+        causes.append(
+            Cause("reward-hacking", "the reward rises with the length: it may pay for length")
+        )
     yield Sighting(
         message=f"Completions grew from {grown.start:.4g} to {grown.end:.4g} tokens since step "
         f"{grown.step}, and {cut:.0%} are cut at the limit by now"
         + ("" if grown.is_fine else ", while the reward gains nothing")
-        + ". Read a few long ones.",
+        + ". Read a few long completions.",
         evidence=(f"mean length {grown.start:.4g} -> {grown.end:.4g}",),
         causes=tuple(causes),
         fixes=(

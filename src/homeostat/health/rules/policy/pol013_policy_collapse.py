@@ -80,7 +80,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     spiked = _spike(view, step)
     if not spiked and not known:
         yield Unknown(
-            f"the reward broke at step {step}, but policy and engine cannot be told apart"
+            f"the reward broke at step {step}, but policy and engine cannot be distinguished"
         )
         return
     was, now = median(reward.values[:at]), median(reward.values[at:])
@@ -192,7 +192,7 @@ def _endless(view: RunView, broken: list[str]) -> list[Cause]:
     if not any("distinct" in said or "entropy" in said for said in broken):
         return [Cause("no-eos", "completions no longer end, but vary as before")]
     if _begin_alike(view):
-        return [Cause("no-eos", "answers to a prompt begin alike, and go on at random")]
+        return [Cause("no-eos", "answers to a prompt begin alike, and continue at random")]
     return []
 
 

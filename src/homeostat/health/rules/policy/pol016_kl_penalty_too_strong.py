@@ -51,7 +51,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         causes.append(Cause("lr-too-low", f"KL is {kl:.2g}"))
     yield Sighting(
         message=f"The KL penalty has weight {weight:g}, KL stays at {kl:.2g} and the reward at "
-        f"{moved.end:.3g}: the policy is held where it was. Lower the weight.",
+        f"{moved.end:.3g}: the penalty holds the policy where it was. Lower its weight.",
         evidence=(f"KL {kl:.2g}", f"reward {moved.start:.3g} -> {moved.end:.3g}"),
         causes=tuple(causes),
         fixes=(Fix("algorithm.kl.coefficient", "0.001", "lets the policy move", Grade.UNSAFE),),

@@ -60,7 +60,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     has_grown = last >= options.growth * abs(first) or nearer
     since = int(alike.steps[spell.start])
     said = f"ebft/diversity is {last:.2f} since step {since} (limit {options.limit:g})"
-    told = "they have grown alike" if has_grown else "they were alike from the start"
+    told = "they have become more alike" if has_grown else "they were alike from the start"
     yield Sighting(
         message=f"{said}: the samples of a prompt differ little, and {told}. Weigh the diversity "
         "term more, or whiten the features.",
@@ -69,7 +69,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         fixes=(
             Fix("ebft.diversity_coefficient", "twice as much", "keeps samples apart", Grade.UNSAFE),
             Fix("rollout.temperature", "1.0", "samples vary", Grade.UNSAFE),
-            Fix("ebft.whitening", "true", "only what tells samples apart is compared"),
+            Fix("ebft.whitening", "true", "only the differences between samples are compared"),
         ),
         first_step=since,
         last_step=int(alike.steps[-1]),

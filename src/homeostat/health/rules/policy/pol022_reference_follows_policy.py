@@ -57,7 +57,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     first = int(kl.steps[len(bad) - int(bad[::-1].argmax()) if bad.any() else 0])
     yield Sighting(
         message=f"KL to the reference is 0 since step {first}, although the policy is updated: the "
-        "reference moves along with it, and the penalty holds nothing. Let the reference be a copy "
+        "reference moves along with it, and the penalty has no effect. Let the reference be a copy "
         "of the weights that the run starts from.",
         evidence=(
             f"kl at most {float(np.abs(newest.values).max()):.1g} over {len(newest)} records",

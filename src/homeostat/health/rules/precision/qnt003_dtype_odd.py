@@ -11,7 +11,7 @@ A weight that was cast rounds away its updates; one that stopped requiring gradi
 - dtype-odd: a hook, an autocast or a loaded checkpoint changed them.
 
 ## What to do
-See what touches the model after it is built. Our own runs change neither.
+Find the code that changes the model after it is built. Our own runs change neither.
 
 ## Known false alarms
 None known: both are compared with the start.
@@ -37,7 +37,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
     first = int(odd.steps[at[0]])
     yield Sighting(
         message=f"{odd.latest:.0f} parameters changed their dtype or whether they train, first at "
-        f"step {first}. See what touches the model after it is built.",
+        f"step {first}. Find the code that changes the model after it is built.",
         causes=(Cause("dtype-odd", "dtype or requires_grad differs from the start"),),
         fixes=(Fix("checkpoint.load_step", f"before {first}", "the model as it was built"),),
         first_step=first,

@@ -66,8 +66,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     form = trained_format(view) or "fp8"
     yield Sighting(
         message=f"{metric} was {was:.3g} before the switch to {form} at step {start} and is "
-        f"{now:.3g} since. Go back to before it; switch later, leave more layers out, or stay in "
-        "bf16.",
+        f"{now:.3g} since. Go back to a checkpoint before the switch; switch later, leave more "
+        "layers out, or stay in bf16.",
         evidence=(f"{metric} {was:.3g} -> {_level(after.head(options.window)):.3g}",),
         causes=(Cause("collapse-after-switch", f"{metric} changed at step {start}, the switch"),),
         fixes=(

@@ -59,7 +59,7 @@ def _no_layer(view: RunView) -> str:
     for event in view.events_of("precision_switched"):
         if event.fields.get("layers") == 0:
             form = event.fields.get("format", "low precision")
-            return f"{form} began at step {event.step} and holds not one layer."
+            return f"{form} began at step {event.step} but no layer uses it."
     return ""
 
 

@@ -172,15 +172,23 @@ def _causes(view: RunView, first: int, *, share: float, solved: bool) -> Iterato
     earlier = view.series("reward")
     paid = earlier is not None and bool((earlier.before(first).finite().values > 0.02).any())
     if reward is not None and abs(reward) <= 1e-6 and paid:
-        yield Cause("policy-collapse", "answers were right before, and none is since")
+        yield Cause(
+            "policy-collapse", "answers were right before, and no answer has been right since"
+        )
     elif reward is not None and abs(reward) <= 1e-6:
-        yield Cause("verifier-format-mismatch", "no answer was ever right: look at what it wants")
+        yield Cause(
+            "verifier-format-mismatch",
+            "no answer was ever right: look at what the verifier expects",
+        )
         yield Cause("task-too-hard", "the model may not be able to solve any prompt")
     elif not solved and not paid and _all_wrong(view, reward, share):
-        yield Cause("task-too-hard", f"they are alike in being wrong: the mean reward {reward:.3g}")
+        yield Cause(
+            "task-too-hard",
+            f"all answers of these groups are wrong: the mean reward is {reward:.3g}",
+        )
     if not solved and samples and distinct is not None and distinct * samples < 1.2:
         yield Cause("mode-collapse", f"{distinct:.0%} of the texts are distinct")
-    yield Cause("zero-std-groups", "all answers of a group score alike")
+    yield Cause("zero-std-groups", "all answers of a group have the same score")
 
 
 def _all_wrong(view: RunView, reward: float | None, share: float) -> bool:

@@ -97,7 +97,7 @@ def _causes(view: RunView) -> Iterator[Cause]:
     if texts and not any(marked):
         why = f"none of {len(texts)} completions holds a marker for the answer"
     else:
-        why = "completions end by themselves, yet none is ever right: see what the verifier wants"
+        why = "completions end by themselves, yet none is right: check what the verifier expects"
     yield Cause("verifier-format-mismatch", why)
     if is_nonfinite(view, "train/loss", "grad_norm"):
         yield Cause("nan-update-poisoned-weights", "loss or gradient is not finite")

@@ -67,10 +67,14 @@ def _any(series: Series) -> bool:
 
 def _cause(name: str, value: float) -> Cause:
     if value == 0.0 and any(word in name.lower() for word in ("format", "tag", "xml", "regex")):
-        return Cause("format-reward-never-matches", "no completion has the format it asks for")
+        return Cause(
+            "format-reward-never-matches", "no completion has the format that the reward asks for"
+        )
     if value == 1.0:
-        return Cause("reward-saturated", "every answer meets it")
-    return Cause("reward-function-constant", f"it gives {value:.4g} whatever the completion")
+        return Cause("reward-saturated", "every answer earns the full reward")
+    return Cause(
+        "reward-function-constant", f"the reward is {value:.4g} whatever the completion is"
+    )
 
 
 RULE = Rule(

@@ -60,14 +60,14 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     value = float(reward.finite().values[-1])
     is_from_the_start = first == int(reward.finite().steps[0]) and len(reward) >= 2 * options.fire
     yield Sighting(
-        message=f"The mean reward has been exactly {value:.6g} since step {first}: what scores the "
-        "answers does not tell them apart. Try it by hand on a good and a bad one.",
+        message=f"The mean reward has been exactly {value:.6g} since step {first}: the reward "
+        "function does not distinguish the answers. Try it by hand on a good and a bad one.",
         evidence=(f"reward {value:.6g} in every record from step {first} on",),
         causes=tuple(_causes(view)),
         fixes=(
             Fix(
                 "rewards.functions",
-                "one that reads the completion",
+                "a reward that reads the completion",
                 "the present one gives every completion the same score",
             ),
         ),
@@ -95,7 +95,7 @@ def _nearly_constant(view: RunView, reward: Series, options: Options) -> Iterato
         f"{len(values)} records: whatever the policy does, it earns the same.",
         evidence=(f"reward {values.min():.6g} to {values.max():.6g} in {len(values)} records",),
         causes=(Cause("reward-constant", "the reward hardly depends on what the policy does"),),
-        fixes=(Fix("rewards.functions", "one that tells answers apart", "all score alike"),),
+        fixes=(Fix("rewards.functions", "a reward that distinguishes answers", "all score alike"),),
         first_step=int(reward.steps[0]),
         last_step=int(reward.steps[-1]),
         value=value,

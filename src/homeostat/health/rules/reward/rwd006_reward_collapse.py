@@ -239,7 +239,10 @@ def _causes(view: RunView) -> Iterator[Cause]:
         yield Cause("lr-too-high", f"gradients grew from {grads.start:.3g} to {grads.end:.3g}")
     steady = grads is None or not grads.rises or grads.end < 1.5 * grads.start
     if entropy is not None and entropy.falls and entropy.end < 0.7 * entropy.start and steady:
-        yield Cause("reward-sign-flipped", "it grows surer while it earns less, without a shock")
+        yield Cause(
+            "reward-sign-flipped",
+            "the policy becomes more certain while it earns less, without a shock",
+        )
     yield Cause("reward-collapse", "the reward fell and stays low")
 
 

@@ -71,7 +71,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         fixes=(
             Fix(
                 "rewards.functions",
-                "one without the loophole",
+                "a reward without the loophole",
                 "the present one rewards something else",
             ),
             Fix(

@@ -69,7 +69,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         fixes=(
             Fix(
                 "rewards.functions",
-                "one that does not pay for length",
+                "a reward that does not pay for length",
                 "longer answers then earn no more",
             ),
             Fix("algorithm.overlong", "shape", "penalises answers that are too long", Grade.UNSAFE),

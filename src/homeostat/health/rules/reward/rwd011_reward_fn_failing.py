@@ -131,7 +131,9 @@ def _fixes(cause: str) -> tuple[Fix, ...]:
         why = "it hangs: the event's traceback shows where. A longer limit only makes steps longer"
         return (Fix("rewards.functions", "a function that comes to an end", why),)
     return (
-        Fix("rewards.functions", "a function that takes every completion", "the present one fails"),
+        Fix(
+            "rewards.functions", "a function that accepts every completion", "the present one fails"
+        ),
     )
 
 

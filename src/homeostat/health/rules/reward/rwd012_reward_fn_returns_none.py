@@ -56,7 +56,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             fixes=(
                 Fix(
                     "rewards.functions",
-                    "one that returns a number",
+                    "a function that returns a number",
                     "None does not count as a reward",
                 ),
             ),

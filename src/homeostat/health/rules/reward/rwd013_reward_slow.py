@@ -54,10 +54,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     share, seconds = float(shares[part].mean()), float(reward.values[part].mean())
     first = int(reward.steps[spell.start])
     before = reward.values[: spell.start]
-    was = f", {median(before):.3g} s before it" if len(before) else ""
+    was = f", {median(before):.3g} s before that step" if len(before) else ""
     yield Sighting(
         message=f"Rewards take {seconds:.3g} s, {share:.0%} of a step, since step {first}{was} "
-        f"(limit {options.max_share:.0%}). More reward workers would shorten it.",
+        f"(limit {options.max_share:.0%}). More reward workers would shorten this time.",
         evidence=(f"time/reward {seconds:.3g} s, time/step {whole.values[part].mean():.3g} s",),
         causes=(Cause("reward-slow", f"{seconds:.3g} s a step"),),
         fixes=(

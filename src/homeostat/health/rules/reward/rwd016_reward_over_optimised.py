@@ -146,7 +146,7 @@ def _causes(view: RunView, peak: int) -> Iterator[Cause]:
 
 def _fixes(view: RunView) -> Iterator[Fix]:
     if view.setting("eval.patience", default=None) is None:
-        yield Fix("eval.patience", "3", "stops where the gold reward stops to improve")
+        yield Fix("eval.patience", "3", "stops where the gold reward stops improving")
     yield Fix(
         "algorithm.kl.coefficient", "0.01 or more", "holds the policy near the start", Grade.UNSAFE
     )

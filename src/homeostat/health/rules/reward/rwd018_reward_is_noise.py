@@ -98,7 +98,7 @@ def _sighting(
 ) -> Sighting:
     return Sighting(
         message=f"{said[0].upper()}{said[1:]}: chance decides, and there is nothing to learn. "
-        "Score one completion several times, and see the order in which rewards come back.",
+        "Score one completion several times, and check the order in which rewards are returned.",
         evidence=(said,),
         causes=(Cause("reward-is-noise", said),),
         fixes=(

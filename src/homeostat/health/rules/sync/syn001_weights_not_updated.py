@@ -69,7 +69,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes.append(Cause("lora-not-synced", "an adapter is trained"))
     yield Sighting(
         message=f"The engine samples with version {version.latest:g} of the weights since step "
-        f"{first}, now at step {version.steps[-1]}: nothing that is learned reaches it. See the "
+        f"{first}, now at step {version.steps[-1]}: nothing that is learned reaches it. Check the "
         "publication of weights.",
         evidence=(f"version {version.latest:g} over {len(spell) + 1} records",),
         causes=tuple(causes),

@@ -41,7 +41,9 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting | Unknown]:
         f"at step {first}: it samples with other weights. Publish again, or change the transport.",
         evidence=(f"sync/checksum_off above 0 in {len(at)} of {len(off)} records",),
         causes=(Cause("engine-weights-differ", "checksums differ after a publication"),),
-        fixes=(Fix("sync.transport.type", "disk", "the plainest way to send weights", Grade.SAFE),),
+        fixes=(
+            Fix("sync.transport.type", "disk", "the simplest transport for weights", Grade.SAFE),
+        ),
         first_step=first,
         last_step=int(off.steps[at[-1]]),
         value=float(off.values[at].max()),

@@ -58,7 +58,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     step = update.step + 1 if update.step is not None else last.step
     yield Sighting(
         message="Nothing was generated after the last update of the weights: "
-        f"{len(waits)} messages say so. The engine does not answer since then; see its own "
+        f"{len(waits)} messages say so. The engine has not answered since then; see its own "
         "log, and restart it.",
         evidence=(
             f"line {update.number}: {shortened(update.text.strip(), 160)}",

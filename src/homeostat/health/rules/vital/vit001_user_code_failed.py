@@ -99,7 +99,7 @@ def sighting_of(found: Traceback, frame: Frame, *, ended: bool, times: int) -> S
     family = family_of(frame, caller=found.caller)
     what = shortened(found.error, 200)
     wrong = "; ".join(one.words for one in details_of(found.kind, found.message))
-    how = "and ended the run" if ended else f"{times} times; the run went on without it"
+    how = "and ended the run" if ended else f"{times} times; the run continued without it"
     return Sighting(
         message=f"Your own code raised {how}: {what}, in {frame.function or 'the script'} at "
         f"{frame.file}:{frame.line}. Mend that line; no setting of the trainer helps.",

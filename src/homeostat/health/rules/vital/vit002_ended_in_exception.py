@@ -116,7 +116,7 @@ def _pasted(view: RunView, reading: ExceptionReading) -> Sighting:
     return Sighting(
         message=f"Line {line.number} reads like {like}: {words}",
         evidence=(f"line {line.number}: {words}",),
-        causes=tuple(_causes(said, known, "whether a run ended in it is not in these lines")),
+        causes=tuple(_causes(said, known, "these lines do not say whether a run ended in it")),
         fixes=(*_advice(said), *helped(known)),
         **_worth_a_warning(worth, known),
     )

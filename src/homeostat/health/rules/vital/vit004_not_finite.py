@@ -61,9 +61,9 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
     )
     yield Sighting(
         message=f"{name} is {series.latest} since step {first} ({len(bad)} of {len(series)} "
-        "records are not finite): what is computed from it teaches nothing. "
+        "records are not finite): nothing can be learned from what is computed with it. "
         + ("Call the reward function by hand on an empty and an odd answer." if rewards else
-           "Find where it comes from before you go on."),
+           "Find its source before you continue the run."),
         evidence=tuple(f"{one} is {view.metrics[one].latest}" for one in names),
         causes=(Cause(cause, why),),
         fixes=(Fix("rewards.functions", "finite numbers, or None", "where it does not apply"),)
@@ -92,8 +92,8 @@ def _only_now(view: RunView) -> Iterator[Sighting]:
     series = view.series(names[0])
     value = series.latest if series is not None else float("nan")
     yield Sighting(
-        message=f"{names[0]} is not finite where the log ends. A single one may be skipped by the "
-        "trainer; look at whether the next ones are, and at the weights that were saved.",
+        message=f"{names[0]} is not finite where the log ends. The trainer may skip a single such "
+        "value; check whether the next values are finite, and the weights that were saved.",
         evidence=tuple(f"{name} is not finite" for name in names),
         causes=(Cause("nan-loss", "the newest record of the run is not finite"),),
         first_step=view.last_step,

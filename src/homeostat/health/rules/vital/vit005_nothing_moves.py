@@ -78,8 +78,9 @@ def _gone(view: RunView, since: int) -> Sighting:
     before = loss.before(since).latest
     why = f"the loss was {before:.3g}, and is exactly 0 since step {since}"
     return Sighting(
-        message=f"The loss is exactly 0 since step {since}, after {before:.3g}: trainers print a "
-        "loss that is not finite so. Go back to the checkpoint before, and find the batch.",
+        message=f"The loss is exactly 0 since step {since}, after {before:.3g}: some trainers "
+        "print a loss that is not finite as 0. Go back to the checkpoint before, and find the "
+        "batch.",
         evidence=(why,),
         causes=(Cause("nan-loss", why), Cause("nan-update-poisoned-weights", "and it stays so")),
         fixes=(Fix("checkpoint.load_step", f"before {since}", "weights that are finite"),),
