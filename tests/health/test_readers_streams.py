@@ -205,3 +205,15 @@ def test_lines_of_a_known_shape_give_what_reading_each_of_them_gives() -> None:
     assert quick.samples.found == plain.samples.found
     assert quick.reading().num_unread_rows == plain.reading().num_unread_rows > 0
     assert quick.reading().num_lines == plain.reading().num_lines
+
+
+def test_a_bar_that_tqdm_write_clears_still_gives_the_step_of_the_row() -> None:
+    text = ""
+    for step in range(1, 121):
+        text += f"\r {step * 100 // 120:2d}%|███       | {step}/120 [00:01<00:10,  9.1it/s]"
+        if step % 5 == 0:
+            row = {"loss": 2 - step / 100, "learning_rate": 1e-5 * (1 - step / 120), "epoch": 1.0}
+            text += "\r" + " " * 60 + f"\r{row}\n"
+    series = read_text(text).series("train/loss")
+    assert series is not None
+    assert series.steps.tolist() == list(range(5, 121, 5))

@@ -57,6 +57,9 @@ def is_redrawn(piece: str, following: str) -> bool:
     title, sign, rest = piece.partition("%|")
     if not sign or "=" in rest or "{" in piece or "{" in following or " 0/" in following:
         return False
+    if "%|" not in following:
+        # tqdm.write() clears the bar by spaces before it prints a row of metrics.
+        return False
     title = title.rstrip(_PERCENTAGE)
     return title == following.partition("%|")[0].rstrip(_PERCENTAGE) and not _DIGIT.search(title)
 
