@@ -20,9 +20,11 @@ from tests.support.patience import eventually
 
 from homeostat.cli.doctor import doctor
 from homeostat.errors import DataError
+from homeostat.health.diagnose import diagnose
 from homeostat.health.readers import open_run, read_stream, read_text
 from homeostat.health.readers.files import found_in_file
 from homeostat.health.readers.kept_lines import MAX_LAST_CHARS, LineKeeper
+from homeostat.health.registry import RULES
 from homeostat.health.readers.long_logs import LongLogReader
 from homeostat.health.readers.source import MAX_LINE, Source
 from homeostat.health.readers.text import MAX_TEXT, TextReader
@@ -217,3 +219,42 @@ def test_a_bar_that_tqdm_write_clears_still_gives_the_step_of_the_row() -> None:
     series = read_text(text).series("train/loss")
     assert series is not None
     assert series.steps.tolist() == list(range(5, 121, 5))
+
+
+@pytest.mark.parametrize(
+    ("batch", "epochs", "last"),
+    [
+        # 40 steps in an epoch.
+        ("80", 3, 120),
+        # max_steps ends the run in the middle of its second epoch.
+        ("40", 2, 120),
+    ],
+)
+def test_without_bars_the_epochs_place_rows_that_are_logged_every_few_steps(
+    batch: str, epochs: int, last: int
+) -> None:
+    head = "[INFO|trainer.py:2414] 2025-05-12 11:12:00,123 >>   "
+    text = f"{head}Num examples = 3,200\n{head}Num Epochs = {epochs}\n"
+    text += f"{head}Total train batch size (w. parallel, distributed & accumulation) = {batch}\n"
+    text += f"{head}Total optimization steps = 120\n"
+    for step in range(5, 121, 5):
+        row = {
+            "loss": 2 - step / 100,
+            "learning_rate": 1e-4 * (1 - step / 120),
+            "epoch": round(step * int(batch) / 3200, 2),
+        }
+        text += f"{row}\n"
+    view = read_text(text + "{'train_runtime': 182.9, 'train_loss': 1.2, 'epoch': 3.0}\n")
+    assert (view.last_step, view.total_steps) == (last, 120)
+    found = [one.code for one in diagnose(view, RULES).findings]
+    assert "LRN007" not in found
+    assert "VIT003" not in found
+
+
+def test_a_row_that_a_callback_prints_again_is_one_step() -> None:
+    text = ""
+    for step in range(1, 11):
+        same = {"loss": 2 - step / 100, "learning_rate": 1e-4, "epoch": step / 10}
+        text += f"[INFO|2025-05-12 11:12:11] callbacks:143 >> {same | {'throughput': 8211.2}}\n"
+        text += f"{same | {'grad_norm': 0.9}}\n"
+    assert read_text(text).last_step == 10

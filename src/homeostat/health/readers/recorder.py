@@ -8,6 +8,7 @@ replaced.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from homeostat.arrays import FloatArray64, IntArray
 from homeostat.health.readers.engine_column import EngineColumn
 from homeostat.health.readers.epoch_steps import EpochSteps
+from homeostat.health.readers.numbers import number_of
 from homeostat.health.readers.rows import MAX_NAMES, MAX_STEP, Column, Row, RowKind
 from homeostat.health.view import Series
 
@@ -24,6 +26,7 @@ from homeostat.health.view import Series
 Fields = tuple[tuple[str, int, int, float], ...]
 _MAX_RUNS = 20
 _EPOCH = "epoch"
+_BATCH = "total_train_batch_size"
 # With more decimals than this, a number was printed in full.
 _MAX_FIXED = 12
 
@@ -186,20 +189,38 @@ class Recorder:
         return found
 
     def _spread(self, series: dict[str, Series]) -> None:
-        """Spread counted rows evenly up to the bar's step, if the count exceeds the run's length.
+        """Spread counted rows evenly, if the count exceeds the run's length or misses steps.
 
         A bar is printed to stderr at once, but rows to stdout in blocks. So the rows of many steps
         may follow the last drawing of the bar, and counting on from its step gives wrong steps.
+        Without a bar, the epochs show how many steps there are between two rows.
         """
         last, total = self.step or 0, self.total_steps or 0
-        if not self._is_counted or not 0 < self._newest_bar <= total < last:
+        if not self._is_counted:
+            return
+        is_beyond = 0 < self._newest_bar <= total < last
+        newest = self._newest_bar if is_beyond else self._step_by_epochs()
+        if not series or (not is_beyond and newest <= last):
             return
         steps = np.unique(np.concatenate([one.steps for one in series.values()]))
-        if len(steps) > self._newest_bar:
+        if len(steps) > newest:
             return
-        places = np.arange(1, len(steps) + 1, dtype=np.int64) * self._newest_bar // len(steps)
+        places = np.arange(1, len(steps) + 1, dtype=np.int64) * newest // len(steps)
         for name, one in series.items():
             series[name] = Series(places[np.searchsorted(steps, one.steps)], one.values)
+
+    def _step_by_epochs(self) -> int:
+        """Return the newest step, by its epoch and the banner of transformers; 0 if not known."""
+        settings, total = dict(self.settings), self.total_steps or 0
+        if self._newest_bar or not total or not self._epoch or self._epoch <= 0.0:
+            return 0
+        rows, batch, epochs = map(
+            number_of, map(settings.get, ("num_examples", _BATCH, "num_train_epochs"))
+        )
+        if rows and batch:
+            # The epochs that a banner states are too many where max_steps ends the run.
+            return min(total, round(self._epoch * math.ceil(rows / batch)))
+        return min(total, round(self._epoch / epochs * total)) if epochs else 0
 
     def decimals(self) -> dict[str, int]:
         """Return the number of decimals of each metric for which it was always the same."""
@@ -248,7 +269,15 @@ class Recorder:
         # A row with other metrics belongs to the same step as the row before it.
         if self._names_at_step.isdisjoint(row.values.keys() - {_EPOCH}):
             return self.step
-        return self.step + 1
+        return self.step if self._is_printed_again(row, epoch) else self.step + 1
+
+    def _is_printed_again(self, row: Row, epoch: float | None) -> bool:
+        """Return whether a callback prints the row before it with other names: LLaMA Board does."""
+        loss = self.columns.get("loss")
+        is_same = epoch is not None and epoch == self._epoch
+        if not is_same or loss is None or not loss.values or "loss" not in self._names_at_step:
+            return False
+        return row.values.get("loss") == loss.values[-1] and row.values.keys() != self._names_at_step
 
     def _after_epoch(self, epoch: float) -> int:
         """Return the step after the epoch went back: another run began, or this one was resumed."""
