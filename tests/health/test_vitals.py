@@ -18,6 +18,8 @@ from homeostat.health.formats.as_text import as_text
 from homeostat.health.readers import open_run, read_text
 from homeostat.health.registry import RULES
 from homeostat.health.view import Kind, RunView, SampleText, Series
+from homeostat.health.vital_signs.ending import ending_of
+from homeostat.health.vital_signs.metrics import frozen
 from homeostat.health.vital_signs.vitals import vital_signs
 from homeostat.observe.progress import Progress
 from homeostat.observe.transcript import record_line
@@ -179,3 +181,20 @@ def test_what_a_tracker_logged_once_more_counts_as_understood() -> None:
     row = '{"step": %d, "loss": 1.%d, "grad_norm": 0.5, "train/grad_norm": 0.5, "train/own": 1.0}'
     view = read_text("\n".join(row % (step, step) for step in range(1, 9)))
     assert vital_signs(view).not_understood == ("train/own",)
+
+
+def test_a_bar_that_shows_the_newest_evaluation_is_no_frozen_loss() -> None:
+    text = ""
+    for epoch in range(5):
+        for at in range(0, 101, 10):
+            loss, val = 2.0 - epoch * 0.3 - at * 0.002, 1.9 - epoch * 0.25
+            text += f"\rEpoch {epoch}: {at:3d}%|###  | {at}/100 [00:08<00:00, 12.1it/s, v_num=3, "
+            text += f"train_loss={loss:.3f}, val_loss={val:.3f}]"
+        text += "\n"
+    text += "`Trainer.fit` stopped: `max_epochs=5` reached.\n"
+    view = read_text(text)
+    assert list(frozen(view)) == []
+    losses = view.series("eval/loss")
+    assert losses is not None
+    assert len(losses) == 5
+    assert ending_of(view).how is End.FINISHED

@@ -19,6 +19,7 @@ _BAR = re.compile(
     r"\s*+\[(?P<inside>[^\]]{0,5000}+)\]?"
 )
 _MAX_TITLE = 200
+_EVALUATED = ("val_", "val/", "valid_", "valid/", "eval_", "eval/")
 _POSTFIX = re.compile(
     rf"(?:^|,\s*+)(?P<name>[A-Za-z_][\w./ -]{{0,60}}+)\s*+[=:]\s*+(?P<value>{VALUE})"
 )
@@ -105,6 +106,14 @@ class BarRows:
     def row(self, bar: Bar) -> Row:
         title = _untold(bar.title)
         last = self._drawn.get(title)
+        values = dict(bar.values)
+        if last is not None:
+            # A bar shows the newest evaluation until the next one: Lightning's val_loss.
+            values = {
+                name: value
+                for name, value in values.items()
+                if not name.startswith(_EVALUATED) or last.values.get(name) != value
+            }
         if last is None:
             # A log that prints only full bars has one row per bar.
             step = 1 if bar.count == bar.total else bar.count
@@ -116,7 +125,7 @@ class BarRows:
             last.count, last.values = bar.count, dict(bar.values)
             last.step = last.before + bar.count
         self._between.discard(title)
-        return Row(dict(bar.values), self._drawn[title].step, channel=f"bar:{title}", form="bar")
+        return Row(values, self._drawn[title].step, channel=f"bar:{title}", form="bar")
 
     def _is_anew(self, bar: Bar, title: str, last: _Drawn) -> bool:
         if bar.count != last.count:

@@ -37,7 +37,8 @@ MAX_QUIET_S = 3600.0
 _STEPS_OF_EPOCH = ("torchtune",)
 _FINISHED = ("training completed", "training finished", "training is complete", "train_runtime",
              "***** train metrics *****", "training complete", "final validation metrics",
-             "training done", "finished training")  # fmt: skip
+             "training done", "finished training", "done training in ",
+             "`trainer.fit` stopped: `max_", "rl trainer finished")  # fmt: skip
 _SIGNAL = re.compile(r"got signal: (\d{1,2})")
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 9: "SIGKILL", 15: "SIGTERM"}
 
