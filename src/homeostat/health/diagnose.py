@@ -227,9 +227,14 @@ def _says_more(
         return None
     mine = quoted_lines(finding)
     for other in in_order(findings):
-        if other.level is Level.INFO or not other.code.startswith(codes) or other == finding:
+        if not other.code.startswith(codes) or other == finding:
             continue
         there = quoted_lines(other)
+        if other.level is Level.INFO:
+            # A rule that only ever informs knows these words: they say that nothing is wrong.
+            if rules[other.code].level is Level.INFO and mine and set(mine) <= set(there):
+                return other
+            continue
         # A message just above a traceback is about the same failure.
         if not mine or any(min(mine) - _JUST_ABOVE <= n <= max(mine) for n in there):
             return other
