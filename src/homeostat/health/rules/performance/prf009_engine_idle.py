@@ -18,7 +18,8 @@ it forgot to count down.
 
 ## Known false alarms
 The tail of a round, where only the longest answers are left: it passes with the round, and is no
-matter of several records.
+matter of several records. The log of a server that gets no request at all any more counts only if
+it also has the metrics of a training.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ def _idle(view: RunView, step: int) -> str:
     running, waiting = needed(view, "engine/running"), view.series("engine/waiting")
     was, now = running.before(step).finite().values, running.since(step).finite().values[1:]
     if not len(was) or not len(now) or median(now) > 0.25 * median(was):
+        return ""
+    if not now.any() and view.series("train/loss", "grad_norm", "reward") is None:
+        # The log of a server alone: its clients have what they wanted.
         return ""
     queue = waiting.since(step).finite().values if waiting is not None else np.zeros(0)
     if len(queue) and median(queue) > 0.5 * median(now):
