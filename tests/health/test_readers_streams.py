@@ -24,6 +24,7 @@ from homeostat.health.diagnose import diagnose
 from homeostat.health.readers import open_run, read_stream, read_text
 from homeostat.health.readers.files import found_in_file
 from homeostat.health.readers.kept_lines import MAX_LAST_CHARS, LineKeeper
+from homeostat.health.readers.numbers import number
 from homeostat.health.registry import RULES
 from homeostat.health.readers.long_logs import LongLogReader
 from homeostat.health.readers.source import MAX_LINE, Source
@@ -258,3 +259,9 @@ def test_a_row_that_a_callback_prints_again_is_one_step() -> None:
         text += f"[INFO|2025-05-12 11:12:11] callbacks:143 >> {same | {'throughput': 8211.2}}\n"
         text += f"{same | {'grad_norm': 0.9}}\n"
     assert read_text(text).last_step == 10
+
+
+def test_a_decimal_comma_is_not_read_as_thousands() -> None:
+    rows = "".join(f'{i},"0,{907 + i}"\n' for i in range(20))
+    assert read_text("step,grad_norm\n" + rows).series("grad_norm") is None
+    assert number("6,821,680,128.0") == 6821680128.0

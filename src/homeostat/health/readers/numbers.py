@@ -16,7 +16,8 @@ import re
 from typing import Any
 
 NUMBER = (
-    r"[-+]?(?:(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?"
+    # 0,907 has a decimal comma: it is not 907.
+    r"[-+]?(?!0,\d)(?:(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?"
     r"|[-+]?(?:nan|NaN|NAN|inf|Inf|Infinity)(?![\w.])"
 )
 _WRAPPED = r"(?:(?:np|numpy|torch|jnp)\.)?(?:float|int|tensor|array)\d*\(\s*"
