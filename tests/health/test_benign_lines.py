@@ -147,3 +147,34 @@ def test_memory_of_this_very_process_is_not_blamed_on_another(who: str, is_other
 def test_memory_of_another_process_is_seen(who: str) -> None:
     line = SIZES.format(who=who).replace("74.90", "36.00")
     assert judge(BY_CODE["ERR031"], read_text(line))
+
+
+def test_a_first_try_to_connect_is_a_note_in_a_run_that_went_on() -> None:
+    text = "".join(
+        f"[rank{rank}]:[W socket.cpp:663] [c10d] The client socket has failed to connect to "
+        "[node-0]:6000 (errno: 22 - Invalid argument).\n"
+        for rank in range(8)
+    )
+    rows = (f"{{'loss': {2 - i / 100}, 'grad_norm': 0.9, 'epoch': {i / 40}}}\n" for i in range(40))
+    found = diagnose(read_text(text + "".join(rows)), RULES).findings
+    assert [one.level for one in found if one.code == "ERR116"] == [Level.INFO]
+
+
+def test_a_note_about_a_line_stands_for_the_guess_that_it_is_an_error() -> None:
+    text = (
+        "Running generate_until requests: 100%|######| 1319/1319 [12:01<00:00,  1.83it/s]\n"
+        "Token indices sequence length is longer than the specified maximum sequence length for "
+        "this model (2312 > 2048). Running this sequence through the model will result in indexing "
+        "errors\n"
+    )
+    found = diagnose(read_text(text), RULES).findings
+    assert [(one.code, one.level) for one in found] == [("ERR468", Level.INFO)]
+
+
+def test_megatron_leaves_nan_to_the_loss_scaler_by_itself() -> None:
+    line = (
+        "WARNING: Setting args.check_for_nan_in_loss_and_grad to False since dynamic loss scaling "
+        "is being used\n"
+    )
+    codes = [one.code for one in diagnose(read_text(line), RULES).findings]
+    assert "ERR658" not in codes

@@ -150,7 +150,9 @@ def _is_past(signature: Signature, view: RunView) -> bool:
     """Return whether the run has recovered: few such lines, and many steps after them."""
     newest = view.log.last(*signature.texts)
     found = (line.number for text in signature.texts for line in view.log.find(text))
-    is_rare = len(set(islice(found, MAX_TRIED))) <= MAX_RARE
+    # Every rank says what happens at the start.
+    is_at_start = newest is not None and newest.step is None
+    is_rare = is_at_start or len(set(islice(found, MAX_TRIED))) <= MAX_RARE
     return newest is not None and is_rare and _num_steps_after(view, newest) >= MIN_SINCE
 
 
