@@ -8,6 +8,7 @@ import random
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -497,3 +498,14 @@ def test_blocks_of_json_lines_give_what_single_lines_give(tmp_path: Path) -> Non
         for name, one in found[0].series.items():
             assert one.steps.tolist() == found[1].series[name].steps.tolist()
             assert one.values.tolist() == found[1].series[name].values.tolist()
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "rows.json"])
+def test_a_document_that_breaks_off_is_read_as_far_as_it_goes(tmp_path: Path, name: str) -> None:
+    rows = [{"step": step, "loss": 2 - step / 50, "grad_norm": 0.9} for step in range(1, 41)]
+    document: Any = {"global_step": 40, "log_history": rows} if "state" in name else rows
+    (tmp_path / name).write_text(json.dumps(document)[:-400])
+    view = open_run(tmp_path / name)
+    assert view.last_step is not None
+    assert 25 < view.last_step < 40
+    assert "breaks off" in " ".join(view.facts["reading"].notes)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import json
 import operator
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -43,6 +44,9 @@ from homeostat.health.reading import Reading
 # Maximum size of a JSON document. It is read as a whole, and its values need several times its
 # size.
 _MAX_DOCUMENT = 64_000_000
+# Strings, in which brackets do not count, and brackets.
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]')
+_CLOSED_BY = {"{": "}", "[": "]"}
 
 
 def found_in_file(path: Path) -> Found:
@@ -199,10 +203,14 @@ def found_in_document(data: bytes, *, name: str) -> Found | None:
 
     Raises DataError if it is training data.
     """
+    notes: tuple[str, ...] = ()
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
-        return None
+        document = _complete_part(data)
+        if document is None:
+            return None
+        notes = (f"{name}: the JSON breaks off; it was read as far as it goes.",)
     recorder = Recorder()
     history = document.get("log_history") if isinstance(document, dict) else None
     if isinstance(history, list):
@@ -219,7 +227,25 @@ def found_in_document(data: bytes, *, name: str) -> Found | None:
     found = found_by(reader, name=name)
     total = document.get("max_steps") if isinstance(document, dict) else None
     found.total_steps = total if type(total) is int and total > 0 else found.total_steps
+    found.reading += Reading(notes=notes)
     return found
+
+
+def _complete_part(data: bytes) -> Any:
+    """Return a document that breaks off, up to its last whole object; None if it does not."""
+    text = data.decode("utf-8", errors="replace")
+    text = text[: text.rfind("}") + 1]
+    opened: list[str] = []
+    for found in _BRACKETS.finditer(text):
+        sign = found[0]
+        if sign in _CLOSED_BY:
+            opened.append(_CLOSED_BY[sign])
+        elif sign[0] != '"' and (not opened or opened.pop() != sign):
+            return None
+    try:
+        return json.loads(text + "".join(reversed(opened))) if opened else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _found_in_blocks(blocks: Iterator[bytes], *, name: str) -> Found:
