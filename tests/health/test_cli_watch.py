@@ -86,6 +86,18 @@ def test_a_command_is_passed_on_and_asked_to_stop_at_the_first_error(
     assert int(step) >= NAN_FROM
 
 
+def test_a_command_that_is_killed_is_not_called_healthy(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = "import os\n"
+    script += "".join(f"print({row(1).replace('1.98', str(2 - at / 50))!r}, end='')\n" for at in range(20))
+    script += "print(end='', flush=True); os.kill(os.getpid(), 9)\n"
+    code, _, err = run(monkeypatch, capfd, "--interval", "0", "--", sys.executable, "-c", script)
+    assert code == 137
+    assert "verdict: no illness" not in err
+    assert "not known" in err
+
+
 def test_a_log_is_followed_until_nothing_more_comes(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

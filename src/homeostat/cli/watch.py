@@ -166,7 +166,7 @@ def _run(
 
     watcher.stop = stop
     code = run_command(command, watcher, interval_s=interval_s)
-    ill = _ended(watcher, printer, f"the command ended with exit code {code}")
+    ill = _ended(watcher, printer, f"the command ended with exit code {code}", has_failed=code != 0)
     return code or ill
 
 
@@ -202,13 +202,18 @@ def _follow(
     return _ended(watcher, printer, why)
 
 
-def _ended(watcher: Watcher, printer: _Printer, why: str) -> int:
-    """Say how the run is at the end, and return the exit code that says the same."""
+def _ended(watcher: Watcher, printer: _Printer, why: str, *, has_failed: bool = False) -> int:
+    """Say how the run is at the end, and return the exit code that says the same.
+
+    A command that `has_failed` is not called healthy, even if its output says nothing of that.
+    """
     report = watcher.report
     if report is None:
         printer.note(f"{why}; nothing was read that could be judged")
         return 0
     said = report.verdict.value.replace("_", " ")
+    if has_failed and report.verdict.value == "no_illness":
+        said = "not known: its output does not say why it failed"
     unknown = report.unknown
     error = f"; it ends in an error that no rule knows: {unknown.text.strip()}" if unknown else ""
     printer.note(f"{why}; verdict: {said}; open findings: {len(watcher.open)}{error}")
