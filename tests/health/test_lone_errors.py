@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from homeostat.health.diagnose import diagnose
 from homeostat.health.failures.end_lines import End
 from homeostat.health.failures.lone_errors import pasted_errors
 from homeostat.health.readers import read_text
+from homeostat.health.registry import RULES
 from homeostat.health.vital_signs.ending import ending_of
 from homeostat.health.vital_signs.last_exception import last_exception
 
@@ -66,3 +68,13 @@ def test_the_notice_of_a_newer_version_is_no_error() -> None:
     notice = "wandb: wandb version 0.19.1 is available!  To upgrade, please run:"
     view = read_text("\n".join(["wandb: Tracking run with wandb version 0.13.4", notice]))
     assert list(pasted_errors(view.log.lines)) == []
+
+
+def test_a_table_of_torchrun_alone_is_its_report_and_no_error_of_unknown_words() -> None:
+    text = (
+        "train.py FAILED\nFailures:\n  <NO_OTHER_FAILURES>\n"
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2025-06-01_10:00:00\n"
+        "  rank      : 3 (local_rank: 3)\n  exitcode  : 1 (pid: 1211)\n  error_file: <N/A>\n"
+    )
+    found = diagnose(read_text(text), RULES).findings
+    assert [one.code for one in found] == ["ERR140"]
