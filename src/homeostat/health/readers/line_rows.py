@@ -244,7 +244,10 @@ def _pairs(body: str) -> Row | None:
         _place(row, step, body)
         for name in [name for name in row.values if _STEP.fullmatch(f"{name} 1")]:
             del row.values[name]
-    enough = sure >= 1 and (step is not None or sure >= 2 or _is_only(body, row))
+    if step is None and row.values.get("num_updates", 0.5).is_integer():
+        # fairseq: epoch 001:  100 / 5000 loss=2.1, ..., num_updates=100
+        row.step = int(row.values.pop("num_updates"))
+    enough = sure >= 1 and (row.step is not None or sure >= 2 or _is_only(body, row))
     return row if enough and row.values else None
 
 
