@@ -90,7 +90,9 @@ def test_a_command_that_is_killed_is_not_called_healthy(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = "import os\n"
-    script += "".join(f"print({row(1).replace('1.98', str(2 - at / 50))!r}, end='')\n" for at in range(20))
+    script += "".join(
+        f"print({row(1).replace('1.98', str(2 - at / 50))!r}, end='')\n" for at in range(20)
+    )
     script += "print(end='', flush=True); os.kill(os.getpid(), 9)\n"
     code, _, err = run(monkeypatch, capfd, "--interval", "0", "--", sys.executable, "-c", script)
     assert code == 137

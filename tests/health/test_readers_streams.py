@@ -24,11 +24,11 @@ from homeostat.health.diagnose import diagnose
 from homeostat.health.readers import open_run, read_stream, read_text
 from homeostat.health.readers.files import found_in_file
 from homeostat.health.readers.kept_lines import MAX_LAST_CHARS, LineKeeper
-from homeostat.health.readers.numbers import number
-from homeostat.health.registry import RULES
 from homeostat.health.readers.long_logs import LongLogReader
+from homeostat.health.readers.numbers import number_of
 from homeostat.health.readers.source import MAX_LINE, Source
 from homeostat.health.readers.text import MAX_TEXT, TextReader
+from homeostat.health.registry import RULES
 
 ROWS = [str({"loss": 2.0 - n / 10, "grad_norm": 1.0, "epoch": n / 10}) for n in range(1, 9)]
 
@@ -264,4 +264,16 @@ def test_a_row_that_a_callback_prints_again_is_one_step() -> None:
 def test_a_decimal_comma_is_not_read_as_thousands() -> None:
     rows = "".join(f'{i},"0,{907 + i}"\n' for i in range(20))
     assert read_text("step,grad_norm\n" + rows).series("grad_norm") is None
-    assert number("6,821,680,128.0") == 6821680128.0
+    assert number_of("6,821,680,128.0") == 6821680128.0
+
+
+def test_the_steps_of_fairseq_are_its_updates() -> None:
+    text = "".join(
+        f"2025-06-01 10:00:00 | INFO | train_inner | epoch 001: {at:6d} / 2000 "
+        f"loss={9 - at / 500}, "
+        f"ppl=14.02, wps=31211, num_updates={at}, lr=0.0005, gnorm=1.2\n"
+        for at in range(100, 2100, 100)
+    )
+    series = read_text(text).series("train/loss")
+    assert series is not None
+    assert series.steps.tolist() == list(range(100, 2100, 100))

@@ -124,7 +124,8 @@ _TABLE = (
         "device-side assert triggered", "uncorrectable ecc error", "fallen off the bus",
     )),
     _Words(End.EXCEPTION, f"{LAUNCHER} that a process failed", (
-        "childfailederror", "failed (exitcode:", "exitcode  : 1 (pid", "exited with exit code", "exited with code 1",
+        "childfailederror", "failed (exitcode:", "exitcode  : 1 (pid",
+        "exited with exit code", "exited with code 1",
         "exited with code 2", "exits with return code = 1", "exited with non-zero",
         "returned non-zero exit status",
         "terminated with exit code 1", "exit code: 1\x00", "exit code 1\x00", "exit status 1\x00",

@@ -44,8 +44,10 @@ from homeostat.health.reading import Reading
 # Maximum size of a JSON document. It is read as a whole, and its values need several times its
 # size.
 _MAX_DOCUMENT = 64_000_000
+# Longer documents that break off are read as logs.
+_MAX_MENDED = 8_000_000
 # Strings, in which brackets do not count, and brackets.
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]')
+_BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 _CLOSED_BY = {"{": "}", "[": "]"}
 
 
@@ -233,6 +235,8 @@ def found_in_document(data: bytes, *, name: str) -> Found | None:
 
 def _complete_part(data: bytes) -> Any:
     """Return a document that breaks off, up to its last whole object; None if it does not."""
+    if len(data) > _MAX_MENDED:
+        return None
     text = data.decode("utf-8", errors="replace")
     text = text[: text.rfind("}") + 1]
     opened: list[str] = []

@@ -277,7 +277,9 @@ class Recorder:
         is_same = epoch is not None and epoch == self._epoch
         if not is_same or loss is None or not loss.values or "loss" not in self._names_at_step:
             return False
-        return row.values.get("loss") == loss.values[-1] and row.values.keys() != self._names_at_step
+        return (
+            row.values.get("loss") == loss.values[-1] and row.values.keys() != self._names_at_step
+        )
 
     def _after_epoch(self, epoch: float) -> int:
         """Return the step after the epoch went back: another run began, or this one was resumed."""
