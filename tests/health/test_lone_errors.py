@@ -78,3 +78,13 @@ def test_a_table_of_torchrun_alone_is_its_report_and_no_error_of_unknown_words()
     )
     found = diagnose(read_text(text), RULES).findings
     assert [one.code for one in found] == ["ERR140"]
+
+
+def test_a_process_that_is_started_while_its_parent_is_imported_is_recognised() -> None:
+    text = (
+        "RuntimeError: \n        An attempt has been made to start a new process before the\n"
+        "        current process has finished its bootstrapping phase.\n\n"
+        "        This probably means that you are not using fork to start your\n"
+    )
+    codes = [one.code for one in diagnose(read_text(text), RULES).findings]
+    assert codes[0].startswith("ERR")

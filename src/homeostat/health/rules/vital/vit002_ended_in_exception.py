@@ -206,7 +206,7 @@ def _fixes(reading: ExceptionReading) -> Iterator[Fix]:
     yield from _advice(reading)
     if reading.user is not None:
         yield Fix("", "", f"look at {reading.user}, the last line of your own code before it")
-    elif reading.call is not None:
+    elif reading.call is not None and reading.library:
         yield Fix("", "", f"look up {reading.library}'s {reading.call.function} and these words")
 
 
