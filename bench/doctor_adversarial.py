@@ -20,7 +20,7 @@ import common
 
 from homeostat.health.diagnose import diagnose
 from homeostat.health.readers import read_text
-from homeostat.health.readers.text import TextReader
+from homeostat.health.readers.files.text import TextReader
 from homeostat.health.registry import RULES
 
 MAX_LINE_S = 0.05

@@ -13,8 +13,8 @@ import pytest
 
 from homeostat.errors import DataError
 from homeostat.health.readers import open_run, read_text
-from homeostat.health.readers.examples import columns_of_examples
-from homeostat.health.readers.source import HEAD_BYTES
+from homeostat.health.readers.files.examples import columns_of_examples
+from homeostat.health.readers.input.source import HEAD_BYTES
 
 Row = dict[str, Any]
 TURNS = [{"role": "user", "content": "2 + 5"}, {"role": "assistant", "content": "7"}]

@@ -14,7 +14,7 @@ from homeostat.health.finding import Fix
 from homeostat.health.frameworks import ALL, HOMEOSTAT, UNKNOWN, Framework, planned
 from homeostat.health.frameworks.table import HOLE
 from homeostat.health.frameworks.telling import told
-from homeostat.health.readers.settings import ours
+from homeostat.health.readers.values.settings import ours
 from homeostat.health.registry import SIGNATURES
 from homeostat.observe.names import describe
 

@@ -19,7 +19,7 @@ import pytest
 import homeostat.health
 from homeostat.health.log import Log, LogLine
 from homeostat.health.readers import read_text
-from homeostat.health.readers.text import TextReader
+from homeostat.health.readers.files.text import TextReader
 from homeostat.health.registry import SIGNATURES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))

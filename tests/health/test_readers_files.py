@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from homeostat.arrays import FloatArray64
 from homeostat.errors import HomeostatError
-from homeostat.health.readers import column_batches, files, open_run, read_text, view_of_run
-from homeostat.health.readers.recorder import Recorder
+from homeostat.health.readers import open_run, read_text, view_of_run
+from homeostat.health.readers.files import column_batches, one_file
+from homeostat.health.readers.rows.recorder import Recorder
 from homeostat.health.view import Kind
 from homeostat.observe.completions import write_completions
 from homeostat.types import (
@@ -489,9 +490,9 @@ def test_blocks_of_json_lines_give_what_single_lines_give(tmp_path: Path) -> Non
         found = []
         for batch in (8, 10**9):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(files, "BATCH", batch)
+                patch.setattr(one_file, "BATCH", batch)
                 patch.setattr(column_batches, "BATCH", batch)
-                found.append(files.found_in_text("\n".join(lines), name="log"))
+                found.append(one_file.found_in_text("\n".join(lines), name="log"))
         assert found[0].log.lines == found[1].log.lines
         assert found[0].reading == found[1].reading
         assert found[0].series.keys() == found[1].series.keys()

@@ -19,7 +19,7 @@ from homeostat.cli.doctor import doctor
 from homeostat.cli.health_options import ReportFormat
 from homeostat.errors import DataError, HomeostatError
 from homeostat.health.readers import open_run, runs_at, runs_of_files
-from homeostat.health.readers.packed import why_no_text
+from homeostat.health.readers.input.packed import why_no_text
 
 LOG = "\n".join(str({"loss": 2.0 - n / 10, "grad_norm": 1.0}) for n in range(1, 9)) + "\n"
 PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from homeostat.errors import DataError, HomeostatError
 from homeostat.health.readers import open_run, read_text
-from homeostat.health.readers.literals import mapping_at, plain_value
-from homeostat.health.readers.numbers import decimals_of, number
-from homeostat.health.readers.protobuf import TornError, fields
-from homeostat.health.readers.settings import flat, read_config, settings_in
+from homeostat.health.readers.files.protobuf import TornError, fields
+from homeostat.health.readers.values.literals import mapping_at, plain_value
+from homeostat.health.readers.values.numbers import decimals_of, number
+from homeostat.health.readers.values.settings import flat, read_config, settings_in
 
 NAMES = st.from_regex(r"[a-z][a-z_]{0,8}(/[a-z]{1,6})?", fullmatch=True)
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)

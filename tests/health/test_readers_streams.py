@@ -22,12 +22,12 @@ from homeostat.cli.doctor import doctor
 from homeostat.errors import DataError
 from homeostat.health.diagnose import diagnose
 from homeostat.health.readers import open_run, read_stream, read_text
-from homeostat.health.readers.files import found_in_file
-from homeostat.health.readers.kept_lines import MAX_LAST_CHARS, LineKeeper
-from homeostat.health.readers.long_logs import LongLogReader
-from homeostat.health.readers.numbers import number_of
-from homeostat.health.readers.source import MAX_LINE, Source
-from homeostat.health.readers.text import MAX_TEXT, TextReader
+from homeostat.health.readers.files.long_logs import LongLogReader
+from homeostat.health.readers.files.one_file import found_in_file
+from homeostat.health.readers.files.text import MAX_TEXT, TextReader
+from homeostat.health.readers.input.source import MAX_LINE, Source
+from homeostat.health.readers.lines.kept_lines import MAX_LAST_CHARS, LineKeeper
+from homeostat.health.readers.values.numbers import number_of
 from homeostat.health.registry import RULES
 
 ROWS = [str({"loss": 2.0 - n / 10, "grad_norm": 1.0, "epoch": n / 10}) for n in range(1, 9)]

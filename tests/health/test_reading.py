@@ -9,8 +9,8 @@ import pytest
 
 from homeostat.errors import HomeostatError
 from homeostat.health.readers import Source, open_run, read_stream, read_text
-from homeostat.health.readers.given_names import given_names
 from homeostat.health.readers.growing import GrowingLog
+from homeostat.health.readers.values.given_names import given_names
 from homeostat.health.reading import Reading
 from homeostat.health.view import RunView
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from homeostat.health.readers import RunPlace, open_run, read_text
-from homeostat.health.readers.long_logs import LongLogReader
-from homeostat.health.readers.text import MAX_SETTINGS, TextReader
+from homeostat.health.readers.files.long_logs import LongLogReader
+from homeostat.health.readers.files.text import MAX_SETTINGS, TextReader
 from homeostat.health.view import Kind
 
 TABLE = """\

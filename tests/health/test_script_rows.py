@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from homeostat.health.diagnose import diagnose
-from homeostat.health.readers import RunPlace, open_run, read_text, script_rows
-from homeostat.health.readers.long_logs import LongLogReader
-from homeostat.health.readers.script_rows import ScriptRows
-from homeostat.health.readers.text import TextReader
+from homeostat.health.readers import RunPlace, open_run, read_text
+from homeostat.health.readers.files.long_logs import LongLogReader
+from homeostat.health.readers.files.text import TextReader
+from homeostat.health.readers.lines import script_rows
+from homeostat.health.readers.lines.script_rows import ScriptRows
 from homeostat.health.registry import RULES
 from homeostat.health.view import Kind, RunView
 

@@ -8,7 +8,7 @@ import pytest
 from homeostat.health.frameworks import ALL
 from homeostat.health.log import Log
 from homeostat.health.readers import read_text
-from homeostat.health.readers.detect import framework_of
+from homeostat.health.readers.views.detect import framework_of
 
 ROWS = "".join(
     f"{{'loss': {1.5 - step / 50:.4f}, 'grad_norm': 0.8, 'learning_rate': 1e-05, 'epoch': {step}}}\n"

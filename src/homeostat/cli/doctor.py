@@ -76,7 +76,7 @@ def doctor(
     Exit code 0: no finding of level error; 1: the run is ill, or ended in an error that no rule
     recognises; 2: the input cannot be read.
     """
-    from homeostat.health.readers.given_names import given_names
+    from homeostat.health.readers.values.given_names import given_names
     from homeostat.health.registry import rules_with
 
     if for_maintainers and format is not ReportFormat.TEXT:
@@ -237,8 +237,8 @@ def _read(place: RunPlace | None, config: Path | None, *, names: Mapping[str, st
 
 def _opened(place: RunPlace | None, config: Path | None, *, names: Mapping[str, str]) -> RunView:
     from homeostat.health.readers import Source, open_run, read_stream, unpacked
-    from homeostat.health.readers.settings import read_config
-    from homeostat.health.readers.source import MAX_STREAM_BYTES
+    from homeostat.health.readers.input.source import MAX_STREAM_BYTES
+    from homeostat.health.readers.values.settings import read_config
 
     if place is not None:
         return open_run(place, config=config, names=names)

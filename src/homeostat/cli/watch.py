@@ -61,7 +61,7 @@ def watch(
     passed through; findings are printed to standard error. Exit code: that of the command if it
     fails; otherwise 1 if the run is ill at the end, else 0.
     """
-    from homeostat.health.readers.given_names import given_names
+    from homeostat.health.readers.values.given_names import given_names
     from homeostat.health.registry import RULES
     from homeostat.integrations.watching import Watcher
 
@@ -124,7 +124,7 @@ def _refuse(
     words: list[str], *, is_command: bool, stop_on: Level | None, config: Path | None
 ) -> None:
     from homeostat.health.readers import runs_at
-    from homeostat.health.readers.own_runs import is_our_run
+    from homeostat.health.readers.places.own_runs import is_our_run
 
     if is_command and config is not None:
         raise HomeostatError(

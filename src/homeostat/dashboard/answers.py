@@ -11,7 +11,7 @@ from homeostat.dashboard.samples import Wanted, page_of
 from homeostat.dashboard.shelf import Shelf, ShelfRun
 from homeostat.errors import HomeostatError
 from homeostat.health.formats.as_json import as_json
-from homeostat.health.readers.settings import flat
+from homeostat.health.readers.values.settings import flat
 from homeostat.health.view import RunView, Series
 from homeostat.observe.completions import completion_steps
 from homeostat.observe.redact import Scrubber

@@ -14,7 +14,6 @@ of a trained turn (tool calls, reasoning) or a message of its context, the row i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -22,14 +21,13 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from homeostat.arrays import FloatArray, IntArray
+from homeostat.data.messages import parse_messages, parse_tools, with_objects
 from homeostat.data.sources import BadRowError
 from homeostat.data.templates import REFUSES
 from homeostat.data.tokenizer import ChatTokenizer
 
-MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 REWRITES = "the chat template rewrites earlier turns"
 LOST = "the chat template leaves out part of the row"
-BAD_MESSAGE = "not a usable message"
 # A text that no row contains.
 _OTHER_TEXT = "qzjx vkwy"
 Result = TypeVar("Result")
@@ -53,7 +51,7 @@ class Chat:
 
 def parse_chat(value: Any, *, turns: Literal["all", "last", "each"], tools: Any = None) -> Chat:
     """Check a list of messages and remove `train` and `weight` from them."""
-    parsed = _parse_messages(value)
+    parsed = parse_messages(value)
     messages = [message for message, _ in parsed]
     is_assistant = [message["role"] == "assistant" for message in messages]
     if True not in is_assistant:
@@ -64,12 +62,12 @@ def parse_chat(value: Any, *, turns: Literal["all", "last", "each"], tools: Any 
         # A message's own `train` or `weight` takes precedence over the source's `turns`.
         default = float(is_assistant[number] and (turns != "last" or number == last))
         weights.append(default if own is None else own)
-    return Chat(messages, weights, _parse_tools(tools))
+    return Chat(messages, weights, parse_tools(tools))
 
 
 def parse_prompt(value: Any) -> Chat:
     """Check a list of messages that is to be answered; nothing of it is trained."""
-    messages = [message for message, _ in _parse_messages(value)]
+    messages = [message for message, _ in parse_messages(value)]
     if messages[-1]["role"] == "assistant":
         raise BadRowError(
             "nothing to answer", "the last message is the assistant's. Take it out of the prompt"
@@ -113,7 +111,7 @@ def _objects_first(chat: Chat, encode: Callable[[Chat], Result]) -> Result:
     Most templates expect objects, and some would quote a JSON text once more; templates that expect
     a text refuse objects, and then get the text as it is.
     """
-    parsed = replace(chat, messages=[_with_objects(message) for message in chat.messages])
+    parsed = replace(chat, messages=[with_objects(message) for message in chat.messages])
     if parsed != chat:
         try:
             return encode(parsed)
@@ -150,109 +148,6 @@ def _encode(chat: Chat, tokenizer: ChatTokenizer) -> tuple[IntArray, FloatArray]
                 )
             weights_T[first : stop + 1] = weight
     return tokens_T, weights_T
-
-
-def _parse_messages(value: Any) -> list[tuple[dict[str, Any], float | None]]:
-    if not isinstance(value, list) or not value:
-        raise BadRowError("no messages", "the column must hold a list of {role, content}")
-    return [_parse_message(number, item) for number, item in enumerate(value)]
-
-
-def _parse_message(number: int, item: Any) -> tuple[dict[str, Any], float | None]:
-    """Return the message without our keys, and the weight that it gives itself."""
-    if not isinstance(item, dict):
-        raise BadRowError(BAD_MESSAGE, f"message {number} is a {type(item).__name__}")
-    message = {
-        name: field
-        for name, field in item.items()
-        # Arrow adds missing keys as null, and to many templates a null key is present.
-        if field is not None and name not in ("train", "weight")
-    }
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        keys = ", ".join(map(str, list(item)[:6]))
-        raise BadRowError(BAD_MESSAGE, f"message {number} has no role (its keys: {keys})")
-    calls = message.get("tool_calls")
-    if calls and not isinstance(calls, list):
-        raise BadRowError(BAD_MESSAGE, f"message {number}: tool_calls must be a list")
-    message["content"] = _text_content(number, message)
-    weight = _own_weight(number, item)
-    if weight and role != "assistant":
-        raise BadRowError(
-            BAD_MESSAGE,
-            f"message {number} has train or weight, but its role is {role!r}: only messages of "
-            "the assistant can be trained. Remove its train or weight",
-        )
-    return message, weight
-
-
-def _text_content(number: int, message: dict[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    # A turn of only tool calls has no content in many data sets.
-    if content is None and message.get("tool_calls"):
-        return ""
-    if isinstance(content, list) and all(_is_text_part(part) for part in content):
-        return "".join(part["text"] for part in content)
-    what = "has no content" if content is None else "has a content that is not text"
-    raise BadRowError(BAD_MESSAGE, f"message {number} {what}")
-
-
-def _is_text_part(part: Any) -> bool:
-    return (
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-    )
-
-
-def _own_weight(number: int, item: dict[str, Any]) -> float | None:
-    train, weight = item.get("train"), item.get("weight")
-    if train is not None and not isinstance(train, bool):
-        raise BadRowError(BAD_MESSAGE, f"message {number}: train must be true or false")
-    if weight is None:
-        return None if train is None else float(train)
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-        raise BadRowError(BAD_MESSAGE, f"message {number}: weight must be a number")
-    if not (weight == 0 or MIN_WEIGHT <= weight <= MAX_WEIGHT):
-        limits = f"0, or from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
-        raise BadRowError(BAD_MESSAGE, f"message {number}: weight must be {limits}")
-    if train is not None and train != (weight > 0):
-        raise BadRowError(BAD_MESSAGE, f"message {number}: train and weight contradict each other")
-    return float(weight)
-
-
-def _parse_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Return a list of tool descriptions, given as a list or as JSON text."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise BadRowError("not a list of tools", f"its text is not JSON: {error}") from None
-    if value is None or value == []:
-        return None
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise BadRowError("not a list of tools", "the column must hold a list of objects")
-    return value
-
-
-def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with JSON texts of tool-call arguments parsed into objects."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    return {**message, "tool_calls": [_with_object(call) for call in calls]}
-
-
-def _with_object(call: Any) -> Any:
-    if not isinstance(call, dict):
-        return call
-    if isinstance(call.get("function"), dict):
-        return {**call, "function": _with_object(call["function"])}
-    try:
-        arguments = json.loads(call["arguments"])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return call
-    return {**call, "arguments": arguments} if isinstance(arguments, dict) else call
 
 
 def _refuse_python_text(chat: Chat, text: str) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 from homeostat.health.frameworks import ALL, Framework
 from homeostat.health.frameworks.known import known
 from homeostat.health.frameworks.telling import lineage
-from homeostat.health.readers.settings import fold_setting
+from homeostat.health.readers.values.settings import fold_setting
 from homeostat.importing.entries import ForeignFile
 
 # Frameworks whose files can be converted. If two know equally many names, the earlier is taken.

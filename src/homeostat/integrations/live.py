@@ -23,11 +23,11 @@ from homeostat.health.finding import Finding, Level
 from homeostat.health.frameworks import Framework
 from homeostat.health.live.monitor import Monitor
 from homeostat.health.log import Log
-from homeostat.health.readers.build import translation
-from homeostat.health.readers.detect import kind_of
-from homeostat.health.readers.dict_rows import row_of
-from homeostat.health.readers.rows import RowKind
-from homeostat.health.readers.settings import flat, ours
+from homeostat.health.readers.lines.dict_rows import row_of
+from homeostat.health.readers.rows.row import RowKind
+from homeostat.health.readers.values.settings import flat, ours
+from homeostat.health.readers.views.build import translation
+from homeostat.health.readers.views.detect import kind_of
 from homeostat.health.records import Change, State
 from homeostat.health.registry import RULES
 from homeostat.health.rule import Rule

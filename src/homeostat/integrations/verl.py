@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.health.frameworks import ALL
-from homeostat.health.readers.settings import flat
+from homeostat.health.readers.values.settings import flat
 from homeostat.integrations.live import FINDINGS_FILE, Guard, LiveDoctor
 
 BACKEND = "homeostat"

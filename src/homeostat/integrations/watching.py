@@ -24,9 +24,9 @@ from homeostat.health.formats.report import Report
 from homeostat.health.frameworks import HOMEOSTAT
 from homeostat.health.live.open_findings import OpenFindings
 from homeostat.health.readers import RunPlace, open_run, runs_in
-from homeostat.health.readers.examples import refuse_example_file
+from homeostat.health.readers.files.examples import refuse_example_file
 from homeostat.health.readers.growing import GrowingFile
-from homeostat.health.readers.settings import read_config
+from homeostat.health.readers.values.settings import read_config
 from homeostat.health.records import State
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView

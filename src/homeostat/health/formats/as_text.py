@@ -19,7 +19,7 @@ from homeostat.health.formats.as_json import Verdict, read_as, unknown_error, ve
 from homeostat.health.formats.told_apart import decider_line, shares_line
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import in_their_words, told_all
-from homeostat.health.readers.given_names import MOST_READ
+from homeostat.health.readers.values.given_names import MOST_READ
 from homeostat.health.reading import Reading
 from homeostat.health.view import Kind, RunView
 from homeostat.health.vital_signs.purpose import Trend

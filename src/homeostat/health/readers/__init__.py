@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.errors import DataError
-from homeostat.health.readers.build import Found, view_of
-from homeostat.health.readers.files import found_in_named, found_in_stream, found_in_text
-from homeostat.health.readers.own_runs import is_our_run
-from homeostat.health.readers.packed import unpacked
-from homeostat.health.readers.run_dir import view_of_run
-from homeostat.health.readers.run_places import RunPlace, runs_at, runs_in, runs_of_files
-from homeostat.health.readers.settings import read_config
-from homeostat.health.readers.source import Source
+from homeostat.health.readers.files.one_file import found_in_named, found_in_stream, found_in_text
+from homeostat.health.readers.input.packed import unpacked
+from homeostat.health.readers.input.source import Source
+from homeostat.health.readers.places.own_runs import is_our_run
+from homeostat.health.readers.places.run_dir import view_of_run
+from homeostat.health.readers.places.run_places import RunPlace, runs_at, runs_in, runs_of_files
+from homeostat.health.readers.values.settings import read_config
+from homeostat.health.readers.views.build import Found, view_of
 from homeostat.health.reading import Reading
 from homeostat.health.view import RunView
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from homeostat.health.readers.build import Found, view_of
-from homeostat.health.readers.files import LogLines, found_by
-from homeostat.health.readers.source import MAX_LINE
+from homeostat.health.readers.files.one_file import LogLines, found_by
+from homeostat.health.readers.input.source import MAX_LINE
+from homeostat.health.readers.views.build import Found, view_of
 from homeostat.health.view import RunView, Series
 
 _CHUNK = 1 << 20

@@ -27,7 +27,7 @@ from homeostat.errors import (
 from homeostat.health.finding import Finding, Level
 from homeostat.health.live.monitor import Allowed, Monitor, Watchlist
 from homeostat.health.own_guards import OWN_GUARDS
-from homeostat.health.readers.settings import flat
+from homeostat.health.readers.values.settings import flat
 from homeostat.health.records import Change, State, from_json, still_open
 from homeostat.health.registry import rules_with
 from homeostat.health.view import Event, Kind, SampleText

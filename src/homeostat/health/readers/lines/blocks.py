@@ -1,0 +1,141 @@
+"""Parse tables, and metrics printed over several lines below a header with the step.
+
+====== Step 31/500 ======              === [global_reduce] - METRICS STEP 4 ===
+  * Loss: -0.0091                        grpo_loss/kl_divergence_mean: 1,568,987.96
+  * generation: 43.55s (48.0%)
+Step   Training Loss   reward            | actor/loss | 0.12 |  (drawn)
+1      0.000000        0.125000          | reward     | 0.50 |
+"""
+
+from __future__ import annotations
+
+import re
+
+from homeostat.health.readers.rows.row import Row
+from homeostat.health.readers.values.common_names import sounds_like_metric
+from homeostat.health.readers.values.numbers import VALUE, decimals_of, number
+
+_HEADER = re.compile(
+    r"^[^\w]*(?:\[[\w .-]{1,60}+\][\s-]*+)?(?:metrics\s++)?(?:global[ _-]?)?"
+    r"(?P<word>step|iteration|rollout|episode)\s*+(?:[:#]\s*+)?(?P<step>\d{1,15})"
+    r"(?:\s*+/\s*+(?P<total>\d{1,15}))?[^\w]*+$",
+    re.IGNORECASE,
+)
+_BULLET = re.compile(
+    rf"^(?:\s*+[\u2022\u00b7*\u25cf-]\s++|\s{{2,}}+)(?P<name>[A-Za-z][^:=*+$]{{0,120}}+)\s*+[:=]\s*+"
+    rf"(?P<value>{VALUE}\s*+[^\s\d,:(]{{0,20}})(?:\s*+\([^()]*+\))?\s*+$"
+)
+# Possessive quantifiers: each run of spaces is matched only once, from its first space on.
+_CELLS = re.compile(r"(?:(?<!\s)\s++)?\|\s*+|\t|\s{2,}+")
+_NAMED_CELLS = re.compile(r"\bTraining Loss\b|\bValidation Loss\b|\S+")
+# Names with more words are sentences: completions also count their steps.
+_MAX_WORDS = 6
+_NO_VALUE = frozenset({"no log", "n/a", "-", "", "none"})
+
+
+class Blocks:
+    """Parse the metrics below a header, whose step is remembered."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self._form = "block"
+
+    def header(self, body: str) -> tuple[int, int | None] | None:
+        """Return the step and total of a line that is only a step's header; None for others."""
+        if len(body) > 200 or not (
+            "tep" in body
+            or "TEP" in body
+            or "teration" in body
+            or "ollout" in body
+            or "pisode" in body
+        ):
+            return None
+        found = _HEADER.match(body)
+        if not found:
+            return None
+        self.step = int(found["step"])
+        if "METRICS STEP" in body:
+            self._form = "forge"
+        elif body.startswith("=="):
+            self._form = "nemo"
+        return self.step, int(found["total"]) if found["total"] else None
+
+    def may_be_row(self, body: str) -> bool:
+        """Return whether a line looks like a metric below the header, whatever its number is."""
+        return self.step is not None and len(body) <= 400 and _BULLET.match(body) is not None
+
+    def row(self, body: str) -> Row | None:
+        """Return one metric below the header as a row; None if the line is none."""
+        if self.step is None or len(body) > 400:
+            return None
+        found = _BULLET.match(body)
+        value = number(found["value"].strip()) if found else None
+        if found is None or value is None:
+            return None
+        name = found["name"].strip()
+        if name.count(" ") >= _MAX_WORDS:
+            return None
+        row = Row({name: value}, self.step, form=self._form)
+        count = decimals_of(found["value"].strip())
+        if count is not None:
+            row.fixed[name] = count
+        return row
+
+
+# The first word of a header: notebooks count steps, fastai epochs.
+_FIRST_NAMES = ("step", "epoch")
+_NO_HEADER = re.compile(r"[:=\d]")
+
+
+class Tables:
+    """Parse tables whose first column is the step, as notebooks print them."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def may_be_row(self, body: str) -> bool:
+        """Return whether a line looks like a row of the open table, whatever its numbers are."""
+        return bool(self._names) and body.lstrip(" \t|")[:1].isdigit()
+
+    def row(self, body: str) -> Row | None:
+        if body.lstrip()[:1] in {"\u2502", "\u2503"}:
+            return _drawn(body)
+        line = body.strip().strip("|").strip()
+        if line[:5].lower().startswith(_FIRST_NAMES) and not _NO_HEADER.search(line):
+            names = _names(line)
+            if len(names) >= 2 and any("loss" in name.lower() for name in names):
+                self._names = names
+                return Row({}, form="table")
+        if not self._names or not line[:1].isdigit():
+            return None
+        cells = _CELLS.split(line)
+        if len(cells) != len(self._names):
+            cells = line.split()
+        if len(cells) != len(self._names) or not cells[0].replace(",", "").isdecimal():
+            return None
+        row = Row({}, int(cells[0].replace(",", "")[:15]), form="table")
+        for name, cell in zip(self._names[1:], cells[1:], strict=True):
+            value = None if cell.lower() in _NO_VALUE else number(cell)
+            if value is not None:
+                row.values[name] = value
+                row.fixed[name] = decimals_of(cell) or 9
+        return row if row.values else None
+
+
+def _drawn(body: str) -> Row | None:
+    """Parse a line of a table with box characters whose cells alternate between name and number."""
+    cells = [cell.strip() for cell in re.split("[\u2502\u2503]", body)[1:-1]]
+    if len(cells) % 2 or len(body) > 2_000:
+        return None
+    row = Row({}, form="drawn")
+    for name, text in zip(cells[::2], cells[1::2], strict=True):
+        value = number(text)
+        if value is None or ("/" not in name and not sounds_like_metric(name)):
+            return None
+        row.values[name] = value
+    return row if row.values else None
+
+
+def _names(line: str) -> list[str]:
+    names = [name for name in _CELLS.split(line) if name]
+    return names if len(names) > 1 else _NAMED_CELLS.findall(line)

@@ -1,0 +1,316 @@
+"""Parse rows of metrics that a user's own script prints: many lines of the same form.
+
+    epoch 3 loss 1.85                                  [ 120/5000] loss 2.31 lr 1e-4
+    | epoch 1 | 200/ 2983 batches | loss 7.1 |         Loss at step 40: 2.1
+    INFO:root:Epoch 3 Training Loss 0.52               Episode 12   Average Score: 31.5
+
+The form of a line is the line with its numbers left open. A single such line may be a sentence. A
+form is a row of metrics if it comes at least `MIN_ROWS` times and has the name of a loss or reward.
+The text before a number is its name. Steps come from a counter that only increases; if there is
+none, rows are counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from homeostat.health.readers.lines.line_parts import is_transition
+from homeostat.health.readers.values.common_names import METRICS, folded
+from homeostat.health.readers.values.numbers import NUMBER, decimals_of
+from homeostat.health.view import Series
+
+FORM = "script"
+MIN_ROWS = 4
+# Number of rows that are needed if no counter is printed.
+_MIN_UNCOUNTED = 6
+_MAX_CHARS = 400
+_MAX_FORMS = 200
+_MAX_NUMBERS = 40
+_MAX_ROWS = 200_000
+_SPEAKS = re.compile(r"loss|rew(?:ard|_|\b)|score|return|perplexity|\bppl\b", re.IGNORECASE)
+_NUMBER = re.compile(rf"(?<![A-Za-z_.\d])(?:{NUMBER})")
+# A line that begins with one of these reports held-out data.
+_HELD_OUT = re.compile(r"\b(?:eval(?:uation|uating)?|val(?:id(?:ation)?)?|dev)\b", re.IGNORECASE)
+_OPEN = "\0"
+_SPACES = re.compile(r" +")
+# Separators between the name of a number and the text before that name.
+_APART = re.compile(r"[|,;\t()\[\]{}<>]|\s-\s|\d")
+_WORD = re.compile(r"[A-Za-z][A-Za-z_./]*")
+# Names of counters, the finest first: if a script prints epochs and steps, steps are used.
+_COUNTERS = (
+    frozenset({"step", "steps", "global_step", "iter", "iters", "iteration", "it", "update"}),
+    frozenset({"episode", "episodes", "round", "batch"}),
+    frozenset({"epoch", "epochs", "ep"}),
+)
+_OF_EPISODES = {"score", "average_score", "return", "episode_return", "average_return", "reward"}
+_COPULAS = frozenset({"is", "was", "of"})
+_AT = frozenset({"at", "after", "in", "for", "of"})
+_TRAINED = frozenset({"train/loss", "reward"})
+_RESULTS = _TRAINED | {"eval/loss"}
+
+
+@dataclass(slots=True)
+class _Form:
+    """The numbers of a form: their names ("" for none), which are counters, and all rows."""
+
+    names: list[str]
+    # For each number its rank among the counters; None if it is not a counter.
+    counters: list[int | None]
+    totals: dict[int, int]
+    rows: list[list[float]] = field(default_factory=list)
+    # For each number the decimals with which it is printed; None if they vary.
+    decimals: list[int | None] = field(default_factory=list)
+
+
+class ScriptRows:
+    """Collect lines that may be rows, grouped by form."""
+
+    def __init__(self) -> None:
+        self._forms: dict[str, _Form] = {}
+
+    def take(self, body: str) -> bool:
+        """Collect a line. Return whether it may be a row."""
+        if len(body) > _MAX_CHARS or _SPEAKS.search(body) is None or _OPEN in body:
+            return False
+        if is_transition(body):
+            return False
+        # Counts are padded to the width of the largest one.
+        key = _SPACES.sub(" ", _NUMBER.sub(_OPEN, body))
+        form = self._forms.get(key)
+        if form is None:
+            if len(self._forms) >= _MAX_FORMS:
+                self._drop_rare()
+            form = self._forms[key] = _form_of(key)
+        if not any(form.names):
+            return False
+        texts = _NUMBER.findall(body)
+        form.rows.append([_value(text) for text in texts])
+        if len(form.rows) > _MAX_ROWS:
+            # If there are so many rows, half of them are enough.
+            form.rows = form.rows[::2]
+        form.decimals = _same(form.decimals, [decimals_of(text) for text in texts])
+        return True
+
+    def _drop_rare(self) -> None:
+        """Drop the forms that came only once, which most sentences do."""
+        self._forms = {key: form for key, form in self._forms.items() if len(form.rows) > 1}
+        if len(self._forms) >= _MAX_FORMS:
+            fewest = min(self._forms, key=lambda key: len(self._forms[key].rows))
+            del self._forms[fewest]
+
+    def series(self) -> dict[str, Series]:
+        """Return the metrics of all forms that are rows. If names collide, use the longer form."""
+        found: dict[str, Series] = {}
+        self._forms = _joined(self._forms)
+        for form in sorted(self._forms.values(), key=lambda one: -len(one.rows)):
+            if not _is_row(form):
+                continue
+            form.rows = _of_last_run(form)
+            values, steps = np.array(form.rows, dtype=np.float64), _steps(form)
+            for place, name in enumerate(form.names):
+                if name and name not in found:
+                    found[name] = Series(steps, np.ascontiguousarray(values[:, place]))
+        return found
+
+    def decimals(self) -> dict[str, int]:
+        """Return the number of decimals of each metric for which it was always the same."""
+        forms = sorted(filter(_is_row, self._forms.values()), key=lambda one: len(one.rows))
+        return {
+            name: count
+            for form in forms
+            for name, count in zip(form.names, form.decimals, strict=False)
+            if name and count is not None
+        }
+
+    def is_better_than(self, series: Mapping[str, Series]) -> bool:
+        """Return whether to use these rows in place of the series that known formats found in the
+        log.
+
+        A run may print other numbers under the same names, such as one per sample. So rows of a
+        known format take precedence, unless there are hardly any.
+        """
+        if _num_results(series) >= MIN_ROWS:
+            return False
+        own = self.series()
+        if not series:
+            return bool(own)
+        has_counter = any(map(_counter_is_there, self._forms.values()))
+        return has_counter and _num_results(own) >= MIN_ROWS
+
+    def total_steps(self) -> int | None:
+        """Return the total that is printed with the counter of the longest form."""
+        forms = [form for form in self._forms.values() if _is_row(form)]
+        longest = max(forms, key=lambda form: len(form.rows), default=None)
+        place = _counter_of(longest) if longest is not None else None
+        if longest is None or place is None or place not in longest.totals:
+            return None
+        totals = {row[longest.totals[place]] for row in longest.rows}
+        total = totals.pop()
+        return int(total) if not totals and 0 < total < 1e15 and total.is_integer() else None
+
+
+def _joined(forms: Mapping[str, _Form]) -> dict[str, _Form]:
+    """Combine forms that differ only after their last number, such as by a mark of the best score.
+
+    Their rows must have exactly one counter, and no count may occur twice.
+    """
+    found: dict[str, _Form] = {}
+    heads: dict[str, str] = {}
+    for key, form in forms.items():
+        head = key.rpartition(_OPEN)[0]
+        first = found.get(heads.setdefault(head, key))
+        places = [place for place, rank in enumerate(form.counters) if rank is not None]
+        if first is None or first is form or len(places) != 1:
+            found[key] = form
+            continue
+        rows = sorted([*first.rows, *form.rows], key=lambda row: row[places[0]])
+        if any(a[places[0]] == b[places[0]] for a, b in pairwise(rows)):
+            found[key] = form
+            continue
+        first.rows, first.decimals = rows, _same(first.decimals, form.decimals)
+    return found
+
+
+def _num_results(series: Mapping[str, Series]) -> int:
+    """Return the number of records of the training loss or reward that was logged most often."""
+    names = (name for name in series if METRICS.get(folded(name)) in _TRAINED)
+    return max((len(series[name]) for name in names), default=0)
+
+
+def _same(known: list[int | None], new: list[int | None]) -> list[int | None]:
+    if not known:
+        return new
+    return [a if a == b else None for a, b in zip(known, new, strict=True)]
+
+
+def _value(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _is_row(form: _Form) -> bool:
+    """Return whether a form came often enough and, if it has counters, one of them changes."""
+    counts = [place for place, rank in enumerate(form.counters) if rank is not None]
+    if not counts:
+        return len(form.rows) >= _MIN_UNCOUNTED
+    is_counting = any(len({row[place] for row in form.rows}) > 1 for place in counts)
+    return is_counting and len(form.rows) >= MIN_ROWS
+
+
+def _counter_is_there(form: _Form) -> bool:
+    return _is_row(form) and _counter_of(form) is not None
+
+
+def _counter_of(form: _Form) -> int | None:
+    """Return the index of the finest counter that only increases; None if there is none."""
+    ranked = [(rank, place) for place, rank in enumerate(form.counters) if rank is not None]
+    for _, place in sorted(ranked):
+        counts = [row[place] for row in form.rows]
+        if all(a < b for a, b in pairwise(counts)) and _are_whole(counts):
+            return place
+    return None
+
+
+def _of_last_run(form: _Form) -> list[list[float]]:
+    """Return the rows after the coarsest counter last went back to its start, where a new run
+    began.
+
+    If there are too few of them, return all rows.
+    """
+    ranked = [(rank, place) for place, rank in enumerate(form.counters) if rank is not None]
+    if not ranked:
+        return form.rows
+    _, place = max(ranked)
+    counts = [row[place] for row in form.rows]
+    starts = [at for at in range(1, len(counts)) if counts[at - 1] > counts[at] <= counts[0]]
+    kept = form.rows[starts[-1] :] if starts else form.rows
+    return kept if len(kept) >= MIN_ROWS else form.rows
+
+
+def _are_whole(counts: Sequence[float]) -> bool:
+    return all(0 <= count < 1e15 and count.is_integer() for count in counts)
+
+
+def _steps(form: _Form) -> np.ndarray:
+    place = _counter_of(form)
+    if place is None:
+        return np.arange(1, len(form.rows) + 1, dtype=np.int64)
+    return np.array([int(row[place]) for row in form.rows], dtype=np.int64)
+
+
+def _form_of(key: str) -> _Form:
+    """Name the numbers of a form by the text before each of them."""
+    texts = key.split(_OPEN)[:-1][:_MAX_NUMBERS]
+    is_episodic = "episode" in key.lower()
+    is_held_out = _HELD_OUT.search(texts[0]) is not None if texts else False
+    form = _Form([], [], {})
+    waiting = ""
+    for place, text in enumerate(texts):
+        name, rank = _named(text)
+        if text.strip() == "/" and place and form.counters[place - 1] is not None:
+            form.totals[place - 1] = place
+        elif (
+            rank is None
+            and not name
+            and text.rstrip().endswith("[")
+            and _follows_total(texts, place)
+        ):
+            # [120/5000] is a counter without a name.
+            rank = 0
+        if rank is not None:
+            # Loss at step 40: 2.1
+            words = _WORD.findall(_last_part(text))
+            is_at = len(words) > 2 and words[-2].lower() in _AT
+            waiting, name = _metric(words[:-2]) if is_at else "", ""
+        elif not name and waiting and text.strip() in (":", "=", "is", ""):
+            name, waiting = waiting, ""
+        if folded(name) in _OF_EPISODES:
+            name = "reward" if is_episodic or folded(name) == "reward" else ""
+        if is_held_out and METRICS.get(folded(name)) == "train/loss":
+            name = "eval_loss"
+        form.names.append(name if name not in form.names else "")
+        form.counters.append(rank)
+    is_result = any(METRICS.get(folded(name)) in _RESULTS for name in form.names if name)
+    return form if is_result else _Form([], [], {})
+
+
+def _follows_total(texts: Sequence[str], place: int) -> bool:
+    return place + 1 < len(texts) and texts[place + 1].strip() == "/"
+
+
+def _last_part(text: str) -> str:
+    """Return the words right before a number, even if it is in brackets or in a table's cell."""
+    parts = [part.strip(" :=#.-") for part in _APART.split(text)]
+    is_cell = len(parts) > 1 and not parts[-1] and text.rstrip()[-1:] in {"|", "[", "("}
+    return parts[-2] if is_cell else parts[-1]
+
+
+def _named(text: str) -> tuple[str, int | None]:
+    """Return the metric's name in a text, and the rank of the counter that the text names."""
+    words = _WORD.findall(_last_part(text))
+    if len(words) > 1 and words[-1].lower() in _COPULAS:
+        words.pop()
+    if not words:
+        return "", None
+    for rank, counters in enumerate(_COUNTERS):
+        if words[-1].strip("./").lower() in counters:
+            return "", rank
+    return _metric(words), None
+
+
+def _metric(words: Sequence[str]) -> str:
+    """Return the longest end of some words that is a metric's name; "" if none is."""
+    for tail in _tails(words):
+        if folded(tail) in METRICS or folded(tail) in _OF_EPISODES:
+            return tail
+    return ""
+
+
+def _tails(words: Sequence[str]) -> Iterator[str]:
+    clean = [word.strip("./") for word in words]
+    for start in range(max(0, len(clean) - 4), len(clean)):
+        yield " ".join(clean[start:])
