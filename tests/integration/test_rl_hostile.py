@@ -177,6 +177,30 @@ def test_a_run_with_failing_rewards_goes_on_to_the_same_bits(
     assert runs.final_tensors(again) == runs.final_tensors(whole)
 
 
+NO_ANSWER = """
+def right(completions, **columns):
+    raise TimeoutError("the judge does not answer")
+"""
+
+
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_a_step_in_which_no_row_is_trained_measures_no_kl(tmp_path: Path, place: str) -> None:
+    """Nothing is scored under the reference, and a coefficient that adapts stays as it is."""
+    (tmp_path / "silent.py").write_text(NO_ANSWER)
+    functions = [{"type": "function", "path": f"{tmp_path / 'silent.py'}:right"}]
+    kl = {"coefficient": 0.01, "place": place, "target": 0.1, "horizon": 10}
+    config = tiny_rl.config(
+        tmp_path,
+        "trainer.max_steps=1",
+        algorithm={"type": "grpo", "kl": kl},
+        rewards={"functions": functions},
+    )
+    runs.train(config)
+    assert values(config, "rollout/untrained_share") == [1.0]
+    assert values(config, "kl") == [None]
+    assert values(config, "kl_coefficient") == [0.01]
+
+
 def test_rollouts_of_a_way_not_taken_are_gone(tmp_path: Path) -> None:
     """Back to step 2 with another rate, then on with the old one: step 7 was of another policy."""
     runs.train(tiny_rl.config(tmp_path, "trainer.max_steps=8", checkpoint=SAVE_ALL, **KEEP))

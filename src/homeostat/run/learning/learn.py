@@ -294,7 +294,9 @@ class Learner:
         # A penalty in the reward counts in the group's statistics, also of rows not trained.
         chosen_S = rows.trained_S | (in_reward & ~np.isnan(rows.rewards_S) & (rows.lengths_S > 0))
         chosen = np.flatnonzero(chosen_S[rows.sample_R]).tolist()
-        if kl is not None:
+        # A step in which no row is trained (all completions cut, all rewards failed) has nothing to
+        # score.
+        if kl is not None and chosen:
             self._fill("ref_logp", Role.REFERENCE, rows, chosen, step)
         correction = self.algorithm.correction
         all_old = in_reward or (correction is not None and correction.normalise)

@@ -15,10 +15,11 @@ from homeostat.run.learning.updates import StepRows
 
 def kl_penalties(
     rows: StepRows, estimator: Callable[..., torch.Tensor], *, coefficient: float
-) -> tuple[list[np.ndarray], float]:
+) -> tuple[list[np.ndarray], float | None]:
     """Return the penalty of every token that the policy sampled, per sample, and the mean KL.
 
-    Rows without old log-probs were not scored, and have no penalty.
+    Rows without old log-probs were not scored, and have no penalty. The mean is None if no row was
+    scored: a KL of 0 would lower a coefficient that adapts.
     """
     penalty_ST = [np.zeros(int(length)) for length in rows.lengths_S]
     total, count = 0.0, 0
@@ -34,4 +35,4 @@ def kl_penalties(
         # A token may stand in several rows of its sample, and is trained in one of them.
         own_T = penalty_ST[rows.sample_R[index]]
         own_T[rows.policy_places(index)[is_trained]] = coefficient * estimate_M
-    return penalty_ST, total / max(1, count)
+    return penalty_ST, total / count if count else None
