@@ -99,6 +99,24 @@ def test_rewards_are_added_to_the_energy(tmp_path: Path) -> None:
     assert record["rewards/exact_match/mean"] > 0
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [{}, {"correction": {"normalise": True}, "kl": {"coefficient": 0.1}, "entropy_bonus": 0.1}],
+)
+def test_without_its_policy_gradient_it_imitates_the_truth(
+    tmp_path: Path, algorithm: dict[str, Any]
+) -> None:
+    ebft = {"feature_layers": [0.5, 1.0], "rl_coefficient": 0.0, "ce_coefficient": 1.0}
+    changes = {"algorithm": {"type": "ebft", **algorithm}, "ebft": ebft}
+    config = structured(tmp_path, "trainer.max_steps=1", "trainer.updates_per_step=1", **changes)
+    runs.train(config)
+    (record,) = read_metrics(config.run_dir / "metrics.jsonl")
+    # The mean cross-entropy of random weights is near that of equal probabilities.
+    assert record["train/loss"] == pytest.approx(record["ebft/ce_loss"], rel=1e-5)
+    assert 1.0 < record["train/loss"] < 5.0
+    assert "entropy" not in record
+
+
 def items(config: RunConfig) -> dict[str, Any]:
     checks = Preflight(config, progress=lambda done, total: None)
     return {item.name: item for item in checks.run()}

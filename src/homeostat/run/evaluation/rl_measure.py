@@ -169,8 +169,10 @@ def update_metrics(reports: list[UpdateReport]) -> dict[str, float]:
 def policy_metrics(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Average the policy's metrics over all tokens of the step's updates.
 
-    Rows that an update leaves out count too (run/learning/coverage.py).
+    Rows that an update leaves out count too (run/learning/coverage.py). An update over the truth
+    alone measures nothing of them.
     """
+    measured = [stats for stats in measured if stats["tokens"]]
     if not measured:
         return {}
     tokens = sum(stats["tokens"] for stats in measured)

@@ -25,11 +25,12 @@ from homeostat.algorithms.baselines import CriticValues, RewardBatch
 from homeostat.algorithms.catalogue import advantages, policy_gradient
 from homeostat.algorithms.corrections.weight import WeightRule, mean_weight
 from homeostat.algorithms.energy import Energies
+from homeostat.algorithms.losses import loss_of
 from homeostat.algorithms.normalise import row_weights
 from homeostat.algorithms.overlong import penalty as overlong_penalty
 from homeostat.algorithms.policy import policy_spec
 from homeostat.arrays import BoolArray, FloatArray64, IntArray
-from homeostat.columns import ROUTES, ColumnArray, aligned, dense, joined
+from homeostat.columns import ROUTES, TRUTH, ColumnArray, aligned, dense, joined
 from homeostat.config.ebft import EbftConfig
 from homeostat.config.parts import LearningSettings
 from homeostat.config.trainer import TrainerConfig
@@ -319,9 +320,18 @@ def _with_truth(
     """Add the mean cross-entropy of the truth, times its coefficient, to the loss."""
     num_tokens = sum(int(row.weights_T.sum()) for row in truth)
     weight = ebft.ce_coefficient * spec.denominator / num_tokens
-    sampled, imitated = beside([*kept, *left_out], truth, weight=weight)
     spec = replace(spec, name="policy_and_truth")
+    if not kept and not left_out:
+        # No sampled row lends its columns to the truth, and the loss asks for them all the same.
+        names = sorted(loss_of(spec).required(spec) - {TRUTH})
+        truth = [_with_zeros(row, names) for row in truth]
+    sampled, imitated = beside([*kept, *left_out], truth, weight=weight)
     return [*sampled[: len(kept)], *imitated], sampled[len(kept) :], spec
+
+
+def _with_zeros(row: TokenRow, names: Sequence[str]) -> TokenRow:
+    zeros = {name: np.zeros(len(row), dtype=np.float32) for name in names}
+    return replace(row, columns={**row.columns, **zeros})
 
 
 def _row_weights(
@@ -355,7 +365,10 @@ def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: Learnin
     if correction is None or correction.weight is None or not correction.normalise:
         return 1.0
     log_ratio, row_of, counts = [], [], []
-    for index in np.flatnonzero(weight_R > 0).tolist():
+    counted = np.flatnonzero(weight_R > 0).tolist()
+    if not counted:
+        return 1.0
+    for index in counted:
         row = rows[index]
         trained_T = row.weights_T > 0
         names = ("old_logp", "engine_logp")
