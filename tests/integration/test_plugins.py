@@ -31,7 +31,7 @@ from homeostat.errors import ConfigError, DataError, PluginError
 from homeostat.health.readers import open_run
 from homeostat.health.registry import RULES, rules_with
 from homeostat.health.view import Kind
-from homeostat.observe.jsonl import iter_jsonl
+from homeostat.observe.jsonl import iter_jsonl, read_metrics
 from homeostat.workers.wire import pack, unpack
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
@@ -134,6 +134,24 @@ def test_a_surrogate_gets_its_keys_as_params() -> None:
     plain_M = -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(0.8, 1.2) * advantage_M)
     torch.testing.assert_close(found.loss_M, plain_M + 0.35 * log_ratio_M**2)
     assert algorithm_of("grpo").surrogate is grpo.surrogate
+
+
+def test_rows_without_an_advantage_are_trained_by_a_surrogate_of_ones_own(tmp_path: Path) -> None:
+    """The example's `hold` has a gradient in them, from the second update on."""
+    plugin = {"type": f"{PLUGINS / 'algorithm.py'}:TrustGood", "hold": 5.0}
+    found = []
+    for skip in (True, False):
+        config = tiny_rl.config(
+            tmp_path,
+            f"name=skip_{skip}",
+            algorithm={**plugin, "skip_zero_advantage": skip},
+            trainer={"updates_per_step": 1, "epochs_per_step": 2, "max_steps": 1},
+        )
+        runs.train(config)
+        (record,) = read_metrics(config.run_dir / "metrics.jsonl")
+        assert record["advantages/zero_share"] > 0
+        found.append((record["data/trained_rows"], record["train/loss"], record["grad_norm"]))
+    assert found[0] == found[1]
 
 
 def test_a_preference_algorithm_trains_as_its_formula_says(tmp_path: Path) -> None:

@@ -180,6 +180,10 @@ class AlgorithmPlugin(Plugged, PolicyGradientConfig):
 
         def advantages(self, batch: RewardBatch) -> list[FloatArray64]
         def surrogate(tokens: PolicyTokens, log_ratio_M: Tensor, params) -> Surrogate (static)
+
+    A surrogate may have a term that does not vanish where the advantage is 0 (a drift penalty), so
+    a plug-in that defines one trains on all rows. One whose surrogate is a multiple of the
+    advantage may override the property `has_other_terms`.
     """
 
     advantages: ClassVar[Any] = None
@@ -196,6 +200,10 @@ class AlgorithmPlugin(Plugged, PolicyGradientConfig):
         if taken := sorted(LOSS_PARAMS.intersection(cls.own_keys())):
             return f"its key {taken[0]!r} has the name of a parameter that every loss has"
         return ""
+
+    @property
+    def has_other_terms(self) -> bool:
+        return self.surrogate is not None or super().has_other_terms
 
     @property
     def surrogate_params(self) -> dict[str, float | str]:  # type: ignore[override]
