@@ -266,6 +266,16 @@ class Taken(plugins.Algorithm):
     def advantages(self, batch):
         return []
 
+class Vetoes(plugins.Algorithm):
+    veto: float = plugins.key(0.5, help="x")
+    def advantages(self, batch):
+        return []
+
+class Warm(plugins.PreferenceAlgorithm):
+    temperature: float = plugins.key(2.0, help="x")
+    def losses(pairs, params):
+        return None
+
 class NoLoss(plugins.PreferenceAlgorithm):
     pass
 
@@ -304,6 +314,10 @@ def test_a_plugin_that_cannot_be_used_is_refused_by_its_name(folder: Path, broke
     assert "it defines neither advantages nor surrogate" in problem(neither)
     taken = f"algorithm={{type: {broken}:Taken}}"
     assert "its key 'temperature' has the name of a parameter" in problem(taken)
+    vetoes = f"algorithm={{type: {broken}:Vetoes}}"
+    assert "its key 'veto' has the name of a parameter" in problem(vetoes)
+    warm = f"algorithm={{type: {broken}:Warm}}"
+    assert "its key 'temperature' has the name of a parameter" in problem(warm)
     assert "it does not define losses" in problem(f"algorithm={{type: {broken}:NoLoss}}")
     failing = f"algorithm={{type: {folder / 'failing.py'}:X}}"
     assert "importing it raised ModuleNotFoundError: No module named 'does_not" in problem(failing)

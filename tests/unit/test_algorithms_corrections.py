@@ -14,6 +14,7 @@ from tests.support.policy import (
     Row,
     assert_equals_the_formula,
     bounded_weight,
+    config_of,
     expected,
     factor,
     mismatch,
@@ -24,9 +25,10 @@ from tests.support.policy import (
     wide,
 )
 
-from homeostat.algorithms.corrections.correct import correct
+from homeostat.algorithms.corrections.correct import correct, correction_params
 from homeostat.algorithms.corrections.weight import WeightRule, mean_weight
 from homeostat.algorithms.policy import policy_loss
+from homeostat.config.policy_gradient import LOSS_PARAMS
 from homeostat.types import LossSpec
 
 # Bounds that the ratios of `far_rows` leave on both sides, at each level.
@@ -300,3 +302,14 @@ def test_without_the_engines_log_probs_there_is_no_correction():
     tokens, spec = problem(far_rows(), wide("grpo"))
     with pytest.raises(AssertionError, match="engine's log-probs"):
         policy_loss(replace(tokens, engine_logp_M=None), spec)
+
+
+def test_a_plugins_key_cannot_have_the_name_of_a_correction() -> None:
+    correction = {
+        "weight": {"type": "token", "low": 0.5},
+        "reject": {"type": "token"},
+        "veto": 1e-4,
+        "off_policy_mask": 0.1,
+    }
+    config = config_of("grpo", correction=correction)
+    assert set(correction_params(config.correction, weight_mean=1.0)) <= LOSS_PARAMS

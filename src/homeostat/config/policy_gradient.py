@@ -14,9 +14,14 @@ from homeostat.config.correction import CorrectionConfig
 from homeostat.config.kind import RunKind
 from homeostat.config.plugins import Plugged
 
-# Parameters of the loss of every policy gradient, beside those of its surrogate.
+# Parameters of the loss of every policy gradient, beside those of its surrogate. Each of them turns
+# on, or changes, a part of the loss wherever it is there.
 LOSS_PARAMS = frozenset(
-    ("algorithm", "temperature", "kl_estimator", "kl_coefficient", "kl_importance_weighted")
+    (
+        *("algorithm", "temperature", "kl_estimator", "kl_coefficient", "kl_importance_weighted"),
+        *("weight_level", "weight_low", "weight_high", "weight_outside", "weight_mean"),
+        *("reject_level", "reject_low", "reject_high", "veto", "off_policy_mask"),
+    )
 )
 
 

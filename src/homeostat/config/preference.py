@@ -15,7 +15,8 @@ from homeostat.config.kind import RunKind
 from homeostat.config.plugins import Plugged
 
 # Parameters of the loss of every preference algorithm, beside those of its own keys.
-LOSS_PARAMS = frozenset(("algorithm", "beta", "reference", "kl", "chosen_tokens"))
+# A trainer reads `temperature` of every loss.
+LOSS_PARAMS = frozenset(("algorithm", "beta", "reference", "kl", "chosen_tokens", "temperature"))
 
 
 class PreferenceAlgorithm(RowAlgorithm):
