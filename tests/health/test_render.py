@@ -165,7 +165,7 @@ def test_a_clear_run_is_called_clear_and_an_unread_one_unknown() -> None:
     assert "NO ILLNESS FOUND" not in unfinished
     unknown = as_text(ill(), view(metrics=False, log=("hello",)))
     assert "NOT KNOWN" in unknown
-    assert "I do not know this: no rule matched." in unknown
+    assert "I do not know this. No rule matches: " in " ".join(unknown.split())
     assert "2 rules could not be evaluated (" in " ".join(unknown.split())
     assert "framework not recognised" in as_text(ill(), view(framework=UNKNOWN.name))
 

@@ -277,5 +277,5 @@ def test_a_run_is_not_resumed_against_another_reference(folder: Path) -> None:
     trained(folder, "dpo", **changed)
     shutil.rmtree(start)
     write_weights(Path(config.model.path), start, seed=2)
-    with pytest.raises(CheckpointError, match="held to another reference"):
+    with pytest.raises(CheckpointError, match="trained with another reference"):
         trained(folder, "dpo", **changed, trainer={"max_steps": 6})

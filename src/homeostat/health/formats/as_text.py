@@ -166,7 +166,8 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
         page.add(_asked(diagnosis))
     elif not signs.understood:
         page.add("NOT KNOWN: there is no metric here that a rule could judge.", style="warn")
-        page.add("I do not know this: no rule matched. " + _asked(diagnosis))
+        known = "Only the notes below match" if diagnosis.findings else "No rule matches"
+        page.add(f"I do not know this. {known}: {_asked(diagnosis)}")
     elif not signs.are_good:
         page.add("NOT KNOWN: the vital signs are bad, and no rule knows why.", style="warn")
         page.add(_asked(diagnosis))

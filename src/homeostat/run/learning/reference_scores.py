@@ -151,9 +151,9 @@ def _require_same_reference(state: RunState, checksums: Mapping[str, int]) -> No
     digest = hashlib.sha256(json.dumps(sorted(checksums.items())).encode()).hexdigest()[:32]
     if state.reference_weights not in (None, digest):
         raise CheckpointError(
-            "the policy in the checkpoint was held to another reference than the one here "
-            "(reference, or else the policy that model.path and lora.path make): the weights "
-            "differ. Restore the model's files, or start a new run with another `name`."
+            "the policy in the checkpoint was trained with another reference than the current one "
+            "(reference, or else the policy of model.path and lora.path): the weights differ. "
+            "Restore the model's files, or start a new run with another `name`."
         )
     state.reference_weights = digest
 
