@@ -117,6 +117,18 @@ def test_a_symptom_is_folded_into_what_explains_it() -> None:
     assert any("LRN901" in line for line in watch.open[0].evidence)
 
 
+def test_a_finding_that_another_explains_later_is_not_over() -> None:
+    illness = a_rule("LRN900", name="illness", explains=("LRN901",))
+    watch = monitor(illness, a_rule(), options={"LRN900": {"limit": 25.0}}, clear_after=2)
+    losses = [20.0, 30.0, 30.0, 30.0, 1.0, 1.0]
+    assert told(fed(watch, losses)) == [
+        ("open", 1, "LRN901"),
+        ("open", 2, "LRN900"),
+        ("cleared", 6, "LRN901"),
+        ("cleared", 6, "LRN900"),
+    ]
+
+
 def test_rules_of_another_kind_of_run_are_not_asked() -> None:
     assert fed(monitor(a_rule(kinds=(Kind.RL,))), [50.0]) == []
 

@@ -33,12 +33,17 @@ _SAYS_NOTHING = "Nothing in this log says why"
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything that is known about a run's health. `clear` are codes of rules without finding."""
+    """Everything that is known about a run's health.
+
+    `clear` are codes of rules without finding, `explained` the keys of findings that are evidence
+    of others.
+    """
 
     findings: tuple[Finding, ...]
     not_evaluated: tuple[NotEvaluated, ...]
     clear: tuple[str, ...]
     differential: Differential = NOTHING
+    explained: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def num_clear(self) -> int:
@@ -90,7 +95,8 @@ def _diagnose(
     quoted = quoted_lines(kept[0]) if kept else ()
     said = with_guesses(reasoned, quoted, view.log, seen=findings)
     said = with_near_name(said, quoted, view)
-    return Diagnosis(tuple(said), tuple(unknown), tuple(clear), weighed)
+    explained = frozenset(one.key for one in findings) - {one.key for one in kept}
+    return Diagnosis(tuple(said), tuple(unknown), tuple(clear), weighed, explained)
 
 
 def _is_run_of_ours(view: RunView) -> bool:

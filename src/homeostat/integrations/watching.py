@@ -87,7 +87,7 @@ class Watcher:
         diagnosis = diagnose(view, self._rules)
         self.report = Report(self.run, view, diagnosis, diagnosis.findings)
         seen = {finding.key: finding for finding in reversed(diagnosis.findings)}
-        changes = self._open.settle(view.last_step or 0, seen)
+        changes = self._open.settle(view.last_step or 0, seen, explained=diagnosis.explained)
         for message in self._teller.messages(changes, view.framework):
             self._tell(message)
         if self._stop_on is None:

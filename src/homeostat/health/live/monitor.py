@@ -152,7 +152,10 @@ class Monitor:
         with np.errstate(all="ignore"):
             self._ask(self._fresh, step=step, turns=turns)
         self._fresh = set()
-        return self._open.settle(step, self._seen(step))
+        found = [self._levelled(f) for asked in self._rules for f in asked.verdict]
+        kept = folded(found, self._of_rules) if found else []
+        explained = {finding.key for finding in found} - {finding.key for finding in kept}
+        return self._open.settle(step, self._not_allowed(kept, step), explained=explained)
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a record without evaluating rules; they see it at the next call of `observe`."""
@@ -244,11 +247,12 @@ class Monitor:
             self._ready = [one for one in self._rules if not what_is_missing(one.rule, view)]
         return self._ready
 
-    def _seen(self, step: int) -> dict[tuple[str, str], Finding]:
-        """Return the current findings, except symptoms of another finding and allowed ones."""
-        said = [self._levelled(f) for asked in self._rules for f in asked.verdict]
+    def _not_allowed(
+        self, findings: Iterable[Finding], step: int
+    ) -> dict[tuple[str, str], Finding]:
+        """Return the findings by their keys, except those that the recipe allows."""
         seen: dict[tuple[str, str], Finding] = {}
-        for finding in folded(said, self._of_rules) if said else []:
+        for finding in findings:
             allowed = [one for one in self.watchlist.allow if one.holds(finding, step)]
             self._allowed.update(one.code for one in allowed)
             if not allowed:

@@ -1,13 +1,14 @@
 """Keep track of open findings: each is reported once, and again if it gets worse.
 
 A finding opens when it is first seen and closes after `clear_after` evaluations in a row without
-it. At most one finding per key is open.
+it. If another finding explains it from some step on, it stays open as long as its rule fires: it is
+not over. At most one finding per key is open.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from homeostat.health.diagnose import in_order
@@ -46,11 +47,18 @@ class OpenFindings:
         """Return the number of evaluations since each finding was last seen, where it is not 0."""
         return {key: entry.quiet for key, entry in self._open.items() if entry.quiet}
 
-    def settle(self, step: int, seen: Mapping[Key, Finding]) -> list[Change]:
-        """Update the open findings with those seen now, and return what opened or closed."""
+    def settle(
+        self, step: int, seen: Mapping[Key, Finding], *, explained: Collection[Key] = ()
+    ) -> list[Change]:
+        """Update the open findings with those seen now, and return what opened or closed.
+
+        `explained` are findings that are there, too, but are symptoms of those seen.
+        """
         changes: list[Change] = []
         for key, entry in list(self._open.items()):
-            if key in seen:
+            if key in explained:
+                entry.quiet = 0
+            if key in seen or key in explained:
                 continue
             entry.quiet += 1
             if entry.quiet >= self._clear_after:
