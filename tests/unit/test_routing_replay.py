@@ -282,3 +282,21 @@ def test_agreement_counts_sets_of_experts(tmp_path: Path) -> None:
     assert stats["replay_compared"] == 2 * (tokens - len(rows))
     # What follows a token that went elsewhere may go elsewhere as well, in its own row only.
     assert 1 <= stats["replay_compared"] - stats["replay_same"] <= 2 * len(first)
+
+
+def test_agreement_counts_every_copy_of_a_shared_prompt(tmp_path: Path) -> None:
+    """As often as it occurs: the split of an update over micro-batches changes no share."""
+    trainer = trainer_of(tmp_path)
+    rows = with_routes(model_of(trainer), group_rows())
+    # All rows recorded the same other expert at a token of their prompt.
+    for number, row in enumerate(rows):
+        routes = np.asarray(row.columns["routed_experts"]).copy()
+        routes[2, 0, 0] = next(e for e in range(8) if e not in routes[2, 0])
+        rows[number] = replace(row, columns={"routed_experts": routes})
+    found = []
+    for parts in ([rows], [[row] for row in rows]):
+        trainer.accumulate(POLICY, [TrainBatch.of(part) for part in parts], spec_of(rows), step=1)
+        stats = trainer.apply(POLICY, step=1, learning_rate=0.0).stats
+        found.append([stats[f"replay_{name}"] for name in ("tokens", "compared", "same")])
+    assert found[0] == found[1]
+    assert found[0][1] == 2 * (sum(map(len, rows)) - len(rows))

@@ -205,6 +205,7 @@ class Decoder(nn.Module):
         attention = sharing.attention(layout, kernel=self.kernel, packed=self.packed_attention)
         chosen_U = sharing.unique_U
         inner = routing.at(chosen_U)
+        inner.copies_N = routing.copies(sharing.place_N, count=len(chosen_U))
         inner.load = _load_at(routing, chosen_U, sharing.place_N)
         hidden_UD = self.hidden_in(
             tokens_N[chosen_U], positions_N[chosen_U], attention, states=states, routing=inner

@@ -59,6 +59,8 @@ class Routing:
     records: bool = False
     # Weights of the replayed experts, where those of the engine are used.
     weights_NLK: Tensor | None = None
+    # How often each token of the pass occurs in the batch, where prompts are shared; None: once.
+    copies_N: Tensor | None = None
     # Counts the load of experts and adds the routers' losses; None outside of training.
     load: LoadWatch | None = None
     _chosen: dict[int, Tensor] = field(default_factory=dict)
@@ -102,8 +104,19 @@ class Routing:
             chosen(self.free_N),
             self.records,
             chosen(self.weights_NLK),
+            chosen(self.copies_N),
             _reads=self._reads,
         )
+
+    def copies(self, place_N: Tensor, *, count: int) -> Tensor | None:
+        """Return how often each of `count` distinct tokens occurs: token n is number place_N[n].
+
+        None where nothing is replayed, because only replayed tokens are compared.
+        """
+        if self.replayed_NLK is None:
+            return None
+        zeros_U = torch.zeros(count, dtype=torch.int64, device=place_N.device)
+        return zeros_U.index_add_(0, place_N, torch.ones_like(place_N))
 
     def take_record(self, other: Routing, index_N: Tensor) -> None:
         """Take over what `other` recorded: token n is its token index_N[n]."""
@@ -163,12 +176,16 @@ class Routing:
         return torch.where(self.free_N[:, None], chosen_NK, recorded_NK)
 
     def _compare(self, recorded_NK: Tensor, chosen_NK: Tensor) -> None:
-        """Count the tokens whose set of experts is the one that the layer would have chosen."""
+        """Count the tokens whose set of experts is the one that the layer would have chosen.
+
+        A token counts as often as it occurs in the batch, however often it is computed.
+        """
         pair = (ids_NK.sort(dim=1).values for ids_NK in (recorded_NK, chosen_NK))
         same_N = torch.eq(*pair).all(dim=1)
         has_N = torch.ones_like(same_N) if self.free_N is None else ~self.free_N
-        self._reads.num_same = self._reads.num_same + (same_N & has_N).sum()
-        self._reads.num_compared = self._reads.num_compared + has_N.sum()
+        count_N = has_N.long() if self.copies_N is None else self.copies_N * has_N
+        self._reads.num_same = self._reads.num_same + (count_N * same_N).sum()
+        self._reads.num_compared = self._reads.num_compared + count_N.sum()
 
 
 def _stacked(by_layer: dict[int, Tensor]) -> Tensor:

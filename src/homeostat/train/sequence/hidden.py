@@ -140,11 +140,13 @@ def _routing(whole: WholePass, routing: Routing, part: SequencePart, send: Send)
     if inner.free_N is not None:
         inner.free_N = inner.free_N | ~is_own_X
     watch = routing.load
-    if watch is not None and whole.sharing is not None:
+    if whole.sharing is not None:
         unique_U, place_N = whole.sharing.unique_U, whole.sharing.place_N
-        watch = watch.at(unique_U, place_N)
+        copies_U = routing.copies(place_N, count=len(unique_U))
         # From places in the batch to places among the distinct tokens.
         index_X = place_N[index_X]
+        inner.copies_N = None if copies_U is None else copies_U[index_X]
+        watch = None if watch is None else watch.at(unique_U, place_N)
     inner.load = None if watch is None else watch.part(index_X, is_own_X)
     return inner
 
