@@ -294,8 +294,7 @@ class Learner:
         # A penalty in the reward counts in the group's statistics, also of rows not trained.
         chosen_S = rows.trained_S | (in_reward & ~np.isnan(rows.rewards_S) & (rows.lengths_S > 0))
         chosen = np.flatnonzero(chosen_S[rows.sample_R]).tolist()
-        # A step in which no row is trained (all completions cut, all rewards failed) has nothing to
-        # score.
+        # If all completions were cut or all rewards failed, there is nothing to score.
         if kl is not None and chosen:
             self._fill("ref_logp", Role.REFERENCE, rows, chosen, step)
         correction = self.algorithm.correction
