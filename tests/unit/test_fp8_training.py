@@ -27,6 +27,7 @@ from homeostat.precision.fp8_experts import Fp8Experts
 from homeostat.precision.fp8_linear import Fp8Product, SharedInputs, WeightCopies
 from homeostat.precision.fp8_model import Fp8Rewrite, rewrite_fp8
 from homeostat.precision.history import AmaxHistory
+from homeostat.precision.invariant import EmulatedTiles
 from homeostat.precision.operands import Emulation
 from homeostat.precision.recipe import E4M3, E5M2, Fp8Recipe
 from homeostat.run.preflight.precision import precision_items
@@ -108,6 +109,15 @@ def test_all_three_products_are_those_of_the_dequantised_operands(recipe: Fp8Rec
     # Close to the exact map: e4m3 has 3 bits of mantissa.
     exact = x @ weight.t() + bias
     assert 1e-3 < float((found[0] - exact).norm() / exact.norm()) < 0.06
+
+
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise"])
+def test_in_invariant_numerics_the_bits_of_a_row_do_not_depend_on_other_rows(recipe: str) -> None:
+    x, weight = drawn(70, 700, seed=0), drawn(96, 700, seed=1)
+    fixed = product(Fp8Recipe(scaling=recipe), EmulatedTiles())
+    whole = fixed(x, weight, None)
+    for count in (1, 2, 5, 9, 33):
+        assert torch.equal(fixed(x[:count].clone(), weight, None), whole[:count])
 
 
 def test_inputs_that_maps_share_are_quantised_once_and_weights_once_an_update() -> None:
