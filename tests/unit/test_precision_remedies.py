@@ -74,6 +74,16 @@ def test_more_layers_stay_in_bf16(tmp_path: Path) -> None:
     assert layers_at(schedule, 3) == LAYERS
 
 
+def test_the_last_layers_are_those_of_the_model_not_of_what_the_recipe_left_in_fp8(
+    tmp_path: Path,
+) -> None:
+    skips = "skip_layers: [lm_head, embed, layers.1]"
+    schedule, live, _ = schedule_of(tiny.config(tmp_path, f"trainer.fp8={{{skips}}}"))
+    assert layers_at(schedule, 1) == LAYERS // 2
+    live.edit("trainer.fp8.skip_last", 1, step=2)
+    assert layers_at(schedule, 2) == LAYERS // 2
+
+
 def test_back_to_bf16_and_back_again(tmp_path: Path) -> None:
     schedule, live, _ = schedule_of(tiny.config(tmp_path, "trainer.fp8={recipe: rowwise}"))
     parts = SimpleNamespace(live=live, state=SimpleNamespace(step=4))

@@ -22,7 +22,14 @@ from homeostat.precision.fp8_experts import Fp8Experts
 from homeostat.precision.fp8_linear import Fp8Product, SharedInputs, Watch, WeightCopies
 from homeostat.precision.history import AmaxHistory
 from homeostat.precision.invariant import invariant_arithmetic_of, require_invariant
-from homeostat.precision.layers import Choice, ModelLayer, choose, layers_of, replace_module
+from homeostat.precision.layers import (
+    Choice,
+    ModelLayer,
+    choose,
+    layers_of,
+    num_blocks,
+    replace_module,
+)
 from homeostat.precision.operands import Arithmetic, arithmetic_of
 from homeostat.precision.recipe import E4M3, E5M2, Fp8Recipe
 
@@ -42,10 +49,17 @@ class Fp8Rewrite:
     """A model whose chosen layers compute in FP8 from `start_step` on. Implements `Rewrite`."""
 
     def __init__(
-        self, layers: Sequence[_Rewritten], config: Fp8Config, recipe: Fp8Recipe, num_skipped: int
+        self,
+        layers: Sequence[_Rewritten],
+        config: Fp8Config,
+        recipe: Fp8Recipe,
+        *,
+        num_skipped: int,
+        num_blocks: int,
     ) -> None:
         self._layers, self._config, self.recipe = layers, config, recipe
-        self._num_skipped = num_skipped
+        # Decoder layers of the model: skip_layers may leave the last ones out of `layers`.
+        self._num_skipped, self._num_blocks = num_skipped, num_blocks
         self._is_on = False
         self._ends = config.skip_first, config.skip_last
         self.begin_step(1)
@@ -72,11 +86,9 @@ class Fp8Rewrite:
     def _exchange(self) -> None:
         """Give every layer the product that it has now."""
         first, last = self._ends
-        blocks = [one.layer.block for one in self._layers if one.layer.block is not None]
-        num_blocks = max(blocks, default=-1) + 1 + self._config.skip_last
         for one in self._layers:
             block = one.layer.block
-            is_end = block is not None and not first <= block < num_blocks - last
+            is_end = block is not None and not first <= block < self._num_blocks - last
             is_fp8 = self._is_on and not is_end
             one.layer.module.product = one.fp8 if is_fp8 else one.plain
 
@@ -153,7 +165,11 @@ def rewrite_fp8(
         for choice in choices
         if not choice.why_skipped
     ]
-    return Fp8Rewrite(rewritten, config, recipe, num_skipped=len(choices) - len(rewritten))
+    counts = {
+        "num_skipped": len(choices) - len(rewritten),
+        "num_blocks": num_blocks([choice.layer for choice in choices]),
+    }
+    return Fp8Rewrite(rewritten, config, recipe, **counts)
 
 
 def fp8_choices(model: nn.Module, config: Fp8Config) -> list[Choice]:

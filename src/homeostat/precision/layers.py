@@ -84,15 +84,19 @@ def choose(
     numbers of decoder layers at the two ends of the model.
     """
     _require_effect(layers, skip, setting=setting)
-    blocks = [layer.block for layer in layers if layer.block is not None]
-    num_blocks = max(blocks, default=-1) + 1
-    if skip_first + skip_last >= num_blocks:
+    count = num_blocks(layers)
+    if skip_first + skip_last >= count:
         raise ModelError(
             f"{setting}.skip_first={skip_first} and {setting}.skip_last={skip_last} leave none of "
-            f"the model's {num_blocks} layers. Lower them."
+            f"the model's {count} layers. Lower them."
         )
-    ends = {*range(skip_first), *range(num_blocks - skip_last, num_blocks)}
+    ends = {*range(skip_first), *range(count - skip_last, count)}
     return [Choice(layer, _why_skipped(layer, skip, ends, setting)) for layer in layers]
+
+
+def num_blocks(layers: Iterable[ModelLayer]) -> int:
+    """Return the number of decoder layers of the model that has these layers."""
+    return max((layer.block for layer in layers if layer.block is not None), default=-1) + 1
 
 
 def matches(name: str, pattern: str) -> bool:
