@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.parity.tiny_models import FAMILIES, random_model, save
+from tests.support import tiny
 
 from homeostat.config.fp8 import Fp8Config
 from homeostat.config.model import ModelConfig
@@ -235,6 +236,24 @@ def test_blocks_are_sent_with_the_inverse_scales_of_their_name() -> None:
             assert (error <= 2.0**-4 * weight[block].abs() + scale * 2.0**-9).all()
     assert checkpoint.settings["weight_block_size"] == [128, 128]
     assert checkpoint.settings["modules_to_not_convert"] == ["lm_head"]
+
+
+@pytest.mark.parametrize(("kind", "block"), [("qwen3_moe", "mlp"), ("mixtral", "block_sparse_moe")])
+def test_routers_and_skipped_experts_are_left_out_by_their_names_on_the_hub(
+    tmp_path: Path, kind: str, block: str
+) -> None:
+    """vLLM would cast a router that is not listed to FP8, without a scale."""
+    sizes = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    tiny.write_model(tmp_path, model_type=kind, moe_intermediate_size=16, **sizes)
+    config = ModelConfig(path=str(tmp_path), init="random")
+    how = {"dtype": torch.float32, "device": CPU, "seed": 0, "gradient_checkpointing": False}
+    model = load_model(config, None, **how).module
+    routers = {f"model.layers.{n}.{block}.gate" for n in range(2)}
+    experts = {f"model.layers.{n}.{block}.experts" for n in range(2)}
+    for skip, wanted in (((), routers), (("experts",), routers | experts)):
+        fp8 = Fp8Config(recipe="rowwise", skip_layers=("lm_head", "embed", *skip))
+        found = Fp8Checkpoint.of(fp8_choices(model, fp8), fp8, moe=model.hub_experts)
+        assert set(found.settings["ignore"]) - {"lm_head"} == wanted
 
 
 def test_maps_that_vllm_multiplies_by_as_one_have_one_precision(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @dataclass(frozen=True, slots=True)
 class Fp8Checkpoint:
-    """The weights that are quantised, and how. `skipped` are the modules that stay as they are."""
+    """The weights that are quantised, and how. `skipped` are the modules that stay as they are, by
+    their names on the hub: routers too, which vLLM holds as linear maps."""
 
     recipe: Fp8Recipe
     names: frozenset[str]
@@ -61,9 +62,11 @@ class Fp8Checkpoint:
         )
         for name, choice in chosen.items():
             _require_readable(name, choice, chosen, recipe)
-        skipped = [choice.layer for choice in choices if choice.why_skipped]
-        kept = tuple(layer.name for layer in skipped if layer.kind != "embedding")
-        return cls(recipe, names, kept)
+        layers = [c.layer for c in choices if c.why_skipped and c.layer.kind != "embedding"]
+        kept = [_hub_name(layer.name, moe) for layer in layers]
+        experts = [choice.layer.name for choice in choices if choice.layer.kind == "experts"]
+        kept += [_hub_name(f"{name.removesuffix('experts')}gate", moe) for name in experts]
+        return cls(recipe, names, tuple(kept))
 
     def packer(self, packer: Packer) -> Fp8Packer:
         """Return a packer that quantises weights before it packs them."""
@@ -123,6 +126,15 @@ class Fp8Packer:
 
     def close(self) -> None:
         self.packer.close()
+
+
+def _hub_name(name: str, moe: MoeShape | None) -> str:
+    """Return a module's name on the hub; a block of experts is beside its router."""
+    block, _, last = name.rpartition(".")
+    beside = f"{block}.gate" if last == "experts" else name
+    ((found, _),) = hub_tensors(moe, f"{beside}.weight", torch.empty(0))
+    found = found.removesuffix(".weight")
+    return f"{found.rpartition('.')[0]}.experts" if last == "experts" else found
 
 
 def _require_readable(
