@@ -259,7 +259,7 @@ def test_routers_and_skipped_experts_are_left_out_by_their_names_on_the_hub(
 def test_maps_that_vllm_multiplies_by_as_one_have_one_precision(tmp_path: Path) -> None:
     model = decoder(tmp_path)
     config = Fp8Config(recipe="rowwise", skip_layers=("lm_head", "embed", "k_proj"))
-    with pytest.raises(ModelError, match=r"k_proj and not .*q_proj"):
+    with pytest.raises(ModelError, match=r"k_proj but not .*q_proj"):
         Fp8Checkpoint.of(fp8_choices(model, config), config, moe=None)
 
 
