@@ -256,6 +256,22 @@ def test_routers_and_skipped_experts_are_left_out_by_their_names_on_the_hub(
         assert set(found.settings["ignore"]) - {"lm_head"} == wanted
 
 
+@pytest.mark.parametrize("names", [("gate_proj", "up_proj"), ("w1", "w3")])
+def test_experts_are_sent_with_the_scales_of_the_trainers_copies(names: tuple[str, str]) -> None:
+    """Gate and up of an expert are one matrix there, and have one scale if a tensor has."""
+    gate, up = torch.randn(32, 48), 9 * torch.randn(32, 48)
+    prefix = "model.layers.0.mlp.experts.1"
+    sent_as = dict(zip((f"{prefix}.{name}.weight" for name in names), (gate, up), strict=True))
+    for scaling, block in (("tensorwise", (None, None)), ("rowwise", (1, None))):
+        checkpoint = Fp8Checkpoint(Fp8Recipe(scaling=scaling), frozenset(sent_as), ())
+        sent = dict(checkpoint.tensors(sent_as.items()))
+        found = [
+            dequantise(Quantised(sent[name], sent[f"{name}_scale"], (1, None))) for name in sent_as
+        ]
+        wanted = dequantise(quantise(torch.cat([gate, up]), block=block))
+        assert torch.equal(torch.cat(found), wanted)
+
+
 def test_maps_that_vllm_multiplies_by_as_one_have_one_precision(tmp_path: Path) -> None:
     model = decoder(tmp_path)
     config = Fp8Config(recipe="rowwise", skip_layers=("lm_head", "embed", "k_proj"))

@@ -13,6 +13,7 @@ vLLM casts activations by blocks of 128, or by tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ from homeostat.train.empty_model import empty_model
 
 # Linear layers that vLLM merges into one.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Gate and up of an expert that tokens are routed to, in both spellings of the hub.
+_GATE_OR_UP = re.compile(r"(.*\.experts\.\d+)\.(?:gate_proj|up_proj|w1|w3)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +103,29 @@ class Fp8Checkpoint:
 
     def tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of the checkpoint, each weight before its scales."""
+        # Experts' gate and up are one matrix in the trainer, and share the scale of a whole tensor.
+        waiting: dict[str, tuple[str, Tensor]] = {}
         for name, tensor in weights:
             if name not in self.names:
                 yield name, tensor
-                continue
-            how = {"block": self.recipe.weights, "power_of_two": self.recipe.power_of_two}
-            found = quantise(tensor.detach(), **how)
+            elif self.recipe.scaling != "tensorwise" or (pair := _pair(name)) is None:
+                yield from self._cast([(name, tensor.detach())])
+            elif pair in waiting:
+                yield from self._cast([waiting.pop(pair), (name, tensor.detach())])
+            else:
+                waiting[pair] = name, tensor.detach()
+        assert not waiting, f"gate and up come together, but for {', '.join(waiting)}"
+
+    def _cast(self, together: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield weights and their scales; several of them have the scale of all together."""
+        largest = [weight.abs().amax() for _, weight in together] if len(together) > 1 else []
+        how = {
+            "block": self.recipe.weights,
+            "power_of_two": self.recipe.power_of_two,
+            "amax": torch.stack(largest).amax().reshape(1) if largest else None,
+        }
+        for name, tensor in together:
+            found = quantise(tensor, **how)
             yield name, found.values
             if self.recipe.scaling == "blockwise":
                 yield f"{name}_scale_inv", found.scales
@@ -126,6 +146,12 @@ class Fp8Packer:
 
     def close(self) -> None:
         self.packer.close()
+
+
+def _pair(name: str) -> str | None:
+    """Return what an expert's gate and up have in common; None for any other weight."""
+    found = _GATE_OR_UP.fullmatch(name)
+    return None if found is None else found[1]
 
 
 def _hub_name(name: str, moe: MoeShape | None) -> str:
