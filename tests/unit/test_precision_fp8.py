@@ -10,6 +10,7 @@ from torch import Tensor
 from homeostat.config.fp8 import SCALES_VARIABLE, Fp8Config
 from homeostat.precision import operands
 from homeostat.precision.fp8 import Quantised, dequantise, quantise
+from homeostat.precision.history import AmaxHistory
 from homeostat.precision.recipe import BLOCK, E4M3, E5M2, Fp8Recipe
 
 # The bits of a format's mantissa, its smallest exponent, and its largest number.
@@ -160,3 +161,17 @@ def test_a_product_without_its_padding_lies_as_a_plain_one_does(monkeypatch) -> 
     )
     assert found.is_contiguous()
     assert torch.equal(found, padded[:5, :7])
+
+
+def test_a_history_of_updates_of_zeros_is_resumed_as_one() -> None:
+    """The gradient below a value head that starts at zero is zero at first."""
+    whole, resumed = (AmaxHistory(3, limit=448.0, device=torch.device("cpu")) for _ in range(2))
+    whole.restored()
+    assert whole.expected is None
+    whole.now(records=True)
+    whole.end_update(applied=True)
+    resumed.values.copy_(whole.values)
+    resumed.restored()
+    assert whole.expected is not None
+    assert resumed.expected is not None
+    assert whole.expected.item() == resumed.expected.item() == 448

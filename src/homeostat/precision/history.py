@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from homeostat.precision.fp8 import SMALLEST
 from homeostat.precision.operands import NO_AMAX, Amax
 
 
@@ -33,7 +34,9 @@ class AmaxHistory:
     def end_update(self, *, applied: bool) -> None:
         """Add the record to the history if the update was applied, and begin a new one."""
         if self.length and self._has_record and applied:
-            self.values.copy_(torch.cat([self._record, self.values[:-1]]))
+            # An update of zeros is not an empty place of the history, which is 0.
+            record = self._record.clamp_min(SMALLEST)
+            self.values.copy_(torch.cat([record, self.values[:-1]]))
             self._expect()
         self._record.zero_()
         self._has_record = False
@@ -46,4 +49,4 @@ class AmaxHistory:
     def _expect(self) -> None:
         largest = self.values.amax().reshape(1)
         # After updates of zeros nothing is known: a scale of 1.
-        self.expected = largest.where(largest > 0, self.limit)
+        self.expected = largest.where(largest > SMALLEST, self.limit)
