@@ -175,3 +175,15 @@ def test_a_history_of_updates_of_zeros_is_resumed_as_one() -> None:
     assert whole.expected is not None
     assert resumed.expected is not None
     assert whole.expected.item() == resumed.expected.item() == 448
+
+
+def test_a_run_that_goes_back_to_before_its_first_record_has_no_scales_from_later() -> None:
+    history = AmaxHistory(3, limit=448.0, device=torch.device("cpu"))
+    amax = history.now(records=True)
+    assert amax.record is not None
+    amax.record.fill_(7.0)
+    history.end_update(applied=True)
+    assert history.expected is not None
+    history.values.zero_()
+    history.restored()
+    assert history.expected is None

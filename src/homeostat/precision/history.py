@@ -43,6 +43,9 @@ class AmaxHistory:
 
     def restored(self) -> None:
         """Go on with the values that were put into the history; zeros are an empty one."""
+        # A run that goes back to an earlier checkpoint has scales already.
+        self.expected = None
+        self.end_update(applied=False)
         if self.length and bool(self.values.any()):
             self._expect()
 
