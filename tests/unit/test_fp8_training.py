@@ -316,6 +316,17 @@ def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path, fp8) -> None:
     assert updates(trainer_of(tmp_path, **{**fp8, "start_step": 6}), range(1, 6)) != losses
 
 
+@pytest.mark.parametrize("changed", [{"amax_history": 5}, {"amax_history": 2}, {"skip_last": 1}])
+def test_delayed_scaling_is_resumed_with_settings_that_may_change(tmp_path: Path, changed) -> None:
+    delayed = {"recipe": "tensorwise", "scaling": "delayed", "amax_history": 3}
+    first, second = trainer_of(tmp_path, **delayed), trainer_of(tmp_path, **{**delayed, **changed})
+    updates(first, range(1, 3))
+    first.save(tmp_path)
+    second.load(tmp_path)
+    own, saved = (trainer._rewrites[0].state() for trainer in (second, first))
+    assert all(torch.equal(own[name][:2], saved[name][:2]) for name in own.keys() & saved.keys())
+
+
 def test_an_update_that_is_discarded_leaves_no_trace_in_the_history(tmp_path: Path) -> None:
     delayed = {"recipe": "tensorwise", "scaling": "delayed"}
     plain, retried = trainer_of(tmp_path, **delayed), trainer_of(tmp_path, **delayed)

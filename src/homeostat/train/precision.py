@@ -18,7 +18,7 @@ from homeostat.precision.int4_rewrite import Int4Rewrite, int4_bytes
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
-from homeostat.train.shards import Rows
+from homeostat.train.shards import Rows, TensorReader
 from homeostat.types import Role
 
 
@@ -64,6 +64,18 @@ def rows_of(rewrites: Iterable[Rewrite]) -> dict[str, Rows]:
         for number, rewrite in enumerate(rewrites)
         for name, tensor in rewrite.state().items()
     }
+
+
+def copy_recorded(own: Mapping[str, Rows], stored: TensorReader) -> None:
+    """Fill the histories of a run whose settings of precision may have changed since it was saved.
+
+    A layer that was in another precision has none yet; of a longer history the newest are taken.
+    """
+    for name, rows in own.items():
+        count = min(len(rows.tensor), *stored.shapes.get(name, (0,)))
+        rows.tensor.zero_()
+        if count:
+            rows.tensor[:count].copy_(stored.rows(name, 0, count))
 
 
 def _rewrites(

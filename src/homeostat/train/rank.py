@@ -35,7 +35,7 @@ from homeostat.train.exporting import export_role, sent_weights
 from homeostat.train.frozen import checksums, require_same_frozen
 from homeostat.train.nonfinite import trace
 from homeostat.train.optim import require_same_kind
-from homeostat.train.precision import distinct, rows_of
+from homeostat.train.precision import copy_recorded, distinct, rows_of
 from homeostat.train.precision_probe import measure_precision, with_observed
 from homeostat.train.roles import RoleModel, RoleState, Training
 from homeostat.train.runtime import Runtime
@@ -275,9 +275,10 @@ class RankTrainer:
         optimizers = {state.stems[1] for state in self.roles.values()}
         for stem, group in self.state().items():
             stored = TensorReader(folder, stem)
-            # A run that has just switched to another precision has no recorded values for it yet.
-            is_new = stem == PRECISION and not stored.shapes
-            if stem == FROZEN or is_new:
+            if stem == FROZEN:
+                continue
+            if stem == PRECISION:
+                copy_recorded(group, stored)
                 continue
             if stem in optimizers:
                 require_same_kind(group, stored.shapes)
