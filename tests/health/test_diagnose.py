@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
-from homeostat.health.diagnose import folded, named
+from homeostat.health.diagnose import diagnose, folded, named
 from homeostat.health.finding import Finding, Level, Sighting
+from homeostat.health.readers import read_text
 from homeostat.health.registry import BY_CODE, RULES
 from homeostat.health.view import RunView
 
@@ -75,3 +76,34 @@ def test_rules_that_name_the_same_illness_are_one_finding() -> None:
 def test_one_rule_keeps_a_finding_for_each_subject() -> None:
     both = [finding("RWD001", subject="format"), finding("RWD001", subject="length")]
     assert [f.subject for f in folded(both, RULES)] == ["format", "length"]
+
+
+def said_of(log: str) -> list[str]:
+    view = read_text(log, config=None)
+    return [found.code for found in diagnose(view, RULES).findings]
+
+
+def test_known_words_below_the_class_of_an_exception_are_about_that_exception() -> None:
+    log = (
+        "OSError: You are trying to access a gated repo.\n"
+        "Make sure to have access to it at https://huggingface.co/some/model.\n"
+        "401 Client Error. (Request ID: Root=1-69cf8f08)\n\n"
+        "Cannot access gated repo for url https://huggingface.co/some/model/config.json.\n"
+        "Access to model some/model is restricted. Please log in.\n"
+    )
+    assert said_of(log) == ["ERR350"]
+
+
+def test_words_quoted_from_an_earlier_line_are_known_in_the_exception_as_well() -> None:
+    log = (
+        "A module that was compiled using NumPy 1.x cannot be run in\n"
+        "NumPy 2.0.0 as it may crash. To support both 1.x and 2.x\n\n"
+        "warming up\nready\nreading rows\nstarting\n"
+        "Traceback (most recent call last):\n"
+        '  File "/home/u/infer.py", line 5, in <module>\n    main()\n'
+        '  File "/env/lib/python3.10/site-packages/torch/utils/data.py", line 1, in rows\n'
+        "    values.numpy()\nRuntimeError: Numpy is not available\n"
+    )
+    assert said_of(log) == ["ERR318"]
+    other = log.replace("Numpy is not available", "the stove is out")
+    assert "VIT002" in said_of(other)

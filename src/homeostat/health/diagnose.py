@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,19 @@ import numpy as np
 from homeostat.health.advice import is_followed
 from homeostat.health.differential.answer import NOTHING, Differential, differential
 from homeostat.health.differential.illnesses import fitted_table
+from homeostat.health.failures.text import end_of_message
 from homeostat.health.finding import Finding, Level, NotEvaluated, Sighting, Unknown
 from homeostat.health.frameworks import HOMEOSTAT
 from homeostat.health.guesses.near_names import with_near_name
 from homeostat.health.guesses.second_opinion import with_guesses
 from homeostat.health.rule import Rule
 from homeostat.health.view import Kind, RunView
+from homeostat.health.vital_signs.last_exception import last_exception
 from homeostat.health.words import shortened
 
 _JUST_ABOVE = 3
+# Maximum number of lines with a signature's words that are compared with another finding's.
+_MAX_LINES = 300
 _QUOTE = re.compile(r"line (\d{1,12}): ")
 _SAYS_NOTHING = "Nothing in this log says why"
 
@@ -87,7 +92,7 @@ def _diagnose(
             findings += found
         else:
             clear.append(rule.code)
-    kept = folded(findings, rules)
+    kept = folded(findings, rules, view)
     weighed = differential(
         kept, clear=clear, is_calibrated=_is_run_of_ours(view), table=fitted_table()
     )
@@ -162,8 +167,13 @@ def what_is_missing(rule: Rule, view: RunView) -> str:
     return ""
 
 
-def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
-    """Return the findings in order; those that another explains become its evidence."""
+def folded(
+    findings: Sequence[Finding], rules: Iterable[Rule], view: RunView | None = None
+) -> list[Finding]:
+    """Return the findings in order; those that another explains become its evidence.
+
+    Without the view, only the lines that the findings quote tell whether they are about the same.
+    """
     present = {finding.code for finding in findings}
     of_code = {rule.code: rule for rule in rules if rule.code in present}
     by: dict[str, str] = {}
@@ -175,7 +185,7 @@ def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
             if symptom in present and code not in of_code[symptom].explains and not hides:
                 by.setdefault(symptom, code)
     for finding in findings:
-        better = _says_more(finding, findings, of_code) if finding.code not in by else None
+        better = _says_more(finding, findings, of_code, view) if finding.code not in by else None
         if better is not None and by.get(better.code) != finding.code:
             by[finding.code] = better.code
         elif finding.code not in by:
@@ -225,13 +235,17 @@ def _says_less(finding: Finding, rules: Mapping[str, Rule]) -> bool:
 
 
 def _says_more(
-    finding: Finding, findings: Sequence[Finding], rules: Mapping[str, Rule]
+    finding: Finding,
+    findings: Sequence[Finding],
+    rules: Mapping[str, Rule],
+    view: RunView | None,
 ) -> Finding | None:
     """Return the most likely of the findings to which this finding's rule yields."""
     codes = rules[finding.code].yields_to
     if not codes:
         return None
     mine = quoted_lines(finding)
+    last = _last_line(mine, view)
     for other in in_order(findings):
         if not other.code.startswith(codes) or other == finding:
             continue
@@ -242,9 +256,31 @@ def _says_more(
                 return other
             continue
         # A message just above a traceback is about the same failure.
-        if not mine or any(min(mine) - _JUST_ABOVE <= n <= max(mine) for n in there):
+        if not mine or any(min(mine) - _JUST_ABOVE <= n <= last for n in there):
+            return other
+        # A signature quotes one of the lines that it knows.
+        if any(min(mine) <= n <= last for n in _known_lines(rules[other.code], view)):
             return other
     return None
+
+
+def _last_line(mine: Sequence[int], view: RunView | None) -> int:
+    """Return the last of a finding's lines, to the end of the message of the exception it quotes.
+
+    The words that a signature knows are often below the line with the exception's class.
+    """
+    last = max(mine, default=0)
+    reading = last_exception(view) if view is not None and mine else None
+    if view is None or reading is None or reading.failure.end.number not in mine:
+        return last
+    return max(last, end_of_message(reading.failure, view.log))
+
+
+def _known_lines(rule: Rule, view: RunView | None) -> Iterator[int]:
+    """Yield the numbers of the lines with a signature's words."""
+    if view is not None:
+        for text in rule.texts:
+            yield from (line.number for line in islice(view.log.find(text), _MAX_LINES))
 
 
 def _is_taken(other: Finding, finding: Finding, rules: Mapping[str, Rule]) -> bool:

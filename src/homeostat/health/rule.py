@@ -91,7 +91,8 @@ class Rule:
     say more about the same failure. If one of them fires at level warn or above, this one is folded
     into it; if this one quotes lines, the other one must quote lines of the same place in the log.
     `takes` are prefixes of codes that are folded into this one if they quote lines of the same
-    place.
+    place. `texts` are the patterns of a signature; a line that has one of them counts as quoted
+    where another finding yields to this one.
     """
 
     code: str
@@ -106,6 +107,7 @@ class Rule:
     explains: tuple[str, ...] = ()
     yields_to: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
     page: Callable[[], str] | None = None
 
     def __post_init__(self) -> None:

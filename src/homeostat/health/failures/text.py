@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 
 from homeostat.health.failures.frames import BOX
 from homeostat.health.failures.lone_errors import MAX_PASTED
@@ -18,9 +19,19 @@ _MAX_ABOVE = 4
 
 def whole_message(failure: Traceback, log: Log) -> str:
     """Return the message with the following lines that belong to it."""
+    return "\n".join((failure.message, *(text for _, text in _continued(failure, log))))
+
+
+def end_of_message(failure: Traceback, log: Log) -> int:
+    """Return the number of the last line that belongs to the exception's message."""
+    return max((number for number, _ in _continued(failure, log)), default=failure.end.number)
+
+
+def _continued(failure: Traceback, log: Log) -> Iterator[tuple[int, str]]:
+    """Yield the lines below the exception's own line that continue its message."""
     if failure.is_native or not failure.has_tail:
-        return failure.message
-    parts, is_pasted = [failure.message], len(log.lines) <= MAX_PASTED
+        return
+    is_pasted = len(log.lines) <= MAX_PASTED
     start = bisect_right(log.lines, failure.end.number, key=lambda line: line.number)
     for line in log.lines[start : start + _MAX_MORE]:
         speaker, text = speaker_in(line.text)
@@ -37,8 +48,7 @@ def whole_message(failure: Traceback, log: Log) -> str:
             or text.strip()[:1] in BOX
         ):
             break
-        parts.append(text.strip())
-    return "\n".join(parts)
+        yield line.number, text.strip()
 
 
 def raising_code(failure: Traceback, log: Log) -> str:

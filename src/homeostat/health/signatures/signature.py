@@ -107,6 +107,7 @@ def rule_of(signature: Signature) -> Rule:
         check=check,
         needs=("log",),
         explains=signature.explains,
+        texts=signature.texts,
         page=partial(_page, signature),
     )
 
