@@ -131,3 +131,15 @@ KeyError: 'grpo_compute_loss_slow'
     found = reading(text.replace("{place}", "<module>")).likely
     assert found == ("library-version-mismatch", "unsloth cannot be imported")
     assert reading(text.replace("{place}", "train")).likely is None
+
+
+def test_a_sentence_is_no_key_and_what_a_message_lacks_is_left_out() -> None:
+    sentence = last_exception(read_text("KeyError: \"filename 'rows' not found\""))
+    assert sentence is not None
+    assert sentence.wrong == ""
+    key = last_exception(read_text("KeyError: 'my rows'"))
+    assert key is not None
+    assert key.wrong == "there is no key my rows"
+    lacking = last_exception(read_text("RuntimeError: Gizmo is not available"))
+    assert lacking is not None
+    assert lacking.wrong == "Gizmo is not supported here"

@@ -11,7 +11,7 @@ exception contains one of its cues (cues.py), because compiling all forms takes 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import starmap
@@ -250,6 +250,10 @@ _ANY_PATH = re.compile(r"(?:['\"`]|: )((?:[\w.~-]{0,80}/){1,20}[\w.-]{1,120})(?:
 _GONE = re.compile(r"(\w{2,120})(?: does not exist| not found)?")
 
 
+# What a sentence has and a key has not: something quoted after a space, or what happened to it.
+_SENTENCE = re.compile(r"\w ['\"`]\w|\w ['\"`]? ?(?:is |was )?not (?:found|in|known)\b")
+
+
 # pydantic's errors: the setting, what is wrong with it, and pydantic's name for that kind of error.
 _REFUSED = re.compile(
     r"^(?P<where>[A-Za-z_][\w.\[\]-]{0,120})\n\s*(?P<what>[^\n]{1,300}?) \[type=(?P<type>\w{1,60})",
@@ -288,11 +292,18 @@ def details_of(kind: str, message: str) -> tuple[Detail, ...]:
         if match is None or any(match[0] in one.words for one in found):
             continue
         names = tuple(group.strip("'\"` ") for group in match.groups() if group is not None)
-        values = [group if group is not None else "it" for group in match.groups()]
-        found.append(Detail(form.kind, form.words.format(*values), names))
+        found.append(Detail(form.kind, _filled(form.words, match.groups()), names))
         if len(found) >= _MAX_DETAILS:
             break
     return tuple(found)
+
+
+def _filled(words: str, groups: Sequence[str | None]) -> str:
+    """Return a form's sentence with the message's values, without a bracket for one it lacks."""
+    for place, group in enumerate(groups):
+        if group is None:
+            words = words.replace(f" ({{{place}}})", "")
+    return words.format(*(group if group is not None else "it" for group in groups))
 
 
 def _by_pydantic(text: str) -> Iterator[Detail]:
@@ -333,7 +344,7 @@ def _by_kind(kind: str, text: str) -> Iterator[Detail]:
         if _WEIGHT.fullmatch(key):
             yield Detail("keys", f"there is no weight {key}", (key,))
             return
-        if len(key.split()) > _MAX_KEY_WORDS:
+        if len(key.split()) > _MAX_KEY_WORDS or _SENTENCE.search(key):
             # A sentence is not a key; the forms read it.
             return
         yield Detail("key", f"there is no key {key}", (key,))
