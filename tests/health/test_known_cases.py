@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,17 @@ def test_a_cause_that_was_read_is_not_guessed_again_under_another_name() -> None
     names = [cause["name"] for cause in first_finding(log)["causes"]]
     assert names[0] == "known-bad-version"
     assert known_cases.VERSIONS not in names
+
+
+def test_a_version_is_advised_only_where_the_log_names_its_package() -> None:
+    gizmo = KnownCase(GIZMO, (known_cases.VERSIONS,), "", "Upgrade gizmo.")
+    for fix in ("Upgrade gizmo.", "Pin gizmo<2.1.", "Take the repaired release."):
+        case = replace(gizmo, fix=fix)
+        assert known_cases._is_about(case, {"gizmo"})
+        assert not known_cases._is_about(case, {"flurb"})
+    assert known_cases._is_about(replace(gizmo, fix="End the path with a slash."), {"flurb"})
+    near = "GizmoError: the gizmo has no whirl"
+    (guess, *_) = guesses([near])
+    assert guess.case is not None
+    (guess, *_) = guesses([near.replace("gizmo ", "thing ").replace("GizmoError", "Gizmoerror")])
+    assert guess.case is None

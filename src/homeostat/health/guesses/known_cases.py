@@ -19,7 +19,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from homeostat.health.failures.code_owners import PACKAGES
 from homeostat.health.signatures.load import shipped
 
 FILE = Path(__file__).with_name("known_cases.json")
@@ -56,6 +57,14 @@ _FOLDERS = re.compile(
     r"(?:[A-Za-z]:)?[\\/~](?:[\w.+~-]{1,100}[\\/]){1,30}(?=[\w.+-]{1,100}[\\/][\w.+-])"
     r"|(?<![\w.:/])/(?=\w)"
 )
+# A package in advice, "numpy 1.26" or "Upgrade tokenizers", and words for a repaired release.
+_NAMED_IN_ADVICE = (
+    re.compile(r"([A-Za-z][\w-]{1,40})(?: version)? ?[<>=~!]{0,2} ?v?\d{1,4}\.\d"),
+    re.compile(
+        r"\b(?:[Uu]pgrade|[Uu]pdate|[Dd]owngrade) (?!to\b|the\b|an?\b|it\b)([A-Za-z][\w-]{1,40})"
+    ),
+)
+_RELEASE = re.compile(r"(?i)\b(?:version|release|commit|repair|correct|updat|upgrad|fix)")
 _WORD = re.compile(r"[A-Za-z_]{2,60}")
 _PART = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}")
 # Number of last lines in which the error's words are searched, and of informative lines used.
@@ -160,13 +169,15 @@ def leaving_out(url: str, texts: Iterable[str] = ()) -> Iterator[None]:
 def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
     """Return the likeliest causes of the error with which these lines end, the likeliest first."""
     near = _nearest(telling_lines(lines), "\n".join(_last_lines(lines)), *_left_out.get())
+    said = _counted("\n".join(line[:_MAX_CHARS] for line in lines[-MAX_LINES:]))
     votes = defaultdict[str, float](float, _in_advance())
     example: dict[str, KnownCase] = {}
     for known, closeness in near:
         for place, name in enumerate(known.names):
             votes[name] += closeness**2 * known.votes * (_SECOND_VOTE if place else 1.0)
-            if known.case is not None and closeness >= _NEAR:
-                example.setdefault(name, known.case)
+            case = known.case if closeness >= _NEAR else None
+            if case is not None and (name != VERSIONS or _is_about(case, said)):
+                example.setdefault(name, case)
     total = sum(votes.values()) or 1.0
     likeliest = sorted(votes, key=lambda name: -votes[name])[:MAX_GUESSES]
     found = (
@@ -174,6 +185,21 @@ def guesses(lines: Sequence[str]) -> tuple[Guess, ...]:
         for place, name in enumerate(likeliest)
     )
     return tuple(guess for guess in found if guess.right >= _WORTH_SAYING)
+
+
+def _is_about(case: KnownCase, said: Container[str]) -> bool:
+    """Return whether a log names one of the packages whose version a thread was about.
+
+    Errors of different packages have the same words, and only that package's version helps. Advice
+    to take a repaired release that names no package is about the thread's own repository.
+    """
+    named = (one for pattern in _NAMED_IN_ADVICE for one in pattern.findall(case.fix))
+    packages = {name.lower().replace("-", "_") for name in named}
+    packages |= PACKAGES.intersection(_counted(case.fix))
+    if not packages and _RELEASE.search(case.fix):
+        name = _repository(case.url).rpartition("/")[2].replace("-", "_")
+        packages = {name, name.removeprefix("py")}
+    return not packages or any(package in said for package in packages)
 
 
 _NOWHERE: tuple[list[int], list[float]] = ([], [])
