@@ -7,6 +7,7 @@ import pytest
 from homeostat.health.diagnose import diagnose
 from homeostat.health.failures.end_lines import End
 from homeostat.health.failures.lone_errors import pasted_errors
+from homeostat.health.finding import Level
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
 from homeostat.health.vital_signs.ending import ending_of
@@ -88,3 +89,16 @@ def test_a_process_that_is_started_while_its_parent_is_imported_is_recognised() 
     )
     codes = [one.code for one in diagnose(read_text(text), RULES).findings]
     assert codes[0].startswith("ERR")
+
+
+def test_a_warning_of_python_and_what_it_quotes_are_no_error() -> None:
+    text = (
+        "(pid=88) /env/lib/python3.10/site-packages/vllm/connections.py:8: RuntimeWarning: "
+        "Failed to read commit hash:\n"
+        "(pid=88) No module named 'vllm._version'\n"
+        "(pid=88)   from vllm.version import __version__ as VLLM_VERSION\n"
+    )
+    found = diagnose(read_text(text), RULES).findings
+    assert {one.level for one in found} <= {Level.INFO}
+    (raised,) = diagnose(read_text("No module named 'vllm._version'\n"), RULES).findings
+    assert raised.code == "ERR320"

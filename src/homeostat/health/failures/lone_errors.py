@@ -49,6 +49,8 @@ _SAYS_WRONG = re.compile(
 # Log levels of lines that report no error, and the notice about a newer version.
 _AT_EASE = re.compile(r"\b(?:INFO|DEBUG)\b|\bis available!")
 _WARNS = re.compile(r"\b(?:WARN(?:ING)?|[Ww]arning|[A-Z][A-Za-z]{0,30}Warning)\b")
+# The head of a warning that Python prints, behind the path of the file.
+_PYTHON_WARNS = re.compile(r"\.py:\d{1,6}\S{0,400}: \w{0,60}Warning: ")
 _MAX_CHARS = 2_000
 # The name of an exception class, then ": " and a message, a quoted message in brackets, or nothing.
 _NAMED = re.compile(
@@ -80,7 +82,12 @@ def pasted_errors(lines: Sequence[LogLine]) -> Iterator[LogLine]:
 
 def is_warning(line: LogLine) -> bool:
     """Return whether the line is logged as a warning. Runs survive those."""
-    return _WARNS.search(line.text[:120]) is not None
+    return _WARNS.search(line.text[:120]) is not None or is_python_warning(line)
+
+
+def is_python_warning(line: LogLine) -> bool:
+    """Return whether Python's own `warnings` printed the line: nobody raised anything there."""
+    return _PYTHON_WARNS.search(line.text[:_MAX_CHARS]) is not None
 
 
 def as_error(line: LogLine) -> Traceback:

@@ -18,7 +18,12 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sigh
 from homeostat.health.log import LogLine
 from homeostat.health.rule import Rule
 from homeostat.health.signatures.predicates import holds
-from homeostat.health.signatures.unsaid import is_code_beside, is_ignored, lists_settings
+from homeostat.health.signatures.unsaid import (
+    continues_warning,
+    is_code_beside,
+    is_ignored,
+    lists_settings,
+)
 from homeostat.health.view import RunView
 
 # Characters of a line that are quoted.
@@ -204,6 +209,8 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
             if is_quoted and not signature.notes:
                 continue
             if is_ignored(line, view.log):
+                continue
+            if signature.ends_run and continues_warning(line, view.log):
                 continue
             beside = anywhere
             if signature.context and beside is None:

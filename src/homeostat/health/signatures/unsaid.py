@@ -5,8 +5,10 @@
                          numbers; another branch's `raise ValueError("...")` is among it
     ignored exception    Python reports what a destructor raised while the process ended, and does
                          not stop: it follows from what ended the run
+    rest of a warning    a warning of Python that quotes an exception below its own line: somebody
+                         caught that exception and went on
 
-Signatures pass over such lines.
+Signatures pass over such lines, over those of a warning if they say that the run ended.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ _ARROW = re.compile(r"(?:\[rank\d{1,5}\]:? ?)?[ \t\u2502|]{0,12}(?:-{1,8}>|\u277
 # Lines of a message that is written over several lines of code, and lines of a traceback.
 _MAX_TEXT_LINES, _MAX_TRACEBACK = 12, 60
 _HEADER = "traceback (most recent call"
+# The head of a warning that Python prints, whose text goes on in the next line.
+_WARNS = re.compile(r"\.py:\d{1,6}[^\s:]{0,2}\S{0,400}: \w{0,60}Warning: [^\n]{0,400}:\s*$")
+_MAX_WARNING = 6
 
 
 def lists_settings(line: LogLine) -> bool:
@@ -70,6 +75,21 @@ def is_ignored(line: LogLine, log: Log) -> bool:
             return any(IGNORED in text.lower() for text in texts[max(0, place - 2) : place])
         if not texts[place][:1].isspace():
             return IGNORED in texts[place].lower()
+    return False
+
+
+def continues_warning(line: LogLine, log: Log) -> bool:
+    """Return whether a line is the rest of a warning that Python printed: nothing ended there."""
+    speaker = speaker_in(line.text)[0]
+    for one in reversed(_above(line, log, _MAX_WARNING)):
+        who, text = speaker_in(one.text)
+        if who != speaker:
+            continue
+        if _WARNS.search(text):
+            return True
+        # The line of code that warned follows the text, and is indented.
+        if text[:1].isspace() or not text:
+            return False
     return False
 
 

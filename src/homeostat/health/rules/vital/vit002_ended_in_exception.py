@@ -42,13 +42,19 @@ from typing import Any
 
 from homeostat.health.failures.advice import advice_on
 from homeostat.health.failures.end_lines import LAUNCHER, End
-from homeostat.health.failures.lone_errors import as_error, is_warning, pasted_errors
+from homeostat.health.failures.lone_errors import (
+    as_error,
+    is_python_warning,
+    is_warning,
+    pasted_errors,
+)
 from homeostat.health.failures.reading import ExceptionReading, read_exception
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.guesses.known_cases import Guess, merged
 from homeostat.health.guesses.second_opinion import RIGHT_LOOSELY, as_cause, guesses_at, helped
 from homeostat.health.log import LogLine
 from homeostat.health.rule import Rule
+from homeostat.health.signatures.unsaid import continues_warning
 from homeostat.health.view import RunView
 from homeostat.health.vital_signs.ending import Ending, ending_of
 from homeostat.health.vital_signs.last_exception import last_exception
@@ -64,7 +70,8 @@ _RIGHT_IN_LIBRARY = 0.6
 def check(view: RunView, _: object) -> Iterator[Sighting]:
     ending = ending_of(view)
     if ending.how is End.UNKNOWN and not view.metrics:
-        found = [_words_of(view, line) for line in pasted_errors(view.log.lines)]
+        lines = pasted_errors(view.log.lines)
+        found = [_words_of(view, one) for one in lines if not continues_warning(one, view.log)]
         if found:
             # Of several lines, one whose words tell what was wrong says most.
             errors = [one for one in found if not is_warning(one.failure.end)]
@@ -110,15 +117,18 @@ def _pasted(view: RunView, reading: ExceptionReading) -> Sighting:
     line = reading.failure.end
     # Runs survive what is logged as a warning: it is read only if the library's message is known.
     worth = None if is_warning(line) else reading
+    is_mild = is_python_warning(line)
     said = reading if reading.stated is not None else worth
-    like = "a message of a library" if reading.stated is not None else "an error that no rule knows"
+    like = "a warning that no rule knows" if is_mild else "an error that no rule knows"
+    if reading.stated is not None:
+        like = "a message of a library"
     known, words = guesses_at(view.log, line.number), shortened(line.text.strip(), 300)
     return Sighting(
         message=f"Line {line.number} reads like {like}: {words}",
         evidence=(f"line {line.number}: {words}",),
         causes=tuple(_causes(said, known, "these lines do not say whether a run ended in it")),
         fixes=(*_advice(said), *helped(known)),
-        **_worth_a_warning(worth, known),
+        **_worth_a_warning(worth, () if is_mild else known),
     )
 
 
