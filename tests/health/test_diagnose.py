@@ -107,3 +107,11 @@ def test_words_quoted_from_an_earlier_line_are_known_in_the_exception_as_well() 
     assert said_of(log) == ["ERR318"]
     other = log.replace("Numpy is not available", "the stove is out")
     assert "VIT002" in said_of(other)
+
+
+def test_a_cpu_build_of_torch_explains_that_bitsandbytes_has_no_gpu() -> None:
+    log = (
+        "The installed version of bitsandbytes was compiled without GPU support.\n"
+        "AssertionError: Torch not compiled with CUDA enabled\n"
+    )
+    assert said_of(log) == ["ERR312"]
