@@ -65,6 +65,15 @@ def test_a_bar_drawn_over_itself_and_a_row_on_its_line() -> None:
     assert (steps_of(view, "train/loss"), view.total_steps) == ([2], 50)
 
 
+def test_rows_of_the_fine_tuning_trainer_of_a_framework_for_rl() -> None:
+    rows = [
+        f"step:{step} - train/loss:{2.0 / step} - train/grad_norm:0.7 - train/lr:1e-05"
+        for step in range(1, 6)
+    ]
+    view = read_text("\n".join(rows))
+    assert (view.framework.name, view.kind) == ("verl", Kind.SFT)
+
+
 def test_verl_rows_behind_ray_prefixes_and_colours() -> None:
     view = read_text(
         "\x1b[36m(TaskRunner pid=71)\x1b[0m step:1 - actor/entropy:0.5 - actor/grad_norm:nan - "

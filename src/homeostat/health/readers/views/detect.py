@@ -206,6 +206,9 @@ def kind_of(
     is_sft = any(word == "sft" or "sft_trainer" in word for word in words) or log.has(
         "sft_trainer", "SFT dataset", "/sft"
     )
+    # Most of these frameworks fine-tune, too. Their RL logs at least one metric of samples beside
+    # the loss and the rate, so a log of the two alone is one of fine-tuning.
+    is_sft = is_sft or (not of_rl and {"train/loss", "learning_rate"} <= set(names))
     if framework.name in _RL_FRAMEWORKS and not is_sft:
         return Kind.RL
     if of_rl and not {"train/loss", "eval/loss"} & set(names):
