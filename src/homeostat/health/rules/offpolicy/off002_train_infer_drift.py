@@ -52,7 +52,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if len(series) < options.fire or staleness(view) > 0.0:
         return
     grown, entropy = trend(series), trend(view.series("entropy"))
-    if grown is None or not grown.rises or rank_correlation(series) < 0.85:
+    if grown is None or not grown.rises:
         return
     # The first records are the level to compare with: means over a quarter would blur it.
     start = median(series.values[:3])
@@ -64,6 +64,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     )
     spell = newest_spell(series.values > 1.3 * start, fire=3, window=4, clear=3)
     first = int(series.steps[spell.start if spell is not None else 0])
+    # A drift that begins amid the run is steady from there on, whatever the order before it.
+    since = series.since(first)
+    if max(rank_correlation(part) for part in (series, since) if len(part) >= options.fire) < 0.85:
+        return
     yield Sighting(
         message=f"Trainer and engine drift apart: {gap.name} went from {start:.3g} to {end:.3g} "
         f"since step {first}. Compare the weights of both after a publication.",
