@@ -7,7 +7,8 @@ rise that is more than noise. Where the most is not known, or the reward lies be
 exclude a rise: two standard errors above the change that was seen are still less than `gain` of the
 deviation of single rewards. A rise in the first twentieth of the run counts as one. A reward that
 falls from the beginning is a warning at once: the last quarter lies below the first one by `lost`
-of it and `surely` standard errors, and the quarters between do not lie above the first one.
+of it and `surely` standard errors, and the quarters between do not lie above the first one. A level
+that breaks off later in one fall is not such a reward.
 
 ## Why it matters
 Most runs that will learn show it by then. It costs little to look, and much to wait.
@@ -33,6 +34,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import Trend, newest, solved_share, trend
@@ -112,7 +114,29 @@ def _fall_from_start(reward: Series, options: Options) -> tuple[float, float] | 
     if first - last <= max(options.surely * error, options.lost * abs(first)):
         return None
     is_steady = max(means[1], means[2]) <= first + error and last <= min(means[:3]) + error
-    return (first, last) if is_steady else None
+    return (first, last) if is_steady and not _fell_later(reward.values) else None
+
+
+def _fell_later(rewards: FloatArray64) -> bool:
+    """Return whether one fall, after the first fifth of the run, explains more than a steady one.
+
+    Two levels are compared with a straight line by the squares that they leave unexplained. Before
+    the fall the rewards must not have declined.
+    """
+    count = len(rewards)
+    places, fewest = np.arange(count, dtype=np.float64), max(4, count // 5)
+    line = np.polyval(np.polyfit(places, rewards, 1), places)
+    cuts = range(fewest, count - fewest + 1)
+    if not cuts:
+        return False
+    left = [float(rewards[:at].var() * at + rewards[at:].var() * (count - at)) for at in cuts]
+    best = int(np.argmin(left))
+    before = rewards[: cuts[best]]
+    half = len(before) // 2
+    early, late = before[:half], before[half:]
+    error = math.sqrt(float(early.var() + late.var()) / max(1, half))
+    is_level = float(late.mean()) >= float(early.mean()) - 2.0 * error
+    return is_level and left[best] < 0.6 * float(np.square(rewards - line).sum())
 
 
 def _falling(view: RunView, reward: Series, means: tuple[float, float]) -> Sighting:
