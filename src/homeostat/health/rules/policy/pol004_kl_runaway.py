@@ -36,6 +36,7 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import rank_correlation
+from homeostat.health.rules.reward.rwd004_reward_constant import zero_since
 from homeostat.health.rules.signs import has_lora, trend, turned_down
 from homeostat.health.series.medians import median
 from homeostat.health.series.windows import newest_spell
@@ -129,7 +130,9 @@ def _turned(view: RunView, kl: Series, start: float, options: Options) -> int | 
         return None
     if rank_correlation(kl) < 0.8 or kl.latest > options.huge:
         return None
-    return turned_down(reward)
+    # Where the scorer broke, KL did not turn the reward down.
+    broken = zero_since(view, fire=4)
+    return turned_down(reward if broken is None else reward.before(broken))
 
 
 def _sighting(

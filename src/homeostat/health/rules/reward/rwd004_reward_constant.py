@@ -37,7 +37,14 @@ import numpy as np
 from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import highest_reward, is_top_known, is_zero, newest
+from homeostat.health.rules.signs import (
+    answers_changed,
+    highest_reward,
+    is_top_known,
+    is_zero,
+    newest,
+)
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView, Series
 
 
@@ -52,6 +59,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     reward = view.series("reward")
     assert reward is not None, "needs says so"
     first = constant_since(view, fire=options.fire)
+    if first is None:
+        first = zero_since(view, fire=options.fire)
     if first is None:
         yield from _nearly_constant(view, reward.finite(), options)
         return
@@ -130,6 +139,30 @@ def _longest_repeat(values: FloatArray64) -> int:
     lengths = np.diff(np.concatenate(([-1], ends, [len(values) - 1])))
     longest = int(lengths.max(initial=0))
     return longest if longest > 1 else 0
+
+
+def zero_since(view: RunView, *, fire: int) -> int | None:
+    """Return the step at which the reward dropped to exactly 0 though the answers did not change.
+
+    None if there is no such step. Chance zeros of a sparse reward are excluded: the drop must be
+    one from the usual level, and the zeros more than were ever seen in a row.
+    """
+    reward, spread = view.series("reward"), view.series("reward_std")
+    finite = reward.finite() if reward is not None else None
+    if finite is None or len(finite) < fire or not finite.values.any():
+        return None
+    paid = np.flatnonzero(~is_zero(view, "reward", finite.values))
+    start = int(paid[-1]) + 1 if len(paid) else 0
+    before, count = finite.values[:start], len(finite) - start
+    differs = spread is not None and not is_zero(view, "reward_std", spread.tail(fire).values).all()
+    longest = int(np.diff(paid, prepend=-1).max(initial=1)) - 1
+    if differs or count < (fire if spread is not None else 2 * fire) or count <= 2 * longest:
+        return None
+    usual = before[-10:]
+    if len(usual) < fire or usual.min() <= 0.0 or before[-1] < 0.5 * float(median(usual)):
+        return None
+    step = int(finite.steps[start])
+    return None if answers_changed(view, step) else step
 
 
 def _rose_to_top(view: RunView, first: int, options: Options) -> bool:
