@@ -20,6 +20,7 @@ The policy unlearns. Every further step trains on worse samples; the best weight
 - policy-collapse: entropy jumped, output is broken.
 - entropy-collapse: the policy cannot try anything new.
 - length-explosion-gibberish: completions have grown to the limit.
+- length-growth: completions have grown since the reward fell, and more and more of them are cut.
 - length-penalty-too-strong: answers shrink to nothing.
 - train-infer-logprob-drift: trainer and engine disagree more and more.
 - lr-too-high: steps too large for the objective; gradients grow.
@@ -45,7 +46,7 @@ from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
-from homeostat.health.rules.reward.rwd004_reward_constant import constant_since
+from homeostat.health.rules.reward.rwd004_reward_constant import constant_since, zero_since
 from homeostat.health.rules.signs import (
     answers_changed,
     highest_reward,
@@ -167,7 +168,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if fall is None or (top is not None and fall.best < options.low * top):
         return
     constant = constant_since(view, fire=options.fire - 1)
-    if constant is not None and not answers_changed(view, constant):
+    is_scorer = constant is not None and not answers_changed(view, constant)
+    if is_scorer or zero_since(view, fire=options.fire - 1) is not None:
         # The same answers as before, and all earn one number: the scorer changed (RWD004).
         return
     if is_other_policy(view):
@@ -178,7 +180,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         message=f"The reward fell from {fall.best:.4g} (around step {fall.at}) to {fall.now:.4g}, "
         f"{min(lost, 1.0):.0%} of it lost. Go back to the best checkpoint before you go on.",
         evidence=(f"reward {fall.best:.4g} at step {fall.at}, {reward.latest:.4g} now",),
-        causes=tuple(_causes(view)),
+        causes=tuple(_causes(view, fall.at)),
         fixes=(
             Fix("checkpoint.load_step", "the best step", "the present weights are worse"),
             Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
@@ -209,8 +211,8 @@ def _chance(view: RunView, reward: Series) -> float:
     return float(np.sqrt(between / prompts))
 
 
-def _causes(view: RunView) -> Iterator[Cause]:
-    """Yield what moved along with it, the most certain first."""
+def _causes(view: RunView, at: int) -> Iterator[Cause]:
+    """Yield what moved along with it since this step, the most certain first."""
     kl, entropy = trend(view.series("kl", "kl/sequence")), trend(view.series("entropy"))
     cut = trend(view.series("completions/clipped_ratio"))
     gap = trend(view.series("sampling/sampling_logp_difference/mean", "sampling/k3"))
@@ -222,6 +224,8 @@ def _causes(view: RunView) -> Iterator[Cause]:
     if cut is not None and cut.rises and cut.end > 0.5:
         yield Cause("length-explosion-gibberish", f"{cut.end:.0%} of the completions are cut now")
     length = trend(view.series("completions/mean_length"))
+    if grown := _grown_since(view, at):
+        yield Cause("length-growth", grown)
     if length is not None and length.falls and length.end < 0.6 * length.start:
         why = f"answers shrank from {length.start:.3g} to {length.end:.3g} tokens"
         yield Cause("length-penalty-too-strong", why)
@@ -238,12 +242,33 @@ def _causes(view: RunView) -> Iterator[Cause]:
     if grads is not None and grads.rises and grads.end > 2 * grads.start:
         yield Cause("lr-too-high", f"gradients grew from {grads.start:.3g} to {grads.end:.3g}")
     steady = grads is None or not grads.rises or grads.end < 1.5 * grads.start
-    if entropy is not None and entropy.falls and entropy.end < 0.7 * entropy.start and steady:
+    # Entropy falls while a reward rises, too: only its fall since then counts.
+    surer = trend(_since(view, "entropy", at))
+    if surer is not None and surer.falls and surer.end < 0.7 * surer.start and steady:
         yield Cause(
             "reward-sign-flipped",
             "the policy becomes more certain while it earns less, without a shock",
         )
     yield Cause("reward-collapse", "the reward fell and stays low")
+
+
+def _since(view: RunView, name: str, at: int) -> Series | None:
+    series = view.series(name)
+    return series.since(at) if series is not None else None
+
+
+def _grown_since(view: RunView, at: int) -> str:
+    """Return the evidence that completions grew towards the limit since a step; "" if not."""
+    length = trend(_since(view, "completions/mean_length", at))
+    cut = trend(_since(view, "completions/clipped_ratio", at))
+    if length is None or cut is None or not (length.rises and cut.rises):
+        return ""
+    if length.end < 1.3 * length.start or cut.end < max(0.15, 2.0 * cut.start):
+        return ""
+    return (
+        f"answers grew from {length.start:.3g} to {length.end:.3g} tokens meanwhile, and "
+        f"{cut.end:.0%} of them are cut"
+    )
 
 
 def _copies_first(view: RunView) -> str:
