@@ -2,7 +2,8 @@
 
 ## What it sees
 One of four: KL per token stays above `max_kl`; or it is above `min_kl` and ten times where it
-began (or above `far_kl`) and growing, while the reward has turned down from its best; or KL summed
+began (or above `far_kl`) and growing, while the reward has turned down from its best, and below
+`far_kl` faster since then than before; or KL summed
 over a completion is above `max_sequence`, ten times where it began and growing; or the KL of single
 updates, from the policy that sampled, was above `update` in two records, or once three times that.
 Such updates are information where they are over, and the reward has risen since.
@@ -41,6 +42,9 @@ from homeostat.health.rules.signs import has_lora, trend, turned_down
 from homeostat.health.series.medians import median
 from homeostat.health.series.windows import newest_spell
 from homeostat.health.view import Kind, RunView, Series
+
+# Records at each end of a part whose median is compared, and by how much faster KL must grow.
+_FEW, _FASTER = 3, 1.5
 
 
 class Options(RuleOptions):
@@ -132,7 +136,26 @@ def _turned(view: RunView, kl: Series, start: float, options: Options) -> int | 
         return None
     # Where the scorer broke, KL did not turn the reward down.
     broken = zero_since(view, fire=4)
-    return turned_down(reward if broken is None else reward.before(broken))
+    turned = turned_down(reward if broken is None else reward.before(broken))
+    if turned is None or kl.latest > options.far_kl or _speeds_up(kl, turned):
+        return turned
+    return None
+
+
+def _speeds_up(kl: Series, turned: int) -> bool:
+    """Return whether KL grows faster after a step than before it, or all of it is from then on.
+
+    A small KL grows by about as much in every step of any run that learns.
+    """
+    before, after = kl.before(turned), kl.since(turned)
+    if len(before) < _FEW or len(after) < _FEW:
+        return True
+    paces = [
+        (median(part.values[-_FEW:]) - median(part.values[:_FEW]))
+        / max(1.0, float(part.steps[-1] - part.steps[0]))
+        for part in (before, after)
+    ]
+    return paces[1] > _FASTER * max(paces[0], 0.0)
 
 
 def _sighting(
