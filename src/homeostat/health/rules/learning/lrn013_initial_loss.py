@@ -1,4 +1,4 @@
-"""The loss at the start is higher than that of a uniform guess over all tokens.
+"""The loss at the start is higher than that of a uniform guess over all tokens, or almost 0.
 
 ## What it sees
 The first records' loss (SFT, nats per token) is above ln(vocabulary) by `margin`; without a known
@@ -6,18 +6,22 @@ vocabulary, above that of the largest that is in use. It is only information onc
 down to `usual`, because training has cured whatever was wrong; and if nothing shows that the loss
 is that of a language model: neither a metric of tokens, nor the framework together with a loss of
 little noise (`smooth`). A loss that is logged beside its parts is their sum, and is not judged: two
-or more other losses add up to it or more, and one of them is below the limit.
+or more other losses add up to it or more, and one of them is below the limit. The other side: in a
+log with a metric of tokens that begins at the run's start, the loss lies below `nothing` from the
+second record on, and no teacher or KL is logged or set.
 
 ## Why it matters
 A pretrained model begins between 0.5 and 4. Worse than guessing means that it predicts with
 confidence, and wrongly: the wrong tokenizer or template, shifted labels, weights that were loaded
-to the wrong places, or a loss that is summed and not averaged.
+to the wrong places, or a loss that is summed and not averaged. Almost 0 at once means that nothing
+is left to predict: only tokens that never change are trained, or the answer stands in the input.
 
 ## Likely causes
 - loss-not-normalised-by-grad-accum: above `summed` the loss is rather a sum than a mean;
   see LRN012, which knows it for sure.
 - weights-not-loaded: weights that were mixed up.
 - chat-template-mismatch: tokens that this model was never trained on.
+- trained-share-tiny: (almost 0) the labels cover only a few tokens that never change.
 
 ## What to do
 Score a plain text with the model: about 2 to 4 is right. If it is, look at labels and masks; if it
@@ -33,20 +37,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, raw_number
 from homeostat.health.series.medians import median
 from homeostat.health.series.noise import beside_trend
-from homeostat.health.view import Kind, RunView
+from homeostat.health.view import Kind, RunView, Series
 
 _LARGEST = 262_144
+# Words of metrics and settings that only language models have, and those of distances to a teacher.
+_OF_TOKENS = ("token", "perplex", "ppl", "vocab", "bpb")
+_OF_TEACHERS = ("teacher", "distil", "kl", "jsd", "gkd")
 
 
 class Options(RuleOptions):
     margin: float = option(0.7, "Nats above guessing that are let pass.")
     min_records: int = option(3, "Number of records that are needed.")
     usual: float = option(4.0, "Loss of a pretrained model, in nats, at most.")
+    nothing: float = option(0.01, "Loss, in nats per token, at which nothing is to be learned.")
     smooth: float = option(0.08, "Noise of a mean over many tokens, as a share of the loss.")
     summed: float = option(40.0, "Nats above which the loss can hardly be a mean over tokens.")
 
@@ -59,6 +69,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     vocabulary = raw_number(view, "vocab_size") or view.facts.get("vocab_size") or _LARGEST
     limit = math.log(vocabulary) + options.margin
     start = median(head.values)
+    if _is_nothing(view, loss.finite(), options):
+        yield _nothing(head, options)
+        return
     if start <= limit or _is_sum(view, start, limit):
         return
     is_over = median(loss.finite().tail(5).values) <= options.usual
@@ -80,15 +93,48 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
 
 
+def _is_nothing(view: RunView, loss: Series, options: Options) -> bool:
+    """Return whether a language model's loss is almost 0 from the run's second record on."""
+    early = loss.values[1:9]
+    if len(early) < 5 or loss.steps[0] > 10 * median(np.diff(loss.steps)):
+        return False  # too few records, or the log begins amid a run
+    # An exact 0 is a loss without labels: see DAT001.
+    if not 0.0 < early.min() <= early.max() < options.nothing:
+        return False
+    known = _names(view)
+    return any(word in known for word in _OF_TOKENS) and not any(w in known for w in _OF_TEACHERS)
+
+
+def _nothing(head: Series, options: Options) -> Sighting:
+    return Sighting(
+        message=f"The loss is {median(head.values[1:]):.2g} from the second record on, and a "
+        "pretrained model begins between 0.5 and 4: nothing is left to predict. Look at a row with "
+        "its labels: do they cover the answers, and is the answer not part of the input?",
+        evidence=(f"train/loss {', '.join(f'{v:.4g}' for v in head.values[:3])} at the start",),
+        causes=(
+            Cause("trained-share-tiny", "the labels may cover only tokens that never change"),
+            Cause("initial-loss-implausible", "no model knows its new rows by heart"),
+        ),
+        fixes=(Fix("data.train", "rows whose answers are trained", "look at them first"),),
+        first_step=int(head.steps[0]),
+        last_step=int(head.steps[-1]),
+        value=median(head.values[1:]),
+        limit=options.nothing,
+    )
+
+
+def _names(view: RunView) -> str:
+    return " ".join((*view.metrics, *view.raw_settings)).lower()
+
+
 def _is_of_tokens(view: RunView, options: Options) -> bool:
     """Return whether the log is known to be a language model's. Other losses may have any size.
 
     That is a log with a metric of tokens, or of a framework that trains such models, whose loss is
     a mean over so many tokens that neighbours hardly differ; the squared errors of a few rows do.
     """
-    words = ("token", "perplex", "ppl", "vocab", "bpb")
-    names = " ".join((*view.metrics, *view.raw_settings)).lower()
-    if any(word in names for word in words):
+    names = _names(view)
+    if any(word in names for word in _OF_TOKENS):
         return True
     loss = needed(view, "train/loss").finite()
     is_smooth = beside_trend(loss.values) <= options.smooth * median(loss.values)
