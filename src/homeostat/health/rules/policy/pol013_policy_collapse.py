@@ -135,7 +135,11 @@ def _lost_early(view: RunView, reward: Series, options: Options) -> int | None:
     low = np.flatnonzero(values < 0.5 * began)
     if began <= 0.0 or is_luck or not len(low) or low[0] > options.early:
         return None
-    late = values[max(int(low[0]), len(values) // 2) :]
+    half = len(values) // 2
+    between = values[int(low[0]) : half]
+    if len(between) and float(between.mean()) >= 0.5 * began:
+        return None  # it came back, and was lost later
+    late = values[max(int(low[0]), half) :]
     gone = len(late) >= options.fire and late.max() < options.kept * began
     return int(low[0]) if gone and median(late) < 0.1 * began else None
 
