@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,14 @@ def test_runs_of_one_name_are_told_apart() -> None:
     assert distinct_names(paths) == ["one/run", "two/run", "three"]
     same = [Path("/a/x/run"), Path("/b/x/run")]
     assert distinct_names(same) == ["a/x/run", "b/x/run"]
+
+
+def test_names_that_are_not_utf_8_do_not_hide_the_other_runs(tmp_path: Path) -> None:
+    write_run(tmp_path / "good", {"reward": [0.1, 0.2]})
+    write_run(tmp_path / os.fsdecode(b"half\xff"), {"reward": [0.1], "half\ud800": [1.0]})
+    with TestClient(make_app(Shelf([tmp_path])), base_url=LOCAL) as client:
+        found = {run["name"]: run["id"] for run in ask(client, "/api/runs")}
+        id = found.pop("half\udcff")
+        assert set(found) == {"good"}
+        assert "half\ud800" in ask(client, f"/api/runs/{id}")["metrics"]
+        ask(client, f"/api/runs/{id}/health")

@@ -65,9 +65,11 @@ def dashboard(
     typer.echo(f"showing {safe_text(', '.join(map(str, paths)))} on {address}", err=True)
     if open_:
         typer.launch(address)
-    app = make_app(Shelf(paths), token=token)
+    # Open pages keep a connection each, which must end before the server does.
+    app = make_app(Shelf(paths), token=token, is_closing=lambda: server.should_exit)
     config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
-    uvicorn.Server(config).run(sockets=[listener])
+    server = uvicorn.Server(config)
+    server.run(sockets=[listener])
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -76,6 +78,8 @@ def _listener(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        # A browser that asks before the server has started waits, and is not refused.
+        listener.listen()
     except OSError as error:
         listener.close()
         raise EngineError(

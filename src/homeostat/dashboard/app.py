@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ LOCAL_NAMES = frozenset({LOOPBACK, "localhost", "[::1]"})
 COOKIE = "homeostat_token"
 # Seconds between looks at the runs' files, for pages that are open.
 LOOK_SECONDS = 2.0
+# Seconds between looks at whether the server closes.
+_CLOSING_SECONDS = 0.2
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -48,16 +51,24 @@ _HEADERS = {
 
 
 def make_app(
-    shelf: Shelf, *, token: str | None = None, look_seconds: float = LOOK_SECONDS
+    shelf: Shelf,
+    *,
+    token: str | None = None,
+    look_seconds: float = LOOK_SECONDS,
+    is_closing: Callable[[], bool] = lambda: False,
 ) -> Starlette:
-    """Return the application. With a token, every request must have it; without, be local."""
+    """Return the application. With a token, every request must have it; without, be local.
+
+    As soon as `is_closing` says so, pages are no longer told about changes: the server waits for
+    these answers to end.
+    """
 
     def answered(get: Callable[[Request], Any]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
             try:
-                return JSONResponse(get(request))
+                return _as_json(get(request))
             except HomeostatError as error:
-                return JSONResponse({"error": str(error)}, status_code=400)
+                return _as_json({"error": str(error)}, status_code=400)
 
         return endpoint
 
@@ -85,7 +96,7 @@ def make_app(
         return answers.differences(shelf, request.query_params.getlist("run"))
 
     async def changes(request: Request) -> Response:
-        stream = _changes(shelf, look_seconds)
+        stream = _changes(shelf, look_seconds, is_closing)
         return StreamingResponse(stream, media_type="text/event-stream")
 
     routes = [
@@ -144,17 +155,32 @@ class Gate:
         return JSONResponse({"error": message}, status_code=401)
 
 
-async def _changes(shelf: Shelf, look_seconds: float) -> AsyncIterator[str]:
+def _as_json(value: Any, *, status_code: int = 200) -> Response:
+    """Answer in ASCII: names of files may hold bytes that are no UTF-8 (halves of surrogates)."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Response(text, status_code=status_code, media_type="application/json")
+
+
+async def _changes(
+    shelf: Shelf, look_seconds: float, is_closing: Callable[[], bool]
+) -> AsyncIterator[str]:
     """Name the runs that are new, gone or have grown, as they do."""
     before = await run_in_threadpool(_versions, shelf)
     yield ": open\n\n"
-    while True:
-        await asyncio.sleep(look_seconds)
+    while not await _closes_within(look_seconds, is_closing):
         now = await run_in_threadpool(_versions, shelf)
         changed = sorted(id for id in before.keys() | now.keys() if before.get(id) != now.get(id))
         before = now
         # A comment keeps the connection alive, and shows that nobody reads any more.
         yield f"data: {json.dumps(changed)}\n\n" if changed else ": nothing\n\n"
+
+
+async def _closes_within(seconds: float, is_closing: Callable[[], bool]) -> bool:
+    """Wait this long, or until the server closes. Returns whether it does."""
+    end = time.monotonic() + seconds
+    while not is_closing() and (left := end - time.monotonic()) > 0:
+        await asyncio.sleep(min(left, _CLOSING_SECONDS))
+    return is_closing()
 
 
 def _versions(shelf: Shelf) -> dict[str, Any]:
