@@ -193,3 +193,24 @@ def test_names_that_are_not_utf_8_do_not_hide_the_other_runs(tmp_path: Path) -> 
         assert set(found) == {"good"}
         assert "half\ud800" in ask(client, f"/api/runs/{id}")["metrics"]
         ask(client, f"/api/runs/{id}/health")
+
+
+def test_a_folder_without_runs_shows_none_until_there_is_one(tmp_path: Path) -> None:
+    shelf = Shelf([tmp_path])
+    assert shelf.runs() == []
+    write_run(tmp_path / "run", {"reward": [0.1, 0.2]})
+    assert [run.name for run in shelf.runs()] == ["run"]
+
+
+def test_two_dashboards_of_one_machine_can_be_open_at_once(runs: Path) -> None:
+    addresses = {"first": "http://192.0.2.1:8642", "second": "http://192.0.2.1:8643"}
+    cookies: dict[str, str] = {}
+    apps = {token: make_app(Shelf([runs]), token=token) for token in addresses}
+    for token, address in addresses.items():
+        with TestClient(apps[token], base_url=address) as client:
+            assert client.get("/", params={"token": token}).status_code == 200
+            cookies |= dict(client.cookies)
+    # A browser sends the cookies of a host to all of its ports.
+    for token, address in addresses.items():
+        with TestClient(apps[token], base_url=address, cookies=cookies) as client:
+            assert client.get("/api/runs").status_code == 200

@@ -13,6 +13,7 @@ whose name leads here is refused. Elsewhere every request needs the token.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import json
 import time
@@ -37,7 +38,8 @@ from homeostat.errors import HomeostatError
 
 STATIC = Path(__file__).parent / "static"
 LOCAL_NAMES = frozenset({LOOPBACK, "localhost", "[::1]"})
-COOKIE = "homeostat_token"
+# Its name ends in a part of the token's checksum: browsers share cookies between ports.
+COOKIE = "homeostat_token_"
 # Seconds between looks at the runs' files, for pages that are open.
 LOOK_SECONDS = 2.0
 # Seconds between looks at whether the server closes.
@@ -119,6 +121,7 @@ class Gate:
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self.app = app
         self.token = token
+        self.cookie = COOKIE + hashlib.sha256((token or "").encode()).hexdigest()[:8]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -134,7 +137,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 extra = dict(_HEADERS)
                 if self.token and request.query_params.get("token"):
-                    extra["Set-Cookie"] = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict"
+                    extra["Set-Cookie"] = f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict"
                 pairs = [(name.lower().encode(), text.encode()) for name, text in extra.items()]
                 message["headers"] = [*message["headers"], *pairs]
             await send(message)
@@ -148,7 +151,7 @@ class Gate:
             if name in LOCAL_NAMES:
                 return None
             return JSONResponse({"error": "this page is for this machine only"}, status_code=403)
-        given = request.query_params.get("token") or request.cookies.get(COOKIE) or ""
+        given = request.query_params.get("token") or request.cookies.get(self.cookie) or ""
         if hmac.compare_digest(given.encode(), self.token.encode()):
             return None
         message = "the token is missing or wrong: open the address that the command printed"

@@ -64,7 +64,13 @@ class Shelf:
 
     def runs(self) -> list[ShelfRun]:
         """Return the runs, in the order of the given paths; the newest of a folder first."""
-        found = {_id(place): place for path in self._paths for place in runs_at(path)}
+        found = {
+            _id(place): place
+            for path in self._paths
+            for place in runs_at(path)
+            # A folder without files has no run yet, and one that was deleted has none any more.
+            if place.path != path or version_of(place) != (0, 0)
+        }
         names = distinct_names([_shown_path(place) for place in found.values()])
         return [ShelfRun(*one) for one in zip(found, names, found.values(), strict=True)]
 
