@@ -2,10 +2,16 @@
 // server sends only as many points as a chart can show, anew for each range.
 
 import { getCurves } from "./api.js";
-import { el, number } from "./dom.js";
+import { el, number, tickLabels } from "./dom.js";
 
-const HEIGHT = 170;
+const HEIGHT = 184;
 const WAIT_MS = 80;
+
+// Widths of axes and their labels, in pixels.
+const AXIS = 58;
+const LETTER = 6.5;
+// Steps are whole numbers, so their ticks are, too.
+const STEPS = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const colour = (place) => style(`--c${(place % 8) + 1}`);
@@ -120,8 +126,12 @@ export class Board {
   #draw(name, byRun) {
     const chart = this.charts.get(name);
     const runs = this.runs.filter((run) => byRun[run.id]);
-    if (!runs.length) {
-      chart.body.textContent = "no value in this range";
+    const values = runs.flatMap((run) => byRun[run.id][1]);
+    if (values.every((value) => value === null)) {
+      chart.plot?.destroy();
+      chart.plot = null;
+      chart.value.textContent = "";
+      chart.body.textContent = values.length ? "no finite value in this range" : "no value in this range";
       return;
     }
     const data = uPlot.join(runs.map((run) => byRun[run.id]));
@@ -172,15 +182,19 @@ export class Board {
       },
       scales: { x: { time: false }, y: { range: paddedRange } },
       axes: [
-        { ...axis, size: 28, values: (_, ticks) => ticks.map((step) => number(step)) },
-        { ...axis, size: 58, values: (_, ticks) => ticks.map((value) => number(value)) },
+        { ...axis, size: 26, incrs: STEPS, label: "step", labelSize: 14, labelGap: 0, labelFont: axis.font,
+          values: (_, ticks, place, space, increment) => tickLabels(ticks, increment) },
+        { ...axis, values: (_, ticks, place, space, increment) => tickLabels(ticks, increment),
+          size: (_, labels) => Math.max(AXIS, 12 + LETTER * Math.max(0, ...(labels ?? []).map((one) => one.length))) },
       ],
       series: [{}, ...runs.map((run) => ({
         label: run.name,
         stroke: colour(place(run)),
         width: 1.5,
-        spanGaps: runs.length > 1,
-        points: { show: (plot) => plot.data[0].length < 40, size: 4 },
+        points: {
+          show: (plot) => plot.data[0].length < 40, size: 4,
+          filter: (plot, series, isShown) => (isShown ? null : lone(plot.data[series])),
+        },
       }))],
       hooks: {
         draw: [(plot) => drawMarks(plot, runs)],
@@ -211,10 +225,31 @@ function paddedRange(plot, min, max) {
 function underCursor(plot, runs) {
   const { idx } = plot.cursor;
   if (idx === null || idx === undefined) return "";
-  const values = runs.map((run, place) => plot.data[place + 1][idx]);
-  const told = runs.length === 1 ? number(values[0])
-    : runs.map((run, place) => `${run.name} ${number(values[place])}`).join(", ");
-  return `step ${number(plot.data[0][idx])}: ${told}`;
+  const told = runs.map((run, place) => {
+    const near = nearest(plot.data[place + 1], idx);
+    if (near === null) return `${run.name} -`;
+    const value = plot.data[place + 1][near];
+    const at = near === idx ? "" : ` (step ${number(plot.data[0][near])})`;
+    return `${runs.length > 1 ? `${run.name} ` : ""}${value === null ? "not finite" : number(value)}${at}`;
+  });
+  return `step ${number(plot.data[0][idx])}: ${told.join(", ")}`;
+}
+
+// Runs have values at different steps: where one has none, the place of its nearest. null outside of the run.
+function nearest(values, idx) {
+  const has = (place) => values[place] !== undefined;
+  let before = idx, after = idx;
+  while (before >= 0 && !has(before)) before -= 1;
+  while (after < values.length && !has(after)) after += 1;
+  if (before < 0 || after === values.length) return null;
+  return idx - before <= after - idx ? before : after;
+}
+
+// The places of values that no line shows, because both neighbours are not finite or missing.
+function lone(values) {
+  const places = [...values.keys()].filter((place) => values[place] !== undefined);
+  const isNumber = (at) => typeof values[places[at]] === "number";
+  return places.filter((_, at) => isNumber(at) && !isNumber(at - 1) && !isNumber(at + 1));
 }
 
 // A dashed line where each finding began, with its code if there is room.

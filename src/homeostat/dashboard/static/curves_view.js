@@ -23,14 +23,24 @@ export function curvesView(runs, names) {
   };
   board.onerror = (error) => grid.prepend(message(error.message));
 
-  function show(text) {
+  function show(text, isKept = false) {
     const wanted = names.filter((name) => name.toLowerCase().includes(text.toLowerCase()));
+    const folds = new Map([...grid.querySelectorAll("details")].map((one) => [one.dataset.title, one.open]));
     grid.replaceChildren(...sections(wanted).map(([title, list], place) =>
-      el("details", { class: "section", open: Boolean(text) || place < 3 },
+      el("details", { class: "section", "data-title": title, open: isKept && folds.has(title) ? folds.get(title) : Boolean(text) || place < 3 },
         el("summary", {}, `${title} `, el("small", {}, `${list.length}`)),
         el("div", { class: "plots" }, list.map((name) => figures.get(name))))));
     const nothing = names.length ? "No metric has such a name." : "No metrics were logged.";
     if (!wanted.length) grid.append(el("p", { class: "soft" }, nothing));
+  }
+  // Show the newest values, and the metrics that have been logged since.
+  function refresh(now) {
+    if (now && now.join() !== names.join()) {
+      names = now;
+      for (const name of names) if (!figures.has(name)) figures.set(name, board.figure(name));
+      show(filter.value, true);
+    }
+    board.refresh();
   }
   show("");
   const root = el("section", { class: "curves" },
@@ -38,6 +48,6 @@ export function curvesView(runs, names) {
       el("small", { class: "soft" }, "drag to zoom, double click for everything")),
     grid);
   return {
-    root, refresh: () => board.refresh(), close: () => board.close(), mark: (id, findings) => board.mark(id, findings),
+    root, refresh, close: () => board.close(), mark: (id, findings) => board.mark(id, findings),
   };
 }

@@ -3,33 +3,37 @@
 import { follow, getDifferences, getHealth, getRun, getRuns } from "./api.js";
 import { completionsView } from "./completions.js";
 import { curvesView } from "./curves_view.js";
-import { ago, el, message, number, sentence, verdict } from "./dom.js";
+import { ago, el, message, number, safeText, sentence, verdict } from "./dom.js";
 import { findingCard, health } from "./findings.js";
 
 const view = document.getElementById("view");
 const crumbs = document.getElementById("crumbs");
 // The view on the screen: what to do when runs change, and what to end when it is left.
 let current = { changed: () => {}, close: () => {} };
+// Counts the views: an answer for a view that was left meanwhile must not take its place.
+let shownViews = 0;
 const chosen = new Set();
 
 const VIEWS = [
-  [/^#\/run\/([0-9a-f]+)(?:\/(\w+))?$/, (id, tab) => showRun(id, tab)],
-  [/^#\/compare\/([0-9a-f,]+)$/, (ids) => showComparison(ids.split(","))],
-  [/^/, () => showList()],
+  [/^#\/run\/([0-9a-f]+)(?:\/(\w+))?$/, showRun],
+  [/^#\/compare\/([0-9a-f,]+)$/, (isShown, ids) => showComparison(isShown, ids.split(","))],
+  [/^/, showList],
 ];
 
 async function route() {
   current.close();
   current = { changed: () => {}, close: () => {} };
   const [pattern, show] = VIEWS.find(([one]) => one.test(location.hash));
+  const number = ++shownViews;
+  const isShown = () => number === shownViews;
   try {
-    await show(...location.hash.match(pattern).slice(1));
+    await show(isShown, ...location.hash.match(pattern).slice(1));
   } catch (error) {
-    view.replaceChildren(message(error.message));
+    if (isShown()) view.replaceChildren(message(error.message));
   }
 }
 
-async function showList() {
+async function showList(isShown) {
   crumbs.textContent = "";
   document.title = "homeostat";
   const rows = new Map();
@@ -39,16 +43,20 @@ async function showList() {
 
   const columns = ["", "health", "run", "framework", "step", "reward or loss", "changed", "what was found"];
   const load = async (run) => {
+    const row = rows.get(run.id);
     try {
-      fill(rows.get(run.id), await getRun(run.id));
-      judge(rows.get(run.id), await getHealth(run.id));
+      fill(row, await getRun(run.id));
+      judge(row, await getHealth(run.id));
     } catch (error) {
-      rows.get(run.id).cells[7].textContent = error.message;
+      row.cells[7].textContent = error.message;
     }
   };
   const list = async () => {
     const runs = await getRuns();
+    if (!isShown()) return;
     rows.clear();
+    for (const id of chosen) if (!runs.some((run) => run.id === id)) chosen.delete(id);
+    tell();
     body.replaceChildren(...runs.map((run) => {
       const box = el("input", {
         type: "checkbox", "aria-label": `compare ${run.name}`, checked: chosen.has(run.id),
@@ -63,14 +71,19 @@ async function showList() {
     if (!runs.length) body.append(el("tr", {}, el("td", { colspan: "8" }, "There are no runs in these folders yet.")));
     // Two at a time: reading a run takes a processor.
     const waiting = [...runs];
-    const work = async () => { for (let run; (run = waiting.shift());) await load(run); };
+    const work = async () => { for (let run; isShown() && (run = waiting.shift());) await load(run); };
     await Promise.all([work(), work()]);
   };
   tell();
   view.replaceChildren(el("div", { class: "bar" }, el("h1", {}, "Runs"), compare),
     el("div", { class: "scroll" }, el("table", { class: "runs" }, el("thead", {}, el("tr", {}, columns.map((name) => el("th", {}, name)))), body)));
   current = {
-    changed: (ids) => (ids.every((id) => rows.has(id)) ? ids.forEach((id) => load({ id })) : list()),
+    changed: async (ids) => {
+      const now = await getRuns();
+      const isSame = now.length === rows.size && now.every((run) => rows.has(run.id));
+      if (isSame) ids.forEach((id) => load({ id }));
+      else await list();
+    },
     close: () => {},
   };
   await list();
@@ -81,24 +94,26 @@ function fill(row, run) {
   const [, , , framework, step, value] = row.cells;
   framework.textContent = `${run.framework} ${run.kind === "unknown" ? "" : run.kind}`;
   step.textContent = run.last_step === null ? "-" : `${number(run.last_step)}${run.total_steps ? ` of ${number(run.total_steps)}` : ""}`;
+  row.cells[6].textContent = ago(run.modified);
   value.textContent = number(latest.reward ?? latest["train/loss"] ?? latest["eval/loss"]);
 }
 
 function judge(row, doctor) {
   row.cells[1].replaceChildren(verdict(doctor.verdict));
   const first = doctor.findings.find((one) => one.level !== "info") ?? doctor.findings[0];
-  row.cells[7].textContent = first ? `${first.code} ${first.message}` : vitals(doctor.vital_signs);
+  row.cells[7].textContent = safeText(first ? `${first.code} ${first.message}` : vitals(doctor.vital_signs));
 }
 
 const vitals = (signs) => sentence([signs.words, signs.course].filter(Boolean).join("; "));
 
-async function showRun(id, tab) {
+async function showRun(isShown, id, tab) {
   view.replaceChildren(el("p", { class: "soft" }, "reading ..."));
-  let run = await getRun(id), doctor = null, inner = null, isOpen = true;
+  let run = await getRun(id), doctor = null, inner = null;
+  if (!isShown()) return;
   // The log of a run that died at its start has no curves.
   tab ??= run.metrics.length ? "curves" : "health";
   document.title = `${run.name} - homeostat`;
-  crumbs.textContent = run.name;
+  crumbs.textContent = safeText(run.name);
   const head = el("div", {}), body = el("div", {});
 
   const header = () => {
@@ -125,7 +140,7 @@ async function showRun(id, tab) {
   };
   const judged = async () => {
     doctor = await getHealth(id);
-    if (!isOpen) return;
+    if (!isShown()) return;
     header();
     inner.mark?.(id, doctor.findings);
   };
@@ -136,11 +151,17 @@ async function showRun(id, tab) {
   current = {
     changed: async (ids) => {
       if (!ids.includes(id)) return;
-      run = await getRun(id);
-      inner.refresh();
-      await judged();
+      try {
+        run = await getRun(id);
+        if (!isShown()) return;
+        inner.refresh(run.metrics);
+        await judged();
+      } catch (error) {
+        // The run may come back, so what was shown of it stays.
+        if (isShown()) head.replaceChildren(message(error.message));
+      }
     },
-    close: () => { isOpen = false; inner.close(); },
+    close: () => inner.close(),
   };
   await judged();
 }
@@ -148,13 +169,15 @@ async function showRun(id, tab) {
 // More of them than this are folded, so that the curves are in sight.
 const FEW_SETTINGS = 12;
 
-async function showComparison(ids) {
+async function showComparison(isShown, ids) {
   crumbs.textContent = `${ids.length} runs`;
   document.title = "comparison - homeostat";
   view.replaceChildren(el("p", { class: "soft" }, "reading ..."));
   const [runs, differences] = await Promise.all([Promise.all(ids.map((id) => getRun(id))), getDifferences(ids)]);
-  const names = [...new Set(runs.flatMap((run) => run.metrics))].sort();
-  const inner = curvesView(runs.map((run) => ({ ...run, findings: [] })), names);
+  if (!isShown()) return;
+  const metrics = new Map(runs.map((run) => [run.id, run.metrics]));
+  const names = () => [...new Set([...metrics.values()].flat())].sort();
+  const inner = curvesView(runs.map((run) => ({ ...run, findings: [] })), names());
   const badges = new Map(ids.map((id) => [id, el("span", {})]));
   const columns = new Map(ids.map((id) => [id, el("div", {}, el("p", { class: "soft" }, "being judged ..."))]));
   const judged = (id) => getHealth(id).then((doctor) => {
@@ -163,7 +186,8 @@ async function showComparison(ids) {
     columns.get(id).replaceChildren(...(cards.length ? cards : [el("p", { class: "soft" }, "nothing")]));
     inner.mark(id, doctor.findings);
   });
-  view.replaceChildren(
+  const gone = el("div", {});
+  view.replaceChildren(gone,
     el("div", { class: "bar" }, el("h1", {}, "Comparison"), ...runs.map((run) =>
       el("a", { class: "chip", href: `#/run/${run.id}` }, run.name, " ", badges.get(run.id)))),
     el("details", { class: "section", open: differences.length <= FEW_SETTINGS },
@@ -172,10 +196,17 @@ async function showComparison(ids) {
       el("div", { class: "columns" }, runs.map((run) => el("div", {}, el("h3", {}, run.name), columns.get(run.id))))),
     inner.root);
   current = {
-    changed: (changed) => {
+    changed: async (changed) => {
       const grown = changed.filter((id) => ids.includes(id));
-      if (grown.length) inner.refresh();
-      grown.forEach(judged);
+      if (!grown.length) return;
+      try {
+        for (const id of grown) metrics.set(id, (await getRun(id)).metrics);
+        if (!isShown()) return;
+        inner.refresh(names());
+        await Promise.all(grown.map(judged));
+      } catch (error) {
+        if (isShown()) gone.replaceChildren(message(error.message));
+      }
     },
     close: () => inner.close(),
   };
