@@ -65,15 +65,6 @@ def make_app(
     these answers to end.
     """
 
-    def answered(get: Callable[[Request], Any]) -> Callable[[Request], Response]:
-        def endpoint(request: Request) -> Response:
-            try:
-                return _as_json(get(request))
-            except HomeostatError as error:
-                return _as_json({"error": str(error)}, status_code=400)
-
-        return endpoint
-
     def one_run(request: Request) -> dict[str, Any]:
         return answers.describe(shelf, request.path_params["id"])
 
@@ -103,12 +94,12 @@ def make_app(
 
     routes = [
         Route("/", lambda request: FileResponse(STATIC / "index.html")),
-        Route("/api/runs", answered(lambda request: answers.list_runs(shelf))),
-        Route("/api/runs/{id}", answered(one_run)),
-        Route("/api/runs/{id}/health", answered(one_judged)),
-        Route("/api/runs/{id}/completions", answered(some_completions)),
-        Route("/api/curves", answered(some_curves)),
-        Route("/api/differences", answered(some_differences)),
+        Route("/api/runs", _answered(lambda request: answers.list_runs(shelf))),
+        Route("/api/runs/{id}", _answered(one_run)),
+        Route("/api/runs/{id}/health", _answered(one_judged)),
+        Route("/api/runs/{id}/completions", _answered(some_completions)),
+        Route("/api/curves", _answered(some_curves)),
+        Route("/api/differences", _answered(some_differences)),
         Route("/api/changes", changes),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
@@ -156,6 +147,18 @@ class Gate:
             return None
         message = "the token is missing or wrong: open the address that the command printed"
         return JSONResponse({"error": message}, status_code=401)
+
+
+def _answered(get: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    """Return an endpoint that answers with a value, or with what is wrong with the question."""
+
+    def endpoint(request: Request) -> Response:
+        try:
+            return _as_json(get(request))
+        except HomeostatError as error:
+            return _as_json({"error": str(error)}, status_code=400)
+
+    return endpoint
 
 
 def _as_json(value: Any, *, status_code: int = 200) -> Response:
