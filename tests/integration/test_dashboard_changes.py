@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from tests.support.browser import Page, opened_browser
 from tests.support.run_folders import write_run
+from tests.unit.test_observe_completions import make_group
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 from tests.support.dashboard_server import served
+
+from homeostat.observe.completions import write_completions
 
 pytestmark = pytest.mark.slow
 
@@ -122,6 +125,17 @@ def test_text_that_changes_the_order_of_others_is_shown_as_escapes(
     show(page, address)
     assert r"name \u202egnp" in page.text()
     assert "\u202e" not in page.text()
+
+
+def test_an_empty_completion_is_said_to_be_empty(page: Page, address: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "run", {"reward": [0.5, 0.6]})
+    group = make_group(1, "2 + 2", [("", 0.0), ("4", 1.0)])
+    write_completions(run / "completions", 1, [group], advantages=[[-1.0, 1.0]])
+    show(page, address)
+    page.click("run")
+    page.click("Completions")
+    page.wait("document.querySelectorAll('.completion').length === 2")
+    assert page.run("document.querySelector('.completion .text').innerText") == "(empty)"
 
 
 @pytest.mark.parametrize(

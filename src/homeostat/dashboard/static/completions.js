@@ -70,7 +70,7 @@ function card(row) {
   return el("article", { class: "completion" },
     el("div", { class: "told" }, told.map(([name, value]) => el("span", {}, el("small", {}, name), ` ${number(value)}`))),
     el("details", {}, el("summary", {}, "prompt"), el("pre", {}, row.prompt)),
-    el("pre", { class: "text" }, row.pieces ? row.pieces.map(piece) : row.completion));
+    el("pre", { class: "text" }, row.pieces ? row.pieces.map(piece) : row.completion || el("i", { class: "soft" }, "(empty)")));
 }
 
 function piece([text, difference]) {
