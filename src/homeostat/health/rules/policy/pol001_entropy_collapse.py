@@ -2,26 +2,28 @@
 
 ## What it sees
 Entropy per token below `floor` in `fire` of the newest `window` records, after a fall to less than
-a fifth of where it began. Where held-out reward falls at the same time, five times that floor is
+a fifth of its first value. If the held-out reward falls at the same time, five times that floor is
 enough.
 
 ## Why it matters
-A policy that is sure of every token samples the same answer again and again: groups do not differ,
-nothing new is tried, and what is wrong stays wrong.
+A policy that is certain of every token samples the same answer again and again: the answers of a
+group do not differ, nothing new is tried, and mistakes are never corrected.
 
 ## Likely causes
-- lr-too-high: a few large updates made it sure too early.
-- reward-hacking: the reward pays for being sure, or one text collects it.
+- lr-too-high: a few large updates made the policy certain too early.
+- reward-hacking: the reward pays for certainty, or one text earns all of it.
 - mode-collapse: samples of a prompt are copies of each other.
-- entropy-collapse: nothing pushes back: no entropy bonus, no KL penalty, a tight upper clip range.
+- entropy-collapse: nothing keeps the entropy up: no entropy bonus, no KL penalty, or a tight upper
+  clip range.
 
 ## What to do
 Go back to a checkpoint with more entropy. Raise the temperature or the upper clip range, add a KL
 penalty or a small entropy bonus, lower the learning rate, take more prompts per step.
 
 ## Known false alarms
-Entropy falls in every run that learns. It is information while the reward is near its maximum, and
-nothing at all above the floor. Tasks with one right answer have a low entropy from the start.
+Entropy falls in every run that learns. The finding is only information while the reward is near its
+maximum, and nothing is reported above the floor. Tasks with one right answer have a low entropy
+from the start.
 """
 
 from __future__ import annotations

@@ -1,21 +1,23 @@
 """The policy's entropy rises towards that of random text.
 
 ## What it sees
-Entropy per token above `growth` times where it began and above `limit` (where the reward falls
-meanwhile, or does not rise while entropy grew `far` times: above `low_limit`), in `fire` of the
-newest `window` records, and above its first quarter in the last one by more than noise. A warning
-where the reward does not rise along with it, or only did in the first third of the run without
-reaching its maximum, and where the deviation of continuous actions is above `wide`.
+Entropy per token is above `growth` times its first value and above `limit`, in `fire` of the newest
+`window` records; and in the last quarter of the run it is higher than in the first by more than
+noise. If the reward falls meanwhile, or does not rise while entropy grew `far` times, `low_limit`
+takes the place of `limit`. It is a warning if the reward does not rise with the entropy, or only
+rose in the first third of the run without reaching its maximum, and if the deviation of continuous
+actions is above `wide`.
 
 ## Why it matters
 The policy forgets what it knew: probability leaks to tokens that make no sense, and soon whole
-completions do.
+completions make no sense.
 
 ## Likely causes
 - entropy-bonus-too-high: the bonus outweighs the reward.
 - lr-too-high: large steps break the model.
-- reward-always-zero: without a reward only noise and the bonus are left to follow.
-- entropy-explosion: rare tokens are pushed up; a wide upper clip range, no KL penalty.
+- reward-always-zero: without a reward, the policy follows only noise and the bonus.
+- entropy-explosion: rare tokens become more probable, because the upper clip range is wide or there
+  is no KL penalty.
 
 ## What to do
 Go back to a checkpoint before the rise. Lower the learning rate or the entropy bonus, add a KL

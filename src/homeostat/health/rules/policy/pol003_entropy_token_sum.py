@@ -5,8 +5,8 @@ The logged entropy is above `most` nats, more than any vocabulary allows for one
 records.
 
 ## Why it matters
-The policy is not broken, the number is of another kind: the sum over a completion. Limits for an
-entropy per token do not apply to it.
+The policy is not broken: the number is the sum of the entropies of a completion's tokens. Limits
+for an entropy per token do not apply to it.
 
 ## Likely causes
 - benign-entropy-token-sum: losses are summed over tokens, and so is the entropy.

@@ -1,31 +1,32 @@
-"""KL to the reference grows without bound, or single updates go further than a whole run should.
+"""KL to the reference grows without bound, or a single update moves the policy further than a whole
+run should.
 
 ## What it sees
-One of four: KL per token stays above `max_kl`; or it is above `min_kl` and ten times where it
-began (or above `far_kl`) and growing, while the reward has turned down from its best, and below
-`far_kl` faster since then than before; or KL summed
-over a completion is above `max_sequence`, ten times where it began and growing; or the KL of single
-updates, from the policy that sampled, was above `update` in two records, or once three times that.
-Such updates are information where they are over, and the reward has risen since.
+One of four: KL per token stays above `max_kl`; or it is above `min_kl` and ten times its first
+value (or above `far_kl`) and growing, while the reward falls from its best, and below `far_kl`
+faster since then than before; or KL summed over a completion is above `max_sequence`, ten times its
+first value and growing; or the KL of single updates, measured from the policy that sampled, was
+above `update` in two records, or once above three times that. Such updates are only information if
+they are over and the reward has risen since.
 
 ## Why it matters
-The reference is what keeps the model a language model. Far away from it the reward is not to be
-trusted any more, and text decays.
+The reference is what keeps the model a language model. Far away from it the reward can no longer be
+trusted, and the text degrades.
 
 ## Likely causes
-- lr-too-high: each update carries too far.
+- lr-too-high: each update moves the policy too far.
 - too-many-updates-per-rollout: many updates on the same samples.
 - mode-collapse: the policy gives only one answer.
 - reward-hacking: the reward keeps rising, but by other means than intended.
-- kl-runaway: no KL penalty, or one too weak, holds it.
+- kl-runaway: the KL penalty is missing or too weak.
 
 ## What to do
 Go back to the checkpoint with the best held-out reward. Lower the learning rate, raise the KL
 coefficient (or let it adapt to a target), take fewer updates per rollout, leave cut samples out.
 
 ## Known false alarms
-Without a KL penalty a policy may go far and stay well: while its reward rises and KL per token
-stays below `max_kl`, nothing is reported.
+Without a KL penalty a policy may move far from the reference and still be good: while its reward
+rises and KL per token stays below `max_kl`, nothing is reported.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The KL estimate is astronomically large on a few tokens, while the loss looks ordinary.
 
 ## What it sees
-The mean KL per token above `max_mean`, or the largest of a token above `max_token`, in `fire` of
-the newest `window` records, where the KL is finite.
+The mean KL per token is above `max_mean`, or the largest KL of a single token is above `max_token`,
+in `fire` of the newest `window` records whose KL is finite.
 
 ## Why it matters
 The estimator exp(x) - 1 - x grows without bound in the log-ratio x: a handful of tokens on which
 policy and reference disagree by 15 nats or more make up the whole number. A tiny coefficient hides
-it until it does not: then one update wrecks the model.
+the effect at first; then one update wrecks the model.
 
 ## Likely causes
 - kl-estimator-overflow: log-ratios are not bounded before the exponential.
@@ -20,7 +20,7 @@ Bound the log-ratio in the KL term, or use the estimator k1 or k2 with bounds. T
 with the largest ratio: padding, special tokens and the first or last of a row are the usual ones.
 
 ## Known false alarms
-None known: no policy that works is 1000 nats per token away from its reference.
+None known: no working policy is 1000 nats per token away from its reference.
 """
 
 from __future__ import annotations

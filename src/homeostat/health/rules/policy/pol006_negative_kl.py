@@ -5,23 +5,25 @@ KL per token below `min_kl`, or KL summed over a completion below `min_sequence`
 newest `window` records.
 
 ## Why it matters
-A KL divergence is never negative. Its plain estimate (the mean log-ratio of samples) is, when the
-samples do not come from the policy whose log-probs are used: other sampling settings, padding
-counted in, other weights. The penalty then turns into a reward for leaving the reference.
+A KL divergence is never negative. Its plain estimate (the mean log-ratio of samples) becomes
+negative if the samples do not come from the policy whose log-probs are used: other sampling
+settings, other weights, or padding that is counted. The penalty then turns into a reward for
+leaving the reference.
 
 ## Likely causes
 - kl-negative-generation-kwargs: top-k, top-p, a minimum length or wrong pad and end tokens change
   what is sampled.
 - empty-completions: only padding or the end token is left to compare.
 - kl-negative-weak-reward-model: tiny batches and a poor reward model push the policy to text that
-  the reference finds likelier.
+  the reference finds more likely.
 
 ## What to do
 Sample with temperature 1, no top-k, no top-p, no minimum length, and the right end token. Use the
 estimator k3, which cannot be negative.
 
 ## Known false alarms
-The plain estimate is slightly negative by chance in a new policy: far inside the limits.
+In a new policy the plain estimate may be slightly negative by chance, but stays far inside the
+limits.
 """
 
 from __future__ import annotations

@@ -1,25 +1,27 @@
 """The clip range holds back a large share of the tokens.
 
 ## What it sees
-The share of clipped tokens above `limit` in `fire` of the newest `window` records, where ratios are
-of tokens. Sequence-level ratios (GSPO) are left to POL008. While the reward rises it is
-information, up to a share of `lost` together with an update's KL of `far`.
+The share of clipped tokens is above `limit` in `fire` of the newest `window` records, in a run with
+token-level ratios. Sequence-level ratios (GSPO) are left to POL008. While the reward rises it is
+only information, unless the share is above `lost` and an update's KL above `far`.
 
 ## Why it matters
-Clipped tokens give no gradient. When a third of them is, the policy moves so far within one rollout
-that most of the later updates are lost, or worse: only unclipped directions are followed.
+Clipped tokens give no gradient. If a third of them is clipped, the policy moves so far within one
+rollout that most of the later updates are lost, or worse: only unclipped directions are followed.
 
 ## Likely causes
-- too-many-updates-per-rollout: late updates meet a policy far from the one that sampled.
-- lr-too-high: one update carries too far.
-- engine-logprob-mismatch: the old log-probs are the engine's, and differ from the start.
+- too-many-updates-per-rollout: at the late updates, the policy is far from the one that sampled.
+- lr-too-high: one update moves the policy too far.
+- engine-logprob-mismatch: the old log-probs are those of the engine, which differ from the
+  trainer's from the start.
 - clip-fraction-high: the range is narrow for this policy.
 
 ## What to do
 Fewer updates per rollout or a lower learning rate. Widen the range only if learning stalls.
 
 ## Known false alarms
-Where the algorithm is not known, sequence-level ratios look like this: information then.
+If the algorithm is not known, these may be sequence-level ratios; the finding is then only
+information.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ The share of clipped samples above `limit` in several records of a run with sequ
 (GSPO), whose range is a few ten-thousandths.
 
 ## Why it matters
-It does not: with so narrow a range, a tenth to a half is clipped in runs that learn well.
+It does not matter: with so narrow a range, a tenth to a half of the samples is clipped in runs that
+learn well.
 
 ## Likely causes
 - benign-gspo-clipfrac: the range is narrow by design.

@@ -1,27 +1,29 @@
 """The mean ratio of new to old policy is far from 1.
 
 ## What it sees
-The mean ratio above `limit`, or below its inverse, in `fire` of the newest `window` records. Or,
-with several updates per rollout: in one record the policy left the samples by `max_kl` nats a
-token, with ratios above `max_ratio`, and since then the reward is less than half of what it was.
+The mean ratio is above `limit`, or below its inverse, in `fire` of the newest `window` records. Or,
+with several updates per rollout: in one record the policy moved `max_kl` nats per token away from
+the one that sampled, with ratios above `max_ratio`, and since then the reward is less than half of
+what it was.
 
 ## Why it matters
-Ratios average to 1 over samples of the old policy. A mean of 2 or 10 says that the policy moved out
-of reach of its samples within one rollout: estimates mean nothing, and some trainers skip such
-batches, so that the samples are lost.
+Over samples of the old policy, ratios average to 1. A mean of 2 or 10 says that the policy moved
+far away from its samples within one rollout: the gradient estimates mean nothing, and some trainers
+skip such batches, so that the samples are lost.
 
 ## Likely causes
 - too-many-updates-per-rollout: many epochs or mini-batches on the same samples.
-- lr-too-high: one update carries too far.
-- kl-negative-generation-kwargs: samples were not drawn from the old policy; its KL is negative.
+- lr-too-high: one update moves the policy too far.
+- kl-negative-generation-kwargs: the samples were not drawn from the old policy, so the KL is
+  negative.
 - ppo-ratio-exceeds-threshold: outlier tokens dominate the mean.
 
 ## What to do
-Lower the learning rate, fewer updates per rollout, larger batches. Raising the threshold only hides
-it. Check the sampling settings where KL is negative.
+Lower the learning rate, take fewer updates per rollout, use larger batches. Raising the threshold
+only hides the problem. If the KL is negative, check the sampling settings.
 
 ## Known false alarms
-A few outlier tokens in tiny batches: the mean recovers at once.
+A few outlier tokens in tiny batches; the mean is normal again in the next records.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""New over old probability is not 1, although nothing was updated yet.
+"""The ratio of new to old probability is not 1, although nothing has been updated yet.
 
 ## What it sees
 The largest distance from 1 of the ratio in the first update of a step, before any weight changed,

@@ -1,9 +1,10 @@
 """Completions grow step by step to the length limit while the reward falls.
 
 ## What it sees
-The mean length grows to `growth` times where it began, over several records and not in one, and the
-reward falls below `kept` of what it was. Besides, one of: the share of cut completions rises above
-`cut`; the length grows to `huge` times; the log counts more and more gibberish.
+The mean length grows to `growth` times its first value, over several records and not in one, and
+the reward falls below `kept` of what it was. In addition, one of these holds: the share of cut
+completions rises above `cut`; the length grows to `huge` times its first value; the log counts more
+and more gibberish.
 
 ## Why it matters
 The policy slides into long gibberish. Long bad answers are punished less per token than short ones,
@@ -19,7 +20,7 @@ Go back to a checkpoint before the growth. Normalise the loss over tokens or by 
 (dr_grpo), add a KL penalty, take fewer updates per rollout, mask or penalise cut completions.
 
 ## Known false alarms
-Reasoning that becomes longer and better: the reward rises, and nothing is said.
+Reasoning that becomes longer and better; the reward then rises, and nothing is reported.
 """
 
 from __future__ import annotations

@@ -1,26 +1,28 @@
 """Completions grow steadily towards the length limit.
 
 ## What it sees
-One of two, almost without a step back: the mean length rises to `growth` times where it began, and
-more than `cut` of the completions are cut at the limit by now; or, since they were cut least, the
-share that is cut rose by `rise` to more than `many` while they became `longer` times as long and
-the reward turned down. A rising reward makes the first one information.
+One of two, almost without a step back. Either the mean length rises to `growth` times its first
+value, and by now more than `cut` of the completions are cut at the limit. Or, since the record with
+the smallest share of cut completions, that share rose by `rise` to more than `many`, while
+completions became `longer` times as long and the reward began to fall. With a rising reward the
+first of the two is only information.
 
 ## Why it matters
-It may be longer reasoning, or padding that the reward pays for. Either way the limit begins to cut
-answers off, and those teach nothing. Where the reward gains nothing, it is no longer reasoning.
+The growth may be longer reasoning, or padding that the reward pays for. Either way the limit begins
+to cut answers off, and answers that are cut teach nothing. If the reward gains nothing, the growth
+is not better reasoning.
 
 ## Likely causes
 - length-growth: longer answers earn more, or lose less.
 - reward-hacking: length itself is rewarded.
 
 ## What to do
-Read long completions. Worth it: raise the limit. Not worth it: a penalty near the limit, and the
-checkpoint from before they grew.
+Read long completions. If their length is worth it, raise the limit. If not, add a penalty near the
+limit and go back to the checkpoint from before they grew.
 
 ## Known false alarms
-Reasoning models that learn to think longer: while the reward rises or the task is solved, it is
-information.
+Reasoning models that learn to think longer: while the reward rises or the task is solved, the
+finding is only information.
 """
 
 from __future__ import annotations

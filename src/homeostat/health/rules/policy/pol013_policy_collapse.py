@@ -1,23 +1,23 @@
-"""From one update to the next the policy turned into garbage.
+"""From one update to the next the policy began to produce garbage.
 
 ## What it sees
 After `before` good records the reward drops to less than `kept` of what it was, within two records,
 and stays there for `fire`; at the same time completions jump to the limit or to nothing, or entropy
-or variety jumps. Trainer and engine agree on the tokens, and all numbers are finite. Where fewer
-records were good, nothing at all must be left of the reward. So it is where the reward that the
-policy began with is lost within the first `early` records and never comes back, while its texts
-change: the first updates wrecked it.
+or variety jumps. Trainer and engine agree on the tokens, and all numbers are finite. If fewer
+records were good, nothing at all must be left of the reward. The rule also fires if the policy
+loses the reward that it began with within the first `early` records and never recovers it, while
+its texts change: the first updates wrecked the policy.
 
 ## Why it matters
-One update has wrecked the weights. Nothing that is sampled from them can repair it.
+One update has wrecked the weights. Training on samples of these weights cannot repair them.
 
 ## Likely causes
 - entropy-bonus-too-high: the bonus outweighs the reward.
-- stale-policy: it learned from samples of weights that were long gone.
-- too-many-updates-per-rollout: ratios of new to old probability were far from 1 before it.
+- stale-policy: the policy learned from samples of much older weights.
+- too-many-updates-per-rollout: ratios of new to old probability were far from 1 before the drop.
 - length-penalty-too-strong: answers shrink under a penalty for long ones.
-- lr-too-high: the step was too large; often the gradient before it stands out.
-- no-eos: the end token is lost, while texts vary as before or begin alike.
+- lr-too-high: the step was too large; often the gradient norm before it is unusually high.
+- no-eos: the policy no longer writes the end token, while texts vary as before or begin alike.
 - policy-collapse: a batch of outliers, an off-policy batch, a reward that broke.
 
 ## What to do
@@ -25,9 +25,9 @@ Go back to the checkpoint before the drop. Lower the learning rate, clip gradien
 the batch of that step.
 
 ## Known false alarms
-Weights that were damaged while they were sent to the engine look the same in the reward, but then
-trainer and engine disagree, and other rules fire. If the two cannot be distinguished, the rule is
-not evaluated.
+Weights that were damaged while they were sent to the engine have the same effect on the reward, but
+then trainer and engine disagree, and other rules fire. If the two cases cannot be distinguished,
+the rule is not evaluated.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Completions shrink steadily, and the reward gains nothing from it.
 
 ## What it sees
-The mean length falls almost without a step back to less than `kept` of where it began, while the
+The mean length falls almost without a step back to less than `kept` of its first value, while the
 reward does not rise.
 
 ## Why it matters
-Where the loss is averaged per completion, a short answer moves each of its tokens more than a long
-one. Short right answers are reinforced faster than long ones, whatever the task needs; reasoning
-goes first.
+If the loss is averaged per completion, each token of a short answer gets a larger gradient than a
+token of a long one. Short right answers are reinforced faster than long ones, whatever the task
+needs; reasoning is lost first.
 
 ## Likely causes
 - length-bias-shrinking: the loss is averaged per completion.
@@ -15,11 +15,11 @@ goes first.
 - entropy-collapse: the policy settles on one short answer.
 
 ## What to do
-Normalise over tokens or by a fixed length (dr_grpo, dapo). Weigh a length penalty less.
+Normalise over tokens or by a fixed length (dr_grpo, dapo). Give a length penalty less weight.
 
 ## Known false alarms
-Answers that were cut at the limit at first and learn to end; answers that become more to the point:
-the reward rises then, and it is information.
+Answers that were cut at the limit at first and learn to end, and answers that become more concise:
+the reward then rises, and the finding is only information.
 """
 
 from __future__ import annotations

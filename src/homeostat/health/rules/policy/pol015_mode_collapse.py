@@ -18,9 +18,9 @@ Go back to a checkpoint with variety, raise temperature or the KL penalty, lower
 Check that the engine samples (temperature above 0, a new seed for each sample).
 
 ## Known false alarms
-A game with two or three possible answers: recognised by groups whose rewards differ, now or at the
-start.
-Solved tasks with short answers: information at most. Batches with the same prompt many times.
+A game with two or three possible answers: the rule recognises it by groups whose rewards differ,
+now or at the start. Solved tasks with short answers: the finding is at most information. Batches
+that contain the same prompt many times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The KL penalty holds the policy at the reference, and it does not learn.
+"""The KL penalty holds the policy at the reference, so the policy does not learn.
 
 ## What it sees
 A KL coefficient of `coefficient` or more, KL per token below `max_kl` and a reward without a rise
@@ -9,13 +9,13 @@ The penalty undoes each step towards a higher reward.
 
 ## Likely causes
 - kl-penalty-too-strong: the coefficient outweighs the advantages.
-- lr-too-low: the policy would hardly move without it either.
+- lr-too-low: the policy would hardly move without the penalty either.
 
 ## What to do
 Lower the coefficient to 0.001 - 0.01; if KL stays near 0, raise the learning rate.
 
 ## Known false alarms
-Runs that have only just begun. It is information.
+Runs that have only just begun. The finding is only information.
 """
 
 from __future__ import annotations

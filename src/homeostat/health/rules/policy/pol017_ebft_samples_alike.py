@@ -1,25 +1,25 @@
 """The samples of a prompt have grown alike in feature space (energy-based fine-tuning).
 
 ## What it sees
-`ebft/diversity`, which is twice the mean likeness of a prompt's samples among each other and so at
-most 2, above `limit` in `fire` of the newest `window` records. It must have grown to `growth` times
-where it began, or what was missing to 2 must have shrunk by that factor. And the samples must be
-more alike than they are like the truth, by `margin` (`ebft/alignment`, where it is logged): where
-one answer is right, samples grow alike by being right. High from the start is no more than
+`ebft/diversity`, which is twice the mean similarity of a prompt's samples to each other and so at
+most 2, is above `limit` in `fire` of the newest `window` records. It must have grown to `growth`
+times its first value, or its distance from 2 must have shrunk by that factor. And, by `margin`, the
+samples must be more similar to each other than to the truth (`ebft/alignment`, where it is logged):
+if only one answer is right, right samples are similar. A value that is high from the start is only
 information.
 
 ## Why it matters
 Similar samples earn similar rewards, so there is nothing left by which to recognise a good one.
 
 ## Likely causes
-- mode-collapse: likeness to the truth outweighs the term that keeps samples apart.
+- mode-collapse: similarity to the truth outweighs the term that keeps samples diverse.
 
 ## What to do
-Weigh the diversity term more, raise the temperature, lower the learning rate. High from the start:
-features of plain hidden states are all alike; whiten them before judging.
+Give the diversity term more weight, raise the temperature, lower the learning rate. If the value is
+high from the start: features of plain hidden states are all similar; whiten them before judging.
 
 ## Known false alarms
-Features that were never whitened: any two texts are alike by them, from the first step on.
+Features that were never whitened: with them any two texts are similar, from the first step on.
 """
 
 from __future__ import annotations

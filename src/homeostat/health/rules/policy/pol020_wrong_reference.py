@@ -6,15 +6,16 @@ The first record of the run, at step `max_first_step` or earlier, has a KL per t
 engine agrees with the trainer, and the updates of the step moved the policy by much less.
 
 ## Why it matters
-The penalty holds the policy at the model that it starts from. With another reference it pulls the
-policy away from where it starts, towards a model that nobody chose, and the reward pays for it.
+The penalty is meant to hold the policy at the model that it starts from. With another reference the
+penalty pulls the policy away from its start, towards a model that nobody chose, at the cost of
+reward.
 
 ## Likely causes
 - kl-wrong-reference: the reference is another checkpoint than the policy's, or the same one with
   another adapter, precision, temperature or chat template.
 
 ## What to do
-Let the reference be the policy that the run starts from. In a run of ours that is the default:
+Let the reference be the policy that the run starts from. In a homeostat run that is the default:
 remove `reference`. Where an SFT checkpoint or an adapter was loaded as the policy, load it as the
 reference, too. If another checkpoint is what you want, expect the reward to fall first, and give
 `algorithm.kl.target` a value above the KL at the start.

@@ -1,8 +1,8 @@
 """The penalty for completions near the length limit outweighs what the task pays.
 
 ## What it sees
-The mean overlong penalty of a step is larger than its mean reward, and since it is applied both the
-completions get shorter and the reward falls.
+The mean overlong penalty of a step is larger than its mean reward, and since the penalty began to
+apply, completions get shorter and the reward falls.
 
 ## Why it matters
 A right answer that ends near `rollout.max_new_tokens` costs more than it earns, so the policy

@@ -1,4 +1,4 @@
-"""The reference moves along with the policy, so that the KL penalty holds nothing.
+"""The reference moves along with the policy, so the KL penalty has no effect.
 
 ## What it sees
 The KL to the reference is 0 (below `max_kl`) in all of the newest `fire` records from step
@@ -7,7 +7,7 @@ a rate above 0, is not 0.
 
 ## Why it matters
 A penalty on the distance from the reference keeps the policy near the model that it started from.
-Here it is near itself by definition: it may drift anywhere, and the metric says that all is well.
+Here the policy is compared with itself: it may drift anywhere, and the metric still looks good.
 
 ## Likely causes
 - reference-follows-policy: the reference is the same object as the policy, was loaded from its
@@ -19,8 +19,8 @@ Let the reference be a copy of the weights that the run starts from, or switch t
 it. If it is meant to be refreshed, do so every hundred steps or more.
 
 ## Known false alarms
-A KL that is printed with few decimals is not judged, and neither is a run that refreshes its
-reference by a setting.
+The rule does not judge a KL that is printed with few decimals, nor a run whose settings refresh the
+reference.
 """
 
 from __future__ import annotations

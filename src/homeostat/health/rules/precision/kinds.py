@@ -1,4 +1,4 @@
-"""Read how a run quantises, by whatever a framework calls it, and what was measured of it."""
+"""Read from any framework's settings how a run quantises, and what was measured of it."""
 
 from __future__ import annotations
 

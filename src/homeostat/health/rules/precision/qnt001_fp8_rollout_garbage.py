@@ -6,19 +6,19 @@ model's: log-probs far from the trainer's (above `max_gap` nats), samples in a m
 or nearly all answers run to the limit without a reward.
 
 ## Why it matters
-The quantised weights, or their scales, were loaded or refreshed wrongly. All that follows is
-training on garbage.
+The quantised weights, or their scales, were loaded or refreshed wrongly. From then on the run
+trains on garbage.
 
 ## Likely causes
-- fp8-rollout-garbage: scales of the first load are used for later weights, or layers that may not
-  be quantised are.
+- fp8-rollout-garbage: scales of the first load are used for later weights, or layers are quantised
+  that must not be.
 
 ## What to do
-Sample with bf16 weights once: if that is good, it is the quantisation. Leave lm_head and embeddings
-out of it; update engine and trainer together.
+Sample once with bf16 weights: if the samples are good, the quantisation is at fault. Do not
+quantise lm_head and embeddings; update engine and trainer together.
 
 ## Known false alarms
-Quantisation of a small model may cost much accuracy without being broken; it then still writes
+Quantisation may cost a small model much accuracy without being broken; the model then still writes
 words.
 """
 

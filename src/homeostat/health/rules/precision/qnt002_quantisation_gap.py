@@ -5,8 +5,8 @@ The engine is quantised and the mean distance of its log-probs from the trainer'
 nats over most of the newest records.
 
 ## Why it matters
-What is sampled is another policy than what is trained. Importance weights correct the bias and pay
-with variance.
+The policy that samples is not the policy that is trained. Importance weights correct this bias at
+the cost of variance.
 
 ## Likely causes
 - quantisation-gap: one scale for too many values, or layers that are sensitive to it (lm_head,
@@ -14,7 +14,8 @@ with variance.
 
 ## What to do
 Quantise in blocks with scales in fp32 (smaller groups for INT4), leave sensitive layers out,
-correct with importance weights. The more the policy has moved, the more it costs: start from bf16.
+correct with importance weights. The further the policy has moved, the more the gap costs: start
+from bf16.
 
 ## Known false alarms
 None known.

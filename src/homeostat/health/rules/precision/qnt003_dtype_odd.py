@@ -1,20 +1,21 @@
-"""Tensors have changed their dtype, or whether they train.
+"""Parameters have changed their dtype, or whether they require gradients.
 
 ## What it sees
 `probe/dtype_odd`, the number of parameters whose dtype or requires_grad differs from the run's
 start, above 0.
 
 ## Why it matters
-A weight that was cast rounds away its updates; one that stopped requiring gradients does not train.
+A weight that was cast to a lower precision loses its updates to rounding; one that no longer
+requires gradients does not train.
 
 ## Likely causes
 - dtype-odd: a hook, an autocast or a loaded checkpoint changed them.
 
 ## What to do
-Find the code that changes the model after it is built. Our own runs change neither.
+Find the code that changes the model after it is built. homeostat's own runs change neither.
 
 ## Known false alarms
-None known: both are compared with the start.
+None known: both are compared with their values at the start of the run.
 """
 
 from __future__ import annotations

@@ -5,19 +5,20 @@ The smallest scale of a group of quantised layers (`fp8/<group>/scale_min`, or t
 0, or the largest is not finite, at a measured step.
 
 ## Why it matters
-A quantised number is its value divided by the scale. With a scale of 0 that is 0/0 or x/0: NaN and
-infinities, which reach every token and, through the gradient, every weight.
+A quantised number is its value divided by the scale. With a scale of 0 the result is NaN or
+infinite, which spreads to every token and, through the gradient, to every weight.
 
 ## Likely causes
 - fp8-zero-scale: a block, row or group of zeros (padding, an expert without tokens, a dead channel)
-  has the largest value 0, and the scale is taken from it without a lower bound.
+  has the largest value 0, and the scale is computed from that value without a lower bound.
 
 ## What to do
-Bound the scale from below (our own does so: a block of zeros gets the scale 1), or leave the layer
-out. Training in bf16 from the last sound checkpoint shows whether it is only that.
+Bound the scale from below (homeostat does so: a block of zeros gets the scale 1), or do not
+quantise the layer. Train in bf16 from the last good checkpoint: this shows whether the scale was
+the only problem.
 
 ## Known false alarms
-None: no sound quantisation has such a scale.
+None: no correct quantisation has such a scale.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quantised values are cut at the end of the format's range.
+"""Quantised values saturate: they are clipped at the limits of the format's range.
 
 ## What it sees
 The share of values beyond the range of their format (`fp8/<group>/saturated_share`,
@@ -6,8 +6,8 @@ The share of values beyond the range of their format (`fp8/<group>/saturated_sha
 `window` measured steps.
 
 ## Why it matters
-The largest activations and gradients carry much of the signal. Cut, they are wrong by any factor,
-not by a rounding error, and no step says so.
+The largest activations and gradients carry much of the signal. A clipped value is wrong by any
+factor, not only by a rounding error, and no step reports it.
 
 ## Likely causes
 - fp8-saturation: scales that lag behind (delayed scaling after a jump of the activations), a fixed
@@ -19,8 +19,8 @@ delayed scaling shorten the history or switch later, when activations have settl
 
 ## Known false alarms
 A single step after a jump: delayed scaling catches up in its next update. That is why several
-measured steps must show it. Some INT4 grids round their largest positive value down by half a step,
-which counts here: one value of each group, so the limit for INT4 is higher.
+measured steps must show saturation. Some INT4 grids round the largest positive value of each group
+down by half a step, which counts as saturation, so the limit for INT4 is higher.
 """
 
 from __future__ import annotations

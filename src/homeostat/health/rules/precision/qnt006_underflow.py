@@ -6,20 +6,20 @@ The share of values that are not 0 and become 0 by quantisation (`fp8/<group>/fl
 `window` measured steps.
 
 ## Why it matters
-FP8 reaches from its largest value down by a factor of 200,000. If more than a few values fall below
-that, one outlier sets the scale of many that it has nothing to do with, and what they carried is
-lost: of gradients, often the whole signal of rare tokens.
+The smallest value of FP8 is about 200,000 times smaller than its largest. If more than a few values
+fall below that range, one outlier sets the scale of many unrelated values, and their information is
+lost: in gradients, often the whole signal of rare tokens.
 
 ## Likely causes
 - quantisation-underflow: one scale for too many values (a whole tensor, a long row).
 
 ## What to do
-Smaller blocks (`trainer.fp8.recipe: blockwise`, a smaller `trainer.int4.group_size`), e5m2 or bf16
-for gradients, the layers with outliers left out.
+Use smaller blocks (`trainer.fp8.recipe: blockwise`, a smaller `trainer.int4.group_size`), use e5m2
+or bf16 for gradients, or leave the layers with outliers out.
 
 ## Known false alarms
-INT4 has 15 values: of a bell-shaped group of 128 weights about 15 % round to 0, and 40 % where the
-tails are heavy. That is why its limit is far higher.
+INT4 has 15 values: in a group of 128 normally distributed weights about 15 % round to 0, and 40 %
+if the tails are heavy. That is why its limit is far higher.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training broke down where low precision began.
+"""Training broke down when low precision began.
 
 ## What it sees
 The run began in bf16 and switched at a known step (`start_step`, event precision_switched). In the
@@ -7,20 +7,20 @@ records before it by more than `factor` and by more than their own spread, or it
 the newest records are no better.
 
 ## Why it matters
-The weights are those of the step before, and what changed is their arithmetic. Each step from here
-trains on a broken forward pass and damages the weights that were sound.
+The weights are those of the step before; only the arithmetic changed. Each further step trains on a
+broken forward pass and damages weights that were good.
 
 ## Likely causes
-- collapse-after-switch: layers that cannot bear the format (the head, the first and last layers),
-  scales that are wrong, or weights with outliers that training has not yet settled.
+- collapse-after-switch: layers that do not tolerate the format (the head, the first and last
+  layers), wrong scales, or weights that still have large outliers.
 
 ## What to do
 Go back to the checkpoint before the switch; switch later, leave more layers out, or stay in bf16.
 
 ## Known false alarms
-A step up that heals: rounding costs a little, and INT4 training needs some tens of steps to win it
-back. As soon as the newest records are back, it is quiet. A loss that was rising before the switch
-is not laid to it.
+A rise that recovers: rounding costs a little, and INT4 training needs some tens of steps to make up
+for it. As soon as the newest records have recovered, the rule is silent. A loss that was already
+rising before the switch is not blamed on it.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
 """Low precision is asked for, and no layer is computed in it.
 
 ## What it sees
-One of three things. Our own run says that it quantised no layer although `trainer.fp8` or
+One of three things. A homeostat run reports that it quantised no layer although `trainer.fp8` or
 `trainer.int4` is set. `NVTE_FP8_BLOCK_SCALING_FP32_SCALES` is set in the environment although FP8
 is off or its scales are not blockwise. `OPEN_TRAINING_INT4_FAKE_QAT_FLAG` is set although the model
-has no experts, which are all that slime and miles round.
+has no experts: slime and miles round nothing else.
 
 ## Why it matters
-The run is in bf16: none of the speed or memory is saved, and the model is not made ready for the
-precision that it will be served in. Nothing fails, so it is found weeks later.
+The run is in bf16: it saves no time and no memory, and the model is not prepared for the precision
+that it will be served in. Nothing fails, so the mistake is noticed only much later.
 
 ## Likely causes
-- precision-flag-without-effect: a variable of another recipe, framework or version; a filter that
-  no layer passes.
+- precision-flag-without-effect: the variable belongs to another recipe, framework or version, or no
+  layer passes the filter.
 
 ## What to do
-Set the recipe, not only the variable, and see `homeostat inspect --layers` for what is quantised.
+Set the recipe, not only the variable; `homeostat inspect --layers` shows what is quantised.
 
 ## Known false alarms
-A variable that a launch script exports for all its jobs: unset it where it is not meant.
+A variable that a launch script exports for all its jobs: unset it in jobs that should not use it.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 ## What it sees
 The run's own list of quantised layers (event precision_switched) holds an output head, an embedding
-or a router; or the settings of another framework say the same: an FP8 recipe of Megatron with
-`moe_router_dtype` fp8, or an ignore list without a head beside weights that are quantised.
+or a router; or the settings of another framework show it: an FP8 recipe of Megatron with
+`moe_router_dtype` fp8, or quantised weights whose ignore list does not contain the head.
 
 ## Why it matters
 A head maps to the whole vocabulary: its rounding error moves every probability. A router decides by
-small differences, and rounding sends tokens to other experts than the engine does. Our own skip
-lists cannot miss a layer by a typo: a pattern that covers no layer is refused at the start.
+small differences, so with rounding it sends tokens to other experts than the engine does. In a
+homeostat run a typo in a skip list cannot cause this: a pattern that covers no layer is refused at
+the start.
 
 ## Likely causes
 - wrong-layers-quantised: a skip list with names of another model or framework.
@@ -18,7 +19,8 @@ lists cannot miss a layer by a typo: a pattern that covers no layer is refused a
 those of the Hugging Face checkpoint.
 
 ## Known false alarms
-A head that is quantised on purpose, where an evaluation has shown that it bears it: allow the rule.
+A head that is quantised on purpose, because an evaluation has shown that it does no harm: allow the
+rule.
 """
 
 from __future__ import annotations

@@ -2,25 +2,25 @@
 
 ## What it sees
 `eval/quantised_gap`, the loss on the held-out rows minus that of the same rows with the
-quantisation switched off, is above `max_share` of the latter for FP8, or `max_share_int4` for INT4,
-and above `min_gap` nats, at the newest two evaluations.
+quantisation switched off, is above `max_share` of the latter loss for FP8 (`max_share_int4` for
+INT4) and above `min_gap` nats, at the newest two evaluations.
 
 ## Why it matters
-This is what low precision costs, free of everything else: the weights and rows are the same. A
-model that is trained in low precision is served in it; the gap is what its users lose.
+The gap is the cost of low precision alone, because the weights and rows are the same. A model that
+is trained in low precision is served in it, so its users bear this loss.
 
 ## Likely causes
-- quantised-evaluation-gap: layers that cannot bear the format, or blocks that are too large.
+- quantised-evaluation-gap: some layers do not tolerate the format, or blocks are too large.
 - wrong-layers-quantised: head, embeddings or routers are among the quantised layers.
 
 ## What to do
 Leave head, embeddings and the first and last layers out; use smaller blocks; train longer in low
-precision (INT4: the gap shrinks as the weights learn to bear it).
+precision (in INT4 the gap shrinks as the weights adapt to the rounding).
 
 ## Known false alarms
-INT4 soon after its switch, before training has adapted. Losses near 0 have gaps that are large
-shares of nothing: `min_gap` keeps them quiet. A negative gap is good: the weights have adapted to
-the quantisation.
+INT4 soon after the switch, before the weights have adapted. If the loss is near 0, a tiny gap is a
+large share of it; `min_gap` excludes these cases. A negative gap is good: the weights have adapted
+to the quantisation.
 """
 
 from __future__ import annotations

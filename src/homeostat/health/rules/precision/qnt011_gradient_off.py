@@ -1,4 +1,4 @@
-"""The gradient in low precision points elsewhere than that of bf16.
+"""The gradient in low precision points in another direction than that in bf16.
 
 ## What it sees
 `fp8/grad_cosine` or `int4/grad_cosine`, the cosine between the gradient of one micro-batch and the
@@ -6,8 +6,8 @@ gradient of the same micro-batch with the quantisation switched off, is below `m
 `min_cosine_int4` at `fire` of the last `window` measured steps, or is not a number.
 
 ## Why it matters
-Rounding errors that point anywhere average out over steps. A cosine far below 1 says that a step
-goes mostly where bf16 would not go: training slows down or drifts, and the loss shows it late.
+Random rounding errors average out over steps. A cosine far below 1 says that most of a step goes in
+a direction in which bf16 would not go: training slows down or drifts, and the loss shows it late.
 
 ## Likely causes
 - quantised-gradient-off: errors of many layers add up; gradients need more range or finer scales.
@@ -15,12 +15,13 @@ goes mostly where bf16 would not go: training slows down or drifts, and the loss
 - quantisation-underflow: most of a gradient is rounded to 0.
 
 ## What to do
-Gradients in e5m2 or bf16 (`trainer.fp8.format`), smaller blocks, first and last layers in bf16.
+Use e5m2 or bf16 for gradients (`trainer.fp8.format`), use smaller blocks, keep the first and last
+layers in bf16.
 
 ## Known false alarms
 Near a minimum the gradient of a micro-batch is mostly noise, and so is its direction; a small model
-on easy rows shows it. INT4 computes the gradient at other weights than bf16 does, so its cosine is
-lower by nature.
+on easy rows shows it. INT4 computes the gradient at weights that are rounded, so its cosine is
+always lower.
 """
 
 from __future__ import annotations

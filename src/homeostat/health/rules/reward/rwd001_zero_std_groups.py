@@ -1,10 +1,10 @@
 """All answers of most groups earn the same reward, so there is nothing to learn from them.
 
 ## What it sees
-The share of groups whose rewards are all alike stays above `max_share`, or the deviation within the
-groups or every advantage is 0: over `fire` of the last `window` records, or over `fire_all` in a
-row where it is all groups. Of an excerpt of fewer records, from after the first tenth of an epoch,
-all are enough if the gradient norm is 0 as well.
+The share of groups whose rewards are all equal stays above `max_share`, or the deviation within the
+groups is 0, or every advantage is 0: in `fire` of the last `window` records, or, if all groups are
+concerned, in `fire_all` records in a row. In an excerpt with fewer records that begins after the
+first tenth of an epoch, it is enough that all records show it and the gradient norm is 0 as well.
 
 ## Why it matters
 An advantage compares an answer's reward with those of its group. If all are equal it is 0, and so
@@ -12,24 +12,26 @@ is the gradient: the run costs as much as before and learns nothing.
 
 ## Likely causes
 - group-size-one: one sample per prompt has no group to be compared with.
-- reward-too-noisy: a step has so few samples that they are alike by chance.
+- reward-too-noisy: a step has so few samples that their rewards are equal by chance.
 - nan-update-poisoned-weights: an update that was not finite has broken the model.
-- reward-saturated: everything is solved; the prompts are too easy by now. Benign at the end.
+- reward-saturated: everything is solved; the prompts have become too easy. This is benign at the
+  end of a run.
 - truncation-at-cap: answers are cut before they give a result.
 - verifier-format-mismatch: nothing is ever right, often because the verifier looks for a marker
   that the model does not write.
 - policy-collapse: answers were right before; an update has broken the policy.
-- task-too-hard: the model cannot solve any of them yet.
+- task-too-hard: the model cannot solve any of the prompts yet.
 - mode-collapse: all samples of a prompt are the same text.
 
 ## What to do
-Look at rewards and completions of a few groups (`homeostat inspect`). Saturated: harder prompts, or
-stop. All wrong: see the causes above. Some groups are always alike: let dynamic sampling replace
-them, or sample more answers per prompt at a higher temperature.
+Look at rewards and completions of a few groups (`homeostat inspect`). If all answers are right, use
+harder prompts, or stop. If all are wrong, see the causes above. If only some groups have equal
+rewards, let dynamic sampling replace them, or sample more answers per prompt at a higher
+temperature.
 
 ## Known false alarms
-A run that has solved its task, or most of it, ends in this state. It is recognised by the reward:
-groups whose answers are all right are only information.
+A run that has solved its task, or most of it, ends in this state. The rule recognises it by the
+reward: groups whose answers are all right are only information.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ steps at least.
 
 ## Why it matters
 Nothing can be learned from answers that are all equally wrong: advantages and gradient are 0. Often
-the model is fine and the reward cannot see it.
+the answers are fine, but the reward function does not recognise them.
 
 ## Likely causes
 - reward-fn-failing: the reward function raises or times out.
-- dataset-column-missing: it asks for a column that the rows do not have.
-- reward-fn-returns-none: it gives None for every answer.
+- dataset-column-missing: the function asks for a column that the rows do not have.
+- reward-fn-returns-none: the function returns None for every answer.
 - empty-completions: there is nothing to score.
 - truncation-at-cap: answers are cut before they give a result.
 - engine-logprob-mismatch: the engine serves other weights than the trainer's.
@@ -20,7 +20,7 @@ the model is fine and the reward cannot see it.
 
 ## What to do
 Call the reward function by hand on a completion that you know to be right. Then read a few
-completions: do they end, do they hold the marker that the verifier looks for?
+completions: do they end, and do they contain the marker that the verifier looks for?
 
 ## Known false alarms
 A sparse reward may stay 0 for many steps before the first success; such a run learns nothing in

@@ -1,15 +1,15 @@
-"""One reward function gives every answer the same, while others tell them apart.
+"""One reward function gives every answer the same value, while others distinguish the answers.
 
 ## What it sees
-The mean of one of several reward functions is exactly the same in every record, and its deviation
-(where logged) is 0, over `fire` records, while another function's mean moves.
+Over `fire` records, the mean of one of several reward functions is exactly the same and its
+deviation (where logged) is 0, while another function's mean changes.
 
 ## Why it matters
-A constant adds nothing to any advantage. If it was meant to teach a format, it does not.
+A constant adds nothing to any advantage. If the function was meant to teach a format, it does not.
 
 ## Likely causes
 - format-reward-never-matches: the pattern asks for something the model never writes.
-- reward-saturated: it is always met by now.
+- reward-saturated: by now every answer meets its condition.
 - reward-function-constant: the function does not look at the completion, or its column is empty.
 
 ## What to do

@@ -1,31 +1,31 @@
-"""Every answer earns the same, and nothing says that it is all there is to earn.
+"""Every answer earns the same reward, and nothing shows that this is the maximum.
 
 ## What it sees
 The mean reward is the same number, not 0, in the newest `fire` records (twice as many where the
 deviation of rewards is not logged), and their deviation is 0. A reward that rose to its maximum, or
-whose functions cannot give more, is left to RWD005. Where the maximum is not known, the highest
-value of the run is taken for it if the reward came to within `near` of it before. Where the
-deviation is not logged, the records must be twice as many as were ever equal before: some logs
-repeat a mean until the next episode ends. A reward of which all of `many` records or more lie
-within `narrow` of their mean is one, too, unless deviations are logged or it is close to its
-maximum.
+whose functions cannot give more, is left to RWD005. If the maximum is not known, the highest value
+of the run is used, provided that the reward came within `near` of it before. If the deviation is
+not logged, there must also be twice as many equal records as ever before in the run, because some
+logs repeat a mean until the next episode ends. A reward also counts as constant if all of `many`
+records or more lie within `narrow` of their mean, unless deviations are logged or the reward is
+close to its maximum.
 
 ## Why it matters
-Different answers of a policy that samples cannot all be worth the same: what scores them does not
-look at them, or they do not change.
+Different sampled answers cannot all be worth the same: either the reward function does not look at
+them, or all answers are the same.
 
 ## Likely causes
 - reward-constant: the function returns a default, or reads a column in place of the completion.
-- truncation-at-cap: all answers are cut off, and earn what one without an end earns.
+- truncation-at-cap: all answers are cut off, and earn the reward of an unfinished answer.
 - reward-fn-failing: a failure is turned into a fixed value.
-- mode-collapse: all answers are one text.
-- reward-saturated: every answer may be right, where it is 1 and was never less.
+- mode-collapse: all answers are the same text.
+- reward-saturated: every answer may be right, if the reward is 1 and was never lower.
 
 ## What to do
 Give the function two completions, one good and one bad, and compare. Read a few completions.
 
 ## Known false alarms
-A few records that were printed with two decimals.
+A log with only a few records, printed with two decimals.
 """
 
 from __future__ import annotations

@@ -1,26 +1,26 @@
 """Every answer gets the maximum score.
 
 ## What it sees
-The mean reward stays at `share` or more of the most that is known to be earned over `fire` records
-(a lower reward was seen, or its functions cannot give more: else it is constant, RWD004), and
-rewards within groups hardly differ. Where most groups (`min_same`) are known to score alike,
-`near` of the maximum is enough.
+Over `fire` records the mean reward stays at `share` or more of the known maximum, and rewards
+within groups hardly differ. The maximum is known if a lower reward was seen or if the reward
+functions cannot give more; otherwise the reward is constant (RWD004). If most groups (`min_same`)
+are known to have equal rewards, `near` of the maximum is enough.
 
 ## Why it matters
-There is no difference between answers left to learn from. At the end of a run that is success; from
-the first step on it means that the prompts are too easy or that the reward pays for anything, which
-is a warning if no answer scores less.
+Answers no longer differ, so there is nothing left to learn. At the end of a run that is success.
+From the first step on it means that the prompts are too easy or that the reward pays for anything,
+which is a warning if no answer scores less.
 
 ## Likely causes
 - reward-saturated: the task is solved, or was before the run began.
 - reward-constant: the reward pays every answer.
 
 ## What to do
-If the task is solved: stop, or continue with harder prompts. If it is so from the start: check the
-reward on a wrong answer, then use harder prompts.
+If the task is solved, stop or continue with harder prompts. If the reward is at its maximum from
+the start, check the reward of a wrong answer, then use harder prompts.
 
 ## Known false alarms
-A log that begins late in a run that has learned its task: it is information then.
+A log that begins late in a run that has learned its task: the finding is then only information.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The reward falls far below what it had reached, and stays there.
 
 ## What it sees
-Running medians of the reward (in a log of many records, of means of neighbours): the newest is more
-than `min_fall` below the best one, by more than noise and the few prompts of a step explain, and
-every one of the last `fire` records lies below the middle between the two. A fall that is newer
-than a running median shows must be one by `sharp`, and exceed noise by twice as much. A fall
-of a size that the reward has recovered from before must have lasted for a sixth of the run, unless
-`most` of the reward is lost. Single records of a noisy reward tell less: of a long run also its
-sixths, of which the last two lie that far below the best one, by `surely` standard errors of their
-means.
+The rule compares running medians of the reward (in a log of many records, of means of neighbouring
+records). The newest median is more than `min_fall` below the best one, by more than noise and the
+few prompts of a step explain, and each of the last `fire` records lies below the middle between the
+two. A fall that is too recent to show in a running median must be at least `sharp`, and exceed the
+noise by twice as much. If the reward has recovered from a fall of this size before, the fall must
+have lasted for a sixth of the run, unless `most` of the reward is lost. Because single records of a
+noisy reward say little, the rule also compares the sixths of a long run: the last two must lie that
+far below the best one, by `surely` standard errors of their means.
 
 ## Why it matters
 The policy unlearns. Every further step trains on worse samples; the best weights are behind.
@@ -16,22 +16,23 @@ The policy unlearns. Every further step trains on worse samples; the best weight
 ## Likely causes
 - nan-update-poisoned-weights: an update that was not finite has been applied.
 - mode-collapse: the samples of a prompt became copies before the reward fell, or always were.
-- kl-runaway: the policy has left the reference, and KL grows on.
-- policy-collapse: entropy jumped, output is broken.
+- kl-runaway: the policy has moved far from the reference, and KL keeps growing.
+- policy-collapse: entropy jumped, and the output is broken.
 - entropy-collapse: the policy cannot try anything new.
 - length-explosion-gibberish: completions have grown to the limit.
 - length-growth: completions have grown since the reward fell, and more and more of them are cut.
 - length-penalty-too-strong: answers shrink to nothing.
 - train-infer-logprob-drift: trainer and engine disagree more and more.
-- lr-too-high: steps too large for the objective; gradients grow.
-- reward-sign-flipped: the policy grows surer while it earns less: it is paid for the opposite.
+- lr-too-high: the steps are too large for the objective; gradients grow.
+- reward-sign-flipped: the policy becomes more certain while it earns less: it is paid for the
+  opposite.
 
 ## What to do
 Go back to the best checkpoint. Lower the learning rate, add or raise the KL penalty, take fewer
 updates per rollout. See which other metric moved first.
 
 ## Known false alarms
-A curriculum that turns to harder prompts, a changed reward.
+A curriculum that moves on to harder prompts, or a changed reward function.
 """
 
 from __future__ import annotations

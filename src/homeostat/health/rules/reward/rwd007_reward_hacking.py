@@ -2,24 +2,25 @@
 
 ## What it sees
 The training reward rises by more than noise, while the reward (or accuracy) on held-out prompts
-falls by more than `min_fall` of where it began and by more than its noise explains, in `evals`
-evaluations at least. Where it rose first, it must fall from its best as RWD006 has it.
+falls by more than `min_fall` of its first value and by more than its noise explains, over at least
+`evals` evaluations. If the held-out reward rose first, it must fall from its best value as in
+RWD006.
 
 ## Why it matters
-The policy has found what the reward pays for, and it is not what was meant. Training on makes the
-model worse.
+The policy has found something that the reward pays for but that was not meant. Further training
+makes the model worse.
 
 ## Likely causes
-- reward-hacking: the training reward can be had without solving the task.
-- entropy-collapse: the policy became sure of itself in place of being right.
-- overfitting: the prompts are few and known by heart.
+- reward-hacking: the training reward can be earned without solving the task.
+- entropy-collapse: the policy became certain instead of right.
+- overfitting: there are few prompts, and the policy has memorised them.
 
 ## What to do
 Read completions with a high reward. Close the loophole, change the weights of the rewards, add a KL
 penalty, and go back to the checkpoint that was best on held-out prompts.
 
 ## Known false alarms
-Held-out prompts of another task than the trained ones.
+Held-out prompts from another task than the training prompts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reward and length of the answers rise together, record by record.
 
 ## What it sees
-Over `fire` records both rise, the length by `min_growth` at least, almost without a step back. A
-warning where answers have grown `hack_growth`-fold up to the limit, more than `cut` of them are cut
-by now, and the reward rose all the same.
+Over `fire` records both rise almost without a step back, the length by at least `min_growth`. It is
+a warning if answers have grown `hack_growth`-fold up to the limit, more than `cut` of them are now
+cut, and the reward rose all the same.
 
 ## Why it matters
 Longer thinking may well be what earns more. But if the reward pays for length itself, answers will
@@ -14,7 +14,7 @@ grow to the limit without becoming better.
 - reward-tracks-length: longer answers earn more, for a good reason or a bad one.
 
 ## What to do
-Compare short and long completions of equal worth. Watch the held-out reward and the share of cut
+Compare short and long completions of equal quality. Watch the held-out reward and the share of cut
 completions; a penalty near the limit (algorithm.overlong: shape) keeps growth in bounds.
 
 ## Known false alarms

@@ -1,4 +1,4 @@
-"""Rewards are so large that they swamp everything else in the objective.
+"""Rewards are so large that they outweigh everything else in the objective.
 
 ## What it sees
 The size of the mean reward exceeds `max_size` in `fire` of the newest records, or it has grown
@@ -7,8 +7,8 @@ before, within `fire` records.
 
 ## Why it matters
 Without scaling by the group's deviation, the gradient grows with the reward: learning rate, KL
-penalty and length penalty then mean nothing. A reward that explodes is usually a division by
-something near 0 or a reward model outside of what it knows.
+penalty and length penalty then mean nothing. A reward that explodes usually comes from a division
+by a number near 0, or from a reward model on texts unlike its training data.
 
 ## Likely causes
 - reward-scale-huge: a raw score without bounds.
@@ -19,9 +19,9 @@ Bound or normalise the reward (`rewards.clip`, `rewards.normalise`). If it explo
 completions with the largest reward.
 
 ## Known false alarms
-Large rewards in a run whose advantages are scaled by the group's deviation learn as well as others.
-The return of a game or a simulator rises a hundredfold as the policy learns: a reward that came
-there step by step is information.
+If advantages are scaled by the group's deviation, a run with large rewards learns as well as
+others. The return of a game or a simulator may rise a hundredfold as the policy learns: a reward
+that rose gradually is only information.
 """
 
 from __future__ import annotations

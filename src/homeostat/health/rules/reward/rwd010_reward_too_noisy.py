@@ -5,17 +5,17 @@ Over `fire` records the reward shows no trend, neighbouring records differ by `m
 mean, and a step has fewer than `min_samples` samples.
 
 ## Why it matters
-A gradient from a few samples points anywhere. The curve says nothing about progress, and learning
-may take many times the steps.
+A gradient from a few samples has an almost random direction. The curve says nothing about progress,
+and learning may take many times as many steps.
 
 ## Likely causes
 - reward-too-noisy: too few prompts and samples in a step.
 
 ## What to do
-More prompts per step, or more samples per prompt; judge progress on held-out prompts.
+Use more prompts per step, or more samples per prompt; judge progress on held-out prompts.
 
 ## Known false alarms
-Prompts of very unequal difficulty. It is information.
+Prompts of very unequal difficulty. The finding is only information.
 """
 
 from __future__ import annotations

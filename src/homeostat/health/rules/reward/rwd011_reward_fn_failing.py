@@ -1,25 +1,26 @@
-"""A reward function raises, runs out of time, or gives what cannot be used.
+"""A reward function raises, times out, or returns values that cannot be used.
 
 ## What it sees
-`rewards/<name>/failed` counts samples without a value in `fire` of the newest `window` records. As
-a share of a step's samples it is a warning from `max_share` on, an error from half on.
+`rewards/<name>/failed` counts samples without a value in `fire` of the newest `window` records. It
+is a warning from a share of `max_share` of a step's samples on, and an error from half of them on.
 
 ## Why it matters
-A sample on which a reward failed is not trained, whatever the other rewards gave it: what it
-deserved is not known. Failures that depend on the answer (long ones time out, odd ones raise) still
-bend what the policy learns, because it learns from the others alone.
+A sample on which a reward failed is not trained on, whatever the other rewards gave it, because its
+true reward is not known. Failures that depend on the answer (long ones time out, odd ones raise)
+still bias what the policy learns, because it learns only from the other answers.
 
 ## Likely causes
 - dataset-column-missing: the function asks for a column that the rows do not have.
-- reward-fn-signature: it does not take the arguments that it is given.
-- reward-timeout: it hangs. Call after call runs into rewards.timeout_s, so that a longer limit
+- reward-fn-signature: the function does not accept the arguments that it is given.
+- reward-timeout: the function hangs. Call after call reaches rewards.timeout_s, so a higher limit
   would only make each step longer.
-- reward-slow: some of its calls take longer than rewards.timeout_s.
-- reward-fn-failing: it raises, dies, or returns lists of the wrong length or type.
+- reward-slow: some calls take longer than rewards.timeout_s.
+- reward-fn-failing: the function raises, crashes its process, or returns lists of the wrong length
+  or type.
 
 ## What to do
 The events `reward_trouble` hold the traceback and the completion that caused it. Run the function
-on that one.
+on that completion.
 
 ## Known false alarms
 Rare failures on broken completions, which are information.

@@ -5,18 +5,19 @@
 mean) in `fire` records in a row.
 
 ## Why it matters
-None means "this reward is not about that sample". For all of them, the reward is switched off
-without anybody having said so.
+None means "this reward does not apply to this sample". If it is returned for all samples, the
+reward is silently switched off.
 
 ## Likely causes
-- reward-fn-returns-none: a path of the function ends without return.
-- dataset-column-missing: it skips samples without a column, and none has it.
+- reward-fn-returns-none: a branch of the function ends without a return statement.
+- dataset-column-missing: the function skips samples that lack a column, and no sample has it.
 
 ## What to do
-Call it by hand on a row of the data set; look for a branch without return, and at the column names.
+Call the function by hand on a row of the data set; look for a branch without a return statement,
+and check the column names.
 
 ## Known false alarms
-A function for one of several tasks, while the batch holds only others.
+A function for one of several tasks, while the batch holds only rows of other tasks.
 """
 
 from __future__ import annotations

@@ -2,17 +2,18 @@
 
 ## What it sees
 Scoring takes more than `max_share` of a step, in `fire` of the newest `window` records, and more
-than `min_s` seconds; or more than `min_grown_s` where it took a `growth`-th of that before: what is
-fast enough for one run stalls another, and a run's own beginning tells which it is.
+than `min_s` seconds; or more than `min_grown_s` seconds if it became `growth` times as slow.
+Scoring that is fast enough for one run stalls another, so a run is also compared with its own
+beginning.
 
 ## Why it matters
 Accelerators stand idle while a few processes compute rewards.
 
 ## Likely causes
-- reward-slow: too few reward workers, or a function that calls out to something slow.
+- reward-slow: too few reward workers, or a function that calls a slow service.
 
 ## What to do
-More workers, a faster function, a bound on the time that one call may take.
+Use more workers, make the function faster, or limit the time of a call.
 
 ## Known false alarms
 Rewards from a large judge model may be worth their time.

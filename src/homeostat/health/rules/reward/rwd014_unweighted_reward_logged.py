@@ -1,11 +1,12 @@
 """The logged reward is the plain sum of the reward functions, although they have weights.
 
 ## What it sees
-Weights are set that are not all 1; the logged reward equals the sum of the functions' means without
-them, and not the one with them, over `fire` records.
+The weights are not all 1, and over `fire` records the logged reward equals the unweighted sum of
+the functions' means, not the weighted one.
 
 ## Why it matters
-Only the display is off: advantages use the weights. But who reads the curve compares wrong numbers.
+Only the display is wrong: advantages use the weights. But anyone who reads the curve compares wrong
+numbers.
 
 ## Likely causes
 - benign-unweighted-reward-logged: some versions of a trainer log the sum before weighting.

@@ -1,30 +1,30 @@
 """The reward stays low and flat over many steps.
 
 ## What it sees
-After `steps` steps the mean reward is still below `low` of the most that can be earned, without a
-rise that is more than noise. Where the most is not known, or the reward lies between `low` and
-`much` of it, a warning if it has not risen in `long` steps, or if `records` records are enough to
-exclude a rise: two standard errors above the change that was seen are still less than `gain` of the
-deviation of single rewards. A rise in the first twentieth of the run counts as one. A reward that
-falls from the beginning is a warning at once: the last quarter lies below the first one by `lost`
-of it and `surely` standard errors, and the quarters between do not lie above the first one. A level
-that breaks off later in one fall is not such a reward.
+After `steps` steps the mean reward is still below `low` of the maximum, without a rise that is more
+than noise. If the maximum is not known, or the reward lies between `low` and `much` of it, it is a
+warning if the reward has not risen in `long` steps, or if `records` records are enough to exclude a
+rise: even the observed change plus two standard errors is less than `gain` of the deviation of
+single rewards. A rise within the first twentieth of the run counts as a rise. A reward that falls
+from the beginning is a warning at once: its last quarter lies below the first by `lost` of it and
+by `surely` standard errors, and the quarters between do not lie above the first. A level that
+breaks off later in one fall does not count.
 
 ## Why it matters
-Most runs that will learn show it by then. It costs little to look, and much to wait.
+Most runs that learn show a rise by then. Looking costs little, waiting costs much.
 
 ## Likely causes
 - truncation-at-cap: most answers are cut before they give a result.
-- lr-too-low: the policy does not move (KL stays next to nothing).
+- lr-too-low: the policy does not move (KL stays almost 0).
 - task-too-hard: too few answers are right to learn from.
 
 ## What to do
-Read completions; check the share of groups with a difference; try easier prompts, more samples per
-prompt, or a larger learning rate.
+Read completions; check the share of groups whose rewards differ; try easier prompts, more samples
+per prompt, or a higher learning rate.
 
 ## Known false alarms
-Hard tasks on which reward rises after hundreds of steps. A run that starts at the most that can be
-earned, if nothing tells how much that is.
+Hard tasks on which the reward rises only after hundreds of steps. A run that starts at the maximum,
+if nothing shows what the maximum is.
 """
 
 from __future__ import annotations

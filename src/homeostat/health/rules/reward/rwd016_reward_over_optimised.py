@@ -3,28 +3,30 @@
 ## What it sees
 The run measures a gold reward, which is not trained on (`role: eval`). After its peak, the gold
 reward falls by more than `min_fall` of the peak and more than its noise explains, while the trained
-reward rises over the same evaluations. Both either move at every evaluation, or have arrived
-and stay: a policy that has left the task behind earns all that the proxy gives, and stays there. A
-gold reward that stays near its peak (a plateau), or that wavers, is not this.
+reward rises over the same evaluations. Both either change at every evaluation, or have reached
+their final values and stay there: a policy that no longer solves the task earns all that the proxy
+gives, and stays there. The rule does not fire on a gold reward that stays near its peak (a plateau)
+or that fluctuates.
 
 ## Why it matters
-A reward model, or a judge, is only a proxy: it was right about completions like those that it was
-trained on. The policy has moved to where the proxy is wrong, and every further step makes the model
-worse (Gao et al. 2022, arXiv:2210.10760).
+A reward model, or a judge, is only a proxy: it is right about completions like those that it was
+trained on. The policy now writes completions about which the proxy is wrong, and every further step
+makes the model worse (Gao et al. 2022, arXiv:2210.10760).
 
 ## Likely causes
 - reward-over-optimised: the policy is past the point up to which the proxy can be trusted.
 - kl-penalty-missing: nothing holds the policy near the completions that the reward model knows.
-- reward-tracks-length: completions grow along, which reward models and judges tend to prefer.
-- entropy-collapse: the policy became sure of the few texts that the proxy likes best.
+- reward-tracks-length: completions also become longer, which reward models and judges tend to
+  prefer.
+- entropy-collapse: the policy only writes the few texts that the proxy scores highest.
 
 ## What to do
-Keep the checkpoint of the gold reward's peak: where there is a gold reward it decides which
-checkpoint is the best one, and `eval.patience` stops the run there. Then hold the policy with
-`algorithm.kl`, or train the reward model on completions of the present policy.
+Keep the checkpoint at the peak of the gold reward: if a run has a gold reward, it decides which
+checkpoint is the best, and `eval.patience` stops the run after the peak. Then hold the policy with
+`algorithm.kl`, or train the reward model on completions of the current policy.
 
 ## Known false alarms
-A gold reward that measures something else than the task, for instance brevity.
+A gold reward that does not measure the task but, for example, brevity.
 """
 
 from __future__ import annotations

@@ -1,28 +1,28 @@
-"""The reward for the form of an answer rises, and the one for being right does not.
+"""The reward for the form of an answer rises, but the reward for a right answer does not.
 
 ## What it sees
 Among several reward functions, one about form (by its type or its name: format, tags, style) rises
-to `near` of the most it gives, from well below it. One about the content stays below `low` of the
-most it gives over `fire` records, and is known not to rise: even with its noise counted in favour
-of a rise (two standard errors), it gained less than `gain` of the most it gives.
+to `near` of its maximum, from well below. One about the content stays below `low` of its maximum
+over `fire` records, and has certainly not risen: even with its noise counted in favour of a rise
+(two standard errors), it gained less than `gain` of its maximum.
 
 ## Why it matters
-The total rises, so that the run looks as if it learned. What it learned is to write tags: the task
-itself is where it was, or worse.
+The total rises, so the run seems to learn. But the policy has only learned to write tags: on the
+task itself it is no better than before, or worse.
 
 ## Likely causes
-- reward-learns-format-only: the form earns as much as being right and is far easier to learn, or
+- reward-learns-format-only: the form earns as much as a right answer and is far easier to learn, or
   the check of the content never accepts the new form.
 
 ## What to do
 Look at completions of the newest steps: are answers wrong, or are right ones not recognised? Lower
-the weight of the form to a tenth or less of the content's, or pay for it only where the answer is
-right. See that the verifier finds the answer inside the form.
+the weight of the form to a tenth or less of the content's, or reward the form only if the answer is
+right. Check that the verifier finds the answer inside the form.
 
 ## Known false alarms
-The first steps of many runs look like this: form comes first. It is judged after `fire` records.
-Where steps have few prompts the content's reward wavers by more than it could have gained so far;
-then more records are awaited.
+The first steps of many runs look like this, because the form is learned first. The rule judges only
+after `fire` records. If steps have few prompts, the noise of the content's reward is larger than
+the gain to be expected so far; the rule then waits for more records.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Equal completions of a prompt earn different rewards: chance decides, not the answer.
+"""Equal completions of a prompt earn different rewards: the reward depends on chance, not on the
+answer.
 
 ## What it sees
-`reward/noise_share`, the variance of rewards among equal completions over that among all
+`reward/noise_share`, the variance of rewards among equal completions divided by that among all
 completions of the same prompts, is above `max_share` in `fire` of the newest `window` records, and
-the reward does not rise. Where it is not logged: kept completions of the same prompt and text, of
-one step, whose rewards differ, in `max_share` of at least `pairs` pairs.
+the reward does not rise. If it is not logged, the rule looks at saved completions: of at least
+`pairs` pairs with the same prompt and text in one step, `max_share` have different rewards.
 
 ## Why it matters
 An advantage is the difference between answers of one prompt. If it is noise, each update pushes the
-policy in a random direction: it costs as much as learning, and undoes what was learned.
+policy in a random direction: such a step costs as much as any other, and undoes what was learned.
 
 ## Likely causes
 - reward-is-noise: a judge is sampled at a high temperature, rewards come back in another order than
@@ -16,10 +17,10 @@ policy in a random direction: it costs as much as learning, and undoes what was 
 
 ## What to do
 Score one completion ten times. If the values differ, sample the judge at temperature 0 or average
-several calls. If they do not, see whether rewards are matched with completions by their order.
+several calls. If they do not, check whether rewards and completions are in the same order.
 
 ## Known false alarms
-Rewards that depend on more than the text (tools, time) differ for equal texts by right.
+Rewards that depend on more than the text (tools, time) rightly differ for equal texts.
 """
 
 from __future__ import annotations
