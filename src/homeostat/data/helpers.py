@@ -104,7 +104,7 @@ class _Helper:
 
 
 def _limit_reads(pipe: Connection, seconds: float) -> None:
-    """Have reads fail with BlockingIOError after so long, also in the middle of a message."""
+    """Let reads fail with BlockingIOError after a time limit, even in the middle of a message."""
     limit = struct.pack("ll", *divmod(round(seconds * 1e6), 1_000_000))
     with socket.socket(fileno=os.dup(pipe.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -52,7 +52,7 @@ TEMPLATE_ERRORS = (
 
 
 def check_template(template: Any, *, setting: str) -> None:
-    """Compile it. Raises ModelError that names the setting and the line."""
+    """Compile the template. Raises ModelError that names the setting and the line."""
     if not isinstance(template, str):
         kind = type(template).__name__
         raise ModelError(f"{setting}: the chat template must be text, this is a {kind}.")

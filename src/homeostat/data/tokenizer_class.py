@@ -42,7 +42,7 @@ def require_plain_files(folder: Path, *, setting: str) -> None:
 
 
 def require_tokenizer_file(folder: Path, *, setting: str) -> None:
-    """Without any tokenizer file transformers would report a misleading reason."""
+    """Raise if the folder has no tokenizer file: transformers would report a misleading reason."""
     names = (
         "tokenizer.json",
         "tokenizer_config.json",

@@ -66,7 +66,7 @@ class Flight:
 
     @property
     def is_fresh(self) -> bool:
-        """It has no tokens besides its prompt."""
+        """True if the flight has no tokens besides its prompt."""
         return len(self.tokens) == self.num_prompt
 
     def given_end(self) -> StopReason | None:

@@ -72,7 +72,7 @@ class PartWriter:
         return Frame(self.path, whole, self._length - len(body))
 
     def sync(self) -> None:
-        """Make what was appended survive a power cut."""
+        """Sync appended frames to disk, so that they survive a power cut."""
         os.fsync(self._descriptor)
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class MirrorEngine:
         raise EngineError("the engine mirrors the trainer's weights: it is sent them at commit().")
 
     def cancel_update(self) -> None:
-        """Its own copy of the weights is untouched until the commit."""
+        """Do nothing: the mirror's copy of the weights does not change before the commit."""
 
     def sleep(self) -> None:
         self.remote.sleep()

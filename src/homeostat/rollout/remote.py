@@ -368,8 +368,8 @@ class RemoteEngine:
         ]
 
     def _handed_out(self, completions: list[Completion]) -> list[Completion]:
-        """Those that nobody has yet. What had begun before is the request's own, not a copy,
-        unless the engine completed its columns."""
+        """Return the completions that were not handed out yet. A segment that had begun earlier is
+        the request's own object, not a copy, unless the engine completed its columns."""
         new = [one for one in completions if one.request_id in self.life.in_flight]
         requests = [self.life.in_flight.pop(one.request_id) for one in new]
         return [

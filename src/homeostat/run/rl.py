@@ -87,7 +87,7 @@ def _loop(now: RlStep, hooks: Hooks) -> Iterator[Step]:
 
 
 def _only_sample(parts: RlParts, session: Session) -> Iterator[Step]:
-    """debug.mode=rollout_only: what is sampled and scored goes to journal and completions."""
+    """Sample and score without training (debug.mode=rollout_only), into journal and completions."""
     session.stop.let_steps_finish()
     for step in range(1, parts.total_steps + 1):
         started = time.perf_counter()

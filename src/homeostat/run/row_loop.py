@@ -1,4 +1,4 @@
-"""The loop of all training on given rows; what is learnt from them is an Objective.
+"""The training loop for given rows; an Objective defines what is learnt from them.
 
     rows -> tokens with loss weights -> packed StepPlans -> accumulate / apply
          -> metrics -> evaluation -> checkpoint

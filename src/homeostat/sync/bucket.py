@@ -104,7 +104,7 @@ class Packer(Protocol):
     def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]: ...
 
     def close(self) -> None:
-        """Release its resources. Idempotent."""
+        """Release all resources. Idempotent."""
         ...
 
 
@@ -119,7 +119,7 @@ class Receiver(Protocol):
         ...
 
     def close(self) -> None:
-        """Release its resources. Idempotent."""
+        """Release all resources. Idempotent."""
         ...
 
 

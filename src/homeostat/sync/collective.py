@@ -35,7 +35,7 @@ _DEATH_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class CollectiveBucket(Bucket):
-    """Its bytes are sent by the broadcast; `address` is where its group meets."""
+    """A bucket whose bytes are sent by broadcast; `address` is where its group meets."""
 
     address: str = ""
 

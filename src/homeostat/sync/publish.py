@@ -73,7 +73,7 @@ class Staged:
 
 
 class ScoreEach(Protocol):
-    """Returns what each of several engines scores."""
+    """Returns the scores of each of several engines."""
 
     def __call__(
         self, rows: Sequence[TokenRow], *, temperature: float

@@ -173,8 +173,8 @@ class CheckpointStore:
         return removed
 
     def make_room(self, *, keep_last: int) -> list[int]:
-        """For one more on a full disk: remove what would be too many beside it. The newest that is
-        whole and the best always stay."""
+        """Make room for one more checkpoint on a full disk: remove those that would exceed the
+        limit then. The newest complete checkpoint and the best one always stay."""
         steps = self.steps()
         whole = (step for step in reversed(steps) if why_broken(self.path(step)) is None)
         safe = {next(whole, None), self.best_step()}

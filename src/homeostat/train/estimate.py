@@ -86,9 +86,9 @@ class _Trained:
 def estimate_update(
     config: TrainerSetup, runtime: Runtime, batch: TrainBatch, loss: LossSpec
 ) -> UpdateMemory:
-    """For an update by `loss` whose largest micro-batch is `batch`, on one of the ranks.
+    """Estimate the memory of an update by `loss` whose largest micro-batch is `batch`, on one rank.
 
-    Ranks that share a micro-batch have a part of it each.
+    Ranks that share a micro-batch hold a part of it each.
     """
     batch = share_of(batch, config.trainer.backend.ranks_per_micro_batch)
     how = {
@@ -168,7 +168,7 @@ def _trained_on_ranks(
     *,
     optimizer: AnyOptimizer,
 ) -> _Trained:
-    """One rank's share, and the layers that it gathers."""
+    """Estimate one rank's share, and the layers that it gathers."""
     backend = config.trainer.backend
     assert isinstance(backend, FsdpBackend), backend
     # Of an optimizer in host memory only its buffers are on the device.
@@ -257,8 +257,8 @@ def _work(
     *,
     freed: Collection[Tensor],
 ) -> int:
-    """Two micro-batches: gradients of the first are there while the second is computed, except for
-    those of `freed` parameters."""
+    """Estimate two micro-batches: gradients of the first are in memory while the second is
+    computed, except for those of `freed` parameters."""
     nowhere = replace(runtime, device=torch.device("meta"), pin_memory=False)
     logits_bytes = config.trainer.logits_bytes(runtime.device.type)
     trainer = config.trainer.model_copy(update={"logits_chunk_bytes": logits_bytes})

@@ -31,7 +31,8 @@ def checksums(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
-    """By chunks: torch sums a copy of its input in the dtype of the result, 8 bytes an element."""
+    """Return the sum of a tensor's bits as integers. It is computed in chunks, because torch sums a
+    copy of its input in the dtype of the result, 8 bytes per element."""
     bits = tensor.reshape(-1).contiguous().view(_INTEGERS[tensor.element_size()])
     return torch.stack([part.sum(dtype=torch.int64) for part in bits.split(CHUNK_ELEMENTS)]).sum()
 

@@ -38,7 +38,7 @@ class Hidden:
     shared_N: Tensor | None = None
 
     def mine(self, index_M: IntArray) -> IntArray:
-        """Return those of the tokens whose states are here: all."""
+        """Return the tokens whose states are on this rank: all of them."""
         return index_M
 
     def at(self, index_M: IntArray) -> Tensor:

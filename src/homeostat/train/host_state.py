@@ -76,7 +76,7 @@ class _Part:
         return [aligned(size) for size in found]
 
     def lay_out(self, room: _Room) -> None:
-        """Take its places in a buffer, in the order of `sizes`."""
+        """Place the state's tensors in a buffer, in the order of `sizes`."""
         self.state = {name: room.like(tensor) for name, tensor in self.host_state.items()}
         if self.on_host or not self.slot.is_own:
             self.master = room.like(self.of(self.slot.master))

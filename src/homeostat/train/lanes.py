@@ -71,6 +71,6 @@ def split(batch: TrainBatch, count: int, *, rows_per_example: int = 1) -> list[T
 
 
 def _as_the_caller(threads: int) -> None:
-    """Both belong to a thread: how many help it, and what it does with tiny numbers."""
+    """Apply the caller's per-thread settings: number of threads and flushing of denormals."""
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)

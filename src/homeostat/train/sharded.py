@@ -249,7 +249,7 @@ class ShardedTrainer:
         arguments: Callable[[Sequence[TrainBatch | None]], tuple[Any, ...]],
         **kwargs: Any,
     ) -> list[Any]:
-        """Have each rank work on the micro-batches that it is dealt."""
+        """Let each rank work on the micro-batches that are assigned to it."""
         dealt = deal(batches, self.config.mesh)
         try:
             return self._gather(

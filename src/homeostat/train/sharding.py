@@ -149,7 +149,7 @@ class Whole:
         """Autograd leaves it where the optimizer looks."""
 
     def release(self, model: Model) -> None:
-        """Nothing is gathered."""
+        """Do nothing: no parameters are gathered."""
 
     def gather(self, value: T) -> list[T]:
         return [value]

@@ -34,7 +34,7 @@ _PLACES = "rows"
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows from `start` on of a tensor of `shape`; all of it where that has no dimensions."""
+    """Rows from `start` on of a tensor of `shape`; the whole tensor if it has no dimensions."""
 
     tensor: Tensor
     start: int
@@ -74,7 +74,7 @@ class _Piece:
 
 
 class TensorReader:
-    """The tensors of one stem. It has none where the folder has no such file."""
+    """The tensors of one stem; none if the folder has no such file."""
 
     def __init__(self, folder: Path, stem: str) -> None:
         self.shapes: dict[str, Shape] = {}
@@ -88,7 +88,7 @@ class TensorReader:
             self._require_all_rows(folder / stem, name)
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop` of a tensor; all of one that has no dimensions."""
+        """Return rows `start` to `stop` of a tensor; the whole tensor if it has no dimensions."""
         pieces = self._pieces[name]
         if not self.shapes[name]:
             return _read(pieces[0].file, name, 0, 0)

@@ -148,5 +148,5 @@ class Trainer(Protocol):
     def device_report(self) -> DeviceReport: ...
 
     def close(self) -> None:
-        """End what it started. Idempotent."""
+        """End everything that the trainer started. Idempotent."""
         ...

@@ -76,7 +76,7 @@ class UpdateShare:
 def to_host(
     done: Sequence[Accumulated], grad_norm: Tensor, *, bias_max: Tensor | None = None
 ) -> UpdateShare:
-    """By the one device-to-host copy of the whole update. `bias_max`: of the expert biases."""
+    """Copy the results of an update to the host, in one copy. `bias_max`: largest expert bias."""
     sums, maxima = reduce_stats([part.terms for part in done]) if done else ({}, {})
     loss = total_loss(done) if done else torch.zeros_like(grad_norm)
     # Offloaded gradients have their norm in host memory.
@@ -137,7 +137,7 @@ class Measured:
 
     @classmethod
     def of(cls, terms: Sequence[LossTerms]) -> Measured:
-        """By one device-to-host copy. Nothing was measured where there are no terms."""
+        """Reduce loss terms by one device-to-host copy. Without terms nothing was measured."""
         sums, maxima = reduce_stats(terms) if terms else ({}, {})
         values = [*sums.values(), *maxima.values()]
         host = torch.stack(values).float().tolist() if values else []
@@ -146,7 +146,7 @@ class Measured:
 
     @classmethod
     def merged(cls, parts: Sequence[Measured]) -> Measured:
-        """All ranks' together. A rank that had no rows measured nothing."""
+        """Combine the measurements of all ranks. A rank without rows measured nothing."""
         busy = [part for part in parts if part.sums or part.maxima]
         if not busy:
             return cls({}, {})
@@ -161,7 +161,7 @@ def total_loss(done: Sequence[Accumulated]) -> Tensor:
 
 
 def merge(shares: Sequence[UpdateShare], *, grad_norm: float) -> UpdateShare:
-    """All ranks' shares as one. A rank that had no rows measured nothing."""
+    """Combine the shares of all ranks. A rank without rows measured nothing."""
     busy = [share for share in shares if share.num_micro_batches]
     assert busy, "apply needs at least one accumulate before it"
     return UpdateShare(
@@ -207,5 +207,5 @@ def reduce_stats(
 
 
 def _largest(values: Sequence[float]) -> float:
-    """As torch's amax: NaN where one of them is."""
+    """Return the largest value, or NaN if one of them is NaN, like torch's amax."""
     return float(np.max(values))

@@ -60,7 +60,7 @@ def spawn(ticket: Ticket, *, env: Mapping[str, str], folder: Path) -> list[subpr
 def torchrun(
     ticket: Ticket, *, env: Mapping[str, str], folder: Path
 ) -> list[subprocess.Popen[bytes]]:
-    """--standalone finds a free port; the log folder is torchrun's own, and stays empty."""
+    """Start the ranks with torchrun. --standalone finds a free port; its log folder stays empty."""
     command = (
         *(*_PYTHON, "torch.distributed.run", "--standalone", "--local-addr", ticket.host),
         *("--nproc-per-node", str(ticket.size), "--max-restarts", "0"),

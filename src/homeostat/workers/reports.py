@@ -60,7 +60,7 @@ class StackFile:
         return self._file.fileno()
 
     def ask(self, worker: int) -> str:
-        """Have the worker print its stacks; empty if it does not within STACK_SECONDS."""
+        """Ask the worker for its stacks; empty if it does not answer within STACK_SECONDS."""
         start = size = os.fstat(self.fileno()).st_size
         end = time.monotonic() + STACK_SECONDS
         with contextlib.suppress(ProcessLookupError):

@@ -88,7 +88,7 @@ def build_config(
 
 
 def _recognise_untyped(raw: dict[str, Any]) -> None:
-    """Have sources recognised whose type the recipe does not say, unless it says their columns."""
+    """Set the type of untyped sources to auto, unless the recipe names their columns."""
     for part in ("train", "validation"):
         sources = child(raw.get("data"), part)
         for source in sources if isinstance(sources, list) else []:

@@ -101,7 +101,7 @@ class GrowingFile:
         self._file: BinaryIO | None = None
 
     def poll(self) -> bool:
-        """Read what is new. Return whether there was anything new."""
+        """Read the new part of the files. Return whether there was anything new."""
         is_new = self._read_on()
         try:
             state = self._path.stat()

@@ -137,7 +137,7 @@ class _Mlp:
         return cls(_Map.of(mlp.gate_proj, mlp.up_proj, norm=norm), _Map.of(mlp.down_proj))
 
     def add_to(self, x_BD: Tensor, unit_BD: Tensor, routing: Routing) -> None:
-        """Add its output to x. `unit_BD`: x, normed except for the norm's weight."""
+        """Add the module's output to x. `unit_BD`: x, normed except for the norm's weight."""
         del routing
         gate_BO, up_BO = self.gate_up.of_rows(unit_BD).chunk(2, dim=1)
         self.down.add_to(x_BD, functional.silu(gate_BO).mul_(up_BO))
@@ -172,7 +172,7 @@ class _Moe:
         )
 
     def add_to(self, x_BD: Tensor, unit_BD: Tensor, routing: Routing) -> None:
-        """Add its output to x. `unit_BD`: x, normed except for the norm's weight."""
+        """Add the module's output to x. `unit_BD`: x, normed except for the norm's weight."""
         normed_BD = unit_BD * self.norm_D
         scores_BE = scores_of(functional.linear(normed_BD, self.router_ED), self.shape)
         ids_BK = routing.experts(

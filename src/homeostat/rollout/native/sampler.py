@@ -35,8 +35,8 @@ from homeostat.rollout.noise import uniforms
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """On the host. `sampled_logp_B` is `engine_logp_B` where nothing was cut; `kept_B` are the sets
-    that tokens were drawn from, of the rows that ask for them."""
+    """The sampled tokens, on the host. `sampled_logp_B` equals `engine_logp_B` where nothing was
+    cut; `kept_B` has the sets that tokens were drawn from, for the rows that ask for them."""
 
     tokens_B: IntArray
     engine_logp_B: FloatArray

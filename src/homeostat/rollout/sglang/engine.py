@@ -176,7 +176,7 @@ class SglangEngine(SteppingEngine[Flight]):
             )
 
     def _start(self, flight: Flight) -> None:
-        """Give it to SGLang; what it has sampled already goes as part of the prompt."""
+        """Submit a flight to SGLang; tokens sampled already become part of the prompt."""
         if self.life.problem is not None:
             return
         key = self._new_key()
@@ -195,7 +195,7 @@ class SglangEngine(SteppingEngine[Flight]):
         self._most_running = max(self._most_running, running)
 
     def _drop(self, flight: Flight) -> None:
-        """Take it back from SGLang."""
+        """Withdraw a flight from SGLang."""
         key = self._keys.pop(flight.request.id, None)
         if key is not None:
             del self._by_key[key]

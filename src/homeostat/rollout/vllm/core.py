@@ -180,7 +180,7 @@ class Core:
             self.call("homeostat_restore_cache")
 
     def check_health(self) -> None:
-        """Raises what vLLM raises where a worker of it is gone."""
+        """Raises the error that vLLM raises if one of its workers is gone."""
         self._llm.model_executor.check_health()
 
     def close(self) -> None:
@@ -259,8 +259,8 @@ def quantised_arguments(
 
 
 def _settings(arguments: dict[str, Any], max_tokens: int) -> Any:
-    """vLLM's own config. A row of `max_tokens` is scored as a prompt, which takes one place more
-    than the row; the model may have none, and nothing is ever computed at that place."""
+    """Create vLLM's config. A row of `max_tokens` is scored as a prompt, which takes one position
+    more than the row. The model may not have that position, but nothing is ever computed there."""
     make = require_vllm("vllm").EngineArgs
     try:
         return make(**arguments, max_model_len=max_tokens + 1).create_engine_config()
@@ -271,7 +271,8 @@ def _settings(arguments: dict[str, Any], max_tokens: int) -> Any:
 
 
 def _give_cache(settings: Any, config: VllmEngineConfig, *, max_tokens: int) -> None:
-    """On a CPU: a share of what is free, and no more than max_concurrency requests can fill."""
+    """Set the cache size on a CPU: a share of the free memory, and no more than max_concurrency
+    requests can fill."""
     if settings.device_config.device_type != "cpu":
         return
     model, parallel = settings.model_config, settings.parallel_config

@@ -161,7 +161,7 @@ class VllmEngine(SteppingEngine[Flight]):
             )
 
     def _start(self, flight: Flight) -> None:
-        """Give it to vLLM; what it has sampled already goes as part of the prompt."""
+        """Submit a flight to vLLM; tokens that it has already sampled become part of the prompt."""
         if self.life.problem is not None:
             return
         key = self._new_key()
@@ -178,7 +178,7 @@ class VllmEngine(SteppingEngine[Flight]):
         self._by_key[key] = flight
 
     def _drop(self, flight: Flight) -> None:
-        """Take it back from vLLM."""
+        """Withdraw a flight from vLLM."""
         key = self._keys.pop(flight.request.id, None)
         if key is not None:
             del self._by_key[key]
@@ -265,7 +265,7 @@ class VllmEngine(SteppingEngine[Flight]):
         return np.array(prompt_logps, dtype=np.float32)[row.weights_T[1:] > 0]
 
     def _refuse_weights(self) -> NoReturn:
-        """vLLM has taken a token that means nothing: all flights wait for other weights."""
+        """Drop all flights until other weights arrive: vLLM has sampled a meaningless token."""
         for flight in self.life.in_flight.values():
             self._drop(flight)
         super()._refuse_weights()

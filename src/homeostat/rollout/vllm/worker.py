@@ -73,7 +73,7 @@ class WeightWorker:
         return sum(storage.nbytes() for storage in _storages(self.model_runner.kv_caches))
 
     def homeostat_free_cache(self: Any) -> None:
-        """For platforms without vLLM's sleep mode: the storages shrink under their tensors."""
+        """Shrink the cache's storages, on platforms without vLLM's sleep mode."""
         storages = _storages(self.model_runner.kv_caches)
         self.homeostat_sizes = tuple(storage.nbytes() for storage in storages)
         for storage in storages:

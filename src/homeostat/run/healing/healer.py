@@ -151,10 +151,10 @@ class Actions(Protocol):
     """The actions that a run offers to remedies while it is running."""
 
     def act(self, action: str) -> Done | None:
-        """Do it. None means that this run has no such action, or that nothing is left to do."""
+        """Perform an action; None if this run has no such action or nothing is left to do."""
 
     def undo(self, action: str, old: Any) -> bool:
-        """Undo it, and return whether that was possible."""
+        """Undo an action, and return whether that was possible."""
         ...
 
     def healthy_step(self, *, before: int) -> int | None:
@@ -185,7 +185,7 @@ class Healer:
             self._resume_edits()
 
     def treat(self, step: int) -> None:
-        """Before a step: judge what is being tried, then try something about what is open."""
+        """Judge the remedy on trial; if none is on trial, try one for an open finding."""
         if self._mode == "off":
             return
         if self.healing.trial is not None:
@@ -247,7 +247,7 @@ class Healer:
         return allowed and self.healing.tried.get(label, 0) < remedy.most
 
     def _apply(self, finding: Finding, remedy: Remedy, step: int) -> bool:
-        """False where this run cannot do it."""
+        """Apply a remedy; return False if this run cannot do it."""
         if remedy.action is Action.ROLL_BACK:
             return self._roll_back(finding, remedy, step)
         before = self._mean(remedy.metric, until=step, count=remedy.window)
@@ -331,7 +331,7 @@ class Healer:
             self._take_back(trial, step)
 
     def _dosed_again(self, trial: Trial, step: int) -> bool:
-        """The same once more on top of it, where that may be and can be done."""
+        """Apply the same remedy once more if that is allowed; return whether it was applied."""
         if self.healing.tried[trial.label] >= trial.doses:
             return False
         key, same = (trial.code, trial.subject), (trial.remedy, trial.metric)
@@ -344,7 +344,7 @@ class Healer:
         )
 
     def _take_back(self, trial: Trial, step: int) -> None:
-        """To what was there before the first dose."""
+        """Restore the value from before the remedy was first applied."""
         old = self.healing.origins.pop(trial.label, trial.old)
         facts = {**trial.facts(), "path": trial.path, "old": trial.new, "new": old}
         why = f"{trial.metric} is no better after {trial.window} steps"

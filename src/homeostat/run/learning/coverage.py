@@ -25,7 +25,7 @@ _MAXIMA = ("ratio_max", "ratio_min_neg")
 
 
 def some_of(rows: Sequence[TokenRow]) -> list[TokenRow]:
-    """At most NUM_MEASURED rows, spread evenly."""
+    """Return at most NUM_MEASURED of the rows, spread evenly."""
     if len(rows) <= NUM_MEASURED:
         return list(rows)
     return [rows[index * len(rows) // NUM_MEASURED] for index in range(NUM_MEASURED)]

@@ -132,7 +132,7 @@ class CriticLearner:
         return with_column(row, "return", critic.returns_ST[sample][places_M])
 
     def _outputs(self, rows: list[TokenRow], *, step: int) -> list[tuple[np.ndarray, float]]:
-        """Per row, the values of its trained tokens, and the value of all of it."""
+        """Return for each row the values of its trained tokens and the value of the whole row."""
 
         def work(batches: Sequence[TrainBatch]) -> list[tuple[np.ndarray, np.ndarray]]:
             found = self.passes.trainer.forward(CRITIC, batches, Outputs(value=True))

@@ -37,7 +37,7 @@ class Passes:
         *,
         step: int,
     ) -> tuple[Sequence[TrainBatch], Result]:
-        """The micro-batches of these rows and what the work makes of them."""
+        """Return the micro-batches of these rows and the results of `work` on them."""
         while True:
             sizes = current_sizes(self.live.now.trainer, self.state)
             groups = self.trainer.num_data_groups

@@ -37,7 +37,7 @@ class PrecisionSchedule:
         self._was_on = self._measures = False
 
     def begin(self, step: int) -> None:
-        """Before a step: switch layers to the precision that it has."""
+        """Switch layers to the precision of the step that begins."""
         config = self._live.now
         interval = config.observe.precision_interval
         self._measures = is_measured(config.trainer, step, interval=interval)

@@ -82,7 +82,7 @@ class StepRows:
         return int(self.group_S.max(initial=-1)) + 1
 
     def completion_places(self, row: int) -> IntArray:
-        """Place of each token of a row in the sample's completion; below 0 if not in it."""
+        """Return each token's position in the sample's completion; below 0 if not in it."""
         return self.places[row] - self.starts_S[self.sample_R[row]]
 
     def policy_places(self, row: int) -> IntArray:
@@ -125,7 +125,7 @@ def step_rows(groups: Sequence[RolloutGroup], config: LearningSettings) -> StepR
 def _rows(
     prompts: Sequence[Prompt], samples: Sequence[Sample], *, unread: Collection[str]
 ) -> list[TokenRow]:
-    """One row per sample: its prompt, then its completion. Columns in `unread` are left out."""
+    """Return one row per sample: prompt, then completion. Columns in `unread` are left out."""
     pairs = zip(prompts, samples, strict=True)
     found = [_columns(p, s.completion, unread=unread) for p, s in pairs]
     lengths = [len(p.tokens_T) + len(s.completion) for p, s in zip(prompts, samples, strict=True)]
@@ -147,7 +147,7 @@ def _rows(
 def _columns(
     prompt: Prompt, completion: Completion, *, unread: Collection[str]
 ) -> dict[str, ColumnArray]:
-    """Columns that the engine recorded of the tokens of a prompt and its completion."""
+    """Return the columns that the engine recorded for the tokens of a prompt and completion."""
     lengths = (len(prompt.tokens_T), len(completion))
     # What a tool or user wrote has no log-prob.
     engine_logp_T = np.where(completion.by_policy_T, completion.sampled_logp_T, np.float32(0))
@@ -272,7 +272,7 @@ def build_update(
     epoch: int,
     truth: Sequence[TokenRow] = (),
 ) -> Update:
-    """One update over the chosen rows, and over rows of the truth beside them."""
+    """Return an update on the chosen rows and on the rows of `truth`."""
     algorithm, rollout = policy_gradient(config.algorithm), config.rollout
     rows, weight_R, denominator = _row_weights(step_rows, chosen, config)
     # The routers' loss has a gradient in every row, too.

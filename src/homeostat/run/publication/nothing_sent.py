@@ -23,10 +23,10 @@ class NoEngine:
         self.rl_state = rl_state
 
     def make_room(self) -> None:
-        """Nothing takes any."""
+        """Do nothing: no staging memory is needed."""
 
     def stage(self, step: int, *, must: bool) -> None:
-        """Nothing is sent."""
+        """Do nothing: no weights are sent."""
 
     def publish(self, step: int, *, must: bool) -> dict[str, float]:
         self.rl_state.published_version = step
@@ -38,7 +38,7 @@ class NoEngine:
             shutil.copyfile(self.published, folder / PUBLISHED)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: there is nothing to close."""
 
 
 class SharedWeights:
@@ -58,7 +58,7 @@ class SharedWeights:
             self.engine.sleep()
 
     def stage(self, step: int, *, must: bool) -> None:
-        """Nothing is sent."""
+        """Do nothing: no weights are sent."""
 
     def publish(self, step: int, *, must: bool) -> dict[str, float]:
         """After the updates of a step. Returns metrics, where anything was sent."""
@@ -70,4 +70,4 @@ class SharedWeights:
         """The trainer's weights are the engine's."""
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: there is nothing to close."""

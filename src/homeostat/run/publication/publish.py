@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """Weights that no model here has any more: they can be sent, and not computed with."""
+    """Weights that no model in this process holds any more: they can only be sent."""
 
     tensors: Mapping[str, Tensor]
 
@@ -117,9 +117,9 @@ class SentWeights:
             self.engine.sleep()
 
     def publish(self, step: int, *, must: bool) -> dict[str, float]:
-        """After the updates of a step, where it is due, or `must` be because what is sampled next
-        has to be this step's. Returns metrics, where anything was sent. A version that the engine
-        has already (only the critic learnt) is not sent again."""
+        """Publish the weights after the updates of a step if that is due, or if `must` says that
+        the next samples need this step's weights. Returns metrics if anything was sent. A version
+        that the engine already has (only the critic learnt) is not sent again."""
         self._step = step
         if not self._is_due(step, must=must):
             return {}
@@ -186,7 +186,7 @@ class SentWeights:
         self._tell(self._deliver(self._last_published, self.rl_state.published_version))
 
     def reconfigure(self, config: PublicationSettings) -> None:
-        """sync.interval changed. An engine that is not behind has what the trainer has now."""
+        """Apply a changed sync.interval. An engine that is not behind has the trainer's weights."""
         self.config = config
         if self._may_fall_behind and not self.is_behind:
             self._copy = host_weights(self.trainer)
@@ -248,7 +248,7 @@ class SentWeights:
             return self._restarted(death_in(error, self._process), send)
 
     def _send_until_served(self, source: Callable[[], WeightSource], version: int) -> Manifest:
-        """Send the weights; once more where the engine does not serve what it took in."""
+        """Send the weights, and send them again if the engine does not serve what it received."""
         try:
             return self._send(source(), version)
         except NotServedError as error:

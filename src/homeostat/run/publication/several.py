@@ -63,8 +63,8 @@ class SentToSeveral(SentWeights):
         engine.revive = self._await_replacement
 
     def publish(self, step: int, *, must: bool) -> dict[str, float]:
-        """After it, engines that were started meanwhile join: the trainer's weights are the others'
-        again, or a copy of theirs is kept."""
+        """Publish, then let engines that were started meanwhile join, because now the trainer has
+        the other engines' weights, or a copy of these is kept."""
         metrics = super().publish(step, must=must)
         while (found := self.replacements.take(wait=False)) is not None:
             engine = self._served(*found)

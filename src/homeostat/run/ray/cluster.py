@@ -230,7 +230,7 @@ class RayLauncher:
             ) from error
 
     def _kill(self, processes: list[ActorProcess], rank: int, pids: tuple[int, int]) -> None:
-        """Kill what a guardian can no longer end, on whatever node it is."""
+        """Kill processes that their guardian can no longer end, on whatever node they run."""
         process = processes[rank]
         if process.place.node_id == self._node_id:
             kill_groups(pids)

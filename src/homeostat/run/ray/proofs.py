@@ -28,7 +28,7 @@ PROBE_SECONDS = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem of one node. One that does not keep the run from working is no error."""
+    """A problem of one node. It is an error only if it keeps the run from working."""
 
     problem: Problem
     is_error: bool = True

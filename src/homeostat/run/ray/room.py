@@ -82,7 +82,7 @@ def _resized(config: RunConfig, *, ranks: int, engines: int, num_nodes: int) -> 
 
 
 def _bundles(config: PlacementSettings, needs: Sequence[Need]) -> list[dict[Resource, float]]:
-    """Return what each part takes of one machine, of which no part spans two."""
+    """Return the resources that each part takes of one machine; no part spans two machines."""
     found = []
     for need in needs:
         together = config.mesh.sp if need.who == "trainer" else 1

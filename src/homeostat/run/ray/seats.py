@@ -122,7 +122,7 @@ def shared_seat(
 
 
 def by_node(places: Sequence[Place]) -> list[int]:
-    """Return the indices of places with those of one node side by side, nodes as they come."""
+    """Return the indices of places grouped by node, nodes in order of first appearance."""
     nodes = list(dict.fromkeys(place.node_id for place in places))
     return sorted(range(len(places)), key=lambda index: (nodes.index(places[index].node_id), index))
 

@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RlParts:
-    """All that the loop works with."""
+    """The parts that the RL loop works with."""
 
     config: RunConfig
     live: LiveConfig
@@ -214,8 +214,8 @@ def _engine_and_feed(
     *,
     version: int | None,
 ) -> Iterator[tuple[Engine | None, Feed]]:
-    """The engine, with its first weights, and what sends it the next ones. `version` is the one of
-    the trainer's weights; None where nothing is left to sample."""
+    """Open the engine with its first weights, and the part that publishes later ones. `version` is
+    that of the trainer's weights; None if nothing is left to sample."""
     restarts = Restarts(config.engine.max_restarts, session)
     with ExitStack() as stack:
         engine = start = None
@@ -326,8 +326,8 @@ def _live(
 
 
 def _journal(session: Session) -> Journal:
-    """The run's own. Its groups beyond the resume point are replayed; what is kept of those steps
-    for people to read is written again."""
+    """Open the run's journal. Its groups beyond the resume point are replayed; saved completions of
+    those steps are removed, because they are written again."""
     drop_completions_after(session.run_dir.completions, session.start_step)
     journal = Journal(session.run_dir.journal)
     if session.resume.changes:

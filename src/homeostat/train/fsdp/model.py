@@ -80,7 +80,7 @@ def load_sharded(
     trained: bool,
     head: HeadInit | None = None,
 ) -> LoadedModel:
-    """As `models.build.load_model`, of which every rank gets its share."""
+    """Load a model like `models.build.load_model`, but only this rank's share of it."""
     assert model.implementation == "native", "refused by config/combinations"
     started = time.perf_counter()
     source = open_source(model)

@@ -18,7 +18,7 @@ from homeostat.workers.activity import Entry
 
 
 class RecordedAllGather(DefaultAllGather):
-    """Gathers the parameters of one module, and notes it."""
+    """Gathers the parameters of one module, and records the collective."""
 
     def __init__(self, name: str, entry: Entry) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class RecordedAllGather(DefaultAllGather):
 
 
 class RecordedReduceScatter(DefaultReduceScatter):
-    """Sums the gradients of one module over ranks, and notes it."""
+    """Sums the gradients of one module over ranks, and records the collective."""
 
     def __init__(self, name: str, entry: Entry) -> None:
         super().__init__()
@@ -57,6 +57,6 @@ class RecordedReduceScatter(DefaultReduceScatter):
 
 
 def record_collectives(module: FSDPModule, *, name: str, entry: Entry) -> None:
-    """Have the collectives of a sharded module noted under its name."""
+    """Record the collectives of a sharded module under its name."""
     module.set_custom_all_gather(RecordedAllGather(name, entry))
     module.set_custom_reduce_scatter(RecordedReduceScatter(name, entry))

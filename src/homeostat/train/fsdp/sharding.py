@@ -138,7 +138,7 @@ class FsdpShards:
 
     @contextmanager
     def naming_disk(self) -> Iterator[None]:
-        """Raise it in a class that can be sent to another process."""
+        """Raise disk errors again as a class that can be sent to another process."""
         try:
             yield
         except (OSError, SafetensorError) as error:

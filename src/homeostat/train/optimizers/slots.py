@@ -52,7 +52,7 @@ class Slot:
         return noise_at(int(self.state[STEP]), key=self.key).shifted(start)
 
     def whole(self, grad: Tensor) -> Piece:
-        """Return all of it as one piece."""
+        """Return the whole slot as one piece."""
         moved = {name: tensor for name, tensor in self.state.items() if name != STEP}
         return Piece(self, self.master, grad, moved)
 

@@ -47,7 +47,7 @@ class PartHidden:
     link: Link
 
     def mine(self, index_M: IntArray) -> IntArray:
-        """Return those of the tokens whose states are here."""
+        """Return the given tokens whose states are on this rank."""
         return self.part.mine(index_M)
 
     def at(self, index_M: IntArray) -> Tensor:

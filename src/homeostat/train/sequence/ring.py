@@ -61,7 +61,7 @@ class RingLayout:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The queries and the keys that meet; None means all of them."""
+    """The queries and keys of one step of the ring; None means all of them."""
 
     queries_M: Tensor | None
     keys_M: Tensor | None
@@ -166,7 +166,7 @@ def _add_(total_NHd: Tensor, x_MHd: Tensor, chosen_M: Tensor | None) -> None:
 def _merge_(
     out_NHd: Tensor, lse_NH: Tensor, out_MHd: Tensor, lse_MH: Tensor, chosen_M: Tensor | None
 ) -> None:
-    """Join what queries found in more keys with what they found before, by their shares."""
+    """Merge the output over more keys into the output so far, weighted by softmax mass."""
     before_MHd, before_MH = _at(out_NHd, chosen_M), _at(lse_NH, chosen_M)
     total_MH = torch.logaddexp(before_MH, lse_MH)
     share, more = ((lse - total_MH).exp()[..., None] for lse in (before_MH, lse_MH))

@@ -40,7 +40,7 @@ class SequencePart:
     chunks: tuple[int, ...] = ()
 
     def mine(self, index_M: IntArray) -> IntArray:
-        """Return those of the tokens that are on this rank."""
+        """Return the given tokens that are on this rank."""
         return index_M[self.place_N[index_M] >= 0]
 
 

@@ -299,7 +299,7 @@ class DrawingCut:
     kept_SBK: Tensor
 
     def taken(self, event: torch.cuda.Event | None) -> TakenCut:
-        """Return it on the host, once the device has passed `event`."""
+        """Return the results on the host, once the device has passed `event`."""
         sizes_BS = self.sizes_SB.numpy().T
         num_each_BS = np.minimum(sizes_BS, self.kept_SBK.shape[2])
         num_ids = int(num_each_BS.sum())

@@ -29,7 +29,7 @@ def row_counts(max_rows: int) -> list[int]:
 
 
 class Forward(Protocol):
-    """forward.py, and invariant.py for invariant numerics."""
+    """The forward pass of a step: forward.py, or invariant.py for invariant numerics."""
 
     model: Decoder
     state: DecodeState

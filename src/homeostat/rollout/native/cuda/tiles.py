@@ -72,7 +72,7 @@ class Tiles:
 
 
 def tiles_for(num_rows: int, weight_OK: Tensor) -> Tiles:
-    """As many rows as leave enough tiles to keep the device busy; of long sums, shares."""
+    """Choose the most rows per tile that keep the device busy; long sums are split into shares."""
     num_outputs, num_inputs = weight_OK.shape
     is_long = num_inputs >= 2048
     rows, wanted = (_MAX_TILE_ROWS, _BUSY_LONG) if is_long else (64, _BUSY)
@@ -97,7 +97,8 @@ def _gated_rows(num_rows: int) -> int:
 
 
 def can_multiply(weight_OK: Tensor | None) -> bool:
-    """On Hopper, in 16 bits; tiles are copied by rows that begin at multiples of 16 bytes."""
+    """Return whether the kernel supports a matrix: 16 bits on Hopper, rows at multiples of 16
+    bytes."""
     if weight_OK is None or weight_OK.stride(0) * weight_OK.itemsize % 16:
         return False
     return not weight_OK.is_cuda or (weight_OK.itemsize == 2 and can_start_early(weight_OK.device))
