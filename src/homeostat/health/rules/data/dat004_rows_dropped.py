@@ -5,7 +5,7 @@ Our event data_prepared: rows left out because they are too long or broken are m
 of those seen; above `warn_share` it is a warning.
 
 ## Why it matters
-The run trains on other data than was given: the long rows, often the hardest, are missing.
+The run does not train on all of the given data: the long rows, often the hardest, are missing.
 
 ## Likely causes
 - rows-dropped: data.max_length is shorter than the rows; or columns that are missing or empty.

@@ -5,8 +5,9 @@ The share of held-out rows (in RL: prompts) that occur among the training rows i
 from `warn_share` on it is a warning. Our own runs compare them when they start.
 
 ## Why it matters
-An evaluation on rows that were trained on measures memory. It falls while the model gets no better
-at anything new, so that overfitting, the best checkpoint and early stopping are all judged wrongly.
+An evaluation on rows that were trained on measures memorisation. Its loss falls while the model
+gets no better at anything new, so overfitting, the best checkpoint and early stopping are all
+judged wrongly.
 
 ## Likely causes
 - validation-overlap: the same file, or the same rows twice in the source, on both sides.

@@ -13,8 +13,8 @@ everything again.
 - tokenizer-mismatch: model.tokenizer names another model's tokenizer, or one of another version.
 
 ## What to do
-Leave model.tokenizer empty, so that the one in the model's folder is used. For new tokens extend
-that one: numbers that are known must stay as they are.
+Leave model.tokenizer empty, so that the tokenizer in the model's folder is used. For new tokens,
+extend that tokenizer: the ids of known tokens must stay as they are.
 
 ## Known false alarms
 Weights that were moved to another vocabulary, in a folder in which the old tokenizer was left.

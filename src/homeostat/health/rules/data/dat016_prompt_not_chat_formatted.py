@@ -6,8 +6,8 @@ to a model that was taught chats. The reward stays below `max_reward` over `fire
 of the first completions did not end by themselves, or were empty.
 
 ## Why it matters
-Outside of its template a chat model continues a text; it does not answer, and does not know where
-to end. What RL then learns first is to undo that.
+Without its template a chat model continues the text; it does not answer, and does not know where to
+end. RL then first has to undo this.
 
 ## Likely causes
 - prompt-not-chat-formatted: prompts are strings where the framework expects messages, or the
@@ -17,7 +17,7 @@ to end. What RL then learns first is to undo that.
 Give prompts as messages, or switch the template on. Print one prompt as the engine gets it.
 
 ## Known false alarms
-A model whose name contains the word chat or instruct and that was taught something else since.
+A model whose name contains chat or instruct but that has since been trained for something else.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The share of cut completions above `limit` in `fire_some` of the newest records,
 one record to the next is left to the rules about policy and weights.
 
 ## Why it matters
-An answer that is cut has no result to be scored. It earns nothing whatever it was worth, and
-teaches the policy to be short rather than right.
+An answer that is cut has no result to be scored. It earns nothing, however good it was, and teaches
+the policy to be short rather than right.
 
 ## Likely causes
 - truncation-at-cap: the limit is below the natural length of answers.

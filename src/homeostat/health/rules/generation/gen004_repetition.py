@@ -5,8 +5,8 @@ The share of completions that loop stays above `limit` in `fire` records, or mos
 printed completions do.
 
 ## Why it matters
-Loops fill the length limit with nothing. They come from a policy that is too sure of itself, from
-greedy sampling, or from damaged weights.
+Loops fill the completion up to the length limit without content. They come from a policy that is
+too certain, from greedy sampling, or from damaged weights.
 
 ## Likely causes
 - nan-update-poisoned-weights: one character over and over, and numbers that are not finite.

@@ -1,4 +1,4 @@
-"""The held-out rows get worse while the training rows get better.
+"""The loss of held-out rows gets worse while that of the training rows gets better.
 
 ## What it sees
 Evaluation loss has passed its minimum, is at least `min_rise` above it, has been above it for
@@ -21,8 +21,8 @@ Take the checkpoint at the minimum. Train for fewer epochs, stop early, or use m
 adapter, dropout and weight decay help less.
 
 ## Known false alarms
-A held-out set of a few rows, whose loss is mostly noise; one that comes from elsewhere than the
-training rows.
+A held-out set of a few rows, whose loss is mostly noise, or one that comes from another source than
+the training rows.
 """
 
 from __future__ import annotations

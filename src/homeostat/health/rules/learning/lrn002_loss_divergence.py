@@ -3,14 +3,14 @@
 ## What it sees
 Over the last `fire` records the loss is at least `factor` times the best level that it had reached
 (a mean of neighbouring records), by `noise` standard deviations, and no record came back to that
-level. In a log of at most `few` records three that rise are enough, from `few_factor` times the
-lowest one on. Once a run is over it is a warning, too, if the loss did come back but was at
+level. In a log of at most `few` records, three rising records are enough, from `few_factor` times
+the lowest one on. Once a run is over, it is also a warning if the loss did come back but was at
 `lost_factor` times that level for a tenth of the records (at least `lost`), and ended no lower than
-before. A rise by `both_factor` is enough if the evaluation loss has risen as far and not come back.
-The first record of a log that begins amid a run does not count: it may cover only a part of an
-interval. Against a target that follows the model (its rate is logged as `tau` or the like) a loss
-may well rise: information. A loss that falls without bound, below zero by `bottomless` times what
-it began with, is an error as well.
+before. A rise by `both_factor` is enough if the evaluation loss has risen as much and not come
+back. The first record of a log that begins in the middle of a run does not count, because it may
+cover only a part of an interval. If the target follows the model (its rate is logged as `tau` or
+the like), a rising loss may be normal and is only information. A loss that falls without bound,
+below zero by `bottomless` times its first value, is an error as well.
 
 ## Why it matters
 A model that has diverged does not recover by itself: the steps from there on are wasted, and the
@@ -20,15 +20,15 @@ weights are worse than those that the run began with.
 - lr-too-high: the rate is above what is usual, or the rise began at the top of the warm-up.
 - grad-norm-explosion: the gradient grew by orders of magnitude before or with it.
 - bad-batch: the rise began from one step to the next.
-- loss-divergence: a loss without a lower bound (a sign is wrong, or a density that may grow without
-  limit) is made ever smaller, and teaches nothing.
+- loss-divergence: a loss without a lower bound (a wrong sign, or a density that may grow without
+  limit) falls for ever and teaches nothing.
 
 ## What to do
 Go back to a checkpoint before the rise. Lower the rate by 2 to 5 times, lengthen the warm-up, keep
 gradient clipping on. Look at the rows of the step where it began.
 
 ## Known false alarms
-Data that gets harder on purpose (a curriculum), or another data set from a step on.
+Data that gets harder on purpose (a curriculum), or a change to another data set during the run.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Single steps have a loss far above their neighbours'.
+"""Single steps have a loss far above that of the steps around them.
 
 ## What it sees
 A record's loss is at least `factor` times the median of the records around it, which is far more
-than records of this run usually differ by (`unusual`), and later ones are back at the old level.
-One such step is information; `repeated` of them are a warning. It is information if each of `parts`
-parts of the run has a similar number of spikes, because its batches then differ by nature, and if
-four or more low spikes come at equal distances, because they then come at one place of every epoch.
-So are spikes that cost nothing: the last of `evaluations` or more evaluations is the best one, or
-the loss has since fallen below `outgrown` of the usual level around them, and no spike is in the
-last third of the run.
+than records of this run usually differ by (`unusual`), and later records are back at the old level.
+One such step is information; `repeated` of them are a warning. Repeated spikes are still only
+information in three cases. Each of `parts` parts of the run has a similar number of spikes, because
+its batches differ by nature. Four or more low spikes come at equal distances, because they belong
+to one place of every epoch. Or the spikes cost nothing: the last of `evaluations` or more
+evaluations is the best one, or the loss has since fallen below `outgrown` of the usual level around
+them, and no spike is in the last third of the run.
 
 ## Why it matters
 A spike that recovers costs little. Repeated spikes mean that some rows are broken, or that the run
@@ -19,8 +19,8 @@ is at the edge of divergence.
 - lr-too-high: the gradient norm spikes with them and the rate is above what is usual.
 
 ## What to do
-Look at the rows of these steps (our own runs keep the worst rows' loss in train/row_loss_max). If
-they are good rows, lower the rate or lengthen the warm-up.
+Look at the rows of these steps (homeostat's own runs log the worst row's loss as
+train/row_loss_max). If the rows are good, lower the rate or lengthen the warm-up.
 
 ## Known false alarms
 Batches of very few rows, whose loss differs by nature.

@@ -4,26 +4,27 @@
 Over the last half of at least `min_records` records the loss changed by less than its noise, it is
 above `min_loss`, and it fell by less than `min_fall` in all. It is a warning if loss and accuracy
 are those of guessing (ln(k) and 1/k for some number k of classes), or if the loss is above
-`high_loss` and moved by less than `no_fall` from the run's beginning on; also in a short run if it
-is above `blind_loss`. A loss between `blind_loss` and `guessing_loss` at the end of a run is one as
-well, if less than `small_fall` was learned: the frequencies of tokens alone give less.
+`high_loss` and has moved by less than `no_fall` since the run began; also in a short run if the
+loss is above `blind_loss`. A loss between `blind_loss` and `guessing_loss` at the end of a run is a
+warning as well, if it fell by less than `small_fall`: knowing the frequencies of tokens alone gives
+a lower loss.
 
 ## Why it matters
 A run that does not learn costs as much as one that does.
 
 ## Likely causes
 - lr-too-low: the rate is below what is usual for what is trained.
-- lr-too-high: it is above that, and what was learned before is destroyed.
+- lr-too-high: the rate is above what is usual, and what was learned before is destroyed.
 - weight-decay-high-for-lora: the decay pulls the adapter back.
-- loss-plateau: nothing in particular; labels and masks are the next thing to look at.
+- loss-plateau: no particular cause is known; look at labels and masks next.
 
 ## What to do
-Raise the rate 2 to 5 times; see that the trained tokens are the right ones (`homeostat inspect`);
+Raise the rate 2 to 5 times; check that the trained tokens are the right ones (`homeostat inspect`);
 use the usual weight decay of 0.01.
 
 ## Known false alarms
-A model that is good at the data already: its loss is at its floor from the first step on. That is
-why this is information only, unless the model guesses or is far from good.
+A model that is already good at the data: its loss is at its floor from the first step on. That is
+why the finding is only information, unless the model guesses or is far from good.
 """
 
 from __future__ import annotations

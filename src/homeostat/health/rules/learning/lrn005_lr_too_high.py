@@ -12,15 +12,15 @@ Each step overshoots. The weights are damaged within a few steps, and no later s
 ## Likely causes
 - lr-too-high: the rate itself.
 - fp16-overflow: with fp16, weights that grow overflow first.
-- kl-runaway: in RL the policy is thrown far from its reference.
+- kl-runaway: in RL the policy moves far from its reference.
 
 ## What to do
 Start again from the last good checkpoint with a rate inside the usual band (all weights: 1e-5 to
 5e-5 in SFT, about 1e-6 in RL; adapters: 1e-4 to 3e-4 in SFT, 1e-6 to 1e-4 in RL), with warm-up.
 
 ## Known false alarms
-Very small models and models trained from nothing need higher rates; they are not judged unless
-their run shows harm.
+Very small models and models trained from scratch need higher rates; the rule does not fire unless
+the run shows harm.
 """
 
 from __future__ import annotations

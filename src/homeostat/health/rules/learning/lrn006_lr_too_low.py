@@ -4,9 +4,9 @@
 A rate below the usual band by `factor` (for adapters the band is 10 to 100 times that of all
 weights), no longer in warm-up, and a run that stands still over at least `min_records` records: in
 RL the KL stays below `max_kl` and the reward does not leave its noise, in SFT the loss does not; at
-a rate below the band by `far` it is enough that a high loss hardly falls.
-Our own runs measure it: updates of less than a millionth of the weights' size; where loss or reward
-stand still, of less than ten millionths.
+a rate below the band by `far` it is enough that a high loss hardly falls. In homeostat's own runs
+the updates are measured: the rule fires if they are smaller than a millionth of the weights' size,
+or, if loss or reward stand still, smaller than ten millionths.
 
 ## Why it matters
 The run looks healthy, and costs as much as one that learns.
@@ -19,7 +19,7 @@ Raise the rate: adapters take 1e-4 to 3e-4 in SFT and 1e-5 to 1e-4 in RL, all we
 in SFT and about 1e-6 in RL. More samples per prompt make the signal of a step larger.
 
 ## Known false alarms
-A run that has learned all there is: its reward is at its maximum, which is not judged here.
+A run that has learned everything: its reward is at its maximum, and the rule does not judge it.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 ## What it sees
 Records in which the rate is exactly 0: all of them, several before the end of the run, or enough at
-its end that `max_share` of all steps are wasted. The first record (warm-up from 0) is let pass, and
-so is the last one: cosine and linear schedules end at 0 by plan, and most trainers print the rate
-of the *next* step. Of trainers that print a step's own rate, a last step that falls to 0 from more
-than 5% of the peak is counted.
+its end that `max_share` of all steps are wasted. The first record (warm-up from 0) and the last one
+do not count: cosine and linear schedules end at 0 by design, and most trainers print the rate of
+the *next* step. If the trainer prints a step's own rate, a last step that falls to 0 from more than
+5% of the peak does count.
 
 ## Why it matters
 A step with rate 0 changes nothing. A schedule that ends early wastes the rest of the run; one that
@@ -18,7 +18,7 @@ never leaves 0 wastes all of it.
 
 ## What to do
 Set the schedule's length to the number of optimizer steps that are really done; give it a floor
-above 0. Our own schedules take their length from the run itself.
+above 0. homeostat's schedules take their length from the run.
 
 ## Known false alarms
 A rate printed with so few decimals that it looks like 0: such records are not judged.

@@ -11,9 +11,9 @@ Clipping hides such a step, which follows the direction of one batch at full siz
 often show this first.
 
 ## Likely causes
-- grad-norm-spikes: rows that differ from the rest, an unstable layer, a rate that is too high.
+- grad-norm-spikes: rows that differ from the rest, an unstable layer, or a rate that is too high.
 - lr-too-high: the spikes come as the rate rises.
-- no-gradient-clipping: nothing bounds them.
+- no-gradient-clipping: nothing bounds the gradient norm.
 
 ## What to do
 Lower the rate, keep clipping at 1.0 or below, look at the rows of those steps. With 8-bit

@@ -19,7 +19,7 @@ Lower the rate, keep clipping on. Check that the data is rendered with the model
 template. In RL look at the log-prob difference and the KL first.
 
 ## Known false alarms
-Losses that are summed over tokens have norms in the hundreds by nature.
+If the loss is summed over tokens, norms in the hundreds are normal.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ Learning has stopped. In SFT a gradient shrinks as the loss nears its floor, not
 
 ## Likely causes
 - grad-norm-vanishing: saturated activations, a mask that covers more and more of the rows.
-- trained-share-tiny: hardly any token has a loss by now.
+- trained-share-tiny: by now hardly any token has a loss.
 
 ## What to do
 Look at the share of tokens that have a loss, and at the rows of the newest steps.
 
 ## Known false alarms
-A loss that is at its floor for this data although it is not small.
+A loss that is not small but cannot get lower on this data.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ One of these, each with more than one accumulation step as far as the number is 
   median one, the quotient near the number of accumulation steps;
 - where the number is not known, a training loss that is the same multiple, `steady` or more, of the
   evaluation loss at three evaluations or more;
-- a training loss above anything that guessing gives, that divided by the accumulation steps is an
-  ordinary one.
+- a training loss above that of guessing, which becomes an ordinary loss if divided by the
+  accumulation steps.
 
 ## Why it matters
 The gradient is too large by the same factor: clipping is always active, and the effective rate is
@@ -17,10 +17,11 @@ not the one that was set.
 
 ## Likely causes
 - loss-not-normalised-by-grad-accum: the model's forward ignores the number of tokens of the whole
-  update that the trainer hands it, so that each micro-batch is averaged for itself and then added.
+  update that the trainer passes to it, so each micro-batch is averaged separately and the averages
+  are added up.
 
 ## What to do
-Update the library, or accumulate less with larger micro-batches. Our own trainer divides by the
+Update the library, or accumulate less with larger micro-batches. homeostat's trainer divides by the
 tokens of the whole update.
 
 ## Known false alarms

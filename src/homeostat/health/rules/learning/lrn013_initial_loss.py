@@ -11,16 +11,17 @@ log with a metric of tokens that begins at the run's start, the loss lies below 
 second record on, and no teacher or KL is logged or set.
 
 ## Why it matters
-A pretrained model begins between 0.5 and 4. Worse than guessing means that it predicts with
-confidence, and wrongly: the wrong tokenizer or template, shifted labels, weights that were loaded
-to the wrong places, or a loss that is summed and not averaged. Almost 0 at once means that nothing
-is left to predict: only tokens that never change are trained, or the answer stands in the input.
+A pretrained model begins with a loss between 0.5 and 4. A loss above that of guessing means that
+the model makes confident but wrong predictions: the wrong tokenizer or template, shifted labels,
+weights that were loaded to the wrong places, or a loss that is summed and not averaged. A loss of
+almost 0 at once means that nothing is left to predict: only tokens that never change are trained,
+or the answer stands in the input.
 
 ## Likely causes
 - loss-not-normalised-by-grad-accum: above `summed` the loss is rather a sum than a mean;
   see LRN012, which knows it for sure.
-- weights-not-loaded: weights that were mixed up.
-- chat-template-mismatch: tokens that this model was never trained on.
+- weights-not-loaded: weights were loaded to the wrong places.
+- chat-template-mismatch: the rows have tokens that this model was never trained on.
 - trained-share-tiny: (almost 0) the labels cover only a few tokens that never change.
 
 ## What to do

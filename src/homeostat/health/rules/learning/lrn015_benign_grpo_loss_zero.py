@@ -6,16 +6,16 @@ within a group.
 
 ## Why it matters
 Group-relative advantages sum to 0, and on the first update every ratio is 1: the loss is 0 by
-construction, while its gradient is not. It says nothing about learning.
+construction, while its gradient is not. The loss says nothing about learning.
 
 ## Likely causes
-- benign-grpo-loss-zero: this is how the loss is made.
+- benign-grpo-loss-zero: this follows from the definition of the loss.
 
 ## What to do
 Nothing. Follow the reward, its deviation, the KL and the gradient norm.
 
 ## Known false alarms
-None known: this is information that the number means nothing.
+None known: the finding only says that the number means nothing.
 """
 
 from __future__ import annotations

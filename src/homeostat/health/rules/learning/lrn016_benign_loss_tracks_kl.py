@@ -5,8 +5,8 @@ The loss rises and is proportional to the KL over the records (correlation above
 the KL is moderate, and the reward does not fall.
 
 ## Why it matters
-Advantages are centred, so the loss is only coefficient times KL. It rises as the policy leaves
-its reference, which is what learning is.
+Advantages are centred, so the loss is only coefficient times KL. The KL rises as the policy moves
+away from its reference, which any learning does.
 
 ## Likely causes
 - benign-loss-tracks-kl: the loss is the penalty.

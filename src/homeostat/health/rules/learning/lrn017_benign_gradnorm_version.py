@@ -12,11 +12,11 @@ or averaged, before or after unscaling.
 - benign-gradnorm-version-change: another version of the library reports it differently.
 
 ## What to do
-Nothing about the run. A threshold on the norm, and clipping that is computed from the reported
-value, must be adjusted.
+Change nothing in the run. Only adjust thresholds on the norm, and clipping that is computed from
+the reported value.
 
 ## Known false alarms
-None known: losses that agree to four digits are the same run.
+None known: runs whose losses agree to four digits are the same.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 An SFT run with at least `min_epochs` passes over its data and without an evaluation loss.
 
 ## Why it matters
-Training loss falls in any case. Whether the model gets better or only remembers its rows shows on
-rows that it does not train on.
+Training loss falls in any case. Only rows that are not trained on show whether the model gets
+better or just memorises its rows.
 
 ## Likely causes
 - eval-missing: no validation data is set.

@@ -10,13 +10,13 @@ A part of the model is left out: it takes no part in the forward pass, its gradi
 the optimizer does not hold it.
 
 ## Likely causes
-- trained-weights-unmoved: frozen by hand, not attached, or never reached (an expert without
-  tokens).
+- trained-weights-unmoved: the weights are frozen by hand, not attached, or never reached (an expert
+  without tokens).
 - no-gradient-flow: none of the tensors moved.
-- update-below-resolution: steps that are too small for the weights' precision.
+- update-below-resolution: the steps are too small for the weights' precision.
 
 ## What to do
-See which tensors have a gradient; see `lora.targets` and what was frozen.
+Check which tensors have a gradient; check `lora.targets` and which weights were frozen.
 
 ## Known false alarms
 Experts of a mixture that no token of these updates reached.

@@ -5,15 +5,16 @@
 above 0.
 
 ## Why it matters
-The base model of an adapter, or a layer that was meant to stay, is being overwritten. An adapter
-that is exported then belongs to a base that nobody has.
+The base model of an adapter, or a layer that was meant to stay unchanged, is being overwritten. An
+adapter that is exported then belongs to a base that nobody has.
 
 ## Likely causes
-- frozen-weights-moved: something writes into them: tied weights, an optimizer that was given too
-  much, an engine that shares the memory.
+- frozen-weights-moved: something writes into these weights: tied weights, an optimizer that was
+  given too many parameters, or an engine that shares the memory.
 
 ## What to do
-Stop, and see what holds these tensors. The checkpoint before the first such step is whole.
+Stop, and find out what has access to these tensors. The checkpoint before the first such step is
+intact.
 
 ## Known false alarms
 None known: bits do not change by themselves.

@@ -10,24 +10,25 @@ moves: as a warning if the alignment is below `low`, else as information. Or, ov
 would be (`ebft/spread`), and comes no closer.
 
 ## Why it matters
-The alignment is what is rewarded, and the distance of the means is what is meant: a run in which
-they go the wrong way learns something else.
+The reward is the alignment, and the goal is a small distance of the means: a run in which they
+develop in the wrong direction learns something else.
 
 ## Likely causes
-- ebft-alignment-falls: the diversity term outweighs the likeness to the truth, or the layers that
+- ebft-alignment-falls: the diversity term outweighs the similarity to the truth, or the layers that
   are compared say little about the text.
 - ebft-no-progress: the features do not tell a good sample from a bad one, or the references do not
   belong to their prompts.
 - lr-too-high: the gradient norm grows along with it.
 
 ## What to do
-Weigh alignment more or diversity less; compare features of other layers; lower the learning rate.
-Where nothing moves, look at a few references with `homeostat inspect` first.
+Give alignment more weight or diversity less; compare features of other layers; lower the learning
+rate. If nothing changes, look at a few references with `homeostat inspect` first.
 
 ## Known false alarms
 Data that gets harder by design. A run that continues after it has learned what it could. A policy
-that becomes sure: the mean of samples that differ lies near the truth although each of them is far
-from it, so `ebft/cfm_loss` may rise while every sample comes closer. The alignment tells which.
+that becomes certain: the mean of diverse samples may lie near the truth although each sample is far
+from it, so `ebft/cfm_loss` may rise while every sample comes closer. The alignment shows whether
+samples come closer.
 """
 
 from __future__ import annotations

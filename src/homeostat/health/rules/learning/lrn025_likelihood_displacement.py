@@ -5,13 +5,13 @@ The margin grows while the mean log-prob of the chosen answers falls: over the n
 `min_fall` times as far from 0 as at the start, and lower by at least `min_nats`.
 
 ## Why it matters
-The loss rewards the difference alone. Probability that leaves both answers goes to answers that
-nobody labelled, which can be worse than either of them (likelihood displacement, arXiv:2410.08847).
+The loss rewards only the difference. Probability that both answers lose goes to answers that nobody
+labelled, which can be worse than either of them (likelihood displacement, arXiv:2410.08847).
 Accuracy and margin look perfect all the while.
 
 ## Likely causes
-- likelihood-displacement: nothing in the loss holds the chosen answers up, and the two answers of a
-  pair are much alike, so that pushing one down pushes the other, too.
+- likelihood-displacement: nothing in the loss keeps the chosen answers likely, and the two answers
+  of a pair are so similar that making one less likely affects the other, too.
 - lr-too-high: the rate is above what preference training uses.
 
 ## What to do
@@ -19,9 +19,9 @@ Add the cross-entropy of the chosen answers to the loss, lower the rate or raise
 pairs whose answers are nearly the same. Judge by samples of the policy, not by the margin.
 
 ## Known false alarms
-Chosen answers that the starting policy would never write become a little less likely in many sound
-runs; the limits are far beyond that. A run whose batches differ much in length makes the mean
-log-prob jump: the rule compares means over several records.
+Chosen answers that the starting policy would never write become a little less likely in many
+healthy runs; the limits are far beyond that. A run whose batches differ much in length makes the
+mean log-prob jump: the rule compares means over several records.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The critic's values say nothing about what a completion will earn.
+"""The critic's values do not predict what a completion will earn.
 
 ## What it sees
 The critic's explained variance, 1 - Var(earned - value) / Var(earned), at or below `limit` in
@@ -18,8 +18,8 @@ it is worse than subtracting a constant.
 ## Likely causes
 - critic-not-learning: its learning rate is too small, or its gradient does not reach it.
 - critic-diverges: its learning rate is too large; the explained variance is clearly below 0.
-- value-clip-too-tight: most values may not move as far as their targets ask.
-- critic-unwarmed: the policy moves on from the first step, and the critic runs after it.
+- value-clip-too-tight: the clip keeps most values from reaching their targets.
+- critic-unwarmed: the policy changes from the first step on, and the critic lags behind.
 
 ## What to do
 Look at critic/loss and critic/grad_norm first. Raise critic.lr where values hardly move, lower it
@@ -27,8 +27,8 @@ where explained variance falls below 0; let the critic learn alone for some step
 (critic.warmup_steps), or start it from a reward model (critic.path).
 
 ## Known false alarms
-Rewards that cannot be foreseen from the text: those that are drawn at random, or that depend on
-something that the critic does not read.
+Rewards that cannot be predicted from the text: random ones, or those that depend on something that
+the critic does not read.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ not 0: the log-ratio of policy to reference, rewards / beta, is more than `min_n
 `min_share` of the answers' log-prob.
 
 ## Why it matters
-The rewards are log-ratios to the reference. With another reference than the policy that the run
-starts from, the loss begins with a bias that has nothing to do with the pairs, and part of the
-training only undoes it.
+The rewards are log-ratios to the reference. If the reference is not the policy that the run starts
+from, the loss begins with a bias that has nothing to do with the pairs, and part of the training
+only undoes this bias.
 
 ## Likely causes
 - reference-mismatch: the reference is another checkpoint, another precision or another template

@@ -5,26 +5,26 @@ A rate that falls after its peak, and one of three. Early: it has stood at a flo
 `fire` records, below `low` of the peak, and `max_share` of the run or more is made at that floor.
 Late: of a run whose length is known, half or more is over since the peak, and at the pace of a
 cosine (a straight line is slower still) the decay would take `factor` times the steps that the run
-has. Again: it fell to `bottom` of the peak and has risen since for `fire` records just as it fell,
-the one curve the mirror image of the other to within `alike` of the peak.
+has. Again: the rate fell to `bottom` of the peak and has since risen for `fire` records just as it
+fell: one curve mirrors the other to within `alike` of the peak.
 
 ## Why it matters
-A decay that ends early leaves the rest of the run with a rate that hardly moves anything. One that
-ends late never reaches the small rates at which the loss falls most: the checkpoint at the end is
+A decay that ends early leaves the rest of the run with a rate that hardly changes anything. A decay
+that ends late never reaches the small rates at which the loss falls most: the last checkpoint is
 that of a run cut off in the middle.
 
 ## Likely causes
 - lr-schedule-horizon-wrong: the schedule counts something else than optimizer updates
   (micro-batches, samples, steps of one device), its length was copied from another run, or the run
-  was made longer or shorter without it.
+  was made longer or shorter without adjusting the schedule.
 
 ## What to do
 Give the schedule the number of optimizer updates that the run makes: rows x epochs / rows of an
-update. Our own schedules take it from the run.
+update. homeostat's schedules take this number from the run.
 
 ## Known false alarms
-A long constant floor that is meant. Decays that slow down (inverse square root, exponential) have
-no end and are not judged, and neither are rates that rise again in another way (restarts).
+A long constant floor that is intended. Decays that slow down (inverse square root, exponential)
+have no end and are not judged, and neither are rates that rise again in another way (restarts).
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-"""Preference training moves the policy, and it prefers the chosen answers no more than chance.
+"""Preference training moves the policy, but the policy prefers the chosen answers no more than
+chance.
 
 ## What it sees
 Over the newest `fire` records the share of pairs that are ordered rightly stays within `margin` of
-one half without a rise, while the implicit rewards have left 0: the policy moves, and to no effect.
-Where held-out pairs are evaluated, their share is near one half, too.
+one half without a rise, while the implicit rewards are no longer 0: the policy moves, but without
+effect. Where held-out pairs are evaluated, their share is near one half, too.
 
 ## Why it matters
-There is nothing to learn from labels that do not depend on the answers. The policy is pushed about
-at random, and loses what it knew.
+Nothing can be learned from labels that do not depend on the answers. The updates push the policy in
+random directions, and it loses what it knew.
 
 ## Likely causes
 - preference-labels-noise: chosen and rejected were mixed up in a part of the rows, annotators
   disagree, or both answers of a pair are equally good.
 
 ## What to do
-Read twenty pairs. See whether the columns of chosen and rejected are right for every source, and
+Read twenty pairs. Check whether the columns of chosen and rejected are right for every source, and
 whether a simple judge agrees with the labels more often than by chance.
 
 ## Known false alarms

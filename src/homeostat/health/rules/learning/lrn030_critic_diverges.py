@@ -1,12 +1,13 @@
 """The critic's error is far larger than any reward explains.
 
 ## What it sees
-Mean squared errors of the critic (or the loss of all parts, where the critic's own is not logged)
-whose medians over stretches of the run exceed `factor` times the square of the largest reward.
+The mean squared error of the critic (or the total loss, if the critic's own is not logged): its
+medians over stretches of the run exceed `factor` times the square of the largest reward.
 
 ## Why it matters
-Values are estimates of what will be earned. An error of ten times the largest return is no
-estimate: the values chase themselves, and every advantage that is computed from them is noise.
+Values are estimates of what will be earned. With an error of ten times the largest return they
+estimate nothing: the values follow their own errors, and every advantage that is computed from them
+is noise.
 
 ## Likely causes
 - critic-diverges: the critic's learning rate is too high, or its targets are its own values.
@@ -17,7 +18,7 @@ Lower the critic's learning rate, clip its gradient, slow the target network dow
 rewards. Go back to a checkpoint before the error grew.
 
 ## Known false alarms
-Rewards that are logged as means of a step while episodes have thousands of them.
+Rewards that are logged as the mean per step while an episode has thousands of steps.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The peak of device memory rises steadily over at least `min_records` records: in
 `min_growth`, and still in the second half, while rows do not get longer.
 
 ## Why it matters
-It ends in an out-of-memory error hours later, at a step that has nothing to do with it.
+The run ends in an out-of-memory error hours later, at a step that has nothing to do with the leak.
 
 ## Likely causes
 - gpu-memory-leak: tensors are kept: losses with their graph, caches, samples on the device.
@@ -16,7 +16,8 @@ It ends in an out-of-memory error hours later, at a step that has nothing to do 
 Take memory snapshots a few steps apart (observe.profiler.memory) and compare what is held.
 
 ## Known false alarms
-The peak grows by nature until the longest row was seen; hence the second half must grow too.
+The peak naturally grows until the longest row was seen; therefore it must also grow in the second
+half.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 Reserved memory above `factor` times allocated and by at least `min_bytes`, over the newest records.
 
 ## Why it matters
-Blocks of changing sizes leave gaps. An allocation fails although enough is free in all.
+Blocks of changing sizes leave gaps. An allocation then fails although the free memory would be
+enough in total.
 
 ## Likely causes
 - memory-fragmented: lengths differ from step to step.

@@ -17,12 +17,12 @@ collapse after some hundred steps.
 
 ## What to do
 Record the experts at sampling and replay them in training (routing replay, R3); keep the router in
-fp32; correct with importance weights. Our own engine in `model.numerics: invariant` makes the same
-choice as the trainer to the last bit.
+fp32; correct with importance weights. With `model.numerics: invariant`, homeostat's engine chooses
+exactly the same experts as the trainer.
 
 ## Known false alarms
-Models without experts are never judged here. Samples of older weights are routed otherwise, too:
-then the age of the samples is the illness.
+The rule does not judge models without experts. Samples of older weights are also routed
+differently: then the problem is the age of the samples.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Routing replay is on, and the share of trained tokens whose experts were replaye
 
 ## Why it matters
 A token that is not replayed is routed by the trainer itself, and may pass through other experts
-than the ones that it was sampled with. Its log-prob is then that of another model, and so are those
-of all tokens after it.
+than those that it was sampled with. Its log-prob is then that of another model, and so are those of
+all tokens after it.
 
 ## Likely causes
 - routing-replay-incomplete: routes were lost on the way from the engine to the trainer: a layer

@@ -3,8 +3,8 @@
 ## What it sees
 Loss, gradient norm, KL or entropy are not finite from one step to the end of the log, and from that
 step on (or the next) the policy is gone: rewards fall to their minimum, completions run to the
-length limit, or samples are one character over and over. Our own engine refuses such weights: then
-the end of the run says so.
+length limit, or samples are one character over and over. homeostat's own engine refuses such
+weights; the end of the run then says so.
 
 ## Why it matters
 Weights that are NaN stay NaN. Nothing but an older checkpoint brings the run back.
@@ -16,8 +16,9 @@ Weights that are NaN stay NaN. Nothing but an older checkpoint brings the run ba
 - kl-estimator-overflow: the KL grew by orders of magnitude just before.
 
 ## What to do
-Go back to the last checkpoint before that step. Skip updates that are not finite (our own trainer
-does, and names the module that they come from). Lower the rate if the gradient grew before it.
+Go back to the last checkpoint before that step. Skip updates that are not finite (homeostat's
+trainer does, and names the module that they come from). Lower the rate if the gradient grew before
+it.
 
 ## Known false alarms
 None known: all signs must come together.

@@ -14,14 +14,15 @@ If such updates are skipped, nothing is learned; if they are applied, the weight
 - nan-loss: the source is not known yet.
 - grad-norm-explosion: the gradient grew by orders of magnitude before.
 - attention-kernel-nan: the log says that eager attention gives finite numbers.
-- nan-update-poisoned-weights: the loss was finite, and is not for any batch since.
+- nan-update-poisoned-weights: the loss was finite, and since one step it is not finite for any
+  batch.
 - bad-batch: finite and non-finite steps alternate, so it depends on the rows.
 - fp8-zero-scale: FP8 training divides by the scale of a block, which is 0 for zeros.
 
 ## What to do
 Our own runs name the module and direction (event step_skipped) and keep the rows. Elsewhere: repeat
 the step with anomaly detection, with another attention implementation, and in fp32. Replacing NaN
-by 0 in logits, or switching the check off, hides it and does not help.
+by 0 in logits, or switching the check off, only hides the problem.
 
 ## Known false alarms
 A metric that is undefined at some steps (a deviation of one value) is not loss or gradient.

@@ -2,19 +2,19 @@
 
 ## What it sees
 A run in fp16 whose gradient norm is not finite in the newest records, or in more than `max_share`
-of all. Single such steps are how dynamic loss scaling finds its scale, and information only.
+of all. Single such steps are only information: this is how dynamic loss scaling finds its scale.
 
 ## Why it matters
-fp16 ends at 65504. Activations and gradients of today's models pass that; each such update is
-skipped at best, so that less and less is learned.
+The largest fp16 number is 65504. Activations and gradients of today's models exceed it; at best
+each such update is skipped, so that less and less is learned.
 
 ## Likely causes
 - fp16-overflow: the range of fp16.
 - lr-too-high: with a rate that is too high weights grow until they overflow.
 
 ## What to do
-Train in bf16 (Ampere GPUs and newer), which has the range of fp32. Without it: a lower rate, a
-smaller initial loss scale, gradient clipping.
+Train in bf16 (Ampere GPUs and newer), which has the range of fp32. If that is not possible, use a
+lower rate, a smaller initial loss scale and gradient clipping.
 
 ## Known false alarms
 The first dozen steps, while the loss scale is still being found.

@@ -18,7 +18,7 @@ use that or another build of torch or flash-attn. If not, load the checkpoint an
 its tensors.
 
 ## Known false alarms
-A checkpoint that holds NaN itself looks the same; the test above tells them apart.
+A checkpoint that contains NaN looks the same; the test above distinguishes the two.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ again: the same rows, the same module.
 
 ## What to do
 The event names the module in which the first value was not finite and the file with the rows:
-replay it. Forward points at data or weights, backward at the loss or the precision.
+replay it. A value from the forward pass points at data or weights, one from the backward pass at
+the loss or the precision.
 
 ## Known false alarms
 None known: they are counted, not guessed.

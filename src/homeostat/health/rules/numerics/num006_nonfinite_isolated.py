@@ -4,8 +4,8 @@
 One or a few records that are not finite, with finite ones after them.
 
 ## Why it matters
-If the trainer skipped the update, nothing is lost. If it had applied it, no later value would be
-finite; so it did not, or only the logged value was affected.
+If the trainer skipped the update, nothing is lost. If it had applied the update, no later value
+would be finite; so it did not, or only the logged value was affected.
 
 ## Likely causes
 - nonfinite-isolated: a broken row, an empty answer, loss scaling in fp16.

@@ -6,8 +6,8 @@
 overwritten is lost.
 
 ## Why it matters
-Healthy fine-tuning moves weights by 1e-5 to 1e-2 of their size in an update. A third of it destroys
-what was learned before.
+Healthy fine-tuning changes weights by 1e-5 to 1e-2 of their size in an update. A change by a third
+destroys what was learned before.
 
 ## Likely causes
 - lr-too-high: the rate, first of all.
@@ -17,7 +17,7 @@ what was learned before.
 Lower the rate; warm it up.
 
 ## Known false alarms
-A freshly added head whose weights begin at 0: one update is let pass.
+A freshly added head whose weights begin at 0: its first update is ignored.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ almost 0 for most of them, a few samples decide the update.
 ## Likely causes
 - stale-policy: weights are published too seldom for the pace of learning, or too many updates are
   made per rollout.
-- lr-too-high: a few updates already carry far away.
+- lr-too-high: a few updates already move the policy far away.
 
 ## What to do
 Publish more often: a SMALLER sync.interval, at best one publication per step. (Advice to raise the

@@ -5,7 +5,8 @@ The share of tokens that are masked, rejected, vetoed or left out as off-policy 
 at its bound) stays above `limit` in `fire` of the newest `window` records.
 
 ## Why it matters
-What is left out is paid for and not learned from, and the rest is no fair sample of the policy.
+Tokens that are left out cost compute but teach nothing, and the rest is a biased sample of the
+policy.
 
 ## Likely causes
 - stale-policy: samples are too old.

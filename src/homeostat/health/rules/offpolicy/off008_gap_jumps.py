@@ -7,9 +7,9 @@ times its own earlier level and above `min_nats`, or to more than ten times it a
 agrees to about 1e-6 nats and bf16 on a GPU to about 0.02: each run is its own measure.
 
 ## Why it matters
-The two compute the same function of the same weights. What lies orders of magnitude beyond
-rounding is another function: other weights in the engine, or other settings of sampling. All that
-is sampled from then on is trained on as if it were the policy's own.
+Engine and trainer compute the same function of the same weights. A difference orders of magnitude
+beyond rounding means other weights in the engine, or other sampling settings. All later samples are
+trained on as if they were the policy's own.
 
 ## Likely causes
 - sleep-wake-weights-lost: the engine sleeps between steps, and wakes with other weights.
@@ -18,11 +18,11 @@ is sampled from then on is trained on as if it were the policy's own.
 - engine-logprob-mismatch: temperature, or what logits go through, is not the trainer's.
 
 ## What to do
-Publish the weights again and compare (`sync.verify`). Where both hold the same: compare the
+Publish the weights again and compare (`sync.verify`). If both have the same weights, compare the
 temperature of sampling with that of scoring.
 
 ## Known false alarms
-None known. Samples of older weights, which differ by right, are left out.
+None known. Samples of older weights, which rightly differ, are not counted.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ one micro-batch; a warning below `warn_share` with `many` micro-batches and more
 the rest of the last one that is empty but part of each.
 
 ## Why it matters
-Each micro-batch costs a pass, full or not.
+Each micro-batch costs a forward and backward pass, full or not.
 
 ## Likely causes
 - packing-low: rows that are just over half of the budget, or packing that is off.

@@ -1,4 +1,5 @@
-"""The engine gets only a few requests at a time, where it had many before, and is slow for that.
+"""The engine gets only a few requests at a time, where it had many before, and is slow because of
+it.
 
 ## What it sees
 From one record on, the tokens per second are below `share` of what they were, and the engine runs
@@ -13,13 +14,13 @@ The engine could do far more: whatever hands it requests does not. Steps take ma
   weights, a lost worker, a limit that counts requests which have ended).
 
 ## What to do
-See what hands out requests, and how many it may have open. Restart it: where the rate comes back,
-it forgot to count down.
+Check the program that sends the requests, and how many it may have open. Restart it: if the rate
+recovers, it did not count finished requests as finished.
 
 ## Known false alarms
-The tail of a round, where only the longest answers are left: it passes with the round, and is no
-matter of several records. The log of a server that gets no request at all any more counts only if
-it also has the metrics of a training.
+The tail of a round, when only the longest answers are left: it ends with the round and does not
+last for several records. The log of a server that gets no request at all any more counts only if it
+also has the metrics of a training.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Each rejected token was computed for nothing; below about a third, drafting cost
 saves.
 
 ## Likely causes
-- spec-low-acceptance: a draft that does not know the policy's manner, or looks too far ahead.
+- spec-low-acceptance: a draft whose answers are unlike the policy's, or that looks too far ahead.
 - draft-drift: acceptance was better before.
 
 ## What to do

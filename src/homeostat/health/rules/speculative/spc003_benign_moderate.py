@@ -4,11 +4,11 @@
 A share of accepted draft tokens between `low` and `high` that does not fall.
 
 ## Why it matters
-A draft is never accepted always. From about a half on it saves time: with three tokens ahead at
-0.65, each pass gives more than two tokens.
+No draft is always accepted. From a share of about a half on, drafting saves time: with three tokens
+ahead at 0.65, each pass gives more than two tokens.
 
 ## Likely causes
-- benign-spec-acceptance-moderate: a draft that does its work.
+- benign-spec-acceptance-moderate: the draft works as intended.
 
 ## What to do
 Nothing.

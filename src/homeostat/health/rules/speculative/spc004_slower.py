@@ -17,7 +17,7 @@ Measure tokens per second with drafting off. Then look fewer tokens ahead, take 
 to a quarter of the model's size, train it on the policy's own answers, or leave it off.
 
 ## Known false alarms
-Logs that count accepted draft tokens only: there 0 is the least and not 1.
+Logs that count only accepted draft tokens: the smallest value is then 0 and not 1.
 """
 
 from __future__ import annotations
