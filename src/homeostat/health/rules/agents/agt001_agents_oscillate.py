@@ -1,4 +1,4 @@
-"""Two agents' rewards swing against each other.
+"""The rewards of two agents oscillate against each other.
 
 ## What it sees
 Rewards of two agents (`agents/<name>/reward`) that rise and fall in turn: strongly opposed changes,
@@ -8,7 +8,7 @@ with at least `swings` reversals larger than their noise.
 Each agent learns to beat the other's last policy and forgets the one before, so neither improves.
 
 ## Likely causes
-- agents-oscillate: both are updated at the same time, and often.
+- agents-oscillate: both agents are updated at the same time, and often.
 
 ## What to do
 Update them in turn, less often, or against a population of older policies.

@@ -7,7 +7,8 @@ agents/tool_failures above `max_share` on average over the newest records.
 Answers are judged although they rest on a broken tool, so the policy learns to avoid the tool.
 
 ## Likely causes
-- tool-calls-failing: a tool that is down or times out, or calls in a form that it does not take.
+- tool-calls-failing: the tool is down or times out, or the calls have a form that it does not
+  accept.
 
 ## What to do
 Call the tool by hand with one of the calls of the log.

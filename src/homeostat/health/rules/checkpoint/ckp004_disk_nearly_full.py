@@ -7,7 +7,7 @@ The fact `disk` (free and needed bytes): less free than `checkpoints` times what
 Saving will fail. What was saved stays, but the run continues without a safety net.
 
 ## Likely causes
-- disk-nearly-full: other data, or more checkpoints than the disk can hold.
+- disk-nearly-full: the disk holds other data, or more checkpoints than it has room for.
 
 ## What to do
 Make room, keep fewer checkpoints, or use another disk.

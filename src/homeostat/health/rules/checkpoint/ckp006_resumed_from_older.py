@@ -10,7 +10,7 @@ The steps since the older one are computed again. A broken file may be a sign of
 - resumed-from-older: a copy that was cut short, a full or failing disk.
 
 ## What to do
-Nothing for the run. Find out why the file broke.
+The run needs nothing. Find out why the file broke.
 
 ## Known false alarms
 None.

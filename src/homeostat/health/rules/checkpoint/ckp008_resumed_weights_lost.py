@@ -14,7 +14,7 @@ Everything that was learned before is lost, and the learning rate is that of the
 
 ## What to do
 Stop, and compare the loss of the checkpoint with that of the base model on a few rows. Then load
-the weights that were saved, and see what the loader says about missing and unexpected keys.
+the weights that were saved, and read what the loader reports about missing and unexpected keys.
 
 ## Known false alarms
 A resumption together with other data, or with another reward.

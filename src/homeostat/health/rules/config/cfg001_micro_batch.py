@@ -12,11 +12,11 @@ looks ordinary, but the gradient is divided by 0 and becomes NaN.
 - micro-batch-exceeds-mini-batch: sizes that were chosen for fewer devices.
 
 ## What to do
-Lower the micro-batch, or raise the mini batch. Our own trainer packs the rows that there are and
-has no such quotient.
+Lower the micro-batch, or raise the mini batch. homeostat's trainer packs the rows of an update and
+does not compute this quotient.
 
 ## Known false alarms
-A version that lowers the micro-batch by itself: where the gradient is finite, nothing is reported.
+A version that lowers the micro-batch by itself: if the gradient is finite, nothing is reported.
 """
 
 from __future__ import annotations

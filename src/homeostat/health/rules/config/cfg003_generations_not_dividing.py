@@ -11,8 +11,8 @@ Groups would be split; trainers refuse to start.
 - generations-not-dividing-batch: sizes that were changed one at a time.
 
 ## What to do
-Make rows per device times devices a multiple of the generations. Our own sizes are in prompts, and
-cannot disagree.
+Make rows per device times devices a multiple of the generations. homeostat counts its batches in
+prompts, so its sizes always agree.
 
 ## Known false alarms
 Trainers that count their batch in prompts.

@@ -1,4 +1,4 @@
-"""The learning rate is far from what such runs use.
+"""The learning rate is far outside the range that such runs use.
 
 ## What it sees
 A rate more than `factor` times above or below the recommended range: 1e-5 to 5e-5 for all weights

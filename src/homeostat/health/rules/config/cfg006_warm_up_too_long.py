@@ -10,7 +10,7 @@ fell, since such a run has learned all the same, and a warning if it fell by les
 The configured rate is hardly ever reached, or never, so the run learns less than intended.
 
 ## Likely causes
-- warm-up-too-long: steps that were counted in batches or samples, or meant for a longer run.
+- warm-up-too-long: the steps were counted in batches or samples, or meant for a longer run.
 
 ## What to do
 5 to 10 % of the steps are usual.

@@ -14,7 +14,7 @@ is learned.
 0.01, or none.
 
 ## Known false alarms
-Large adapters on little data may want it; hence information only.
+Large adapters on little data may need a high decay; the finding is therefore only information.
 """
 
 from __future__ import annotations

@@ -5,16 +5,17 @@ Non-re-entrant gradient checkpointing with DeepSpeed ZeRO-3.
 
 ## Why it matters
 ZeRO-3 frees and gathers weights between the passes; the non-re-entrant kind compares the tensors
-that it saved with those that it recomputes, and finds other ones: CheckpointError.
+that it saved with those that it recomputes, finds that they differ, and raises CheckpointError.
 
 ## Likely causes
-- checkpointing-mode-mismatch: the default that is right everywhere else.
+- checkpointing-mode-mismatch: the default, which is right in all other cases, was kept.
 
 ## What to do
 Set use_reentrant: true with ZeRO-3; our own FSDP2 trainer needs no setting.
 
 ## Known false alarms
-Versions of DeepSpeed in which both work; hence information until it fails.
+Versions of DeepSpeed in which both kinds work; the finding is therefore only information until the
+run fails.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Both threads issue collectives, in an order that differs between ranks: the run 
 message.
 
 ## Likely causes
-- async-prefetch-with-sharding: both settings work alone.
+- async-prefetch-with-sharding: each setting works alone, but not both together.
 
 ## What to do
 Switch the prefetch off with FSDP.

@@ -14,7 +14,7 @@ memory.
 Switch dynamic batches on. Our own trainer always packs by trainer.max_tokens_per_device.
 
 ## Known false alarms
-None: the flag is documented so.
+None: this is the documented meaning of the flag.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ As slime counts: actor nodes times devices, plus the rollout's own unless they s
 the devices of the cluster (setting or fact).
 
 ## Why it matters
-Ray waits for them forever, so the job hangs when it is submitted.
+Ray waits forever for the missing devices, so the job hangs when it is submitted.
 
 ## Likely causes
 - gpu-count-mismatch: --colocate was forgotten, or a node is missing.

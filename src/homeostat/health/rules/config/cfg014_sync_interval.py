@@ -9,8 +9,8 @@ Samples of a policy that is several updates old are trained on as if they were f
 is biased, and the more so the longer the interval. A longer interval never helps against this.
 
 ## Likely causes
-- sync-interval-without-correction: publishing was made rarer, or sampling was moved ahead, to save
-  time.
+- sync-interval-without-correction: to save time, weights are published less often, or sampling runs
+  further ahead.
 
 ## What to do
 Publish every step and sample fewer steps ahead, or switch the correction on.

@@ -4,7 +4,7 @@
 A KL coefficient of exactly 0 while the reference model is loaded.
 
 ## Why it matters
-It costs the memory of a model and a forward pass per step, for a number in the log.
+The reference costs the memory of a model and a forward pass per step, only for a number in the log.
 
 ## Likely causes
 - kl-reference-unused: the coefficient was set to 0 to switch the penalty off.

@@ -4,8 +4,8 @@
 Megatron's `no_check_for_nan_in_loss_and_grad`, or a similar setting.
 
 ## Why it matters
-The flag does not skip such steps: it applies them. One NaN gradient then poisons all weights, and
-the policy repeats one token forever.
+With the flag such steps are not skipped but applied. One NaN gradient then makes all weights NaN,
+and the policy repeats one token forever.
 
 ## Likely causes
 - nonfinite-check-disabled: somebody followed advice to get past a NaN that stopped the run.

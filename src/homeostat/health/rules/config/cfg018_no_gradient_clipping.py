@@ -10,7 +10,7 @@ A single broken batch can then move the weights arbitrarily far.
 - no-gradient-clipping: it was switched off.
 
 ## What to do
-1.0 is what nearly everyone uses.
+Set it to 1.0, which nearly all runs use.
 
 ## Known false alarms
 Optimizers that normalise by themselves; hence information only.

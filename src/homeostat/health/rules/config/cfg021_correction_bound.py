@@ -1,4 +1,4 @@
-"""The importance weight's upper bound is below 1, so that it cuts what needs no correction.
+"""The importance weight's upper bound is below 1, so it cuts tokens that need no correction.
 
 ## What it sees
 `algorithm.correction.weight.high` below 1.

@@ -7,10 +7,10 @@ The most tokens of a rank above `factor` times the mean over the newest records.
 Ranks meet at each collective: a step takes as long as its busiest rank.
 
 ## Likely causes
-- straggler-rank: rows are dealt out by count and not by length.
+- straggler-rank: rows are distributed by count and not by length.
 
 ## What to do
-Balance by tokens (dynamic batches); our own trainer does.
+Balance by tokens (dynamic batches), as homeostat's trainer does.
 
 ## Known false alarms
 Batches of a few rows cannot be balanced; hence information unless extreme.

@@ -4,11 +4,12 @@
 Our events engine_restarted: one is information, `repeated` are a warning.
 
 ## Why it matters
-A restart samples the round again from its start. Nothing is lost, but what kills it will do so
-again.
+After a restart the engine samples the round again from its start. Nothing is lost, but the same
+cause will kill the engine again.
 
 ## Likely causes
-- engine-restarts: memory of host or device, a fault of the engine, a machine that is about to fail.
+- engine-restarts: host or device memory runs out, the engine has a bug, or the machine is about to
+  fail.
 
 ## What to do
 The event holds the error. Lower the engine's share of the memory and its concurrency.

@@ -5,12 +5,13 @@ Our events trainer_restarted: one is information, `repeated` are a warning. The 
 error of the last one: which rank died of what, or which one lags, and in which collective.
 
 ## Why it matters
-Each restart repeats the updates since the last checkpoint. Nothing is lost, but what took the rank
-will do so again.
+Each restart repeats the updates since the last checkpoint. Nothing is lost, but the same cause will
+end the rank again.
 
 ## Likely causes
-- trainer-ranks-lost: a machine that is about to fail, memory, or rows that one rank cannot take.
-- straggler-rank: a rank that is only slow, and a deadline that is shorter than a call takes.
+- trainer-ranks-lost: the machine is about to fail, memory runs out, or a rank cannot process its
+  rows.
+- straggler-rank: the rank is only slow, and the deadline is shorter than a call takes.
 
 ## What to do
 Read which rank it was. If it is always the same one, look at its machine; if it is always the same

@@ -18,8 +18,8 @@ Look at the machine of that rank: clocks and temperature (nvidia-smi -q -d CLOCK
 processes, number of CPU threads. Replace it if it stays slow: the run resumes on other machines.
 
 ## Known false alarms
-Ranks that share a core or a device with each other are slow by turns; a rule over one and the same
-rank does not take them for a straggler.
+Ranks that share a core or a device are slow in turns; because the slowest rank must always be the
+same one, they are not reported.
 """
 
 from __future__ import annotations

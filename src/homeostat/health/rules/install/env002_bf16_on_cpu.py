@@ -5,8 +5,8 @@ Precision bf16 on the CPU where the fact `environment` lists its features withou
 AMX or AVX512-BF16 on x86-64, FEAT_BF16 on aarch64.
 
 ## Why it matters
-Each product is then emulated: several times slower than fp32 where a library does it in vectors,
-hundreds of times where it is done number by number.
+Each product is then emulated: several times slower than fp32 if a library emulates it with vector
+instructions, hundreds of times slower if it does so number by number.
 
 ## Likely causes
 - bf16-slow-on-cpu: a recipe for a GPU.

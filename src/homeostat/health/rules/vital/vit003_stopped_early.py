@@ -12,8 +12,8 @@ Such a run is called unfinished, never healthy. The planned number of steps come
 bar, the log's own counter or the settings.
 
 ## Why it matters
-Only what the newest checkpoint holds is kept, and a schedule that was made for all steps has not
-come to its end.
+All work since the newest checkpoint is lost, and a schedule that was made for all steps has not
+reached its end.
 
 ## Likely causes
 - stopped-early: the log's own words, or its last step.
