@@ -170,7 +170,7 @@ def _show(talk: Conversation, question: str | None) -> None:
             typer.echo(safe_text(piece), nl=False)
             sys.stdout.flush()
     except KeyboardInterrupt:
-        # It was raised inside the iterator, which has already ended the request.
+        # The error was raised inside the iterator, which has already ended the request.
         pass
     except DataError as error:
         _note(f"{safe_text(str(error))} /new starts again")

@@ -78,7 +78,7 @@ def _said(
                 if not rest:
                     return None
                 text = rest.pop(0)
-        # What may be repeated is a list of words.
+        # An option that may be repeated is a list of words.
         if types[name] == list[str]:
             said.setdefault(name, []).append(text)
             continue

@@ -85,12 +85,12 @@ class EngineConfig(Settings):
         "process receives the weights, and the interrupted round is sampled again from its start.",
     )
 
-    # It can serve the native decoder alone.
+    # Whether the engine can serve only the native decoder.
     needs_native_decoder: ClassVar[bool] = False
     # Temperatures at which it can score given tokens: any, or 1 alone.
     score_temperatures: ClassVar[Literal["any", "one"]] = "any"
 
-    # It returns the sets that tokens were drawn from, which training on a cut distribution needs.
+    # Whether it returns the sets that tokens were drawn from, for training on a cut distribution.
     returns_kept_ids: ClassVar[bool] = False
     # The cuts that it can make, and whether it can make several in our order.
     cuts: ClassVar[frozenset[str]] = frozenset(CUTS)

@@ -20,7 +20,7 @@ RepositoryKind = Literal["model", "dataset"]
 _PART = r"[A-Za-z0-9][\w.-]*"
 _NAME = re.compile(rf"({_PART}/{_PART})(?:/(.+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# What ends with one of these is a file, never the name of a repository.
+# A name with one of these endings is a file, never a repository.
 _FILES = (
     ".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".gz", ".zst", ".arrow", ".gguf",
     ".safetensors", ".bin", ".yaml", ".yml", ".jinja", ".py",

@@ -8,7 +8,7 @@ from typing import Literal
 from homeostat.config.base import PathText, Settings, key
 from homeostat.config.moe import MoeConfig
 
-# Where a value head starts that no checkpoint holds: at zero, or at small random numbers.
+# Initial values of a value head that no checkpoint holds: zeros or small random numbers.
 HeadInit = Literal["zero", "random"]
 
 

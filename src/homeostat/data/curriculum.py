@@ -40,7 +40,7 @@ class SolveRates:
     how often the prompt was drawn again.
     """
 
-    # Of these arrays a checkpoint holds the prompts that were sampled.
+    # A checkpoint holds the entries of these arrays for prompts that were sampled.
     COLUMNS = ("rate", "newest", "count", "last_step", "replays")
 
     def __init__(self, num_prompts: int, *, prior: float, memory: float) -> None:

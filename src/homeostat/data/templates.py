@@ -120,7 +120,7 @@ def _render(template: str, conversations: list[list[dict[str, Any]]], **options:
             f"{MAX_MEMORY >> 20} MiB on one row. Fix it and name the file in model.chat_template."
         ) from None
     except TimeoutError:
-        # Not the row's fault: other rows would take as long.
+        # The row is not at fault: other rows would take as long.
         raise ModelError(
             f"the chat template (model.chat_template, or that of model.path) did not finish within "
             f"{MAX_CPU_S:.0f} s on one row. Fix its loops and name the file in "

@@ -41,7 +41,7 @@ def add_tokenizer(writer: Any, tokenizer: ChatTokenizer, *, vocab_size: int) -> 
     if model["byte_fallback"]:
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
-        # Only their order matters: that of the tokens is that of the merges.
+        # Only the order of the scores matters: tokens are ordered like the merges.
         writer.add_token_scores([-float(number) for number in range(vocab_size)])
         writer.add_add_space_prefix(_adds_space(description))
     else:

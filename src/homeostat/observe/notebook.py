@@ -90,7 +90,7 @@ class NotebookView(PanelView):
 
     def finding(self, step: int, finding: Mapping[str, Any]) -> None:
         super().finding(step, finding)
-        # Not to be missed, however short the run is after it.
+        # Show this at once, because the run may end soon after it.
         self._redraw(now=True)
 
     def close(self) -> None:
@@ -108,6 +108,6 @@ class NotebookView(PanelView):
         self._canvas.print(self.render())
         text = self._canvas.export_text(clear=False)
         page = self._canvas.export_html(inline_styles=True, code_format=_PAGE)
-        # What was printed is recorded; the stream itself is only in the way.
+        # The printed text is recorded, so the stream itself is not needed.
         self._canvas.file = io.StringIO()
         return {"text/html": page, "text/plain": text}

@@ -86,7 +86,7 @@ class RoundFiles:
                 path.unlink(missing_ok=True)
                 self._rounds.remove((step, round))
             except OSError as error:
-                # It costs room, not the run: `facts` keep it from being used in error.
+                # The leftover only costs disk space: `facts` keep it from being used in error.
                 log.warning("%s cannot be removed: %s", path, error.strerror)
 
 
@@ -97,7 +97,7 @@ def _records(path: Path, key: GroupKey, prompt_of: PromptOf) -> list[GroupRecord
         return []
     header, arrays = loaded
     groups = decode(header, arrays, prompt_of, place=path)
-    # What rewards logged belongs to the round as a whole: the first group stands for it.
+    # Values that rewards logged belong to the whole round, so the first group carries them.
     logged = [_as_values(header["facts"].get("logged", {})), *[{}] * len(groups)]
     return [
         GroupRecord(replace(key, place=place), group, {**header["facts"], "logged": logged[place]})

@@ -325,7 +325,7 @@ class RemoteEngine:
             if not pending.future.done():
                 return None
             if pending.future.exception() is not error:
-                # It arrived just after the wait ended.
+                # The answer arrived just after the wait ended.
                 return self._awaited(pending, 0.0)
             if self._group.health() is None:
                 # The worker is alive: this error came from its engine.

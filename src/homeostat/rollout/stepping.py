@@ -171,7 +171,7 @@ class SteppingEngine(ABC, Generic[F]):
             self._shut_down()
             self.life.close()
 
-    # What differs between engines.
+    # Methods that each engine implements.
 
     @abstractmethod
     def _flight(self, request: Request, *, number: int, now: float) -> F:
@@ -227,7 +227,7 @@ class SteppingEngine(ABC, Generic[F]):
     def _after_commit(self) -> None:
         """Resume the requests in flight."""
 
-    # What does not.
+    # Methods that all engines share.
 
     def _require_servable(self, request: Request) -> None:
         require_servable(

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 _MARGIN = 8
-# What a decoder writes for bytes that are no character yet.
+# A decoder writes this for bytes that are not a character yet.
 _INCOMPLETE = "\ufffd"
 
 
@@ -26,7 +26,7 @@ class StopStrings:
         self.decode = decode
         self._reach = max(len(string) for string in strings) + _MARGIN
         self._tail = 0
-        # Where a character begins, from the tail on, in ascending order.
+        # Positions from the tail on where a character begins, in ascending order.
         self._edges: list[int] = []
 
     def found(self, tokens: array[int], *, since: int) -> bool:

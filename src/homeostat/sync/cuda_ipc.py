@@ -23,7 +23,7 @@ from homeostat.errors import SyncError
 from homeostat.sync.bucket import Bucket
 from homeostat.sync.layout import entries_of, fill, flat_bytes, grouped, verified, views
 
-# Where rebuild_cuda_tensor takes the index of the device.
+# Position of the device's index in the arguments of rebuild_cuda_tensor.
 _DEVICE_ARGUMENT = 6
 
 

@@ -24,7 +24,7 @@ from homeostat.errors import SyncError
 from homeostat.sync.presence import hold, is_held
 
 SENDER = 0
-# Of the names of meeting places.
+# Prefix of the names of meeting places.
 PREFIX = "collective-"
 # The address of a process's host, if a launcher over several hosts provides it.
 HOST_VARIABLE = "HOMEOSTAT_HOST"

@@ -171,7 +171,7 @@ def _trained_on_ranks(
     """Estimate one rank's share, and the layers that it gathers."""
     backend = config.trainer.backend
     assert isinstance(backend, FsdpBackend), backend
-    # Of an optimizer in host memory only its buffers are on the device.
+    # If the optimizer is in host memory, only its buffers are on the device.
     state = optimizer_bytes(optimizer, shape.named_parameters(), config.trainer, ())
     held = rank_bytes(shape, backend, config.mesh, buffers=state.device)
     # A layer's gradients are distributed to the ranks as soon as they are computed.

@@ -20,7 +20,7 @@ CHUNK_ELEMENTS = 2**20
 
 
 # Before the name of a parameter of the reference model, and of the model that computes features.
-# Those of the policy have no prefix.
+# Names of the policy's parameters have no prefix.
 REFERENCE = "reference:"
 FEATURES = "features:"
 

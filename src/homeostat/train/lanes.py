@@ -62,7 +62,7 @@ def split(batch: TrainBatch, count: int, *, rows_per_example: int = 1) -> list[T
         return [batch]
     ends = np.cumsum(batch.lengths_B)[rows_per_example - 1 :: rows_per_example]
     wanted = batch.num_tokens * np.arange(1, count) / count
-    # Of the two ends around a wanted place the nearer; each part keeps at least one example.
+    # Cut at the nearer of the two row ends; each part keeps at least one example.
     cuts = np.abs(ends[None] - wanted[:, None]).argmin(1) + 1
     cuts = (rows_per_example * np.unique(np.clip(cuts, 1, num_examples - 1))).tolist()
     rows = batch.rows()

@@ -112,7 +112,7 @@ class MemoryGuard:
             self._message = reason_of(error)
             if call_sites is not None:
                 self._write_snapshot(step, call_sites())
-        # Only now, with the exception and its frames gone, can their tensors be freed.
+        # The tensors can only be freed now, after the exception and its frames are gone.
         self.trainer.discard(role)
         gc.collect()
         if self.trainer.runtime.device.type == "cuda":

@@ -14,7 +14,7 @@ from homeostat.types import Role
 
 # Older checkpoints have none of it.
 _LATER = {"chosen_tokens", "critic_skipped_in_a_row", "own_rewards", "reference_weights"}
-# As trainer.threads and trainer.lanes.
+# The values of trainer.threads and trainer.lanes.
 _LARGEST = {"threads": 1024, "lanes": 64}
 
 
@@ -32,7 +32,7 @@ class RunState:
     best_step: int | None = None
     evals_without_better: int = 0
     stopped_early: bool = False
-    # None until memory ran out once; then the tokens a micro-batch may have.
+    # The most tokens of a micro-batch; None until memory ran out once.
     token_budget: int | None = None
     # Kept when the run is resumed, because the last bits of sums depend on them.
     threads: int | None = None
@@ -85,7 +85,7 @@ class RunState:
 class RlState:
     """The further state that reinforcement learning has."""
 
-    # None where the algorithm has no KL term.
+    # None if the algorithm has no KL term.
     kl_coefficient: float | None = None
     # Of all rewards so far: number, mean, and sum of squared distances from it.
     rewards_count: int = 0

@@ -32,7 +32,7 @@ class Accumulated:
     head_M: Tensor
     row_ids_B: IntArray
     num_trained_B: IntArray
-    # Of the parts of one micro-batch the first alone is counted.
+    # Only the first part of each micro-batch is counted.
     is_first: bool
     # [L, E + NUM_SUMS] of the model's experts (models/expert_load.py); None where it has none.
     load: Tensor | None = None

@@ -89,7 +89,7 @@ def main() -> None:
     # A handler, not SIG_IGN: programs that the worker starts would inherit that.
     for number in FOR_THE_CONTROLLER:
         signal.signal(number, _leave_to_the_controller)
-    # They are blocked from the launch until here.
+    # The signals are blocked from the launch until here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_CONTROLLER)
     record, stacks = ActivityRecord(), StackFile()
     output, theirs = os.pipe()

@@ -212,7 +212,7 @@ class ProcessGroup:
     def _ask_to_close(self) -> None:
         asked = []
         for link in self._links:
-            # It may have died just now.
+            # The process may have died just now.
             with suppress(WorkerError):
                 asked.append(link.ask(CLOSE, _pack_call((), {})))
         self._wait_for_ends(self._close_timeout_s)

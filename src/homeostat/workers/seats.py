@@ -237,7 +237,7 @@ class Seats:
             try:
                 arrival = Arrival.unpacked(channel.receive(timeout_s=GREETING_SECONDS))
             except OSError:
-                # It died while it checked in.
+                # The process died while it checked in.
                 channel.close()
                 continue
             with self._changed:

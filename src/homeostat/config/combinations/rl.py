@@ -30,7 +30,7 @@ _NO_DUAL_CLIP = {
     "sapo": "already limits large ratios by its gate",
     "gmpo": "bounds every token's ratio before it enters the mean",
 }
-# What messages call the kinds of training that sample nothing.
+# Names in messages for the kinds of training that sample nothing.
 WITHOUT_SAMPLING = {
     RunKind.SFT: "supervised fine-tuning",
     RunKind.PREFERENCE: "preference training",

@@ -189,7 +189,7 @@ def _validate(
         places = [place for place, _ in items]
         problems = [_explain(place, item, raw, lines) for place, item in items]
         if any(place[:1] == ("algorithm",) and len(place) < 2 for place in places):
-            # What the other sections may hold depends on it.
+            # The keys that the other sections may hold depend on the algorithm.
             return None, problems
         sound = without(raw, places)
         try:

@@ -8,7 +8,7 @@ _INSTALLED = ("site-packages/", "dist-packages/")
 _SHORTENED = (".../", "…/")
 _GENERATED_PLACES = ("<frozen ", "<string>", "<template>", "/bin/")
 _STDLIB = re.compile(r"/lib(?:64)?/python3[.\d]{0,6}/(?!site-packages|dist-packages)")
-# Where Python's own modules are on Windows and in conda environments.
+# Folders of Python's own modules on Windows and in conda environments.
 _STDLIB_FILE = re.compile(
     r"/(?:[Ll]ib|envs/[^/]{1,80}/[Ll]ib)/(?:runpy|threading|multiprocessing/[^/]{1,40}"
     r"|concurrent/futures/[^/]{1,40}|asyncio/[^/]{1,40}|json/[^/]{1,40}|contextlib|functools)(?:\.py|$)"

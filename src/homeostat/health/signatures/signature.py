@@ -129,7 +129,7 @@ def _milder(level: Level, *, is_mild: bool, is_outlived: bool) -> Level | None:
     """Return the level of a sighting that is less severe than its signature; None if it is not."""
     if level is Level.ERROR:
         return Level.WARN if is_mild else None
-    # What only warns did not end the run, if something else did.
+    # A warning did not end the run if something else did.
     return Level.INFO if level is Level.WARN and is_outlived else None
 
 

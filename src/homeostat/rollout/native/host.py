@@ -57,7 +57,7 @@ def build_engine(
     adapter: LoraConfig | None = None,
 ) -> OwnWeightsEngine:
     """`decode` is the model's own tokenizer's, where none is given."""
-    # As the trainer's process, or sums would differ in their last bits.
+    # Use the settings of the trainer's process, or sums would differ in their last bits.
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     # Its numbers are those that are sent.

@@ -59,7 +59,7 @@ class Int4Model:
         self._rewrite: Int4Rewrite | None = None
         skip = self.config.skip_layers
         if packs:
-            # What is packed is not rounded as well.
+            # Weights that are packed are not rounded as well.
             linear = [layer.name for layer in layers_of(self.model) if layer.kind == "linear"]
             skip = (*skip, *linear)
             self._pack()

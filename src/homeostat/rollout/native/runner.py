@@ -39,7 +39,7 @@ class Runner:
         self.model = model
         self.cache: KVCache | None = None
         self.in_rows = in_rows
-        # What a burst cannot do is done by compact copies of the weights.
+        # Compact copies of the weights do what a burst cannot do.
         self.may_copy = path in ("compact", "compiled")
         self.prompts = prompts
         self._compact: CompactDecoder | None = None

@@ -97,7 +97,7 @@ class SglangEngine(SteppingEngine[Flight]):
             policy_version=policy_version,
         )
         self._receiver: Receiver | None = None
-        # What SGLang knows a flight, or a row to be scored, by: a new name each time.
+        # The name of a flight, or of a row to be scored, in SGLang: a new one each time.
         self._keys: dict[str, str] = {}
         self._by_key: dict[str, Flight] = {}
         self._scored: dict[str, Emitted] = {}

@@ -204,7 +204,7 @@ def _counter_class(base: type) -> type:
             if scheduler_stats is not None:
                 running += scheduler_stats.num_running_reqs
             if iteration_stats is not None:
-                # They ran in this step, and are not among the running after it.
+                # These requests ran in this step, but are no longer in the running list after it.
                 running += len(iteration_stats.finished_requests)
                 self.num_preempted += iteration_stats.num_preempted_reqs
             self.most_running = max(self.most_running, running)

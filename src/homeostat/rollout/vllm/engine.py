@@ -93,7 +93,7 @@ class VllmEngine(SteppingEngine[Flight]):
             policy_id=policy_id,
             policy_version=policy_version,
         )
-        # What vLLM knows a flight, or a row to be scored, by: a new name each time it is given one.
+        # The name of a flight, or of a row to be scored, in vLLM: a new one each time.
         self._keys: dict[str, str] = {}
         self._by_key: dict[str, Flight] = {}
         self._scored: dict[str, Emitted] = {}

@@ -25,7 +25,7 @@ SETTINGS = {
 }
 # The interface of that address, by its name: collectives do not ask for an address.
 LOOPBACK_INTERFACE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-# What a user may want otherwise: set only where it is not.
+# Defaults that a user may override: set only if they are not set.
 DEFAULTS = {"VLLM_LOGGING_LEVEL": "WARNING"}
 
 

@@ -44,9 +44,9 @@ from homeostat.train.events import EmitEvent
 MAX_ROLL_BACKS = 3
 # An illness so soon after going back means that the checkpoint is at fault itself.
 STEPS_AT_ONCE = 3
-# What did not help is not tried again.
+# A remedy that did not help is not tried again.
 GIVEN_UP = 2**31
-# What ends a run before any rule can say so.
+# Errors that end a run before any rule can report them.
 NOT_FINITE = Finding(
     "", "nan-loss", Family.NUMERICS, Level.ERROR, Confidence.MEASURED, message="not finite"
 )
@@ -373,7 +373,7 @@ class Healer:
         last = self.healing.went_to
         edit = remedy.edit if last is None or target >= last else None
         done = self._edit(edit, target + 1, finding) if edit is not None else None
-        # It has to pass the step at which the illness was seen before.
+        # The run must pass the step at which the illness was seen before.
         window = step - 1 - target + remedy.window
         first = {"step": target + 1, "before": before, "window": window}
         self._begin_trial(finding, remedy, done or Done(), **first)

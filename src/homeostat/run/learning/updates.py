@@ -149,7 +149,7 @@ def _columns(
 ) -> dict[str, ColumnArray]:
     """Return the columns that the engine recorded for the tokens of a prompt and completion."""
     lengths = (len(prompt.tokens_T), len(completion))
-    # What a tool or user wrote has no log-prob.
+    # Tokens that a tool or user wrote have no log-prob.
     engine_logp_T = np.where(completion.by_policy_T, completion.sampled_logp_T, np.float32(0))
     of_completion = {"engine_logp": engine_logp_T, **completion.columns}
     parts = [

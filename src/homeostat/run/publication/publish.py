@@ -86,7 +86,7 @@ class SentWeights:
         self.probe = probe if config.sync.verify else None
         self.rl_state = rl_state
         self.session = session
-        # What the engine has, where it may be older than what the trainer has.
+        # A copy of the engine's weights, if they may be older than the trainer's.
         self._copy: dict[str, Tensor] | None = None
         self._publisher: Publisher | None = None
         self._is_sending = False
@@ -162,7 +162,7 @@ class SentWeights:
             publisher.stage(PolicyWeights(self.trainer), self.engine, version=step)
         except SyncError as error:
             has_died = self._has_dead_engine()
-            # What was begun cannot be continued: `publish` opens another transport.
+            # The publication that was begun cannot be continued: `publish` opens another transport.
             self._disconnect()
             if self.config.sync.overlap == "always" and not has_died:
                 raise
@@ -371,7 +371,7 @@ def probe_of(config: PublicationSettings, trainer: Trainer) -> Probe:
     if config.engine.own_dtype is not None:
         dtypes.append(getattr(torch, config.engine.own_dtype))
     if config.engine_fp8 is not None or config.engine.kv_cache_dtype == "fp8":
-        # What one of them rounds up, the other may round down.
+        # A value that one of them rounds up, the other may round down.
         dtypes.append(torch.float8_e4m3fn)
     dtype = max(dtypes, key=lambda one: torch.finfo(one).eps)
     return Probe(

@@ -55,7 +55,7 @@ class Saver:
 
     def _point_to_best(self) -> None:
         """Make checkpoints/best point to the best step."""
-        # It is out of date if the run was killed right after a save, or was rolled back.
+        # The link is out of date if the run was killed right after a save, or was rolled back.
         best_step = self.parts.state.best_step
         if best_step is None or not self.config.eval.keep_best:
             return

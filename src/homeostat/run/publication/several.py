@@ -132,7 +132,7 @@ class SentToSeveral(SentWeights):
             return None
         if not isinstance(outcome, RemoteEngine):
             raise outcome
-        # It has its own transport, for a broadcast has a fixed number of receivers.
+        # The engine gets its own transport, because a broadcast has a fixed number of receivers.
         with self._turn:
             self._disconnect()
         try:

@@ -22,7 +22,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 log = logging.getLogger(__name__)
 
 
-# What `StopRequest.by` says if the Python code that called the run asked it to stop.
+# The value of `StopRequest.by` if the Python code that called the run asked it to stop.
 CALLER = "the caller"
 
 

@@ -111,7 +111,7 @@ def plan_memory(
     if not config.is_rl or not config.engine.shares_weights:
         return plan
     if not isinstance(config.engine, NativeEngineConfig):
-        # What a user's engine takes is not known.
+        # The memory that a user's engine takes is not known.
         return plan
     free = free_bytes(device)
     cache = cache_bytes(config, preview, free=free, longest_prompt=longest_prompt)

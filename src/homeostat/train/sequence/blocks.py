@@ -218,7 +218,7 @@ def _cpu_backward(
     )
 
 
-# Of the log-sum-exp, so that a row begins at an aligned address.
+# Row lengths of the log-sum-exp are multiples of this, so that rows begin at aligned addresses.
 _ALIGNED = 32
 
 

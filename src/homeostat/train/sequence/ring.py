@@ -140,7 +140,7 @@ class _Ring(torch.autograd.Function):
             k, v = (_at(x, step.keys_M) for x in kv)
             dq, dk, dv = ring.kernel.backward(dout, q, k, v, out, lse, step.seen)
             _add_(dq_NHd, dq, step.queries_M)
-            # What ranks before this one have found for these keys.
+            # The gradients that earlier ranks computed for these keys.
             dkv = torch.zeros_like(kv, dtype=torch.float32) if homeward is None else homeward.wait()
             for total, grad in zip(dkv, (dk, dv), strict=True):
                 _add_(total, grad, step.keys_M)

@@ -42,7 +42,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if share is None:
         yield Unknown("nothing counted duplicate_rows, and too few completions were kept")
         return
-    # Of the few prompts that are seen, some may be alike by chance.
+    # Some of the few known prompts may be equal by chance.
     if share <= (options.max_share if known is not None else options.warn_share):
         return
     yield Sighting(

@@ -37,7 +37,7 @@ from homeostat.health.rules.readings import is_rounded, needed
 from homeostat.health.series.medians import median
 from homeostat.health.view import RunView, Series
 
-# They print the rate that the step was made with.
+# These trainers print the rate that the step used.
 _PRINTS_THIS = ("torchtitan",)
 # No run is trained at a lower rate.
 _LEAST = 1e-7

@@ -56,7 +56,7 @@ def rise(view: RunView, used: Series, *, num_records: int, min_growth: float) ->
     is_line = per_step > 0 and slowest > 0.5 * per_step and np.ptp(line) > 12.0 * strays
     if not is_line or last < first * (1 + min_growth) or _rows_grow(view, last / first):
         return None
-    # Where the line crosses the level of the start.
+    # The record at which the line crosses the level of the start.
     since = int(used.steps[-1] - (last - first) / per_step)
     return Growth(first, last, per_step, max(since, int(used.steps[0])))
 

@@ -80,7 +80,7 @@ def _breakdown(view: RunView, options: Options) -> Sighting | None:
     length = median(before)
     if not 0.7 * length < median(after) < 1.4 * length:
         return None
-    # Where updates slow down as well, the whole machine does.
+    # If updates slow down as well, the whole machine is slow.
     if _slowdown(view.series("time/train"), first) > 0.5 * usual / now:
         return None
     return Sighting(

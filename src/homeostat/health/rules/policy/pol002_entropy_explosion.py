@@ -67,7 +67,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     worse = reward is not None and (reward.falls or (far and not reward.rises))
     limit = options.low_limit if worse else options.limit
     if moved is not None and not moved.rises:
-        # It wavers by that much: single records say nothing.
+        # The entropy fluctuates by that much, so single records say nothing.
         return
     held = (finite.values > limit) & (finite.values > options.growth * start)
     spell = newest_spell(held, fire=options.fire, window=options.window, clear=3)

@@ -127,7 +127,7 @@ def _since_lowest(view: RunView, length: Series, options: Options) -> Growth | N
     medians, window = smooth(cut)
     if not len(medians):
         return None
-    # Of several lowest places the newest, and there the middle of the window.
+    # If several places are lowest, take the newest, and there the middle of the window.
     lowest = len(medians) - 1 - int(np.argmin(medians.values[::-1]))
     step, least = int(finite.steps[lowest + window // 2]), float(medians.values[lowest])
     part, shares = length.since(step), cut.since(step)

@@ -68,7 +68,7 @@ _PARTS = 6
 _MOST_RECORDS = 600
 # Falls that were made up for are usual ones if they had this share of the newest one's size.
 _USUAL = 0.6
-# What noise that is only roughly known is multiplied by.
+# Factor for noise that is only roughly known.
 _ROUGHLY = 4.0 / 3.0
 
 
@@ -106,7 +106,7 @@ def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | 
     top = int(np.argmax(medians.values))
     best = float(medians.values[top])
     found = noise_of(finite.values)
-    # Of few records nobody knows how they hang together, and prompts differ from step to step.
+    # In few records the correlation is unknown, and prompts differ from step to step.
     rough = chance if found.is_sure else max(chance, found.scatter)
     noise = max(found.scatter, _ROUGHLY * rough)
     low = newest.max() < best - 0.5 * (best - now)

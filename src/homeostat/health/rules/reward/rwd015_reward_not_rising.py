@@ -43,7 +43,7 @@ from homeostat.health.view import Kind, RunView, Series
 
 # Records of the reward from which a long run is judged.
 _MIN_RECORDS = 100
-# What the noise of few records is multiplied by.
+# Factor for the noise of few records.
 _ROUGHLY = 4.0 / 3.0
 # Rates of RL below this one rarely move a policy within a run.
 _LOW_RATE = 5e-7
@@ -108,7 +108,7 @@ def _fall_from_start(reward: Series, options: Options) -> tuple[float, float] | 
         return None
     noise = noise_of(reward.values)
     means = [float(part.mean()) for part in np.array_split(reward.values, 4)]
-    # Of few records nobody knows how they hang together.
+    # In few records the correlation is unknown.
     error = math.sqrt(2.0) * noise.of_mean(len(reward) // 4) * (1.0 if noise.is_sure else _ROUGHLY)
     first, last = means[0], means[-1]
     if first - last <= max(options.surely * error, options.lost * abs(first)):
@@ -175,7 +175,7 @@ def _excludes_rise(view: RunView, moved: Trend, options: Options) -> bool:
     values = reward.finite().values if reward is not None else np.empty(0)
     if len(values) < options.records:
         return False
-    # Of single answers: between the steps, and within them where that is logged.
+    # Noise of single answers: between the steps, and within them if that is logged.
     spreads = within.finite().values if within is not None else np.empty(0)
     with np.errstate(over="ignore"):
         variance = float(values.var()) + (float(np.mean(spreads**2)) if len(spreads) else 0.0)

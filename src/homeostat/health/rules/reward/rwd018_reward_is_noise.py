@@ -58,7 +58,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     since = trend(reward.since(first)) if reward is not None else None
     whole = trend(reward) if reward is not None else None
     if any(course is not None and course.rises for course in (since, whole)):
-        # What is left of the variance where most answers are right is noise in any run.
+        # If most answers are right, the remaining variance is noise in any run.
         return
     yield _sighting(
         f"{mean:.0%} of the variance of rewards is among equal completions of a prompt since step "

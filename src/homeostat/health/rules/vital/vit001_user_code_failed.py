@@ -51,7 +51,7 @@ _OF_DEVICES = ("cuda", "nccl", "out of memory", "hip error", "cudnn")
 _REWARD = ("reward", "score", "verif", "grade", "judge", "accuracy", "format")
 _DATA = ("data", "collat", "tokeniz", "preprocess", "map_fn", "getitem", "load", "prompt")
 _LOOK_UPS = ("AttributeError", "TypeError")
-# Where datasets calls the function that is mapped over rows, and words about a list.
+# The frame in which datasets calls a mapped function, and words about a list.
 _MAPS_ROWS = ("datasets/arrow_dataset.py", "datasets/iterable_dataset.py")
 _LIST = re.compile(r"'list' object|concatenate list|got '?list|not '?\"?list")
 

@@ -224,7 +224,7 @@ RULE = Rule(
     code="VIT002",
     name="ended-in-exception",
     family=Family.CONFIG,
-    # What it is is not known: the verdict says so, and the exit code.
+    # The illness is not known: the verdict and the exit code say so.
     level=Level.INFO,
     confidence=Confidence.MEASURED,
     check=check,

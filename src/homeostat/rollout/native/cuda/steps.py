@@ -98,7 +98,7 @@ class Steps:
             self.forward.step(count, is_cut=is_cut)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Only what this thread does is captured: others may use the device meanwhile.
+        # Only this thread's work is captured: others may use the device meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self.forward.step(count, is_cut=is_cut)
         self._pool = graph.pool() if self._pool is None else self._pool
