@@ -331,3 +331,43 @@ def test_an_unknown_algorithm_is_the_only_problem() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(recipe, ["algorithm.type=dqo"])
     assert [problem.place for problem in caught.value.problems] == ["algorithm.type"]
+
+
+def test_a_name_with_dots_below_a_mapping_of_names_is_one_key() -> None:
+    config = build("data.train.0.columns.messages.role=from", "health.options.RWD001.limit=3")
+    assert config.data.train[0].columns == {"messages.role": "from"}  # type: ignore[union-attr]
+    assert config.health.options == {"RWD001": {"limit": 3}}
+
+
+def test_a_value_of_no_possible_type_is_one_problem_at_its_key() -> None:
+    nested = {"train": [{**MINIMAL["data"]["train"][0], "columns": {"text": {"a": "b"}}}]}  # type: ignore[index]
+    found = problems(data=nested)
+    assert set(found) == {"data.train.0.columns.text"}
+    assert "a valid string or a valid array" in found["data.train.0.columns.text"]
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("algorithm=grpo", "command line: algorithm: .* Did you mean algorithm.type=grpo?"),
+        ("cluster=ray", "command line: cluster: .* Did you mean cluster.type=ray?"),
+        ("algorithm.type=null", "command line: algorithm.type: .* Choose one of sft, dpo, "),
+        ("algorithm.low=1", "command line: algorithm.type: .* Choose one of sft, dpo, "),
+        ("data.train=[a]", "command line: data.train.0.type: .* Choose one of messages, "),
+    ],
+)
+def test_a_section_without_its_type_is_answered_with_the_types(override: str, hint: str) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "tiny_sort_grpo_cpu.yaml"
+    raw = {
+        key: value
+        for key, value in yaml.safe_load(recipe.read_text()).items()
+        if key != "algorithm"
+    }
+    with pytest.raises(ConfigError, match=hint):
+        build_config(raw, [override], file="r.yaml")
+
+
+def test_an_unknown_key_that_is_a_number_has_its_own_line(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("name: a\nmodel: {path: m}\ntrainer:\n  lr: 1.0\n  3: 4\n")
+    with pytest.raises(ConfigError, match=r"r\.yaml:5: trainer\.3: unknown key"):
+        load_config(tmp_path / "r.yaml")

@@ -23,14 +23,16 @@ from homeostat.config.int4 import FLAG_VARIABLE, int4_of_environment
 from homeostat.config.loading.beside import placed
 from homeostat.config.loading.defaults import with_defaults
 from homeostat.config.loading.presets import PRESETS, preset_of
-from homeostat.config.loading.schema import known_keys, settings_at
+from homeostat.config.loading.schema import is_of_names, known_keys, settings_at, types_at
 from homeostat.config.loading.shareable import is_private
 from homeostat.config.loading.tree import child, fill, has, is_index, parts, without
 from homeostat.config.loading.yaml_file import MAX_DEPTH, Place, dotted, parse_yaml, read_yaml
-from homeostat.config.plugins import PLUGIN, UNUSABLE, with_absolute_files
+from homeostat.config.plugins import UNUSABLE, with_absolute_files
 from homeostat.config.run import RunConfig
 from homeostat.errors import COMMAND_LINE, REMOVED, ConfigError, Problem
 
+_ABSENT = object()
+_SHOULD_BE = "Input should be "
 # Old dotted name -> new one. The error for an old name suggests the new one.
 RENAMED_KEYS: dict[str, str] = {}
 # The member of a union to assume if a recipe sets some of its keys but no type.
@@ -56,7 +58,6 @@ def build_config(
     raw: Any, overrides: list[str], *, file: str | None, lines: dict[Place, int] | None = None
 ) -> RunConfig:
     """Merge presets and overrides into a raw recipe and check the result."""
-    lines = lines or {}
     if raw is None:
         raw = {}
     if not isinstance(raw, dict):
@@ -73,14 +74,13 @@ def build_config(
         if isinstance(section, dict):
             section.setdefault("type", tag)
     _recognise_untyped(raw)
-    names = (text.partition("=")[0] for text in overrides)
-    lines = lines | {parts(name): COMMAND_LINE for name in names}
+    spots = _spots(lines or {}, [text.partition("=")[0] for text in overrides])
     merged, preset_problems = _merge_presets(raw)
     problems += preset_problems
-    config, more = _validate(merged, lines)
+    config, more = _validate(merged, spots)
     while gives_way := [p for p in more if has(merged, p.place) and not has(raw, p.place)]:
         merged = without(merged, [parts(problem.place) for problem in gives_way])
-        config, more = _validate(merged, lines)
+        config, more = _validate(merged, spots)
     problems += more
     if problems or config is None:
         raise ConfigError([_naming_environment(problem) for problem in problems], file=file)
@@ -129,7 +129,7 @@ def _apply_override(raw: dict[str, Any], text: str) -> Problem | None:
     except ConfigError as error:
         shown = REMOVED if is_private(parts(name), raw) else repr(value_text)
         return Problem(name, f"the value {shown} is {error.problems[0].message}")
-    words = name.split(".")
+    words = _words(name, raw)
     if len(words) > MAX_DEPTH:
         shown = ".".join(words[:4])
         return Problem(f"{shown:.80}...", f"nested deeper than {MAX_DEPTH} levels.")
@@ -147,6 +147,15 @@ def _apply_override(raw: dict[str, Any], text: str) -> Problem | None:
         if not isinstance(here, (dict, list)):
             return Problem(name, f"{place} is a single value, it has no keys below it.")
     return _set_item(here, words[-1], value, name)
+
+
+def _words(name: str, raw: dict[str, Any]) -> list[str]:
+    """Split the name of an override; names in a mapping may have dots, as in columns."""
+    words = name.split(".")
+    for end in range(1, min(len(words) - 1, MAX_DEPTH)):
+        if is_of_names(parts(".".join(words[:end])), raw):
+            return [*words[:end], ".".join(words[end:])]
+    return words
 
 
 def _set_item(here: dict[str, Any] | list[Any], part: str, value: Any, name: str) -> Problem | None:
@@ -175,14 +184,12 @@ def _merge_presets(raw: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     return merged, problems
 
 
-def _validate(
-    raw: dict[str, Any], lines: dict[Place, int]
-) -> tuple[RunConfig | None, list[Problem]]:
+def _validate(raw: dict[str, Any], lines: dict[str, int]) -> tuple[RunConfig | None, list[Problem]]:
     """Return the config, or as much of it as is valid, and the problems of the rest."""
     try:
         config = _parse(raw)
     except ValidationError as error:
-        items = [(_strip_tags(raw, item["loc"]), item) for item in error.errors()]
+        items = _joined([(_strip_tags(raw, item), item) for item in error.errors()])
         places = [place for place, _ in items]
         # pydantic reports a list with invalid items a second time, as too short: drop that echo.
         items = [(place, item) for place, item in items if not _is_echo(place, places)]
@@ -211,19 +218,31 @@ def _parse(raw: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate_json(json.dumps(raw))
 
 
-def _strip_tags(raw: Any, loc: tuple[str | int, ...]) -> Place:
+def _strip_tags(raw: Any, item: Any) -> Place:
     """Drop the union tags that pydantic puts into locations but that the file does not have."""
     place: list[str | int] = []
     here = raw
-    for part in loc:
-        is_tag = isinstance(here, dict) and part not in here and part in (here.get("type"), PLUGIN)
-        if not is_tag:
+    for index, part in enumerate(item["loc"]):
+        # The end of a location may be a key that is missing; all else is there, or is a tag.
+        is_missing = item["type"] == "missing" and index == len(item["loc"]) - 1
+        if is_missing or child(here, part, _ABSENT) is not _ABSENT:
             place.append(part)
             here = child(here, part)
     return tuple(place)
 
 
-def _explain(place: Place, item: Any, raw: dict[str, Any], lines: dict[Place, int]) -> Problem:
+def _joined(items: list[tuple[Place, Any]]) -> list[tuple[Place, Any]]:
+    """Return one error for each place: a value has one for every type that it could have."""
+    found: dict[Place, Any] = {}
+    for place, item in items:
+        if place not in found:
+            found[place] = item
+        elif (what := item["msg"].removeprefix(_SHOULD_BE)) not in found[place]["msg"]:
+            found[place] = {**found[place], "msg": f"{found[place]['msg']} or {what}"}
+    return list(found.items())
+
+
+def _explain(place: Place, item: Any, raw: dict[str, Any], lines: dict[str, int]) -> Problem:
     kind, last = item["type"], str(place[-1]) if place else ""
     owner = settings_at(RunConfig, place[:-1], raw)
     if kind == "extra_forbidden":
@@ -232,11 +251,12 @@ def _explain(place: Place, item: Any, raw: dict[str, Any], lines: dict[Place, in
             return _located(Problem(dotted(place), f"this key is now called {renamed}."), lines)
         hint = _unknown_key_hint(last, place, owner)
         return _located(Problem(dotted(place), "unknown key.", hint), lines)
-    if kind in ("missing", "union_tag_not_found"):
+    if kind == "missing":
         what = "a required key is missing."
-        if kind == "union_tag_not_found":
-            return _located(Problem(dotted((*place, "type")), what, _tags_hint(item)), lines)
         return _located(Problem(dotted(place), what, _help_of(owner, last)), lines)
+    types = types_at(place, raw)
+    if kind == "union_tag_not_found" or (kind == "dict_type" and item["input"] in types):
+        return _located(_untyped(place, item["input"], types), lines)
     if kind == "union_tag_invalid":
         tag = str(item["ctx"]["tag"])
         expected = [word.strip(" '") for word in item["ctx"]["expected_tags"].split(",")]
@@ -257,15 +277,37 @@ def _explain(place: Place, item: Any, raw: dict[str, Any], lines: dict[Place, in
 
 
 def _tags_hint(item: Any) -> str:
-    tags = item.get("ctx", {}).get("expected_tags")
-    return f"Choose one of {tags}." if tags else "Set the type."
+    return f"Choose one of {item['ctx']['expected_tags']}."
 
 
-def _located(problem: Problem, lines: dict[Place, int]) -> Problem:
+def _untyped(place: Place, given: Any, types: list[str]) -> Problem:
+    """Return the problem of a section without a type, or with a value in its place."""
+    key = dotted((*place, "type"))
+    if given in types:
+        what = f"{json.dumps(given)} is a type; the section has further keys."
+        return Problem(dotted(place), what, f"Did you mean {key}={given}?")
+    return Problem(key, "a required key is missing.", f"Choose one of {', '.join(types)}.")
+
+
+def _spots(lines: dict[Place, int], names: list[str]) -> dict[str, int]:
+    """Return the line of each dotted name; `names` are those of the command line.
+
+    A problem has no other place: a name in it may be a number or have dots.
+    """
+    spots = {dotted(place): line for place, line in lines.items()}
+    for name in names:
+        spots = {one: line for one, line in spots.items() if not one.startswith(f"{name}.")}
+        spots[name] = COMMAND_LINE
+        if section := name.rpartition(".")[0]:
+            spots.setdefault(section, COMMAND_LINE)
+    return spots
+
+
+def _located(problem: Problem, lines: dict[str, int]) -> Problem:
     """Return the line of a place, or of the nearest enclosing one that the file has."""
-    place = parts(problem.place)
+    place = problem.place
     while place and place not in lines:
-        place = place[:-1]
+        place = place.rpartition(".")[0]
     return Problem(problem.place, problem.message, problem.hint, lines.get(place))
 
 

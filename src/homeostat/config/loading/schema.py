@@ -81,6 +81,30 @@ def settings_at(model: type[Settings], place: Place, raw: Any) -> type[BaseModel
     return current
 
 
+def is_of_names(place: Place, raw: Any) -> bool:
+    """Return whether a key is a mapping of names to plain values; a name may have dots."""
+    info = _field(place, raw)
+    if info is None or get_origin(info.annotation) is not dict:
+        return False
+    value = get_args(info.annotation)[1]
+    return value is not Any and get_origin(value) is not dict
+
+
+def types_at(place: Place, raw: Any) -> list[str]:
+    """Return the types that the section at `place`, or this item of a list, may have."""
+    while place and isinstance(place[-1], int):
+        place = place[:-1]
+    info = _field(place, raw)
+    classes = settings_types(info.annotation) if info is not None else []
+    fields = [one.model_fields["type"] for one in classes if "type" in one.model_fields]
+    return [get_args(field.annotation)[0] for field in fields]
+
+
+def _field(place: Place, raw: Any) -> FieldInfo | None:
+    owner = settings_at(RunConfig, place[:-1], raw) if place else None
+    return owner.model_fields.get(str(place[-1])) if owner is not None else None
+
+
 def _chosen(candidates: list[type[Settings]], raw: Any) -> type[Settings] | None:
     tag = raw.get("type") if isinstance(raw, dict) else None
     for candidate in candidates:
