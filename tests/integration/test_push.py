@@ -14,7 +14,7 @@ from tests.support.runs import train
 from typer.testing import CliRunner
 
 from homeostat.cli.verbs import app
-from homeostat.errors import HubError
+from homeostat.errors import ConfigError, HubError
 from homeostat.generation.hub_push import push_folder
 from homeostat.generation.model_card import hub_name, shown_name
 
@@ -95,7 +95,7 @@ def test_a_refusal_says_what_to_do(run: Path, hub: PushHub, monkeypatch, tmp_pat
     with pytest.raises(HubError, match="hf auth login"):
         push_folder(tmp_path / "x", "me/tiny", is_public=False, message="m")
     result = CliRunner().invoke(app, ["push", str(run), "tiny"])
-    assert isinstance(result.exception, HubError)
+    assert isinstance(result.exception, ConfigError)  # wrong usage: exit code 2
     assert "OWNER/NAME" in str(result.exception)
 
 

@@ -12,8 +12,9 @@ from typing import cast
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+from huggingface_hub.utils import validate_repo_id
 
-from homeostat.errors import HubError
+from homeostat.errors import ConfigError, HubError, Problem
 
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 # The HTTP library under huggingface_hub depends on its version; this class inherits its errors.
@@ -37,8 +38,14 @@ class Pushed:
 
 def require_repo_name(repo: str) -> None:
     """Refuse a name that is not OWNER/NAME, before anything is exported."""
-    if not _REPO.fullmatch(repo):
-        raise HubError(f"{repo!r} is not the name of a repository. It looks like OWNER/NAME.")
+    try:
+        is_name = _REPO.fullmatch(repo) is not None
+        validate_repo_id(repo)
+    except HFValidationError:
+        is_name = False
+    if not is_name:
+        what = f"{repo!r} is not the name of a repository. It looks like OWNER/NAME."
+        raise ConfigError([Problem("", what)])
 
 
 def push_folder(folder: Path, repo: str, *, is_public: bool, message: str) -> Pushed:
