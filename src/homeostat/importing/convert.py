@@ -20,7 +20,7 @@ from homeostat.importing.entries import ForeignFile, Given, Imported, Status
 from homeostat.importing.fitting import fit
 from homeostat.importing.outcome import Converted, plain
 from homeostat.importing.recognise import fold
-from homeostat.importing.sizes import set_sizes
+from homeostat.importing.sizes import is_quantised, set_sizes
 from homeostat.importing.sources import set_rewards, set_sources
 from homeostat.importing.values import CONVERTERS
 
@@ -95,7 +95,7 @@ def _set_engine(draft: Draft) -> None:
     for given in draft.all("engine.name"):
         _apply(draft, given, "engine.name")
     is_vllm = draft.framework.name == "openrlhf" and draft.has("engine.memory_share")
-    if is_rl(draft) and is_vllm:
+    if is_rl(draft) and is_vllm and not is_quantised(draft):
         draft.set("engine.type", "vllm")
 
 

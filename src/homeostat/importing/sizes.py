@@ -160,11 +160,15 @@ def _rows_of_update(draft: Draft) -> None:
         draft.leave(given, Status.NOT_NEEDED, "an update has trainer.batch_rows rows")
 
 
+def is_quantised(draft: Draft) -> bool:
+    """Return whether a setting quantises the base; files often have switches that are off, too."""
+    settings = (one for one in draft.file.settings if "model.quantization" in draft.keys(one))
+    return any(one.value and not one.is_computed for one in settings)
+
+
 def _set_cluster(draft: Draft, devices: int) -> None:
-    is_quantised = (
-        draft.has("model.quantization") and draft.value("model.quantization") is not False
-    )
-    spread = devices > 1 and not is_quantised
+    quantised = is_quantised(draft)
+    spread = devices > 1 and not quantised
     if spread:
         draft.set("cluster.type", "torchrun")
         draft.set("cluster.processes", devices)
@@ -176,7 +180,7 @@ def _set_cluster(draft: Draft, devices: int) -> None:
             if spread:
                 draft.note(given, "cluster.processes", devices)
             else:
-                how = "a quantised base cannot be split over ranks" if is_quantised else ""
+                how = "a quantised base cannot be split over ranks" if quantised else ""
                 draft.note(given, "cluster.processes", 1, how=how)
     for key in _BACKENDS:
         for given in draft.all(key):

@@ -21,7 +21,7 @@ from homeostat.importing.outcome import (
     positive,
 )
 from homeostat.importing.recognise import fold
-from homeostat.importing.sizes import steps_of_updates
+from homeostat.importing.sizes import is_quantised, steps_of_updates
 from homeostat.importing.training_values import TRAINING
 
 _ATTENTION = {"sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
@@ -143,6 +143,9 @@ def _engine(given: Given, draft: Draft) -> Outcome:
     if not is_rl(draft):
         return Left("nothing is sampled")
     name = str(given.value).lower()
+    if is_quantised(draft) and (given.value is True or name in ("vllm", "sglang")):
+        how = "an adapter on a quantised base cannot be merged, and other engines need it merged"
+        return Converted("native", how=how)
     if given.value is True or name == "vllm":
         return Converted("vllm")
     if name == "sglang":
