@@ -10,12 +10,8 @@ from homeostat.config.hub_names import is_hub_name
 from homeostat.importing.algorithms import is_rl
 from homeostat.importing.draft import Draft
 from homeostat.importing.entries import Given, Status
+from homeostat.importing.rows import column_of, row_type, set_form, share_columns
 
-# The source that the rows of an algorithm have, where a file does not say which.
-_OF_ALGORITHM = {
-    "kto": "unpaired_preference",
-    **dict.fromkeys(("dpo", "ipo", "orpo", "simpo", "reward_model"), "preference"),
-}
 _ALPACA = "instruction and input become a user turn, without Alpaca's own words around them"
 # Keys of a source that say which part of a dataset with a name is meant.
 _OF_NAMES = ("split", "config", "revision")
@@ -44,7 +40,7 @@ def set_sources(draft: Draft) -> None:
         origins: list[str] = []
         for given in draft.all(f"data.{part}.path"):
             for name, path in _paths(draft, given):
-                sources.append({"type": _type(draft), **({"name": name} if name else {})})
+                sources.append({"type": row_type(draft), **({"name": name} if name else {})})
                 sources[-1]["path"] = path
                 origins.append(given.name)
                 _look_at(draft, f"data.{part}.{len(sources) - 1}.path", path)
@@ -53,17 +49,14 @@ def set_sources(draft: Draft) -> None:
             draft.set(f"data.{part}", sources)
             _set_types(draft, part, sources, origins)
             _set_columns(draft, part, sources, origins)
+    for part in ("train", "validation"):
+        if sources := draft.get(f"data.{part}"):
+            if part == "validation":
+                share_columns(draft, sources)
+            set_form(draft, part, sources)
     if not draft.get("data.train"):
-        draft.set("data.train", [{"type": _type(draft), "path": "data/train.jsonl"}])
+        draft.set("data.train", [{"type": row_type(draft), "path": "data/train.jsonl"}])
         draft.need("data.train.0.path", "the file names no data that can be read: name yours")
-
-
-def _type(draft: Draft) -> str:
-    if is_rl(draft):
-        return "prompts"
-    if draft.value("algorithm.type") == "pt":
-        return "text"
-    return _OF_ALGORITHM.get(draft.get("algorithm.type"), "messages")
 
 
 def _paths(draft: Draft, given: Given) -> list[tuple[str, str]]:
@@ -135,6 +128,7 @@ def _set_columns(
         if chosen[0]["type"] == "preference":
             # The messages before the two answers.
             name = "prompt_column" if name == "messages_column" else name
+        name = column_of(name, chosen[0]["type"])
         fitting = [one for one in chosen if name in fields_of_source(one["type"])]
         if name in _OF_NAMES:
             fitting = [one for one in fitting if is_hub_name(one["path"])]

@@ -1,0 +1,113 @@
+"""`homeostat import`: the rows, engines and defaults of other frameworks keep their meaning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homeostat.importing.convert import convert
+from homeostat.importing.entries import Imported
+from homeostat.importing.reading import read_foreign
+from homeostat.importing.recognise import recognise
+
+OPENRLHF = "deepspeed --module openrlhf.cli.train_sft --pretrain m --dataset d.jsonl --max_len 64 "
+VERL = "torchrun -m verl.trainer.{} model.partial_pretrain=m data.train_files=a.parquet "
+VERL += "data.val_files=b.parquet data.max_length=64 "
+SLIME = "python3 train.py --hf-checkpoint m --prompt-data p.jsonl --n-samples-per-prompt 4 "
+QLORA = """\
+base_model: m
+rl: grpo
+trl: {use_vllm: true, reward_funcs: [r.f], num_generations: 4}
+datasets: [{path: rows.jsonl}]
+adapter: qlora
+load_in_8bit: false
+load_in_4bit: true
+lora_r: 8
+micro_batch_size: 4
+"""
+
+
+def imported(text: str, folder: Path, **how: Any) -> Imported:
+    name = "a.yaml" if text.startswith("base_model") else "a.sh"
+    (folder / name).write_text(text)
+    file = read_foreign(folder / name)
+    framework = recognise(file)
+    assert framework is not None
+    found = convert(file, framework, stem="a", **how)
+    assert not found.problems, found.problems
+    return found
+
+
+def source(text: str, folder: Path, part: str = "train") -> dict[str, Any]:
+    found = dict(imported(text, folder).recipe["data"][part][0])
+    found.pop("path")
+    return found
+
+
+PAIRS = {"type": "prompt_completion", "prompt_column": "q", "completion_column": "a"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{OPENRLHF} --input_key q --output_key a --apply_chat_template", PAIRS),
+        (f"{OPENRLHF} --input_key q --output_key a", {**PAIRS, "chat": False}),
+        (
+            f"{OPENRLHF} --input_key c --apply_chat_template",
+            {"type": "messages", "messages_column": "c", "turns": "last"},
+        ),
+        (
+            f"{OPENRLHF} --input_key c --apply_chat_template --multiturn",
+            {"type": "messages", "messages_column": "c"},
+        ),
+        (f"{OPENRLHF} --input_key t", {"type": "text", "text_column": "t"}),
+        (VERL.format("fsdp_sft_trainer") + "data.prompt_key=q data.response_key=a", PAIRS),
+        (
+            VERL.format("fsdp_sft_trainer"),
+            {
+                "type": "prompt_completion",
+                "prompt_column": "question",
+                "completion_column": "answer",
+            },
+        ),
+        (
+            VERL.format("fsdp_sft_trainer")
+            + "data.multiturn.enable=true data.multiturn.messages_key=c",
+            {"type": "messages", "messages_column": "c"},
+        ),
+        (VERL.format("sft_trainer"), {"type": "messages"}),
+        (SLIME, {"type": "prompts", "prompt_column": "input", "chat": False}),
+        (
+            f"{SLIME} --input-key q --apply-chat-template",
+            {"type": "prompts", "prompt_column": "q"},
+        ),
+    ],
+)
+def test_rows_are_read_as_they_are_there(
+    text: str, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    assert source(text, tmp_path) == expected
+    if "val_files" in text:
+        assert source(text, tmp_path, "validation") == expected
+
+
+def test_a_part_of_a_column_is_to_be_looked_at(tmp_path: Path) -> None:
+    keys = "data.prompt_key=q data.prompt_dict_keys=['x'] data.response_key=a"
+    found = imported(VERL.format("fsdp_sft_trainer") + keys, tmp_path)
+    assert "data.train.0.prompt_column" in found.comments
+    assert [one.key for one in found.needed] == ["data.train.0.prompt_column"]
+
+
+def test_an_adapter_on_a_quantised_base_is_sampled_by_the_native_engine(tmp_path: Path) -> None:
+    recipe = imported(QLORA, tmp_path).recipe
+    assert recipe["engine"] == {"type": "native"}
+    assert recipe["model"]["quantization"] == "nf4"
+
+
+def test_a_switch_that_is_off_does_not_hide_the_one_that_quantises(tmp_path: Path) -> None:
+    text = QLORA.replace("rl: grpo\n", "").replace("trl: {", "wandb_mode: x\nx: {")
+    recipe = imported(text, tmp_path, devices=2).recipe
+    assert recipe["model"]["quantization"] == "nf4"
+    assert "cluster" not in recipe
