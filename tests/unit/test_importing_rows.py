@@ -31,6 +31,7 @@ micro_batch_size: 4
 
 def imported(text: str, folder: Path, **how: Any) -> Imported:
     name = "a.yaml" if text.startswith("base_model") else "a.sh"
+    name = "a.py" if text.startswith("from") else name
     (folder / name).write_text(text)
     file = read_foreign(folder / name)
     framework = recognise(file)
@@ -111,3 +112,39 @@ def test_a_switch_that_is_off_does_not_hide_the_one_that_quantises(tmp_path: Pat
     recipe = imported(text, tmp_path, devices=2).recipe
     assert recipe["model"]["quantization"] == "nf4"
     assert "cluster" not in recipe
+
+
+TRL = "trl {} --model_name_or_path m --dataset_name d.jsonl --learning_rate 1e-6 "
+SCRIPT = """\
+from trl import {0}Config, {0}Trainer
+args = {0}Config(output_dir="out", per_device_train_batch_size=8, {1})
+{0}Trainer(model="m", args=args, train_dataset=load_dataset("a/b"), peft_config=LoraConfig({2}))
+"""
+
+
+@pytest.mark.parametrize("verb", ["dpo", "kto"])
+def test_the_beta_of_preferences_is_no_kl_penalty(verb: str, tmp_path: Path) -> None:
+    recipe = imported(f"{TRL.format(verb)} --beta 0.2", tmp_path).recipe
+    assert recipe["preference"] == {"beta": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (SCRIPT.format("SFT", "bf16=True", ""), {"rank": 8, "alpha": 8}),
+        (SCRIPT.format("SFT", "bf16=True", "r=4"), {"rank": 4, "alpha": 8}),
+        (f"{TRL.format('sft')} --use_peft", {"dropout": 0.05}),
+    ],
+)
+def test_an_adapter_has_the_defaults_of_peft_or_of_trl(
+    text: str, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    lora = imported(text, tmp_path).recipe["lora"]
+    assert lora == {**expected, "targets": ["q_proj", "v_proj"]}
+
+
+def test_rloo_of_trl_has_its_own_defaults(tmp_path: Path) -> None:
+    recipe = imported(SCRIPT.format("RLOO", "bf16=True", ""), tmp_path).recipe
+    penalty = {"coefficient": 0.05, "place": "reward", "estimator": "k1"}
+    assert recipe["algorithm"] == {"type": "rloo", "kl": penalty}
+    assert recipe["rollout"] == {"prompts_per_step": 4, "samples_per_prompt": 2}

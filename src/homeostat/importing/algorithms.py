@@ -137,7 +137,11 @@ def set_kl(draft: Draft) -> None:
     given = _coefficient(draft)
     weight = _default_weight(draft) if given is None else given.value
     if weight is None or not isinstance(weight, int | float) or weight <= 0 or not is_rl(draft):
-        draft.leave_all(KL_KEYS, Status.NOT_NEEDED, "no KL penalty: it is off, or its weight is 0")
+        why = "no KL penalty: it is off, or its weight is 0"
+        for one in (one for key in KL_KEYS for one in draft.all(key)):
+            # TRL's beta is the weight of the penalty in RL, and that of the reference elsewhere.
+            if is_rl(draft) or "preference.beta" not in draft.keys(one):
+                draft.leave(one, Status.NOT_NEEDED, why)
         return
     title = draft.framework.title
     if given is not None:
@@ -180,6 +184,8 @@ def _default_weight(draft: Draft) -> float | None:
     if draft.framework.name == "verl":
         is_on = True in (draft.value("algorithm.kl.enabled"), draft.value("algorithm.kl.place"))
         return 0.001 if is_on else None
+    if draft.framework.name == "trl" and draft.get("algorithm.type") == "rloo":
+        return 0.05
     return 0.01 if draft.framework.name == "openrlhf" else None
 
 
@@ -204,4 +210,4 @@ def _is_in_reward(draft: Draft) -> bool:
         return draft.value("algorithm.kl.place") is True and not enabled
     if draft.framework.name in ("slime", "miles", "openrlhf"):
         return not enabled
-    return draft.get("algorithm.type") == "ppo"
+    return draft.get("algorithm.type") in ("ppo", "rloo")

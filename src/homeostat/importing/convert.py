@@ -14,11 +14,12 @@ from homeostat.health.frameworks.needless import why_needless
 from homeostat.health.frameworks.planned import FOREIGN, PLANNED
 from homeostat.importing.algorithms import choose_algorithm, is_rl, set_kl
 from homeostat.importing.critic import set_critic
-from homeostat.importing.defaults import defaults_of, replaced_by
+from homeostat.importing.defaults import adapter_of, defaults_of, replaced_by
 from homeostat.importing.draft import Draft
 from homeostat.importing.entries import ForeignFile, Given, Imported, Status
 from homeostat.importing.fitting import fit
 from homeostat.importing.outcome import Converted, plain
+from homeostat.importing.python_script import ADAPTER
 from homeostat.importing.recognise import fold
 from homeostat.importing.sizes import is_quantised, set_sizes
 from homeostat.importing.sources import set_rewards, set_sources
@@ -102,7 +103,10 @@ def _set_engine(draft: Draft) -> None:
 def _set_adapter(draft: Draft) -> None:
     """Begin the section `lora`, or enter its settings as not needed."""
     given, rank = draft.value("lora.enabled"), draft.value("lora.rank", 0)
-    if given is None:
+    objects = [one for one in draft.left if one.value == ADAPTER]
+    if objects:
+        has_adapter = True
+    elif given is None:
         is_named = any(one.name == "lora_r" for one in draft.file.settings)
         by_default = draft.framework.name == "llama_factory"
         has_adapter = by_default or (
@@ -115,7 +119,7 @@ def _set_adapter(draft: Draft) -> None:
         draft.leave_all(keys, Status.NOT_NEEDED, "no adapter is trained")
         return
     draft.set("lora", {})
-    for one in draft.all("lora.enabled"):
+    for one in (*draft.all("lora.enabled"), *objects):
         draft.note(one, "lora", "an adapter is trained")
     if draft.framework.name == "llama_factory" and not draft.has("lora.alpha"):
         draft.set("lora.alpha", 2 * (rank or 8))
@@ -252,14 +256,18 @@ def _set_defaults(draft: Draft) -> None:
         draft.set("algorithm.clip_high", low)
     algorithm = draft.get("algorithm.type")
     defaults = defaults_of(draft.framework.name, algorithm=algorithm, is_rl=is_rl(draft))
+    is_object = any(one.value == ADAPTER for one in draft.file.settings)
+    if draft.get("lora") is not None:
+        defaults |= adapter_of(draft.framework.name, is_object=is_object, is_rl=is_rl(draft))
     has_schedule = draft.get("trainer.schedule.type") is not None
     for key, value in defaults.items():
         other = replaced_by(key)
         is_end = key.endswith("min_lr_share") and has_schedule
         if draft.get(key) is None and not is_end and not (other and draft.get(other) is not None):
             draft.set(key, value)
-            why = f"the default of {title}"
-            if key == "rollout.samples_per_prompt":
+            is_peft = key.startswith("lora.") and is_object
+            why = f"the default of {'peft' if is_peft else title}"
+            if key == "rollout.samples_per_prompt" and draft.framework.name != "trl":
                 why += " is 1, and 2 is the least here"
             draft.comments.setdefault(key, why)
     if draft.get("trainer.schedule") is not None and not draft.get("trainer.schedule.type"):

@@ -67,12 +67,33 @@ def defaults_of(framework: str, *, algorithm: str, is_rl: bool) -> dict[str, Any
     found = {**OF_ALL.get(framework, {}), **part.get(framework, {})}
     if is_rl and framework in _OF_ONE_SAMPLE:
         found["rollout.samples_per_prompt"] = 2
+    if algorithm in ("rloo", "sapo") and framework in ("trl", "axolotl"):
+        # Their losses are means over sequences there, as here by default.
+        del found["algorithm.normalise"]
+    if algorithm == "rloo" and framework == "trl":
+        found["rollout.samples_per_prompt"] = 2
     if algorithm == "gspo":
         # All of these frameworks clip its ratios as those of tokens unless told otherwise.
         found |= {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2}
     if framework == "trl" and algorithm in _LR_OF_TRL:
         found["trainer.lr"] = _LR_OF_TRL[algorithm]
     return found
+
+
+def adapter_of(framework: str, *, is_object: bool, is_rl: bool) -> dict[str, Any]:
+    """Return our key -> the default of an adapter, where it differs from ours.
+
+    `is_object`: a script makes a LoraConfig of peft, whose defaults are not those of TRL's options.
+    """
+    if framework == "trl":
+        # Of the families that peft knows by name, all that are here have these two.
+        targets = {"lora.targets": ["q_proj", "v_proj"]}
+        if is_object:
+            return {"lora.rank": 8, "lora.alpha": 8, **targets}
+        return targets if is_rl else {"lora.dropout": 0.05, **targets}
+    if framework in ("verl", "openrlhf"):
+        return {"lora.alpha": 16, "lora.targets": ["all-linear"]}
+    return {}
 
 
 def replaced_by(key: str) -> str:

@@ -18,6 +18,8 @@ _CALLS = {
     "from_pretrained": ("model_name_or_path",),
 }
 _KEYWORDS = {"load_dataset": {"split": "dataset_train_split", "name": "dataset_config"}}
+# The class of peft that makes an adapter, even without arguments.
+ADAPTER = "LoraConfig"
 # Arguments of a trainer that are settings, and not objects.
 _OF_TRAINER = ("model", "reward_funcs")
 
@@ -75,6 +77,8 @@ def _settings(node: ast.Call, called: str, constants: dict[str, Any]) -> Iterato
                 for name, part in zip((other, "dataset_test_split"), parts, strict=False):
                     yield _given(name, part, constants)
     elif called.endswith(_CONFIGS):
+        if called == ADAPTER:
+            yield Given("peft_config", ADAPTER)
         for keyword in node.keywords:
             if keyword.arg:
                 yield _given(keyword.arg, keyword.value, constants)

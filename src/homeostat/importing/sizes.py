@@ -119,7 +119,8 @@ def _enter_product(
 def _completions_per_device(draft: Draft, devices: int | None) -> None:
     rows = _int(draft.value(_PER_DEVICE), _ROWS[draft.framework.name])
     accumulated = _int(draft.value(_ACCUMULATION))
-    samples = max(2, _int(draft.value(_SAMPLES), 8))
+    # Eight are the default of TRL's GRPO, and two of its RLOO.
+    samples = max(2, _int(draft.value(_SAMPLES), 2 if draft.get("algorithm.type") == "rloo" else 8))
     generations = draft.all("trainer.updates_per_step")
     per_step = _int(draft.value("trainer.updates_per_step"), accumulated)
     for given in generations:
