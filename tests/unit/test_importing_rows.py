@@ -148,3 +148,31 @@ def test_rloo_of_trl_has_its_own_defaults(tmp_path: Path) -> None:
     penalty = {"coefficient": 0.05, "place": "reward", "estimator": "k1"}
     assert recipe["algorithm"] == {"type": "rloo", "kl": penalty}
     assert recipe["rollout"] == {"prompts_per_step": 4, "samples_per_prompt": 2}
+
+
+PPO = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=m data.train_files=a.parquet "
+PPO += "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 "
+RAY = "python3 -m openrlhf.cli.train_ppo_ray --pretrain m --prompt_data d.jsonl --input_key q "
+RAY += "--advantage_estimator reinforce --n_samples_per_prompt 4 --actor_learning_rate 1e-6 "
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (PPO, {"rollout.prompts_per_step": 1024, "trainer.updates_per_step": 4,
+               "trainer.epochs": 30, "data.max_length": 512, "algorithm.dual_clip": 3.0}),
+        (f"{PPO} data.train_batch_size=512 trainer.total_training_steps=9",
+         {"rollout.prompts_per_step": 512, "trainer.updates_per_step": 2, "trainer.epochs": None}),
+        (f"{PPO} data.train_batch_size=128", {"trainer.updates_per_step": None}),
+        (VERL.format("sft_trainer"), {"trainer.batch_rows": 256, "trainer.epochs": 4}),
+        (RAY, {"rollout.prompts_per_step": 1024, "trainer.updates_per_step": 32}),
+        (OPENRLHF, {"trainer.batch_rows": 128, "trainer.epochs": 2, "trainer.lr": 5e-6}),
+    ],
+)  # fmt: skip
+def test_sizes_and_lengths_that_are_not_given_are_those_there(
+    text: str, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = imported(text, tmp_path).recipe
+    for key, value in expected.items():
+        section, name = key.split(".")
+        assert recipe[section].get(name) == value, key

@@ -36,6 +36,8 @@ OF_RL: dict[str, dict[str, Any]] = {
     "axolotl": {"algorithm.normalise": "token"},
     "verl": {
         "trainer.lr": 1e-6,
+        "trainer.epochs": 30,
+        "data.max_length": 512,
         "algorithm.normalise": "token",
         "trainer.schedule.type": "constant",
         "trainer.schedule.warmup_steps": 0,
@@ -43,8 +45,11 @@ OF_RL: dict[str, dict[str, Any]] = {
 }
 OF_ROWS: dict[str, dict[str, Any]] = {
     "trl": {"data.max_length": 1024},
+    "openrlhf": {"trainer.batch_rows": 128, "trainer.lr": 1e-5, "data.max_length": 512},
     "verl": {
         "trainer.lr": 1e-5,
+        "trainer.epochs": 4,
+        "trainer.batch_rows": 256,
         "trainer.schedule.type": "cosine",
         "trainer.schedule.min_lr_share": 0.0,
         "trainer.schedule.warmup_share": 0.1,
@@ -53,6 +58,12 @@ OF_ROWS: dict[str, dict[str, Any]] = {
     },
 }
 _LR_OF_TRL = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward_model": 1e-4}
+_OF_OPENRLHF: dict[str, dict[str, Any]] = {
+    "sft": {"trainer.lr": 5e-6, "trainer.epochs": 2, "data.max_length": 2048},
+    "reward_model": {"trainer.lr": 9e-6},
+}
+# verl's usual loss bounds the ratio of bad completions; its other losses have no such bound.
+_DUAL_CLIP = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "ppo")
 # Keys of which one replaces the other.
 _INSTEAD = {
     "trainer.epochs": "trainer.max_steps",
@@ -75,6 +86,10 @@ def defaults_of(framework: str, *, algorithm: str, is_rl: bool) -> dict[str, Any
     if algorithm == "gspo":
         # All of these frameworks clip its ratios as those of tokens unless told otherwise.
         found |= {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2}
+    if framework == "openrlhf":
+        found |= _OF_OPENRLHF.get(algorithm, {})
+    if framework == "verl" and algorithm in _DUAL_CLIP:
+        found["algorithm.dual_clip"] = 3.0
     if framework == "trl" and algorithm in _LR_OF_TRL:
         found["trainer.lr"] = _LR_OF_TRL[algorithm]
     return found

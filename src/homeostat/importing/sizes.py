@@ -29,6 +29,10 @@ _BY_DEVICE = ("trl", "axolotl", "llama_factory")
 _ROWS = {"trl": 8, "llama_factory": 8, "axolotl": 1}
 
 
+# Prompts of a step where the file does not say, and the size of an update in `_updates_of_step`.
+_STEP = {"verl": (1024, 256), "openrlhf": (1024, 128)}
+
+
 def set_sizes(draft: Draft) -> None:
     """Set the batch sizes and the number of processes."""
     devices = _devices(draft)
@@ -142,9 +146,20 @@ def _completions_per_device(draft: Draft, devices: int | None) -> None:
 
 def _updates_of_step(draft: Draft) -> None:
     """Set the updates of a step: verl counts prompts, the others completions."""
+    prompts_of_step, size_of_update = _STEP.get(draft.framework.name, (32, 0))
+    prompts = _int(draft.value(_PROMPTS), prompts_of_step)
+    samples = max(2, _int(draft.value(_SAMPLES)))
+    total = prompts if draft.framework.name == "verl" else prompts * samples
+    named = {key for given in draft.file.settings for key in draft.keys(given)}
+    why = f"the default of {draft.framework.title}"
+    if size_of_update and _PROMPTS not in named:
+        draft.set(_PROMPTS, prompts)
+        draft.comments[_PROMPTS] = why
+    is_open = {_UPDATE, "trainer.updates_per_step"}.isdisjoint(named)
+    if size_of_update and is_open and total > size_of_update:
+        draft.set("trainer.updates_per_step", total // size_of_update)
+        draft.comments["trainer.updates_per_step"] = f"{why}: {size_of_update} of an update"
     for given in draft.all(_UPDATE):
-        prompts, samples = _int(draft.value(_PROMPTS), 32), max(2, _int(draft.value(_SAMPLES)))
-        total = prompts if draft.framework.name == "verl" else prompts * samples
         size = _int(given.value, total)
         updates = max(1, total // size)
         what = "prompts" if draft.framework.name == "verl" else "completions"
