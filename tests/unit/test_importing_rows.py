@@ -176,3 +176,24 @@ def test_sizes_and_lengths_that_are_not_given_are_those_there(
     for key, value in expected.items():
         section, name = key.split(".")
         assert recipe[section].get(name) == value, key
+
+
+LLAMA = "model_name_or_path: m\nstage: dpo\npref_loss: simpo\nfinetuning_type: full\n"
+
+
+def test_a_reward_model_of_axolotl_is_one(tmp_path: Path) -> None:
+    start = QLORA.partition("rl: grpo")[0]
+    text = f"{start}reward_model: true\ndatasets: [{{path: rows.jsonl}}]\nmicro_batch_size: 4\n"
+    recipe = imported(text, tmp_path).recipe
+    assert recipe["algorithm"] == {"type": "reward_model"}
+    assert recipe["data"]["train"][0]["type"] == "preference"
+
+
+def test_simpo_has_the_weight_and_margin_that_it_has_there(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{LLAMA}dataset: d\ncutoff_len: 64\n")
+    file = read_foreign(tmp_path / "a.yaml")
+    framework = recognise(file)
+    assert framework is not None
+    recipe = convert(file, framework, stem="a").recipe
+    assert recipe["preference"]["beta"] == 0.1
+    assert recipe["algorithm"] == {"type": "simpo", "target_margin": 0.5}

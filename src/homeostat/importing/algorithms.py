@@ -85,6 +85,13 @@ def choose_algorithm(draft: Draft) -> None:
         _apply(draft, named[0], str(named[0].value))
     else:
         _put(draft, Choice("ppo" if draft.framework.name in ("verl", "openrlhf") else "grpo"))
+    for given in draft:
+        if draft.framework.name == "axolotl" and given.name == "reward_model":
+            if given.value is True:
+                draft.set("algorithm.type", "reward_model")
+                draft.note(given, "algorithm.type", "reward_model")
+            else:
+                draft.leave(given, Status.NOT_NEEDED, "it is off")
     for given in draft.all("algorithm.loss_type"):
         values = given.value if isinstance(given.value, list) else [given.value]
         _apply(draft, given, str(values[0]), table=LOSSES)

@@ -58,6 +58,8 @@ OF_ROWS: dict[str, dict[str, Any]] = {
     },
 }
 _LR_OF_TRL = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward_model": 1e-4}
+# They train preferences with TRL's losses, or with its defaults.
+_ROWS_OF_TRL = ("trl", "axolotl", "llama_factory")
 _OF_OPENRLHF: dict[str, dict[str, Any]] = {
     "sft": {"trainer.lr": 5e-6, "trainer.epochs": 2, "data.max_length": 2048},
     "reward_model": {"trainer.lr": 9e-6},
@@ -86,6 +88,8 @@ def defaults_of(framework: str, *, algorithm: str, is_rl: bool) -> dict[str, Any
     if algorithm == "gspo":
         # All of these frameworks clip its ratios as those of tokens unless told otherwise.
         found |= {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2}
+    if algorithm == "simpo" and framework in _ROWS_OF_TRL:
+        found |= {"preference.beta": 0.1, "algorithm.target_margin": 0.5}
     if framework == "openrlhf":
         found |= _OF_OPENRLHF.get(algorithm, {})
     if framework == "verl" and algorithm in _DUAL_CLIP:
