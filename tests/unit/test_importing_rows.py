@@ -197,3 +197,11 @@ def test_simpo_has_the_weight_and_margin_that_it_has_there(tmp_path: Path) -> No
     recipe = convert(file, framework, stem="a").recipe
     assert recipe["preference"]["beta"] == 0.1
     assert recipe["algorithm"] == {"type": "simpo", "target_margin": 0.5}
+
+
+def test_rates_scales_and_corrections_of_slime_are_taken_over(tmp_path: Path) -> None:
+    more = "--lr 1e-6 --min-lr 1e-7 --lr-decay-style cosine --disable-grpo-std-normalization "
+    recipe = imported(f"{SLIME}{more} --use-tis --tis-clip 3", tmp_path).recipe
+    assert recipe["trainer"]["schedule"]["min_lr_share"] == 0.1
+    assert recipe["algorithm"]["scale"] == "none"
+    assert recipe["algorithm"]["correction"] == {"weight": {"type": "token", "high": 3}}

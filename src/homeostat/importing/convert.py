@@ -18,6 +18,7 @@ from homeostat.importing.defaults import adapter_of, defaults_of, replaced_by
 from homeostat.importing.draft import Draft
 from homeostat.importing.entries import ForeignFile, Given, Imported, Status
 from homeostat.importing.fitting import fit
+from homeostat.importing.megatron import set_megatron
 from homeostat.importing.outcome import Converted, plain
 from homeostat.importing.python_script import ADAPTER
 from homeostat.importing.recognise import fold
@@ -65,6 +66,7 @@ def convert(
     set_kl(draft)
     set_critic(draft)
     set_sizes(draft)
+    set_megatron(draft)
     _set_names(draft, stem)
     for given in draft:
         _convert_one(draft, given)

@@ -64,7 +64,7 @@ def _schedule(given: Given, draft: Draft) -> Outcome:
         return Converted(_SCHEDULES[name])
     if name.startswith("cosine"):
         # Elsewhere the cosine ends at 0 unless a setting says otherwise.
-        ends = {} if draft.has(_MIN_LR) else {_MIN_LR: 0.0}
+        ends = {} if draft.has(_MIN_LR) or draft.get(_MIN_LR) is not None else {_MIN_LR: 0.0}
         how = "" if name in ("cosine", "cosine_with_min_lr") else "one cosine, without restarts"
         if name == "cosine_with_min_lr" and not draft.has(_MIN_LR):
             return Converted("cosine", how="it ends at a tenth of the peak")
