@@ -205,3 +205,11 @@ def test_rates_scales_and_corrections_of_slime_are_taken_over(tmp_path: Path) ->
     assert recipe["trainer"]["schedule"]["min_lr_share"] == 0.1
     assert recipe["algorithm"]["scale"] == "none"
     assert recipe["algorithm"]["correction"] == {"weight": {"type": "token", "high": 3}}
+
+
+@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+def test_a_fixed_penalty_of_verl_has_no_target(kind: str, tmp_path: Path) -> None:
+    more = f"algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type={kind} "
+    more += "algorithm.kl_ctrl.kl_coef=0.002 algorithm.kl_ctrl.target_kl=0.1"
+    kl = imported(f"{PPO} {more}", tmp_path).recipe["algorithm"]["kl"]
+    assert ("target" in kl) == (kind == "adaptive")

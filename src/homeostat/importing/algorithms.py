@@ -156,6 +156,12 @@ def set_kl(draft: Draft) -> None:
     else:
         draft.set("algorithm.kl.coefficient", weight)
         draft.comments["algorithm.kl.coefficient"] = f"the default of {title}"
+    kinds = [one for one in draft.left if fold(one.name).endswith("kl_ctrl.type")]
+    if draft.framework.name == "verl" and not any(one.value == "adaptive" for one in kinds):
+        keys = ("algorithm.kl.target", "algorithm.kl.horizon")
+        draft.leave_all(keys, Status.NOT_NEEDED, "the weight is fixed: the type is not adaptive")
+    for one in kinds:
+        draft.note(one, "algorithm.kl", one.value)
     in_reward = _is_in_reward(draft)
     if in_reward:
         draft.set("algorithm.kl.place", "reward")
