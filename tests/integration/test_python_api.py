@@ -20,7 +20,13 @@ from tests.support import runs, tiny, tiny_rl
 
 import homeostat
 from homeostat.config import RunConfig
-from homeostat.errors import CallbackError, ConfigError, MissingDependencyError
+from homeostat.errors import (
+    CallbackError,
+    ConfigError,
+    DataError,
+    MissingDependencyError,
+    ModelError,
+)
 from homeostat.observe.jsonl import read_metrics
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -329,6 +335,19 @@ def test_a_trained_model_generates_and_scores(finished: tuple[RunConfig, list[An
         assert len(found.token_logprobs) == 5
         assert found.logprob == pytest.approx(answer.logprob, abs=1e-4)
     assert surroundings() == before
+
+
+def test_a_text_as_stop_is_one_stop_and_an_empty_prompt_is_not_scored(
+    finished: tuple[RunConfig, list[Any]],
+) -> None:
+    model = homeostat.Model(finished[0].run_dir)
+    options = {"samples": 8, "max_new_tokens": 8, "seed": 3}
+    stopped = model.generate("312>", stop="0123456789", **options)
+    assert stopped == model.generate("312>", **options)
+    with pytest.raises(DataError, match="prompt is empty"):
+        model.score("", "123")
+    with pytest.raises(ModelError, match="known devices are auto, cpu, cuda"):
+        homeostat.Model(finished[0].run_dir, device="gpu")
 
 
 def test_check_is_a_table_and_diagnose_a_page(

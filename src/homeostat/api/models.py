@@ -96,13 +96,14 @@ class Model:
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         seed: int = 0,
         chat: bool | None = None,
         system: str | None = None,
     ) -> list[list[Answer]]:
         """Return `samples` answers to each prompt. The same seed gives the same answers."""
-        options = SamplingOptions(max_new_tokens, temperature, top_p, top_k, stop=tuple(stop))
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        options = SamplingOptions(max_new_tokens, temperature, top_p, top_k, stop=stops)
         run = SamplingRun(
             self._engine,
             self._model.tokenizer,
@@ -139,6 +140,8 @@ class Model:
             raise DataError(f"completion: {error}.") from None
         if not len(new_T):
             raise DataError("a completion is empty: it has no token to score.")
+        if not len(prompt_T):
+            raise DataError("a prompt is empty: nothing predicts the completion's first token.")
         require_room(len(prompt_T) + len(new_T) - 1, self._engine.max_tokens)
         with as_before():
             found = score_text(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -59,6 +59,11 @@ class TextModel:
 
 def resolve_place(device: Device, precision: Precision) -> tuple[torch.device, torch.dtype]:
     """Return the device and the dtype to compute in: a GPU in bf16 where there is one."""
+    if device not in get_args(Device) or precision not in get_args(Precision):
+        raise ModelError(
+            f"device {device!r}, precision {precision!r}: known devices are "
+            f"{', '.join(get_args(Device))}; known precisions are {', '.join(get_args(Precision))}."
+        )
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
         raise ModelError("--device cuda: no CUDA device can be used here. See `homeostat env`.")
