@@ -314,6 +314,40 @@ def test_a_body_that_cannot_be_served_names_the_field(server, body, field):
 def test_another_name_than_loopback_is_refused(server):
     status, _ = ask(server, "/v1/completions", {"prompt": "a"}, host="attacker.example")
     assert status == 403
+    status, _ = ask(server, "/v1/completions", {"prompt": "a", "max_tokens": 1}, host="LocalHost")
+    assert status == 200
+
+
+def test_an_unknown_token_to_be_scored_is_refused_and_the_server_goes_on(server):
+    body = {"prompt": [10**9], "max_tokens": 0, "echo": True, "logprobs": 1}
+    status, text = ask(server, "/v1/completions", body)
+    assert (status, "vocabulary" in text) == (400, True), text
+    assert ask(server, "/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [("/v1/embeddings", {}, 404), ("/v1/completions", {"Transfer-Encoding": "chunked"}, 400)],
+)
+def test_a_body_that_was_not_read_is_not_taken_for_the_next_request(server, path, headers, status):
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    client.request("POST", path, body=iter([body]) if headers else body, headers=headers)
+    response = client.getresponse()
+    response.read()
+    assert response.status == status
+    client.request("POST", "/v1/completions", body=body)
+    assert client.getresponse().status == 200
+    client.close()
+
+
+def test_a_limit_that_is_null_leaves_the_other_one(server):
+    body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2, "seed": 1}
+    answers = [
+        json.loads(ask(server, "/v1/chat/completions", {**body, **more})[1])["choices"]
+        for more in ({}, {"max_completion_tokens": None})
+    ]
+    assert answers[0] == answers[1]
 
 
 def test_a_client_that_goes_away_frees_the_engine(server):

@@ -85,8 +85,8 @@ def parse_chat_request(body: Any, tokenizer: ChatTokenizer, *, context: int) -> 
     if "messages" not in fields:
         raise DataError("messages: the field is missing.")
     tokens_T = chat_tokens(fields["messages"], tokenizer)
-    longest = fields.get("max_completion_tokens", fields.get("max_tokens"))
-    name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+    is_newer = fields.get("max_completion_tokens") is not None
+    name = "max_completion_tokens" if is_newer else "max_tokens"
     room = require_room(len(tokens_T), context)
     top = _number(fields, "top_logprobs", default=0, low=0)
     if top > 5:
@@ -95,7 +95,7 @@ def parse_chat_request(body: Any, tokenizer: ChatTokenizer, *, context: int) -> 
         fields,
         (tokens_T,),
         context=context,
-        max_tokens=room if longest is None else _number(fields, name, default=room, low=1),
+        max_tokens=_number(fields, name, default=room, low=1),
         echo=False,
         top_logprobs=top if _flag(fields, "logprobs") else None,
         is_chat=True,

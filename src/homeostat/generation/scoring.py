@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from homeostat.arrays import IntArray
+from homeostat.errors import DataError
 from homeostat.models.build import Model
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.linear import linear
 from homeostat.ops.logprobs import token_logprobs
+from homeostat.rollout.checks import token_problem
 
 # Places whose whole distributions are in memory at a time.
 _ROWS = 64
@@ -32,12 +34,17 @@ class TokenScores:
 def score_text(
     model: Model, tokens_T: IntArray, *, top: int, device: torch.device, chunk_bytes: int
 ) -> TokenScores:
-    """Return the log-probs of a text at temperature 1, by the trainer's own function."""
+    """Return the log-probs of a text at temperature 1, by the trainer's own function.
+
+    Raises DataError for a token that the model does not have.
+    """
+    weight_VD = model.output_weight()
+    if problem := token_problem(tokens_T, len(weight_VD)):
+        raise DataError(f"the text cannot be scored: {problem}")
     tokens = torch.from_numpy(tokens_T).to(device)
     layout = PackedLayout.of([len(tokens_T)], device)
     hidden_TD = model.hidden(tokens, torch.arange(len(tokens_T), device=device), layout)
     hidden_MD, target_M = hidden_TD[:-1], tokens[1:]
-    weight_VD = model.output_weight()
     how = {"chunk_bytes": chunk_bytes, "numerics": model.numerics, "soft_cap": model.logit_cap}
     logprobs = token_logprobs(hidden_MD, weight_VD, target_M, **how).tolist()
     if top == 0:

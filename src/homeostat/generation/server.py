@@ -167,6 +167,7 @@ class Handler(BaseHTTPRequestHandler):
         service = self.service
         try:
             if self.path not in _PARSERS:
+                self.close_connection = True  # its body stays unread
                 known = ", ".join(_PARSERS)
                 self._send(404, answers.error_answer(f"there is no such path. Known: {known}."))
                 return
@@ -260,6 +261,7 @@ class Handler(BaseHTTPRequestHandler):
     def _body(self) -> Any:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
+            self.close_connection = True
             raise DataError("a request needs a Content-Length.")
         if int(length) > MAX_BODY_BYTES:
             self.close_connection = True
@@ -271,7 +273,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _is_allowed(self) -> bool:
         """Refuse a request that was sent to another name than a loopback one (DNS rebinding)."""
-        host = self.headers.get("Host", "")
+        host = self.headers.get("Host", "").lower()
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if name in _NAMES:
             return True
@@ -288,6 +290,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(data)
 

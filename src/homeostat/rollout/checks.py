@@ -20,8 +20,8 @@ def require_servable(
     assert max_tokens is not None, capabilities
     problem = (
         _length_problem(request, max_tokens)
-        or _token_problem(request.tokens_T, vocabulary)
-        or next(filter(None, (_token_problem(s.tokens_T, vocabulary) for s in request.begun)), None)
+        or token_problem(request.tokens_T, vocabulary)
+        or next(filter(None, (token_problem(s.tokens_T, vocabulary) for s in request.begun)), None)
         or _sampling_problem(request.sampling, can_decode)
         or _session_problem(request)
         or _routing_problem(request, capabilities)
@@ -86,7 +86,8 @@ def _length_problem(request: Request, max_tokens: int) -> str | None:
     return None
 
 
-def _token_problem(tokens_T: IntArray, vocabulary: int) -> str | None:
+def token_problem(tokens_T: IntArray, vocabulary: int) -> str | None:
+    """Return why the model cannot read the tokens; None if it can."""
     outside = tokens_T[(tokens_T < 0) | (tokens_T >= vocabulary)]
     if len(outside) == 0:
         return None
