@@ -146,6 +146,15 @@ def test_a_damaged_mark_counts_as_the_step_resumed_from(tmp_path: Path, content:
     assert SentMark(mark, service="W&B", resumed_from=4).step == 5
 
 
+def test_the_evaluation_before_the_first_step_is_sent(tmp_path: Path) -> None:
+    mark = tmp_path / "service.step"
+    sent = SentMark(mark, service="W&B", resumed_from=None)
+    assert sent.is_new(0)
+    sent.move_to(0)
+    again = SentMark(mark, service="W&B", resumed_from=0)
+    assert [step for step in range(3) if again.is_new(step)] == [1, 2]
+
+
 def test_a_place_that_cannot_be_written_is_told_with_the_setting(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("a file where the folder belongs")
     with RunDir(tmp_path) as run_dir, pytest.raises(ConfigError, match=r"observe\.sinks: tensorb"):

@@ -16,6 +16,9 @@ from homeostat.observe.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 
+# An evaluation before the training is step 0.
+_NOTHING_SENT = -1
+
 
 class Sink(Protocol):
     """A destination of metric records."""
@@ -87,9 +90,9 @@ class SentMark:
         self._service = service
         self._told = False
         try:
-            self.step = int(path.read_text()) if path.is_file() else 0
+            self.step = int(path.read_text()) if path.is_file() else _NOTHING_SENT
         except ValueError:
-            self.step = resumed_from or 0
+            self.step = _NOTHING_SENT if resumed_from is None else resumed_from
             log.warning("%s was damaged: %s gets the steps after %d", path, service, self.step)
 
     def is_new(self, step: int) -> bool:
