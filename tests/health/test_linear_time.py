@@ -38,7 +38,7 @@ AT_ONE_PLACE = (
     "line_parts._ONE_BAR", "line_rows._BARE", "line_rows._PAIR", "line_rows._SPACED",
     "literals._NUMERIC_CALLS",
     "literals._STRING", "literals._WHOLE", "loose_logs._ROTATED", "numbers._WITH_UNIT",
-    "readers.settings._COLON", "readers.settings._MEANT", "tracebacks.EXCEPTION_NAME",
+    "values.settings._COLON", "values.settings._MEANT", "tracebacks.EXCEPTION_NAME",
 )  # fmt: skip
 PATTERNS = adversarial_lines.patterns()
 HEALTH = Path(homeostat.health.__file__).parent

@@ -162,7 +162,7 @@ def segment_with(columns: dict[str, np.ndarray]) -> Segment:
         ({"segments": (segment_with({}),)}, "nothing of segment 0"),
         (
             {"segments": (segment_with({"routed_experts": np.zeros((4, 3, 2), np.uint8)}),)},
-            "of 3 layers, and 2 have experts",
+            "they cover 3 layers, but 2 layers have experts",
         ),
         (
             {"segments": (segment_with({"routed_experts": np.full((4, 2, 2), 8, np.uint8)}),)},

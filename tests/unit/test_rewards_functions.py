@@ -404,7 +404,7 @@ def test_a_package_that_a_users_module_lacks_is_named(
         ([{"type": "exact_match", "extract": "["}], "not a regular expression"),
         ([{"type": "length", "free_tokens": 8, "max_tokens": 8}], "must be above free_tokens"),
         ([{"type": "exact_match"}, {"type": "exact_match"}], "two rewards are named"),
-        ([{"type": "function", "path": "a:f", "options": {"prompts": 1}}], "anyway"),
+        ([{"type": "function", "path": "a:f", "options": {"prompts": 1}}], "already gets"),
     ],
 )
 def test_rewards_that_cannot_work_are_refused(

@@ -201,7 +201,8 @@ def _refuse_lost_tools(chat: Chat, text: str, tokenizer: ChatTokenizer) -> None:
         raise BadRowError(
             LOST,
             "the row has tools, but the template does not render them. Set model.chat_template "
-            "to a template that supports tools, or remove tools_column from the source",
+            "to a template that supports tools, or give the source `type: messages` without "
+            "tools_column",
         )
 
 

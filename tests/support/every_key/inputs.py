@@ -252,12 +252,13 @@ def auto_cases(group: str) -> dict[str, Case]:
     own = f"data.{group}=[{{path: rows.jsonl}}]"
     place = f"data.{group}[]"
     # Of the columns that rows have, messages come first; {text: body} alone leaves them there.
-    cases = names_cases(group, "auto", "{messages: talk}", file="rows.jsonl")
+    cases = names_cases(group, "auto", "{messages: talk}", file="rows.jsonl", base=OPTIONS)
     for name, value in {"path": "fewer.jsonl", "limit": "9"}.items():
         cases[f"{place}.{name} (auto)"] = prepares(
-            f"data.{group}.0.{name}={value}", group, base=(own,)
+            f"data.{group}.0.{name}={value}", group, base=(*OPTIONS, own)
         )
-    same = prepares_same(own, f"data.{group}=[{{type: messages, path: rows.jsonl}}]")
+    explicit = f"data.{group}=[{{type: messages, path: rows.jsonl, tools_column: tools}}]"
+    same = prepares_same(own, explicit, base=OPTIONS)
     return {**cases, f"{place}.type (auto)": same}
 
 

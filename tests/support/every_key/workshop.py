@@ -378,11 +378,11 @@ def refuses(change: str, why: str, *, base: tuple[str, ...] = ()) -> Case:
     return case
 
 
-def prepares_same(one: str, other: str) -> Case:
+def prepares_same(one: str, other: str, *, base: tuple[str, ...] = ()) -> Case:
     """Both recipes prepare the same rows."""
 
     def case(workshop: Workshop) -> None:
-        found = [workshop.inputs(change) for change in (one, other)]
+        found = [workshop.inputs(*base, change) for change in (one, other)]
         assert contents(found[0].train) == contents(found[1].train)
         assert contents(found[0].evaluation) == contents(found[1].evaluation)
 
