@@ -6,7 +6,7 @@
     ignored exception    Python reports what a destructor raised while the process ended, and does
                          not stop: it follows from what ended the run
     rest of a warning    a warning of Python that quotes an exception below its own line: somebody
-                         caught that exception and went on
+                         caught that exception, and the run continued
 
 Signatures pass over such lines, over those of a warning if they say that the run ended.
 """
@@ -36,7 +36,7 @@ _ARROW = re.compile(r"(?:\[rank\d{1,5}\]:? ?)?[ \t\u2502|]{0,12}(?:-{1,8}>|\u277
 # Lines of a message that is written over several lines of code, and lines of a traceback.
 _MAX_TEXT_LINES, _MAX_TRACEBACK = 12, 60
 _HEADER = "traceback (most recent call"
-# The head of a warning that Python prints, whose text goes on in the next line.
+# The head of a warning that Python prints, whose text continues in the next line.
 _WARNS = re.compile(r"\.py:\d{1,6}[^\s:]{0,2}\S{0,400}: \w{0,60}Warning: [^\n]{0,400}:\s*$")
 _MAX_WARNING = 6
 
