@@ -526,7 +526,16 @@ def test_smoothing_is_the_two_sided_exponential_mean() -> None:
     distance = np.abs(np.arange(300)[:, None] - np.arange(300)[None, :])
     weights = 0.5 ** (distance / 6.0) * np.isfinite(y)
     expected = (weights * np.nan_to_num(y)).sum(1) / weights.sum(1)
+    # A gap in the values is one in their means.
+    expected[[3, 40]] = np.nan
     np.testing.assert_allclose(smoothed.y, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_value_between_two_that_are_missing_is_drawn() -> None:
+    y = np.array([1.0, np.nan, 2.0, np.nan, 3.0, 4.0])
+    line = Line("loss", Series(np.arange(6.0), y), 1)
+    drawn = render_plot(Plot("loss", "", [line]))
+    assert drawn.count("<circle") == 2
 
 
 @given(

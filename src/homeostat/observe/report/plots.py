@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Literal
@@ -277,11 +278,13 @@ def _path(line: Line, series: Series, x_axis: Axis, y_axis: Axis) -> str:
     ]
     known = [point for point in points if point is not None]
     kind = f"c{line.colour} {line.style}"
-    dots = ""
-    if len(known) == 1 or (line.style == "dots" and len(known) <= 120):
-        dots = "".join(
-            f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in known
-        )
+    is_dotted = len(known) == 1 or (line.style == "dots" and len(known) <= 120)
+    # A value between two that are missing is part of no line.
+    shown = known if is_dotted else _alone(points)
+    radius = "3" if is_dotted else "1.5"
+    dots = "".join(
+        f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>' for x, y in shown
+    )
     commands: list[str] = []
     pen_down = False
     for point in points:
@@ -289,6 +292,17 @@ def _path(line: Line, series: Series, x_axis: Axis, y_axis: Axis) -> str:
             commands.append(f"{'L' if pen_down else 'M'}{point[0]:.1f} {point[1]:.1f}")
         pen_down = point is not None
     return f'<path class="{kind}" d="{"".join(commands)}"/>{dots}'
+
+
+def _alone(points: Sequence[tuple[float, float] | None]) -> list[tuple[float, float]]:
+    """Return the points without a neighbour to draw a line to."""
+    around = [None, *points, None]
+    triples = zip(around, points, around[2:], strict=False)
+    return [
+        point
+        for before, point, after in triples
+        if point is not None and before is None and after is None
+    ]
 
 
 def _best(plot: Plot, x_axis: Axis, y_axis: Axis) -> list[str]:

@@ -59,14 +59,14 @@ def _series(values: Mapping[int, float]) -> Series:
 def smooth(series: Series, *, half_life_share: float = 0.008) -> Series:
     """Return means weighted by 2^-(distance / half-life) to both sides, which do not lag.
 
-    Values that are not finite are skipped.
+    Values that are not finite have no part in the means, and there is none at their steps.
     """
     decay = 0.5 ** (1.0 / max(1.0, half_life_share * len(series.y)))
     known = np.isfinite(series.y)
     values = np.where(known, series.y, 0.0)
     totals, weights = _both_ways(values, decay), _both_ways(known.astype(np.float64), decay)
     with np.errstate(invalid="ignore"):
-        return Series(series.x, np.where(weights > 0, totals / weights, np.nan))
+        return Series(series.x, np.where(known, totals / weights, np.nan))
 
 
 def _both_ways(values: Array, decay: float) -> Array:
