@@ -100,7 +100,7 @@ def test_words_quoted_from_an_earlier_line_are_known_in_the_exception_as_well() 
         "NumPy 2.0.0 as it may crash. To support both 1.x and 2.x\n\n"
         "warming up\nready\nreading rows\nstarting\n"
         "Traceback (most recent call last):\n"
-        '  File "/home/u/infer.py", line 5, in <module>\n    main()\n'
+        '  File "/srv/infer.py", line 5, in <module>\n    main()\n'
         '  File "/env/lib/python3.10/site-packages/torch/utils/data.py", line 1, in rows\n'
         "    values.numpy()\nRuntimeError: Numpy is not available\n"
     )
