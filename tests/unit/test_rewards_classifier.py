@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertTokenizer,
 )
 
 from homeostat.config.model_rewards import ClassifierReward
@@ -120,6 +122,25 @@ def test_overlong_texts_fail_or_lose_their_beginning(encoder: Path, one_label: P
     # A model of 64 positions has its own limit.
     (value,) = reward(encoder, output=0)(prompts=["x" * 200], completions=["a"])
     assert "takes 64" in str(value)
+
+
+def test_two_texts_are_told_apart_and_keep_their_first_token(encoder: Path, tmp_path: Path) -> None:
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocab = {word: number for number, word in enumerate([*special, *"abcde"])}
+    tokenizer = BertTokenizer(vocab=vocab)
+    shutil.copytree(encoder, tmp_path / "bert", ignore=shutil.ignore_patterns("token*"))
+    tokenizer.save_pretrained(tmp_path / "bert")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "bert").eval()
+    model.bert.embeddings.token_type_embeddings.weight.data.normal_()
+    model.save_pretrained(tmp_path / "bert")
+    tokenizer.truncation_side = "left"
+    for settings in ({}, {"max_length": 10, "overlong": "truncate"}):
+        score = reward(tmp_path / "bert", format="pair", output=0, **settings)
+        found = score(prompts=["a b c d e a b"] * 2, completions=["c d e", "a b"])
+        how = {"truncation": "only_first", "max_length": settings.get("max_length", 64)}
+        for value, text in zip(found, ["c d e", "a b"], strict=True):
+            row = tokenizer("a b c d e a b", text, return_tensors="pt", **how)
+            assert value == pytest.approx(model(**row).logits[0, 0].item(), abs=1e-5)
 
 
 def test_what_is_no_classifier_is_refused(tmp_path: Path, encoder: Path) -> None:

@@ -12,15 +12,23 @@ the reward is loaded.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from homeostat.errors import RewardError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Row(NamedTuple):
+    """The tokens of a text, and for two texts which of them each token is part of."""
+
+    ids: list[int]
+    types: list[int] | None = None
 
 
 class Classifier:
@@ -48,6 +56,7 @@ class Classifier:
         self.pad_id = text_config.pad_token_id
         # Without a pad token transformers scores single rows only.
         self.batch_size = batch_size if self.pad_id is not None else 1
+        self.takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
 
     def __call__(
         self, prompts: list[Any], completions: list[Any], **columns: Any
@@ -57,7 +66,7 @@ class Classifier:
             row if isinstance(row, Exception) else 0.0 for row in rows
         ]
         whole = [index for index, row in enumerate(rows) if not isinstance(row, Exception)]
-        whole.sort(key=lambda index: (len(rows[index]), rows[index]))
+        whole.sort(key=lambda index: (len(rows[index].ids), rows[index]))
         for start in range(0, len(whole), self.batch_size):
             chosen = whole[start : start + self.batch_size]
             scores = self._score([rows[index] for index in chosen])
@@ -65,45 +74,56 @@ class Classifier:
                 values[index] = score
         return values
 
-    def _encode(self, prompt: Any, completion: Any) -> list[int] | RewardError:
-        ids = self._ids(prompt, completion)
-        if len(ids) > self.max_length:
-            if not self.truncates:
-                return RewardError(
-                    f"prompt and completion have {len(ids)} tokens, and the reward model takes "
-                    f"{self.max_length}: raise max_length, or set overlong: truncate"
-                )
-            ids = ids[-self.max_length :]
-        return ids
+    def _encode(self, prompt: Any, completion: Any) -> Row | RewardError:
+        row = self._row(prompt, completion)
+        excess = len(row.ids) - self.max_length
+        if excess <= 0:
+            return row
+        if not self.truncates:
+            return RewardError(
+                f"prompt and completion have {len(row.ids)} tokens, and the reward model takes "
+                f"{self.max_length}: raise max_length, or set overlong: truncate"
+            )
+        # The token that begins every text stays: encoders take the score at its place.
+        starts = {self.tokenizer.bos_token_id, self.tokenizer.cls_token_id} - {None}
+        kept = 1 if row.ids[0] in starts else 0
+        return Row(*(part and part[:kept] + part[kept + excess :] for part in row))
 
-    def _ids(self, prompt: Any, completion: Any) -> list[int]:
+    def _row(self, prompt: Any, completion: Any) -> Row:
         tokenizer = self.tokenizer
         if self.pair:
-            return tokenizer(_text(prompt), _text(completion))["input_ids"]
+            found = tokenizer(_text(prompt), _text(completion))
+            return Row(
+                found["input_ids"], found.get("token_type_ids") if self.takes_types else None
+            )
         if isinstance(prompt, str):
             ids = tokenizer(prompt + completion)["input_ids"]
             end = tokenizer.eos_token_id
-            return ids if end is None or ids[-1:] == [end] else [*ids, end]
+            return Row(ids if end is None or ids[-1:] == [end] else [*ids, end])
         if tokenizer.chat_template is None:
             raise RewardError(
                 "the reward model's tokenizer has no chat template, and the prompts are chats. Add "
                 "a template to its folder, or set format: pair if it expects two plain texts."
             )
         text = tokenizer.apply_chat_template([*prompt, *completion], tokenize=False)
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+        return Row(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _score(self, rows: Sequence[list[int]]) -> list[float]:
+    def _score(self, rows: Sequence[Row]) -> list[float]:
         import torch
 
-        longest = max(map(len, rows))
+        longest = max(len(row.ids) for row in rows)
         ids_BT = torch.full((len(rows), longest), self.pad_id or 0)
-        mask_BT = torch.zeros_like(ids_BT)
+        mask_BT, types_BT = torch.zeros_like(ids_BT), torch.zeros_like(ids_BT)
         for number, row in enumerate(rows):
-            ids_BT[number, : len(row)] = torch.tensor(row)
-            mask_BT[number, : len(row)] = 1
-        device = self.model.device
+            ids_BT[number, : len(row.ids)] = torch.tensor(row.ids)
+            mask_BT[number, : len(row.ids)] = 1
+            if row.types is not None:
+                types_BT[number, : len(row.ids)] = torch.tensor(row.types)
+        given = {"input_ids": ids_BT, "attention_mask": mask_BT}
+        if rows[0].types is not None:
+            given["token_type_ids"] = types_BT
         with torch.inference_mode():
-            found = self.model(input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device))
+            found = self.model(**{k: v.to(self.model.device) for k, v in given.items()})
             return self.pick(found.logits.float()).tolist()
 
 
