@@ -226,10 +226,11 @@ def test_prompts_of_the_baseline_have_completions_of_other_rows(folder: Path) ->
     store = prepare_rows(config.data.train, tokenizer, config.data, cache_dir=folder / "cache")
     ids = np.arange(17)
     found = Mismatched.of(RowSet(store, ids), config.for_rows)
-    assert [found.partners[i] for i in (0, 1, 7, 8, 9)] == [7, 0, 6, 15, 8]
+    # The rows of a pair have one prompt, so that the completions of other pairs are taken.
+    assert [found.partners[i] for i in (0, 1, 2, 7, 8, 9)] == [6, 7, 0, 5, 14, 15]
     assert found.partners[16] == 15
     (row,) = found.rows([1])
-    own, other = store[1], store[0]
+    own, other = store[1], store[7]
     cut, start = (int(np.flatnonzero(one.weights_T)[0]) for one in (own, other))
     assert row.tokens_T.tolist() == [*own.tokens_T[:cut], *other.tokens_T[start:]]
     assert row.weights_T.tolist() == [*[0.0] * cut, *other.weights_T[start:]]
@@ -237,9 +238,22 @@ def test_prompts_of_the_baseline_have_completions_of_other_rows(folder: Path) ->
 
 def test_no_row_is_its_own_partner() -> None:
     for count in range(2, 12):
-        found = partners(np.arange(count) * 3, batch_rows=4)
-        assert set(found) == {3 * i for i in range(count)}
-        assert all(row != partner for row, partner in found.items())
+        ids = np.arange(count) * 3
+        for prompts in (np.arange(count), np.zeros(count, dtype=np.int64)):
+            found = partners(ids, prompts, batch_rows=4)
+            assert set(found) == set(ids.tolist())
+            assert all(row != partner for row, partner in found.items())
+
+
+@pytest.mark.parametrize("batch_rows", [2, 3, 4, 5, 8])
+def test_no_prompt_of_a_pair_gets_its_own_other_completion(batch_rows: int) -> None:
+    for count in range(3, 24):
+        ids = np.arange(count)
+        found = partners(ids, ids // 2, batch_rows=batch_rows)
+        assert all(row // 2 != partner // 2 for row, partner in found.items())
+    # As in TRL where all prompts differ.
+    found = partners(ids, ids, batch_rows=batch_rows)
+    assert [found[row] for row in range(batch_rows)] == [batch_rows - 1, *range(batch_rows - 1)]
 
 
 def test_labelled_rows_train_as_pairs_that_were_taken_apart(folder: Path, kto: RunConfig) -> None:

@@ -1,12 +1,15 @@
 """kto's baseline: prompts with the completions of other rows, and the KL that they estimate.
 
 Within every `batch_rows` rows of the data set, each prompt gets the completion of the row before
-it, and the first that of the last: as in TRL, so the estimates are the same. Partners do not change
-during the run, so the reference scores them only once.
+it, and the first that of the last: as in TRL, so the estimates are the same. Rows with one prompt
+(the two sides of a pair) are no partners, because KL is not to be measured on answers to the
+prompt: their batch is turned further. Partners do not change during the run, so the reference
+scores them only once.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +20,9 @@ from homeostat.config.parts import RowLearningSettings
 from homeostat.data.inputs import RowSet
 from homeostat.data.store import RowStore
 from homeostat.types import TokenRow
+
+# How many rows before it are searched for the partner of a row whose batch has none.
+_LOOK_BACK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,8 @@ class Mismatched:
 
     @classmethod
     def of(cls, rows: RowSet[RowStore], config: RowLearningSettings) -> Mismatched:
-        found = partners(rows.ids, batch_rows=config.trainer.batch_rows)
+        prompts = _prompt_numbers(rows.rows, rows.ids)
+        found = partners(rows.ids, prompts, batch_rows=config.trainer.batch_rows)
         return cls(rows.rows, found, config.data.max_length)
 
     @property
@@ -55,16 +62,44 @@ class Mismatched:
         return np.array([self.ref_logps[int(row)] for row in row_ids])
 
 
-def partners(row_ids: IntArray, *, batch_rows: int) -> dict[int, int]:
-    """Return, for each row, the row whose completion its prompt gets."""
-    found: dict[int, int] = {}
+def partners(row_ids: IntArray, prompts: IntArray, *, batch_rows: int) -> dict[int, int]:
+    """Return, for each row, the row whose completion its prompt gets.
+
+    `prompts` has the number of each row's prompt.
+    """
+    places = np.arange(len(row_ids))
     for start in range(0, len(row_ids), batch_rows):
-        some = row_ids[start : start + batch_rows]
-        found |= dict(zip(some.tolist(), np.roll(some, 1).tolist(), strict=True))
-    # A last row that stands alone would be its own partner.
-    if len(row_ids) % batch_rows == 1 and len(row_ids) > 1:
-        found[int(row_ids[-1])] = int(row_ids[-2])
+        some = slice(start, start + batch_rows)
+        places[some] = np.roll(places[some], _shift(prompts[some]))
+    # A batch of one pair, or a last row that stands alone, has partners in other batches.
+    for place in np.flatnonzero(prompts[places] == prompts).tolist():
+        before = range(place - 1, place - 1 - min(_LOOK_BACK, len(row_ids) - 1), -1)
+        others = (other for other in before if prompts[other] != prompts[place])
+        places[place] = next(others, place - 1 if places[place] == place else places[place])
+    return dict(zip(row_ids.tolist(), row_ids[places].tolist(), strict=True))
+
+
+def _shift(prompts_B: IntArray) -> int:
+    """Return by how many rows a batch is turned, so that as few as possible meet their prompt."""
+    fewest, found = len(prompts_B) + 1, 1
+    for shift in range(1, len(prompts_B)):
+        same = int(np.count_nonzero(np.roll(prompts_B, shift) == prompts_B))
+        if same < fewest:
+            fewest, found = same, shift
+        if same == 0:
+            break
     return found
+
+
+def _prompt_numbers(store: RowStore, row_ids: IntArray) -> IntArray:
+    """Return the number of each row's prompt. Equal prompts have one number."""
+    numbers: dict[bytes, int] = {}
+    found = []
+    for row in (store[int(row_id)] for row_id in row_ids):
+        prompt_T = row.tokens_T[: int(np.flatnonzero(row.weights_T)[0])]
+        digest = hashlib.sha256(prompt_T.tobytes()).digest()
+        found.append(numbers.setdefault(digest, len(numbers)))
+    return np.array(found, dtype=np.int64)
 
 
 def mismatched_row(store: RowStore, row_id: int, partner: int, *, max_length: int) -> TokenRow:
