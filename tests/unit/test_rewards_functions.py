@@ -197,6 +197,19 @@ def test_reasoning_gym_rows_are_scored_by_their_own_task(task: str) -> None:
     assert values_of("reasoning_gym", call, extract=None)[2] == 1
 
 
+def test_an_answer_that_a_task_cannot_read_fails_alone() -> None:
+    import reasoning_gym
+
+    # Its scorer raises ValueError for what are no numbers.
+    task = "prime_factorization"
+    entry = reasoning_gym.create_dataset(task, size=1, seed=3)[0]
+    columns = {"task": task, "task_options": "{}", "entry": json.dumps(entry)}
+    call = call_of([entry["answer"], "I do not know"], columns)
+    answer = ask(load_reward("reasoning_gym", {"extract": None}), call)
+    assert answer.values == [1, None]
+    assert [problem["samples"] for problem in answer.problems] == [[1]]
+
+
 def test_a_function_is_called_as_trl_calls_it() -> None:
     seen: dict[str, Any] = {}
 

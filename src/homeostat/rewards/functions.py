@@ -39,6 +39,17 @@ MATH_SECONDS = 1
 MATH_PATIENCE = 20
 # What math-verify takes for no limit. The call as a whole has one: rewards.timeout_s.
 UNLIMITED = 0
+# What scorers of tasks raise for answers that they cannot read: only that sample has no value.
+_UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 _DELIMITERS = re.compile(r"\$|\\boxed|\\\(|\\\[")
 _WORDS = re.compile(r"[^\W\d_]{2,}")
 _NAMES = ("pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp")
@@ -147,15 +158,18 @@ def reasoning_gym(*, extract: str | None) -> RewardFunction:
     def task_of(name: str, options: str) -> Any:
         return package.create_dataset(name, **json.loads(options))
 
-    def score(completions: list[Any], **columns: Any) -> list[float | None]:
+    def graded(task: Any, answer: str | None, entry: str) -> float | Exception:
+        try:
+            return float(answer is not None and task.score_answer(answer, json.loads(entry)))
+        except _UNREADABLE as error:
+            return error
+
+    def score(completions: list[Any], **columns: Any) -> list[float | Exception]:
         needed = [_column(columns, name) for name in ("task", "task_options", "entry")]
-        values: list[float | None] = []
-        for completion, name, options, entry in zip(completions, *needed, strict=True):
-            answer = find(text_of(completion))
-            task = task_of(name, options)
-            scored = answer is not None and task.score_answer(answer, json.loads(entry))
-            values.append(float(scored))
-        return values
+        return [
+            graded(task_of(name, options), find(text_of(completion)), entry)
+            for completion, name, options, entry in zip(completions, *needed, strict=True)
+        ]
 
     return score
 
