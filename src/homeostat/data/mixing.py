@@ -4,8 +4,8 @@
 
 Nothing is drawn at random: a source gets the whole rows that its weight has earned so far, and the
 rest of its claim is carried over to the next step. So the counts of any number of steps differ from
-what the weights ask for by less than one row per source. Inside a source every row comes once an
-epoch, as without weights; each source has its own epochs.
+what the weights ask for by about one row per source at most, however long the run is. Inside a
+source every row comes once an epoch, as without weights; each source has its own epochs.
 
 All of it depends only on the settings, the seed and the rows that were taken before, so a resumed
 run takes the same rows, over any number of ranks.
