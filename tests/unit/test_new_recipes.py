@@ -225,6 +225,23 @@ def test_the_demo_brings_its_files_along(place: Path) -> None:
         new("--example", "tiny_sort_dpo")
 
 
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["mine.yaml", "--demo"], "RECIPE"),
+        (["--demo", "--task", "rl"], "--task"),
+        (["--demo", "--example", "tiny_sort_dpo_cpu"], "--example"),
+        (["--example", "tiny_sort_dpo_cpu", "--name", "mine"], "--name"),
+    ],
+)
+def test_what_a_copied_recipe_cannot_follow_is_refused(
+    words: list[str], refused: str, place: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{refused}: .*finished recipes"):
+        new(*words)
+    assert not (place / "recipes").exists()
+
+
 def test_every_recipe_that_comes_along_can_be_copied_whole(tmp_path: Path) -> None:
     from homeostat.authoring.examples import copy_examples, example_names
 

@@ -21,6 +21,7 @@ from homeostat.authoring.draft import (
     make_draft,
 )
 from homeostat.authoring.gpus import KNOWN, MAX_COUNT, Gpus, find_gpus, parse_answer
+from homeostat.cli.options import refuse_given
 from homeostat.cli.packages import missing_for_training
 from homeostat.config.loading.load import build_config
 from homeostat.errors import ConfigError, HomeostatError, Problem
@@ -146,6 +147,13 @@ def new(
     asks for everything that you did not give as an option.
     """
     if demo or example is not None:
+        for_drafts = {
+            **{"RECIPE": recipe, "--task": task, "--model": model, "--data": data},
+            **{"--reward": reward, "--memory": memory, "--gpu": gpu, "--name": name},
+            "--example": example if demo else None,
+        }
+        defaults = (("--method", method, Method.AUTO), ("--device", device, DeviceName.AUTO))
+        _require_no_answers(for_drafts, (*defaults, ("--gpus", gpus, 1)), demo=demo)
         from homeostat.authoring.examples import DEMO
 
         _copy(DEMO if demo else (str(example),))
@@ -189,6 +197,16 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HomeostatError(f"{folder}: cannot make it: {error.strerror}.") from None
+
+
+def _require_no_answers(
+    answers: dict[str, object], others: tuple[tuple[str, object, object], ...], *, demo: bool
+) -> None:
+    """Refuse what a finished recipe cannot follow. `others`: options, values and defaults."""
+    given = {word: (value, None) for word, value in answers.items()}
+    given |= {word: (value, default) for word, value, default in others}
+    own = "--demo" if demo else "--example"
+    refuse_given(given, f"{own} copies finished recipes into the folder recipes.")
 
 
 def _copy(names: tuple[str, ...]) -> None:

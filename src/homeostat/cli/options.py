@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from homeostat.errors import ConfigError, Problem
 
 Recipe = Annotated[
     Path,
@@ -42,3 +45,10 @@ LogLevel = Annotated[
         help="Lowest level to log: debug, info, warning or error. HOMEOSTAT_DEBUG=1 sets debug.",
     ),
 ]
+
+
+def refuse_given(options: Mapping[str, tuple[object, object]], why: str) -> None:
+    """Refuse options that would have no effect: their values, each with its default."""
+    given = [name for name, (value, default) in options.items() if value != default]
+    if given:
+        raise ConfigError([Problem(name, why, "Leave it out.") for name in given])
