@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from homeostat.cli.verbs import app
-from homeostat.errors import ModelError, PlanError
+from homeostat.errors import ConfigError, ModelError, PlanError
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = str(ROOT / "recipes" / "qwen2.5_7b_math_grpo_h200.yaml")
@@ -96,6 +96,13 @@ def test_a_recipe_that_does_not_sample_is_refused() -> None:
     result = CliRunner().invoke(app, ["estimate", sft, "--gpus", "8", "--shape", "qwen2.5-7b"])
     assert isinstance(result.exception, PlanError)
     assert "Without --gpus" in str(result.exception)
+
+
+@pytest.mark.parametrize("words", ["--gpu=h100", "--nodes=2", "--spread=0.3", "--reward-s=1"])
+def test_what_only_a_plan_on_many_gpus_uses_is_refused_without_one(words: str) -> None:
+    result = CliRunner().invoke(app, ["estimate", RECIPE, words])
+    assert isinstance(result.exception, ConfigError)
+    assert f"{words.partition('=')[0]}: only a plan" in str(result.exception)
 
 
 def scale_plan() -> ModuleType:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe
+from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe, refuse_given
 from homeostat.cli.plan_options import (
     GpuKind,
     Gpus,
@@ -52,6 +52,17 @@ def estimate(
     memory, the seconds of each stage, the bottleneck and what would help. Exit code 0: it fits; 1:
     it does not; 2: the recipe or its files have errors.
     """
+    if gpus is None:
+        of_many = {
+            "--nodes": (nodes, None),
+            "--gpu": (gpu, "h200"),
+            "--shape": (shape, None),
+            "--prompt-tokens": (prompt_tokens, 512),
+            "--mean-tokens": (mean_tokens, None),
+            "--spread": (spread, 0.6),
+            "--reward-s": (reward_s, 0.0),
+        }
+        refuse_given(of_many, "only a plan on many GPUs (--gpus) uses it.")
     config = load_recipe(recipe, overrides)
     from homeostat.hub.resolve import resolve_names
 
