@@ -140,6 +140,8 @@ def test_what_cannot_be_watched_or_stopped_is_refused(
     assert (code, "http://" in err) == (2, True)
     code, _, err = run(monkeypatch, capfd, "--config", "x.yaml", "--", "echo", "a")
     assert (code, "--config is for a PATH" in err) == (2, True)
+    code, _, err = run(monkeypatch, capfd, "--idle-timeout", "1", "--", sys.executable, "-c", "")
+    assert (code, "--idle-timeout: a command is followed until it ends" in err) == (2, True)
 
 
 def test_a_finding_that_gets_worse_or_goes_away_is_told() -> None:

@@ -25,7 +25,7 @@ from homeostat.cli.health_options import (
     StopOn,
     WebhookUrl,
 )
-from homeostat.cli.options import Format, OutputFormat
+from homeostat.cli.options import Format, OutputFormat, refuse_given
 from homeostat.errors import HomeostatError
 from homeostat.health.finding import Finding, Level
 from homeostat.observe.redact import mask_text
@@ -69,6 +69,9 @@ def watch(
     rules = chosen(RULES, select=select, ignore=ignore)
     is_command = _is_command(words)
     _refuse(words, is_command=is_command, stop_on=stop_on, config=config)
+    if is_command:
+        why = "a command is followed until it ends, however long it writes nothing."
+        refuse_given({"--idle-timeout": (idle_timeout_s, 3600.0)}, why)
     sender = _sender(webhook, exec_)
     printer = _Printer(sender, as_json=format is Format.JSON, to_stderr=is_command)
     name = " ".join(words) if is_command else words[0]
