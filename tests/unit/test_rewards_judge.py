@@ -246,6 +246,7 @@ def test_a_row_without_the_reference_that_the_prompt_shows_is_a_failure() -> Non
         ({"reference_column": "x"}, r"\{reference\}"),
         ({"lowest": 5.0, "highest": 5.0}, "highest"),
         ({"total_timeout_s": 1.0}, "total_timeout_s"),
+        ({"backoff_s": judge_endpoint.MAX_BACKOFF_S + 1}, "backoff_s"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -212,7 +212,7 @@ class JudgeReward(Reward):
     backoff_s: float = key(
         1.0,
         gt=0,
-        le=600,
+        le=60,
         resume="free",
         help="Wait before the first retry, in seconds. It doubles with each retry up to a minute, "
         "and is shortened at random by up to half. If the server sends Retry-After, that time is "
