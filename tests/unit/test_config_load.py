@@ -135,6 +135,7 @@ def test_a_key_in_the_wrong_place_is_pointed_to_the_right_one() -> None:
             "checkpoint.max_shard_bytes",
         ),
         (["lora={}", "checkpoint.max_shard_bytes=1GB"], "checkpoint.max_shard_bytes"),
+        (["lora={publish: adapter}"], "lora.publish"),
         (
             ["observe.sinks=[{type: wandb}, {type: tensorboard}, {type: wandb, project: b}]"],
             "observe.sinks.2",

@@ -69,6 +69,9 @@ def _not_rl(config: RunConfig) -> Iterator[Problem]:
                         (config.observe, "observe.verify_logprobs")):  # fmt: skip
         if path.partition(".")[2] in owner.model_fields_set:
             yield Problem(path, f"this key is for RL only, and this run is {what}.", "Remove it.")
+    if config.lora is not None and "publish" in config.lora.model_fields_set:
+        why = f"{what} has no engine to which an adapter could be sent."
+        yield Problem("lora.publish", why, "Remove it.")
 
 
 def _sources(config: RunConfig) -> Iterator[Problem]:
