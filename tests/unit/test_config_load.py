@@ -136,6 +136,7 @@ def test_a_key_in_the_wrong_place_is_pointed_to_the_right_one() -> None:
         ),
         (["lora={}", "checkpoint.max_shard_bytes=1GB"], "checkpoint.max_shard_bytes"),
         (["lora={publish: adapter}"], "lora.publish"),
+        (["observe.precision_interval=5"], "observe.precision_interval"),
         (
             ["observe.sinks=[{type: wandb}, {type: tensorboard}, {type: wandb, project: b}]"],
             "observe.sinks.2",

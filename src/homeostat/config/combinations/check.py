@@ -30,7 +30,8 @@ from homeostat.errors import ConfigError, Problem
 
 def find_conflicts(config: RunConfig) -> list[Problem]:
     """Return every conflict that can be found from the config alone."""
-    checks = (_trainer, _schedule, _data, _model, _evaluation, _checkpoint, _export, _sinks)
+    checks = (_trainer, _schedule, _data, _model, _evaluation, _checkpoint, _export)
+    checks = (*checks, _precision, _sinks)
     problems = [problem for check in checks for problem in check(config)]
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
@@ -286,6 +287,19 @@ def _export(config: RunConfig) -> Iterator[Problem]:
             "checkpoint.max_shard_bytes",
             "an adapter is one file and is never split.",
             "Remove it, or set lora.export=merged.",
+        )
+
+
+def _precision(config: RunConfig) -> Iterator[Problem]:
+    trainer, observe = config.trainer, config.observe
+    if "precision_interval" not in observe.model_fields_set or observe.precision_interval is None:
+        return
+    if trainer.fp8 is None and trainer.int4 is None:
+        yield Problem(
+            "observe.precision_interval",
+            "without trainer.fp8 and trainer.int4 no layer is quantised, so there is nothing to "
+            "measure.",
+            "Remove it.",
         )
 
 
