@@ -215,7 +215,7 @@ def test_steps_skipped_before_a_resume_count_towards_the_halt(
     monkeypatch.setattr("homeostat.train.build.LocalTrainer", overflowing)
     runs.train(tiny.config(tmp_path, "trainer.max_steps=2"))
     config = tiny.config(tmp_path)
-    with pytest.raises(TrainingHaltedError, match=r"^step 3: .* 3 steps in a row were skipped"):
+    with pytest.raises(TrainingHaltedError, match=r"^step 3: .* 3 updates in a row were skipped"):
         runs.train(config)
     assert [event["step"] for event in runs.events(config, "step_skipped")] == [1, 2, 3]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from homeostat.rollout.journal import Journal
 from homeostat.run import rl
 from homeostat.run.learning.learn import Learner
 from homeostat.run.preflight.check import Preflight
+from homeostat.train.local import LocalTrainer
+from homeostat.train.roles import RoleModel
+from homeostat.types import Role
 
 NO_SAVE = {"interval_steps": 100, "export": "off"}
 SAVE_ALL = {"interval_steps": 2, "export": "off", "keep_last": 9}
@@ -345,3 +349,17 @@ def test_the_source_of_a_reward_is_found_without_an_import() -> None:
     package = Path(rl.__file__).parent.parent
     assert source_of("homeostat:x") == (package / "__init__.py").read_bytes()
     assert source_of("nowhere.to_be_found:x") == b""
+
+
+def test_skipped_updates_of_one_step_count_towards_the_halt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflowing(models: dict[Role, RoleModel], *args: Any, **kwargs: Any) -> LocalTrainer:
+        norm = models[Role.POLICY].loaded.module.get_submodule("model.norm")
+        norm.register_full_backward_pre_hook(lambda module, grads: (grads[0] * math.inf,))
+        return LocalTrainer(models, *args, **kwargs)
+
+    monkeypatch.setattr("homeostat.train.build.LocalTrainer", overflowing)
+    config = tiny_rl.config(tmp_path, "trainer.epochs_per_step=4")
+    with pytest.raises(TrainingHaltedError, match=r"^step 1: .* 3 updates in a row were skipped"):
+        runs.train(config)

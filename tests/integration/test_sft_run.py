@@ -284,7 +284,7 @@ def test_single_rows_at_fault_are_borne_ten_times_as_long(tmp_path: Path) -> Non
     model = {"path": str(poisoned_model(tmp_path)), "init": "pretrained"}
     sizes = {"max_steps": 12, "batch_rows": 40, "threads": 1, "max_nonfinite_steps": 1}
     config = tiny.config(tmp_path, model=model, trainer=sizes)
-    with pytest.raises(TrainingHaltedError, match="10 steps in a row were skipped"):
+    with pytest.raises(TrainingHaltedError, match="10 updates in a row were skipped"):
         runs.train(config)
     steps = [event["step"] for event in runs.events(config, "step_skipped")]
     assert steps == list(range(1, 11))

@@ -274,8 +274,9 @@ class TrainerConfig(Settings):
         3,
         ge=1,
         resume="free",
-        help="Number of consecutive skipped steps after which the run halts. The limit is ten "
-        "times as high if only single rows cause it.",
+        help="Number of consecutive skipped updates after which the run halts; a step of RL has "
+        "several with updates_per_step or epochs_per_step. The limit is ten times as high if only "
+        "single rows cause it.",
     )
     on_oom: Literal["halve", "halt"] = key(
         "halve",

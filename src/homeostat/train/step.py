@@ -24,7 +24,7 @@ from homeostat.train.run_state import RunState
 from homeostat.train.trainer import Origin, Trainer
 from homeostat.types import Role, StepPlan, TokenRow, UpdateReport
 
-# Skipped steps in a row count that many times less where single rows are at fault.
+# Skipped updates in a row count that many times less where single rows are at fault.
 PATIENCE_WITH_ROWS = 10
 
 
@@ -121,7 +121,7 @@ class GuardedStep:
         halting = self.config.on_nonfinite == "halt"
         if not halting and in_a_row < limit:
             return None
-        why = "trainer.on_nonfinite=halt" if halting else f"{limit} steps in a row were skipped"
+        why = "trainer.on_nonfinite=halt" if halting else f"{limit} updates in a row were skipped"
         return (
             f"Halted because {why}. Look at the rows; if they are correct, lower trainer.lr or "
             "set trainer.precision=fp32 to see whether the numbers overflow."
