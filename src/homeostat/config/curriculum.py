@@ -240,7 +240,13 @@ class ReplayConfig(Settings):
         help="failed: prompts whose newest group has no solved sample. solved: prompts whose "
         "newest group has only solved samples.",
     )
-    share: float = key(0.25, gt=0, le=1, help="Largest share of such prompts in a step.")
+    share: float = key(
+        0.25,
+        gt=0,
+        le=1,
+        help="Largest share of such prompts, averaged over the steps: 0.25 of 2 prompts is one "
+        "in every second step.",
+    )
     max_times: int = key(3, ge=1, help="How many times in the run a prompt may be drawn again.")
     max_age_steps: int = key(
         100,

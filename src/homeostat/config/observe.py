@@ -221,7 +221,11 @@ class EvalConfig(Settings):
         help="Stop the run after this many evaluations without an improvement. null: never.",
     )
     min_delta: float = key(
-        0.0, ge=0, resume="warn", help="Smallest change that counts as an improvement."
+        0.0,
+        ge=0,
+        resume="warn",
+        help="An evaluation is an improvement "
+        "if it is better than the best one so far by more than this.",
     )
     keep_best: bool = key(True, resume="free", help="Keep the checkpoint with the best evaluation.")
     sampling: EvalSamplingConfig = key(
@@ -239,7 +243,11 @@ class CheckpointConfig(Settings):
         help="Number of steps between checkpoints. The last step is always saved.",
     )
     keep_last: int = key(
-        2, ge=1, resume="free", help="Number of checkpoints to keep, in addition to the best."
+        2,
+        ge=1,
+        resume="free",
+        help="Number of checkpoints to keep, counted from the newest. The best one is kept even "
+        "if it is older than these.",
     )
     max_bytes: ByteSize | None = key(
         None,
