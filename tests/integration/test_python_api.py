@@ -346,6 +346,10 @@ def test_a_text_as_stop_is_one_stop_and_an_empty_prompt_is_not_scored(
     assert stopped == model.generate("312>", **options)
     with pytest.raises(DataError, match="prompt is empty"):
         model.score("", "123")
+    with pytest.raises(DataError, match="samples is 0"):
+        model.generate("3142>", samples=0)
+    with pytest.raises(DataError, match="context is 0"):
+        homeostat.Model(finished[0].run_dir, context=0)
     with pytest.raises(ModelError, match="known devices are auto, cpu, cuda"):
         homeostat.Model(finished[0].run_dir, device="gpu")
 

@@ -72,6 +72,8 @@ class Model:
         device: Device = "auto",
         precision: Precision = "auto",
     ) -> None:
+        if context is not None and context < 2:
+            raise DataError(f"context is {context}; it must be at least 2 tokens.")
         choice = choose(
             Path(path),
             base=None if base is None else Path(base),
@@ -102,6 +104,8 @@ class Model:
         system: str | None = None,
     ) -> list[list[Answer]]:
         """Return `samples` answers to each prompt. The same seed gives the same answers."""
+        if samples < 1:
+            raise DataError(f"samples is {samples}; it must be at least 1.")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         options = SamplingOptions(max_new_tokens, temperature, top_p, top_k, stop=stops)
         run = SamplingRun(
