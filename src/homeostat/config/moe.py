@@ -67,7 +67,7 @@ class MoeConfig(Settings):
         resume="warn",
         help="Capacity of an expert, as a multiple of an even share of a micro-batch's tokens. "
         "Tokens beyond it, in the order of the micro-batch, skip this expert. Default: no limit. "
-        "SFT only.",
+        "Only in SFT and in the training of reward models.",
     )
     grouped_kernel: GroupedKernel = key(
         "auto",

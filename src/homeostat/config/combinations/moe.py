@@ -70,13 +70,13 @@ def _capacity(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "model.moe.capacity_factor",
             f"{why}, so the trainer's log-probs would not be those of the policy that sampled.",
-            "Remove it: it works in supervised fine-tuning only.",
+            "Remove it: it works in supervised fine-tuning and with reward models only.",
         )
     if config.kind is RunKind.PREFERENCE:
         yield Problem(
             "model.moe.capacity_factor",
             f"{why}, so the log-probs of a pair would not be comparable with the reference's.",
-            "Remove it: it works in supervised fine-tuning only.",
+            "Remove it: it works in supervised fine-tuning and with reward models only.",
         )
     if config.model.numerics == "invariant":
         yield Problem(
