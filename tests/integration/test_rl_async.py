@@ -299,6 +299,16 @@ def test_an_evaluation_beside_training_is_of_one_version(folder: Path) -> None:
     assert tensors(beside) == tensors(waits)
 
 
+def test_a_complete_run_that_goes_on_does_not_repeat_its_last_evaluation(folder: Path) -> None:
+    """A second judgement of the same answers would count against eval.patience."""
+    data = {**tiny_rl.recipe(folder)["data"], "validation_share": 0.25}
+    common = ("eval={interval_steps: 2, keep_best: false, sampling: {blocking: false}}", STALE)
+    for steps in (4, 6):
+        config = config_of(folder, "extended", *common, f"trainer.max_steps={steps}", data=data)
+        runs.train(config)
+    assert values(config, "eval/policy_version") == [None, None, 2, 4, None, 6]
+
+
 @pytest.mark.slow
 def test_several_engines_sample_what_one_does(
     folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,13 @@ from homeostat.train.cores import Way
 from homeostat.types import Role
 
 # Older checkpoints have none of it.
-_LATER = {"chosen_tokens", "critic_skipped_in_a_row", "own_rewards", "reference_weights"}
+_LATER = {
+    "chosen_tokens",
+    "critic_skipped_in_a_row",
+    "judged_at",
+    "own_rewards",
+    "reference_weights",
+}
 # The values of trainer.threads and trainer.lanes.
 _LARGEST = {"threads": 1024, "lanes": 64}
 
@@ -31,6 +37,8 @@ class RunState:
     best_eval: float | None = None
     best_step: int | None = None
     evals_without_better: int = 0
+    # The step at which an evaluation was judged last.
+    judged_at: int | None = None
     stopped_early: bool = False
     # The most tokens of a micro-batch; None until memory ran out once.
     token_budget: int | None = None
@@ -47,6 +55,7 @@ class RunState:
         """Record an evaluation. Returns whether it is the best so far; one that is not finite never
         is.
         """
+        self.judged_at = self.step
         sign = -1.0 if higher_is_better else 1.0
         best = math.inf if self.best_eval is None else sign * self.best_eval
         better = math.isfinite(value) and sign * value < best - min_delta
