@@ -12,6 +12,7 @@ import pytest
 from tests.support import kills, ranks, runs, tiny_rl
 
 from homeostat.config import RunConfig
+from homeostat.config.loading.live import Edit
 from homeostat.data.prompts import prepare_prompts
 from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import RewardError
@@ -19,6 +20,7 @@ from homeostat.observe.jsonl import read_metrics
 from homeostat.rewards.pool import PendingScore
 from homeostat.rollout.journal import Journal
 from homeostat.rollout.remote import RemoteEngine
+from homeostat.run.healing.healer import Healing, RollBackError
 from homeostat.run.learning.learn import Learner
 from homeostat.types import RolloutGroup
 
@@ -220,6 +222,33 @@ def test_partial_completions_are_in_the_checkpoint(folder: Path) -> None:
             )
     assert max(values(config, "stale/steps/max")) <= 2
     assert max(values(config, "stale/mixed_share")) > 0
+
+
+def test_what_is_sampled_by_weights_that_are_gone_is_not_trained_on(folder: Path) -> None:
+    """A run that goes back with another learning rate makes another version 3 than before: parts
+    of completions that the old one sampled do not come from the journal."""
+    config = ragged(
+        folder,
+        "back",
+        STALE,
+        "rollout.partial=true",
+        "health.heal=all",
+        SAVES,
+        "engine.max_concurrency=2",
+    )
+    plain, learned = Learner.learn, []
+
+    def learn(self: Learner, now: int, *args: Any, **named: Any) -> Any:
+        learned.append(now)
+        if learned == [1, 2, 3, 4]:
+            raise RollBackError(2, Healing(overlay={"trainer.lr": Edit(value=1e-5, step=3)}))
+        return plain(self, now, *args, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "learn", learn)
+        runs.train(config)
+    assert learned == [1, 2, 3, 4, 3, 4]
+    assert all((value or 0) < 1e-5 for value in values(config, "sampling/by_age/0/logp_difference"))
 
 
 MOMENTS = {

@@ -154,6 +154,16 @@ class Session:
             self.checkpoints.set_aside_after(0)
         self.resume = ResumePoint(self.checkpoints.at_step(back.step) if back.step else None, ())
 
+    @property
+    def changes_course(self) -> bool:
+        """Return whether the steps ahead have other settings than when they were first trained:
+        keys were changed, or a remedy edited some as the run went back."""
+        if self._carried is None:
+            return bool(self.resume.changes)
+        found = self.resume.found
+        saved = {} if found is None else found.state.get("health", {}).get("healing", {})
+        return self._carried.as_json()["overlay"] != saved.get("overlay", {})
+
     def last_saved(self) -> ResumePoint:
         """Return where the run would resume now: its last checkpoint, or where it began."""
         if self._recorder is None:

@@ -330,7 +330,7 @@ def _journal(session: Session) -> Journal:
     those steps are removed, because they are written again."""
     drop_completions_after(session.run_dir.completions, session.start_step)
     journal = Journal(session.run_dir.journal)
-    if session.resume.changes:
+    if session.changes_course:
         # Groups of a policy that other settings led to: of no use, and not to be found later.
         journal.drop_after(session.start_step)
     return journal
