@@ -122,6 +122,7 @@ KeyError: 'gsm8k'"""
         ("<frozen importlib._bootstrap>", "package"),
         ("<frozen os>", "stdlib"),
         ("<template>", "package"),
+        ("<unknown>", "package"),
         ("pyarrow/table.pxi", "package"),
         ("/data/ana/kernels.pyx", "user"),
         ("/data/ana/verl/verl/trainer/main_ppo.py", "framework"),

@@ -6,7 +6,9 @@ import re
 
 _INSTALLED = ("site-packages/", "dist-packages/")
 _SHORTENED = (".../", "…/")
-_GENERATED_PLACES = ("<frozen ", "<string>", "<template>", "/bin/")
+# Jinja names a template that it has as text "<template>" where it runs it, and "<unknown>" where it
+# compiles it. Python's ast names texts so, too.
+_GENERATED_PLACES = ("<frozen ", "<string>", "<template>", "<unknown>", "/bin/")
 _STDLIB = re.compile(r"/lib(?:64)?/python3[.\d]{0,6}/(?!site-packages|dist-packages)")
 # Folders of Python's own modules on Windows and in conda environments.
 _STDLIB_FILE = re.compile(
