@@ -118,6 +118,20 @@ Traceback (most recent call last):
                   ~^^^^^
 TypeError: 'NoneType' object is not subscriptable
 """
+WORKER_GONE = f"""\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 11, in <module>
+    for b in DataLoader(Rows(), batch_size=2, num_workers=1):
+  File "{SITE}/torch/utils/data/dataloader.py", line 1291, in _try_get_data
+    data = self._data_queue.get(timeout=timeout)
+  File "{SITE}/torch/multiprocessing/reductions.py", line 538, in rebuild_storage_fd
+    fd = df.detach()
+  File "/usr/lib/python3.11/multiprocessing/resource_sharer.py", line 86, in get_connection
+    c = Client(address, authkey=process.current_process().authkey)
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv
+    chunk = read(handle, remaining)
+ConnectionResetError: [Errno 104] Connection reset by peer
+"""
 EXPERTS = f"""\
 Traceback (most recent call last):
   File "{SITE}/vllm/model_executor/layers/quantization/flurb.py", line 493, in flurb_weight_loader
@@ -160,6 +174,7 @@ TypeError: not all arguments converted during string formatting
         (SHADOWED_LOGGING, "package-shadowed"),
         (MESH, "unknown-setting"),
         (ROW_IS_NONE, "user-code-failed"),
+        (WORKER_GONE, "dataloader-worker-failed"),
     ],
 )
 def test_the_place_names_what_the_words_leave_open(text: str, name: str) -> None:
@@ -177,6 +192,7 @@ def test_the_place_names_what_the_words_leave_open(text: str, name: str) -> None
         EMPTY_FILE.replace("torch/serialization.py", "wheel/x.py").replace(
             "torch/_weights_only_unpickler.py", "wheel/y.py"
         ),
+        WORKER_GONE.replace("utils/data/dataloader.py", "multiprocessing/queue.py"),
         ENGINE.replace("in generate", "in main").replace('generate("hello")', "main()"),
     ],
 )

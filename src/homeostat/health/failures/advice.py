@@ -16,6 +16,8 @@ _ADVICE = {
     "checkpoint before it",
     "checkpoint-keys-mismatch": "compare the names and shapes in the file with those of the model",
     "column-missing": "print one row, and use the names of its fields",
+    "dataloader-worker-failed": "run once with num_workers=0, which shows the worker's own error; "
+    "if that runs, look in `dmesg` for a process that was killed for lack of memory",
     "dataset-empty": "print the number of rows after loading and after each filter",
     "device-mismatch": "move the inputs to the device of the model's parameters before that line",
     "disk-full-or-quota": "compare `df -h` and the limits that `ulimit -a` shows with what is "

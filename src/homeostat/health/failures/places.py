@@ -59,6 +59,14 @@ _SHARDED_STATE = "distributed/checkpoint/state_dict.py"
 _HUBS = frozenset({"modelscope", "modelscope_hub", "huggingface_hub", "openmind_hub"})
 _UNREACHED = re.compile(r"Network|Deadline|Timeout|Connect|Offline|MaxRetries")
 _COLLATES = "data/_utils/collate.py"
+# A worker sends tensors as names or handles, and the process that trains asks the worker for the
+# memory behind them. Only a worker that has ended does not answer.
+_READS_ROWS = ("torch/utils/data/dataloader.py",)
+_ASKS_WORKER = ("multiprocessing/resource_sharer.py", "torch/multiprocessing/reductions.py")
+_UNANSWERED = frozenset(
+    {"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError",
+     "FileNotFoundError"}
+)  # fmt: skip
 _REWARDS = ("reward", "score", "verif", "grade", "judge")
 _ENGINES = ("generat", "complet", "rollout", "engine", "vllm", "sglang", "chat", "infer", "sample")
 
@@ -136,6 +144,12 @@ def _of_library(failure: Traceback) -> Named | None:
         return (
             "known-bad-version",
             "the engine's own weight loader failed: it does not fit this model or this split",
+        )
+    is_asking = _any_ends(failure.frames, _ASKS_WORKER)
+    if failure.name in _UNANSWERED and is_asking and _any_ends(failure.frames, _READS_ROWS):
+        return (
+            "dataloader-worker-failed",
+            "a DataLoader worker ended before its rows were read: it was killed or it crashed",
         )
     if "NoneType" in failure.message and _ends(raised, _COLLATES):
         return "user-code-failed", "a row is None: the dataset's __getitem__ returned nothing"
