@@ -171,3 +171,20 @@ def test_the_line_that_is_quoted_is_the_error_and_not_the_code_that_raised_it() 
 ValueError: Unknown split "validation". Should be one of ['train'].
 """
     assert "validation" in findings(log)[0]["evidence"][0]
+
+
+def test_remote_code_that_nobody_allowed_is_no_race_of_the_cache() -> None:
+    text = (
+        "Do you wish to run the custom code? [y/N] Traceback (most recent call last):\n"
+        '  File "/env/site-packages/transformers/dynamic_module_utils.py", line 763, '
+        "in resolve_trust_remote_code\n    answer = input(\nEOFError: EOF when reading a line\n\n"
+        "During handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\n"
+        '  File "/env/site-packages/transformers/dynamic_module_utils.py", line 775, '
+        "in resolve_trust_remote_code\n    raise ValueError(\n"
+        "ValueError: The repository copy contains custom code which must be executed to correctly "
+        "load the model.\nPlease pass the argument `trust_remote_code=True` to allow custom code "
+        "to be run.\n"
+    )
+    found = diagnose(read_text(text), RULES).findings
+    assert [one.name for one in found] == ["remote-code-not-allowed"]
