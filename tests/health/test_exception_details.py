@@ -103,6 +103,9 @@ READ = {
         "ValueError: `model` and `ref_model` cannot be the same object.",
     ),
     "setting-wrong-type": (
+        "ValueError: Invalid learning rate: -0.0001",
+        "ValueError: Invalid momentum value: -0.9",
+        "ValueError: Invalid epsilon value: -1e-08",
         "TypeError: runtime_env['env_vars'] must be of type Dict[str, str], but the value 1 is of type <class 'int'>",
         "ValueError: invalid strategy name. It must be either a string or an instance of `lightning.pytorch.strategies.Strategy`.",
     ),

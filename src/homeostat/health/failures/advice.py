@@ -41,7 +41,7 @@ _ADVICE = {
     "reward-timeout": "raise the time limit, or score fewer answers at a time; give answers that "
     "are too slow a neutral reward",
     "setting-missing": "add the setting, or give the code a default for it",
-    "setting-wrong-type": "write the value with the required type; YAML reads "
+    "setting-wrong-type": "give the setting a value of the required type and range; YAML reads "
     "1e-5 as text and 1.0e-5 as a number",
     "settings-exclusive": "change one of the settings that the message names",
     "shape-mismatch": "print the shapes right before that line: they show which side has the "

@@ -34,6 +34,8 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("unset", rf"\b[Pp]lease (?:make sure|ensure)(?: that)? (?:the )?({_SNAKE}|{_QUOTED}) (?:be|is|are) (?:provided|set|given|specified|passed)\b", "{0} is not given"),
     ("unset", rf"\b[Pp]lease enable ({_QUOTED}) (?:to|for|before|first)\b", "{0} is not switched on"),
     ("unset", r"\b[Pp]lease (?:input|explicitly specify|specify) (?:the|an?) ([a-z]{4,20}(?: [a-z]{4,20}){0,2})[.!]", "no {0} is given"),
+    # A number outside its range, as optimizers, schedules and samplers refuse it
+    ("mistyped", r"\b[Ii]nvalid ((?:learning[ _]rate|lr|momentum|eps(?:ilon)?|betas?|weight[ _]decay|rho|alpha|dampening|dropout|temperature|top_[pk]|warmup\w{0,12}|max_grad_norm)(?: (?:value|parameter))?(?: at index \d)?): (-?(?:\d[\w.+-]{0,30}|inf|nan))", "{1} is no valid {0}"),
     # Two settings exclude each other
     ("exclusive", rf"\b[Yy]ou (?:passed|set|specified|provided|gave|enabled|have set) (?:both )?(?:an? |the )?({_OPTION})(?: [a-z]{{1,20}}){{0,3}}?,? (?:and|together with|along with|while(?: using)?|but) (?!you\b|no\b|it\b|did)(?:also )?(?:an? |the )?({_OPTION})", "{0} does not go together with {1}"),
     ("exclusive", rf"\b(?:[Cc]annot|[Cc]an't|[Cc]an not) {_GIVE}(?: in)? (?:both )?({_OPTION}) (?:and|together with|along with) ({_OPTION})", "{0} does not go together with {1}"),
