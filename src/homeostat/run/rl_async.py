@@ -117,7 +117,7 @@ def _admit(now: RlStep, step: int) -> None:
 def _evaluation_under_way(now: RlStep) -> Evaluation | None:
     """Begin the evaluation again that a run did not wait for when it was left."""
     step, judged_at = now.parts.state.step, now.parts.state.judged_at
-    # A run that was complete at this step, and goes on, has waited for the evaluation already.
+    # A run that was complete at this step, and is continued, has waited for the evaluation already.
     if step in (0, judged_at) or not now.evaluates(step) or _waits_for_evaluation(now, step):
         return None
     return Evaluation.begin(now.parts)
