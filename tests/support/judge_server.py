@@ -65,6 +65,18 @@ def slow(seconds: float) -> Act:
     return act
 
 
+def endless(*, start: bytes, again: bytes) -> Act:
+    """Begin a reply, and go on with the same bytes now and then until the caller has given up."""
+
+    def act(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(start)
+        while True:
+            handler.wfile.write(again)
+            time.sleep(0.02)
+
+    return act
+
+
 def reply(text: str) -> bytes:
     choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     return json.dumps({"choices": [choice]}).encode()

@@ -114,6 +114,8 @@ BAD = {
     "503": served.status(503, Retry_After="0"),
     "garbage": served.garbage,
     "truncated": served.truncated,
+    "nested": served.status(200, "[" * 100_000),
+    "date": served.status(503, Retry_After=f"Mon, 01 Jan 2029 00:00:00 +{'9' * 19}"),
 }
 
 
@@ -147,6 +149,21 @@ def test_a_slow_call_and_all_calls_together_have_limits() -> None:
         assert asked.metrics["calls"] >= 2
 
     patiently(check, limits_s=(0.7, 7.0))
+
+
+@pytest.mark.parametrize(
+    ("start", "again"),
+    [
+        pytest.param(b"HTTP/1.1 200 OK\r\nX: ", b"a", id="header"),
+        pytest.param(b"", b"HTTP/1.1 100 Continue\r\n\r\n", id="continue"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"a", id="chunk"),
+    ],
+)
+def test_a_reply_whose_head_never_ends_has_the_limit_of_a_call(start: bytes, again: bytes) -> None:
+    with judge_server(acts=[served.endless(start=start, again=again)]) as server:
+        (value,) = Asked(server, call_timeout_s=0.5, max_retries=0)("a")
+    assert isinstance(value, RewardError)
+    assert "no answer within 0.5 s" in str(value)
 
 
 def test_a_server_that_asks_for_patience_beyond_the_limit_is_given_up_at_once() -> None:

@@ -6,12 +6,14 @@ http.client does not. Proxies of the environment are not used. Stdlib only.
 
 from __future__ import annotations
 
+import io
 import json
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 # No answer of a judge is longer; a server that never stops must not fill the memory.
@@ -56,16 +58,12 @@ def post_json(
 
 
 def _read(connection: HTTPConnection, deadline: float) -> Reply:
-    socket = connection.sock
-    socket.settimeout(_left(deadline))
-    response = connection.getresponse()
+    timed = _TimedSocket(connection.sock, deadline)
+    # It only asks for a file to read from.
+    response = HTTPResponse(cast(socket.socket, timed), method="POST")
+    response.begin()
     found = bytearray()
-    # A limit per read would never end for a server that sends a byte now and then.
-    while True:
-        socket.settimeout(_left(deadline))
-        data = response.read1(2**16)
-        if not data:
-            break
+    while data := response.read1(2**16):
         found += data
         if len(found) > MAX_REPLY_BYTES:
             raise ConnectionError(f"the reply is longer than {MAX_REPLY_BYTES} bytes")
@@ -73,6 +71,33 @@ def _read(connection: HTTPConnection, deadline: float) -> Reply:
     if length is not None and length.isdigit() and len(found) < int(length):
         raise ConnectionError(f"the reply broke off after {len(found)} of {length} bytes")
     return Reply(response.status, response.getheader("Retry-After"), bytes(found))
+
+
+class _TimedSocket:
+    """A socket whose reads all end by one deadline, those of the headers too.
+
+    A limit per read would never end for a server that sends a byte now and then.
+    """
+
+    def __init__(self, inner: socket.socket, deadline: float) -> None:
+        self._inner, self._deadline = inner, deadline
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        assert mode == "rb", mode
+        return io.BufferedReader(_TimedReads(self._inner, self._deadline))
+
+
+class _TimedReads(io.RawIOBase):
+    def __init__(self, inner: socket.socket, deadline: float) -> None:
+        super().__init__()
+        self._inner, self._deadline = inner, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._inner.settimeout(_left(self._deadline))
+        return self._inner.recv_into(buffer)
 
 
 def _left(deadline: float) -> float:

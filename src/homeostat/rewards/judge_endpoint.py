@@ -118,7 +118,7 @@ def _answer_in(reply: Reply, url: str) -> str:
         raise RewardError(shown_status)
     try:
         text = json.loads(reply.body)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         # A proxy's page, or half of a reply: the next one may be whole.
         raise _TryAgainError(f"{url}: the reply is no chat completion: {shown}") from error
     if not isinstance(text, str):
@@ -136,7 +136,7 @@ def _seconds(retry_after: str | None) -> float | None:
         pass
     try:
         then = email.utils.parsedate_to_datetime(retry_after)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
     return max(0.0, (then - datetime.now(UTC)).total_seconds())
