@@ -51,6 +51,10 @@ TEMPLATE_ERRORS = (
 )
 
 
+class _OutOfTimeError(BaseException):
+    """The time is over. No Exception: Jinja drops those that constants raise as it compiles."""
+
+
 def check_template(template: Any, *, setting: str) -> None:
     """Compile the template. Raises ModelError that names the setting and the line."""
     if not isinstance(template, str):
@@ -119,7 +123,7 @@ def _render(template: str, conversations: list[list[dict[str, Any]]], **options:
             f"the chat template (model.chat_template, or that of model.path) needs more than "
             f"{MAX_MEMORY >> 20} MiB on one row. Fix it and name the file in model.chat_template."
         ) from None
-    except TimeoutError:
+    except _OutOfTimeError:
         # The row is not at fault: other rows would take as long.
         raise ModelError(
             f"the chat template (model.chat_template, or that of model.path) did not finish within "
@@ -130,7 +134,7 @@ def _render(template: str, conversations: list[list[dict[str, Any]]], **options:
 
 @contextmanager
 def _cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError inside the block once it took this much CPU time.
+    """Raise _OutOfTimeError inside the block once it took this much CPU time.
 
     The timer counts the process's CPU time, not wall-clock time, and leaves SIGALRM to others.
     Signals reach only the main thread, so other threads have no limit.
@@ -181,7 +185,7 @@ def _mapped_bytes(second: int) -> int | None:
 
 
 def _raise_timeout(number: int, frame: FrameType | None) -> None:
-    raise TimeoutError
+    raise _OutOfTimeError
 
 
 def check_options(template: str, options: Mapping[str, Any], *, setting: str) -> None:
