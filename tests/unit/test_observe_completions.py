@@ -28,6 +28,7 @@ from homeostat.observe.completions import (
     read_completions,
     write_completions,
 )
+from homeostat.observe.report.page import write_report
 from homeostat.types import Completion, Prompt, RolloutGroup, Sample, Segment, StopReason
 
 TINY = Path(__file__).parents[2] / "recipes" / "assets" / "tiny-chat"
@@ -211,6 +212,16 @@ def test_inspect_shows_the_completions_of_a_run(tmp_path):
     assert "4 of 2 prompts, 1 cut off" in output
     assert "\x1b" not in output
     assert "step 3, prompt 4" in inspect(tmp_path, "--step", 3).output
+
+
+def test_a_prompt_that_is_no_chat_but_deeply_nested_is_shown_as_it_is(tmp_path):
+    deep = '[{"a":' + "[" * 50_000
+    group = make_group(4, deep, [("cba", 1.0), ("abc", 0.0)])
+    folder = run_folder(tmp_path)
+    write_completions(folder / "completions", 12, [group], advantages=[[0.5, -0.5]])
+    (folder / "config.json").write_text('{"a":' * 50_000)
+    assert deep[:50] in inspect(folder).output
+    assert "[{&quot;a&quot;:[[[" in write_report(folder).read_text()
 
 
 def test_inspect_colours_a_completion_by_its_advantage(tmp_path):

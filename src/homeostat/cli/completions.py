@@ -78,7 +78,7 @@ def _asked(prompt: str) -> str:
     """Return the prompt's text; for a chat, each message with its role."""
     try:
         lines = [f"{message['role']}: {message['content']}" for message in json.loads(prompt)]
-    except (ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         return prompt
     return "\n".join(lines) or prompt
 

@@ -111,6 +111,6 @@ def _read(file: Path) -> dict[str, Any]:
     """Read a JSON file; empty if it is missing or broken, which transformers will report."""
     try:
         found = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

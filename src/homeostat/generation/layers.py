@@ -117,5 +117,12 @@ def read_header(file: Path) -> dict[str, Stored]:
             }
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}.") from None
-    except (struct.error, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        struct.error,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise ModelError(f"{file} is no safetensors file, or is damaged: {error}.") from None

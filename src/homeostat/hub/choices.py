@@ -77,7 +77,7 @@ def _weights(top: Sequence[str], read: ReadText) -> list[str]:
     if _INDEX in top:
         try:
             shards = json.loads(read(_INDEX) or "").get("weight_map", {}).values()
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             shards = ()
         return sorted({one for one in shards if isinstance(one, str) and one in top})
     return [name for name in _WEIGHTS if name in top]
@@ -100,7 +100,7 @@ def _no_model(setting: str, names: Sequence[str]) -> Problem:
 def _adapter(setting: str, text: str | None) -> Problem:
     try:
         base = json.loads(text or "").get("base_model_name_or_path")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         base = None
     named = f" ({base})" if isinstance(base, str) and base else ""
     return Problem(

@@ -49,7 +49,7 @@ def _adapter_as_model(folder: Path) -> Problem | None:
         return None
     try:
         base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         base = None
     named = f" ({base})" if isinstance(base, str) and base else ""
     return Problem(

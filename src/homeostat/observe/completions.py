@@ -189,7 +189,7 @@ def failed_rewards(row: Row) -> frozenset[str]:
     """Return the functions that failed on a completion."""
     try:
         return frozenset(map(str, json.loads(row.get("failed") or "[]")))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return frozenset()
 
 

@@ -174,7 +174,7 @@ def read_config(paths: RunPaths) -> dict[str, Any]:
     """Return the resolved config as plain values; empty if it is missing or unreadable."""
     try:
         config = json.loads(paths.config_json.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 

@@ -79,7 +79,7 @@ def _prompt_text(prompt: str) -> str:
     try:
         messages = json.loads(prompt)
         return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return prompt
 
 
@@ -88,7 +88,7 @@ def _columns_text(columns: str | None) -> str:
     try:
         found = json.loads(columns or "{}")
         return ", ".join(f"{name}: {value}" for name, value in found.items())
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return columns or ""
 
 

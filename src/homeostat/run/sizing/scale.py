@@ -50,7 +50,7 @@ def read_shape(name: str) -> ModelShape:
         )
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not JSON: {error}.") from error
     label = given.name if given.is_dir() else file.stem if given != file else file.parent.name
     return shape_of(decoder_config(raw), name=label or file.stem)
