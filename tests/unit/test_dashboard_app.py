@@ -93,6 +93,28 @@ def test_curves_come_by_run_and_range(client: TestClient, ids: dict) -> None:
     assert len(few["reward"][ids["good"]][0]) <= 62
 
 
+@pytest.mark.parametrize("place", ["damaged", "x" * 5000, "a\0b"])
+def test_completions_are_shown_without_a_tokenizer_that_can_be_read(
+    place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "tokenizer.json").write_text("{}")
+    settings = {"model": {"path": str(tmp_path / place)}}
+    run = write_run(tmp_path / "run", {"reward": REWARDS}, settings=settings)
+    differences = [np.full(len(one.completion), 0.25, np.float32) for one in GROUPS[0].samples]
+    write_completions(
+        run / "completions",
+        7,
+        GROUPS[:1],
+        advantages=ADVANTAGES[:1],
+        logp_differences=[differences],
+    )
+    with TestClient(make_app(Shelf([run])), base_url=LOCAL) as client:
+        (found,) = ask(client, "/api/runs")
+        page = ask(client, f"/api/runs/{found['id']}/completions")
+    assert [row["pieces"] for row in page["rows"]] == [None, None]
+
+
 def test_completions_are_searched_sorted_and_paged(client: TestClient, ids: dict) -> None:
     path = f"/api/runs/{ids['good']}/completions"
     everything = ask(client, path)

@@ -6,7 +6,9 @@ print, as far as the readers found them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from typing import Any
 from homeostat.errors import HomeostatError
 from homeostat.health.view import RunView
 from homeostat.observe.completions import REWARD_PREFIX, completion_steps, read_completions
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 MAX_PAGE = 200
@@ -145,8 +149,13 @@ def _decoder(view: RunView) -> Decode | None:
     """Return how tokens become text; None if the run's tokenizer is not at hand."""
     for key in ("model.tokenizer", "model.path"):
         folder = view.setting(key)
-        if isinstance(folder, str) and (file := Path(folder) / "tokenizer.json").is_file():
-            return _read_tokenizer(file, file.stat().st_mtime_ns)
+        if not isinstance(folder, str):
+            continue
+        file = Path(folder) / "tokenizer.json"
+        # The folder may be one that only the run's owner may enter.
+        with contextlib.suppress(OSError, ValueError):
+            if file.is_file():
+                return _read_tokenizer(file, file.stat().st_mtime_ns)
     return None
 
 
@@ -156,7 +165,11 @@ def _read_tokenizer(file: Path, modified: int) -> Decode | None:
         return None
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:
+        log.warning("%s cannot be read, so tokens are not shown: %s", file, error)
+        return None
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
