@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import secrets
+import tempfile
 import threading
 from pathlib import Path
 
@@ -35,3 +38,23 @@ def test_what_nobody_holds_is_removed(tmp_path: Path) -> None:
     remove_unheld(path)
     assert not path.exists()
     remove_unheld(path)
+
+
+def _as_somebody_else(path: Path) -> None:
+    if os.getuid() == 0:
+        os.setuid(65534)
+    remove_unheld(path)
+
+
+def test_the_file_of_another_user_is_left_alone() -> None:
+    # Shared by all users of a machine, who may have used the same names.
+    path = Path(tempfile.gettempdir()) / f"homeostat-test-{secrets.token_hex(8)}"
+    path.touch()
+    path.chmod(0)
+    try:
+        child = multiprocessing.get_context("fork").Process(target=_as_somebody_else, args=(path,))
+        child.start()
+        child.join(60)
+        assert (child.exitcode, path.exists()) == (0, True)
+    finally:
+        path.unlink()

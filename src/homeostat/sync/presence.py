@@ -58,20 +58,20 @@ def is_held(path: Path) -> bool:
 
 
 def remove_unheld(path: Path) -> None:
-    """Remove the file unless somebody holds it.
+    """Remove the file unless somebody holds it, or it is another user's.
 
     It is removed under a lock: a process that wants to hold it meanwhile waits, and creates it
     again.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    except (FileNotFoundError, PermissionError):
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(path, descriptor):
             path.unlink(missing_ok=True)
-    except BlockingIOError:
+    except (BlockingIOError, PermissionError):
         return
     finally:
         os.close(descriptor)
