@@ -295,6 +295,26 @@ def test_a_reward_is_a_name_or_a_function(place: Path) -> None:
         new("c.yaml", "--task", "sft", "--model", "m", "--data", "d", "--reward", "exact_match")
 
 
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"answer": "2"}, None),
+        ({"solution": "2"}, "solution"),
+        ({"ground_truth": "2", "target": "3"}, "ground_truth"),
+        ({"reply": "2"}, "answer"),
+    ],
+)
+def test_the_reward_names_the_column_of_the_right_answers(
+    columns: dict, named: str | None, tmp_path: Path
+) -> None:
+    facts = DataFacts({"prompt": "1+1", **columns}, 1)
+    draft = make_draft(
+        Answers(Task.RL, "m", "d", "exact_match"), facts, ModelFacts(), folder=tmp_path
+    )
+    assert draft.raw["rewards"]["functions"][0].get("column") == named
+    assert ("no such column" in draft.render(header=[])) == ("reply" in columns)
+
+
 def test_files_are_looked_for_beside_the_recipe_first(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").touch()
     (tmp_path / "score.py").touch()

@@ -45,6 +45,8 @@ _PLAIN_TOO = frozenset(
     {"prompt_completion", "prompts", "preference", "unpaired_preference", "scored"}
 )
 BUILT_IN_REWARDS = ("exact_match", "math_verify")
+# Columns in which datasets keep the expected answer. The first is the default of the rewards.
+_ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "final_answer", "target", "expected")
 # Fewer rows than this are all needed for training.
 _MIN_HELD_OUT_ROWS = 100
 _HELD_OUT_SHARE = 0.05
@@ -121,6 +123,8 @@ def make_draft(answers: Answers, data: DataFacts, model: ModelFacts, *, folder: 
     if answers.task is Task.RL:
         reward = answers.reward or "exact_match"
         draft.set("rewards.functions", [reward_of(reward, folder)])
+        if reward in BUILT_IN_REWARDS:
+            _set_answer_column(draft, data.row)
     elif data.num_rows is not None and data.num_rows >= _MIN_HELD_OUT_ROWS:
         draft.set("data.validation_share", _HELD_OUT_SHARE, "held out to see whether it overfits")
     _set_lengths(draft, answers.task, model.max_positions)
@@ -140,6 +144,19 @@ def _set_algorithm(draft: Draft, task: Task, source: dict[str, Any]) -> None:
             draft.set("algorithm.type", "kto", "the rows are labelled one by one")
         else:
             draft.set("algorithm.type", "dpo", "the rows are pairs" if kind else "for pairs")
+
+
+def _set_answer_column(draft: Draft, row: Mapping[str, Any] | None) -> None:
+    """Name the column of the expected answers if it is not the default one."""
+    if row is None or _ANSWER_COLUMNS[0] in row:
+        return
+    reward = draft.raw["rewards"]["functions"][0]
+    found = next((name for name in _ANSWER_COLUMNS if name in row), None)
+    reward["column"] = found or _ANSWER_COLUMNS[0]
+    if found is None:
+        draft.comments["rewards.functions.0.column"] = (
+            f"no such column: name the one with the right answers, out of {', '.join(row)}"
+        )
 
 
 def _set_lengths(draft: Draft, task: Task, max_positions: int | None) -> None:
