@@ -443,3 +443,9 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, type, None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'homeostat\[tasks\]'"):
         load_reward(type, settings)
+
+
+def test_a_missing_column_is_named_with_the_columns_of_the_row_only() -> None:
+    score = functions.exact_match(column="answer", extract=None, ignore_case=False)
+    with pytest.raises(RewardError, match=r"no column 'answer' \(it has: reply\)"):
+        score(["2"], prompts=["1+1"], log_extra=print, trainer_state=None, reply=["2"])

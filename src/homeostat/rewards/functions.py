@@ -270,7 +270,9 @@ def _plain(expected: Any) -> str:
 
 def _column(columns: Mapping[str, Any], name: str) -> Any:
     if name not in columns:
-        known = ", ".join(sorted(columns)) or "none"
+        from homeostat.config.reward_base import CALL_KEYWORDS
+
+        known = ", ".join(sorted(columns.keys() - set(CALL_KEYWORDS))) or "none"
         raise RewardError(f"the row has no column {name!r} (it has: {known})")
     return columns[name]
 
