@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -61,6 +62,13 @@ def place(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model").symlink_to(model)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+class Terminal:
+    """A standard input that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def write(file: Path, row: dict, count: int = 12) -> None:
@@ -210,6 +218,30 @@ def test_a_model_that_is_elsewhere_gives_a_recipe_with_a_remark(place: Path) -> 
     config = load_config("recipe.yaml")
     assert config.lora is not None
     assert config.model.quantization == "nf4"
+
+
+def test_rows_are_read_even_if_the_model_is_elsewhere(place: Path) -> None:
+    write(place / "rows.jsonl", ROWS[Task.SFT])
+    new("my.yaml", "--task", "sft", "--model", "some/model", "--data", "rows.jsonl")
+    text = (place / "my.yaml").read_text()
+    assert "not on this disk" not in text
+    assert yaml.safe_load(text)["data"]["train"][0]["columns"] == {
+        "prompt": "question",
+        "completion": "answer",
+    }
+
+
+def test_a_question_lists_its_choices_once_and_is_asked_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(place / "rows.jsonl", ROWS[Task.SFT])
+    monkeypatch.setattr("homeostat.cli.new.sys", SimpleNamespace(stdin=Terminal()))
+    typed = "sft\nsome/model\nrows.jsonl\nh1000\nh100\n"
+    result = CliRunner().invoke(app, ["new", "my.yaml"], input=typed, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("reward_model") == 1
+    assert "'h1000' is not known" in result.output
+    assert result.output.count("GPU to plan for") == 2
 
 
 def test_the_demo_brings_its_files_along(place: Path) -> None:

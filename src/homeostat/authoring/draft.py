@@ -116,8 +116,9 @@ def make_draft(answers: Answers, data: DataFacts, model: ModelFacts, *, folder: 
         draft.comments["data.train.0.chat"] = "the model has no chat template"
     draft.set("data.train", [source])
     if data.row is None:
+        where = "" if Path(answers.data).exists() else "not on this disk: "
         draft.comments["data.train.0.path"] = (
-            "not on this disk: columns are recognised when it is read (homeostat inspect)"
+            f"{where}columns are recognised when it is read (homeostat inspect)"
         )
     _set_algorithm(draft, answers.task, source)
     if answers.task is Task.RL:

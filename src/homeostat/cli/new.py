@@ -221,8 +221,19 @@ def _copy(names: tuple[str, ...]) -> None:
 def _ask_gpu() -> tuple[str | None, str | None]:
     """Return the name or the memory of a GPU in another machine; nothing for this machine."""
     question = "GPU to plan for (a name such as h100, or its memory such as 24GB; empty: this one)"
-    typed = typer.prompt(question, default="", show_default=False)
-    return parse_answer(typed) if typed.strip() else (None, None)
+    return typer.prompt(question, default="", show_default=False, value_proc=_gpu_of)
+
+
+def _gpu_of(typed: str) -> tuple[str | None, str | None]:
+    """Return what was typed as a name or a memory; raise BadParameter to have it asked again."""
+    if not typed.strip():
+        return None, None
+    gpu, memory = parse_answer(typed)
+    try:
+        find_gpus(gpu, memory, 1)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+    return gpu, memory
 
 
 def _ask(
@@ -237,8 +248,7 @@ def _ask(
             "homeostat new --demo."
         )
     if task is None:
-        choices = ", ".join(Task)
-        task = typer.prompt(f"What to do ({choices})", default=Task.SFT, type=Task)
+        task = typer.prompt("What to do", default=Task.SFT, type=Task)
     model = model or typer.prompt("Model (folder, .gguf file, or a name on the hub)")
     data = data or typer.prompt("Data (.jsonl, .json or .parquet file)")
     assert task is not None, "prompted for"
@@ -257,7 +267,12 @@ def _make(answers: Answers, machine: _Machine, *, folder: Path) -> tuple[Draft, 
     lacks = missing_for_training()
     is_here = Path(answers.model).exists() and Path(answers.data).exists()
     if lacks is not None or not is_here:
-        draft = make_draft(answers, DataFacts(), ModelFacts(), folder=folder)
+        facts = DataFacts()
+        if lacks is None and Path(answers.data).exists():
+            from homeostat.authoring.facts import read_data
+
+            facts = read_data(answers.data)
+        draft = make_draft(answers, facts, ModelFacts(), folder=folder)
         _apply_device(draft, machine)
         if machine.method in (Method.LORA, Method.QLORA):
             draft.set("lora.rank", 16)
