@@ -18,7 +18,9 @@ from homeostat.config import RunConfig
 from homeostat.config.loading.load import build_config
 from homeostat.data.inputs import prepare_row_part
 from homeostat.data.tokenizer import load_tokenizer
-from homeostat.errors import ConfigError, DataError
+from homeostat.errors import ConfigError, DataError, ModelError
+from homeostat.generation.choice import choose
+from homeostat.generation.loading import load_text_model
 from homeostat.observe.jsonl import read_metrics
 from homeostat.rewards.functions import load_reward
 from homeostat.run.preflight.check import Preflight
@@ -199,3 +201,8 @@ def test_check_shows_the_labels_and_plans_the_memory(trained: RunConfig) -> None
     assert labels.text == "32 pairs, all to differ by more than 0"
     (memory,) = [item for item in items if item.name == "memory"]
     assert memory.facts["training_peak_bytes"] > 0
+
+
+def test_a_reward_model_writes_no_texts_and_the_error_says_so(trained: RunConfig) -> None:
+    with pytest.raises(ModelError, match="is a reward model: it scores texts"):
+        load_text_model(choose(trained.run_dir))

@@ -66,7 +66,7 @@ def slow(seconds: float) -> Act:
 
 
 def endless(*, start: bytes, again: bytes) -> Act:
-    """Begin a reply, and continue with the same bytes now and then until the caller has given up."""
+    """Begin a reply, and continue with the same bytes now and then until the caller gives up."""
 
     def act(handler: BaseHTTPRequestHandler) -> None:
         handler.wfile.write(start)

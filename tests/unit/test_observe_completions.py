@@ -136,7 +136,7 @@ def test_the_newest_step_is_read_by_default(tmp_path):
     assert read_completions(tmp_path, 3)[0]["step"] == 3
     with pytest.raises(RunDirError, match=r"of step 4\. Steps there: 3, 20, 100"):
         read_completions(tmp_path, 4)
-    with pytest.raises(RunDirError, match="None were written yet"):
+    with pytest.raises(RunDirError, match="Only RL runs write them"):
         read_completions(tmp_path / "none")
 
 

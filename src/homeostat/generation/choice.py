@@ -15,6 +15,7 @@ from typing import Any
 
 from homeostat.config.data import DataConfig
 from homeostat.config.int4 import Int4Config
+from homeostat.config.kind import RunKind
 from homeostat.config.loading.resume import saved_config
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.run import RunConfig
@@ -30,7 +31,8 @@ from homeostat.train.checkpoint import CheckpointStore, Found
 class Choice:
     """A model, the adapter on it, and the checkpoint whose trained weights replace the loaded ones.
 
-    `data`, `seed` and `int4` are those of the run that the model comes from, if it comes from one.
+    `data`, `seed`, `int4` and `kind` are those of the run that the model comes from, if it comes
+    from one.
     `exported` is its checkpoint that has the model in Hugging Face format, so that nothing needs to
     be replaced.
     """
@@ -42,6 +44,7 @@ class Choice:
     seed: int = 0
     int4: Int4Config | None = None
     exported: Found | None = None
+    kind: RunKind | None = None
 
     def describe(self) -> str:
         """Name the files for people."""
@@ -162,7 +165,7 @@ def saved_recipe(folder: Path) -> RunConfig:
 def _of_run(folder: Path, step: str | None) -> Choice:
     run, store = saved_recipe(folder), CheckpointStore(RunPaths(folder).checkpoints, read_only=True)
     found = _checkpoint(store, step)
-    of_run: Any = {"data": run.data, "seed": run.seed, "int4": run.trainer.int4}
+    of_run: Any = {"data": run.data, "seed": run.seed, "int4": run.trainer.int4, "kind": run.kind}
     exported = found.path / "hf"
     if (exported / "config.json").is_file():
         # The model that the run started from need not be there any more.

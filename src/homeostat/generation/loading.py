@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 import torch
 
+from homeostat.config.kind import RunKind
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -114,6 +115,12 @@ def load_weights(choice: Choice, *, device: torch.device, dtype: torch.dtype) ->
 
     Packed INT4 weights are dequantised.
     """
+    if choice.kind is RunKind.REWARD_MODEL:
+        raise ModelError(
+            f"{choice.describe()} is a reward model: it scores texts and cannot write any. Its "
+            "classifier for transformers is in the folder hf of a checkpoint (checkpoint.export; "
+            "for an adapter also lora.export=merged)."
+        )
     group_size, decode = int4_group_size(choice.model), None
     if group_size is not None:
         how = {"group_size": group_size, "source": f"model.path: {choice.model.path}"}

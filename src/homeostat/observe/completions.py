@@ -165,7 +165,7 @@ def read_completions(folder: Path, step: int | None = None) -> list[Row]:
     """Return the rows of a step, or of the newest step with a file. Raises RunDirError."""
     steps = completion_steps(folder)
     if not steps or (step is not None and step not in steps):
-        there = f"Steps there: {_spans(steps)}." if steps else "None were written yet."
+        there = f"Steps there: {_spans(steps)}." if steps else "Only RL runs write them."
         which = "" if step is None else f" of step {step}"
         raise RunDirError(f"{folder}: holds no completions{which}. {there}")
     path = completions_file(folder, steps[-1] if step is None else step)
