@@ -147,7 +147,7 @@ def new(
     asks for everything that you did not give as an option.
     """
     if demo or example is not None:
-        for_drafts = {
+        for_drafts: dict[str, object] = {
             **{"RECIPE": recipe, "--task": task, "--model": model, "--data": data},
             **{"--reward": reward, "--memory": memory, "--gpu": gpu, "--name": name},
             "--example": example if demo else None,
