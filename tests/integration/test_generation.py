@@ -140,6 +140,8 @@ def test_the_step_of_a_run_can_be_chosen(runs):
         choose(run, step="best")
     with pytest.raises(CheckpointError, match="number, best or latest"):
         choose(run, step="newest")
+    with pytest.raises(CheckpointError, match="--step 99: there is no such checkpoint"):
+        choose(run, step="99")
     with pytest.raises(ModelError, match="--step has no meaning"):
         choose(runs / "base", step="2")
     with pytest.raises(ModelError, match="does not exist"):

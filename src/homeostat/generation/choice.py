@@ -226,4 +226,4 @@ def _checkpoint(store: CheckpointStore, step: str | None) -> Found:
         return store.at_step(best)
     if not step.isdecimal():
         raise CheckpointError(f"--step {step}: say a number, best or latest.")
-    return store.at_step(int(step))
+    return store.at_step(int(step), asked_by="--step ")

@@ -142,17 +142,18 @@ class CheckpointStore:
             )
         return None
 
-    def at_step(self, step: int) -> Found:
+    def at_step(self, step: int, *, asked_by: str = "checkpoint.load_step=") -> Found:
+        """Return the checkpoint of a step. An error names who asked for it."""
         self._put_back()
         path = self.path(step)
         if not path.is_dir():
             known = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(
-                f"checkpoint.load_step={step}: there is no such checkpoint in "
+                f"{asked_by}{step}: there is no such checkpoint in "
                 f"{self.folder.absolute()}. Steps there: {known}."
             )
         if (broken := why_broken(path)) is not None:
-            raise CheckpointError(f"checkpoint.load_step={step}: {path.name} is broken: {broken}.")
+            raise CheckpointError(f"{asked_by}{step}: {path.name} is broken: {broken}.")
         return self._found(step, [])
 
     def prune(self, *, keep_last: int, max_bytes: int | None) -> list[int]:
