@@ -31,10 +31,10 @@ from homeostat.config import RunConfig
 from homeostat.config.algorithm import SftConfig
 from homeostat.config.loading.load import build_config
 from homeostat.train.build import local_trainer
-from homeostat.train.estimate import estimate_update
-from homeostat.train.frozen import checksums
+from homeostat.train.estimating.estimate import estimate_update
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import Runtime
+from homeostat.train.saving.frozen import checksums
 from homeostat.types import Role, TokenRow, TrainBatch
 
 PACKAGES = ("torch", "triton", "transformers")

@@ -55,8 +55,8 @@ from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.local import LocalTrainer
 from homeostat.train.oom import MemoryGuard
-from homeostat.train.run_state import RlState, RunState
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.saving.run_state import RlState, RunState
 from homeostat.train.step import GuardedStep
 from homeostat.types import Prompt, Role, RolloutGroup, Sample
 

@@ -36,7 +36,7 @@ from homeostat.observe.devices import host_rss
 from homeostat.run.sizing.estimate import full_batch, loss_of
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
-from homeostat.train.estimate import estimate_update
+from homeostat.train.estimating.estimate import estimate_update
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role, TrainBatch

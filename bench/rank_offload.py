@@ -30,7 +30,7 @@ from homeostat.config.algorithm import SftConfig
 from homeostat.config.cluster import LOOPBACK
 from homeostat.config.loading.load import build_config
 from homeostat.train.cores import PLAIN
-from homeostat.train.estimate import estimate_update
+from homeostat.train.estimating.estimate import estimate_update
 from homeostat.train.fsdp.make import make_trainer
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role, TokenRow, TrainBatch

@@ -36,8 +36,8 @@ from homeostat.config.loading.load import build_config
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.saving.shards import TensorReader
 from homeostat.train.sharded import start_sharded
-from homeostat.train.shards import TensorReader
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role, TokenRow, TrainBatch
 

@@ -15,9 +15,9 @@ from homeostat.algorithms.sft import loss_spec
 from homeostat.config.algorithm import SftConfig
 from homeostat.models.decoder import Decoder
 from homeostat.train.build import local_trainer
-from homeostat.train.frozen import checksums
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.saving.frozen import checksums
 from homeostat.train.scoring import score
 from homeostat.types import Role, TokenRow, TrainBatch
 

@@ -15,11 +15,11 @@ from tests.support import tiny
 from homeostat.algorithms.sft import loss_spec
 from homeostat.config.algorithm import SftConfig
 from homeostat.config.optimizer import AdafactorConfig, AdamWConfig, AnyOptimizer, MuonConfig
-from homeostat.train import host_state
 from homeostat.train.build import local_trainer
 from homeostat.train.local import LocalTrainer
-from homeostat.train.optim import MasterOptimizer
+from homeostat.train.optimizers import host_state
 from homeostat.train.optimizers.muon import orthogonalised
+from homeostat.train.optimizers.optimizer import MasterOptimizer
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role, TokenRow, TrainBatch
 

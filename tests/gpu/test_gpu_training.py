@@ -18,10 +18,10 @@ from homeostat.config.algorithm import SftConfig
 from homeostat.models.build import load_model
 from homeostat.observe.jsonl import read_metrics
 from homeostat.run.sizing.token_budget import MOST_TOKENS
-from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.local import LocalTrainer
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
+from homeostat.train.saving.checkpoint import CheckpointStore
 from homeostat.types import Role, TrainBatch
 
 pytestmark = [

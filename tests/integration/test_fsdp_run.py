@@ -16,7 +16,7 @@ from tests.support import ranks, runs, tiny, tiny_rl
 from homeostat.config import RunConfig
 from homeostat.errors import OutOfMemoryHaltError
 from homeostat.observe.jsonl import read_metrics
-from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.saving.checkpoint import CheckpointStore
 from homeostat.train.sharded import ShardedTrainer
 
 pytestmark = pytest.mark.ranks

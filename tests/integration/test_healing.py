@@ -29,7 +29,7 @@ from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import open_session
 from homeostat.run.wiring.hooks import Hooks
-from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.saving.checkpoint import CheckpointStore
 from homeostat.types import Role
 
 # Rules with limits that every run breaks, so that what follows a finding can be seen.

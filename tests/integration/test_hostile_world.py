@@ -24,12 +24,12 @@ from homeostat.models.hf import save_hf
 from homeostat.observe.durable import sha256_of
 from homeostat.observe.jsonl import read_metrics
 from homeostat.run.session.signals import StopRequest
-from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.inspection.nonfinite import Replay, find_bad_rows, trace_origin
 from homeostat.train.local import LocalTrainer
-from homeostat.train.nonfinite import Replay, find_bad_rows, trace_origin
 from homeostat.train.roles import RoleModel
-from homeostat.train.run_state import RunState
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.saving.checkpoint import CheckpointStore
+from homeostat.train.saving.run_state import RunState
 from homeostat.types import LossSpec, Role, StepPlan, TokenRow, TrainBatch
 
 EVALUATED = {"data": {"validation_share": 0.2}, "eval": {"interval_steps": 1, "at_start": True}}
@@ -77,7 +77,7 @@ def test_before_the_first_step_a_signal_ends_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_during_a_save_ends_with_that_save(tmp_path: Path) -> None:
-    prelude = runs.before("homeostat.train.checkpoint", "_write_manifest", sends("SIGTERM"))
+    prelude = runs.before("homeostat.train.saving.checkpoint", "_write_manifest", sends("SIGTERM"))
     code, output, config = run_child(tmp_path, prelude)
     assert code == 128 + signal.SIGTERM, output
     assert "A second signal ends it at once" in output
@@ -91,7 +91,7 @@ def test_a_second_signal_during_a_save_ends_at_once_and_leaves_nothing_behind(
     straight = tiny.config(tmp_path, name="straight")
     runs.train(straight)
     prelude = runs.before(
-        "homeostat.train.checkpoint", "_write_manifest", sends("SIGTERM", times=2),
+        "homeostat.train.saving.checkpoint", "_write_manifest", sends("SIGTERM", times=2),
         only_if="args[0].name.endswith('4')",
     )  # fmt: skip
     code, output, config = run_child(tmp_path, prelude)

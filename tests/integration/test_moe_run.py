@@ -19,7 +19,7 @@ from homeostat.models.build import load_model
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
 from homeostat.observe.report import write_report
 from homeostat.run.preflight.check import Preflight
-from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.saving.checkpoint import CheckpointStore
 
 CPU = torch.device("cpu")
 MOVED = ("model.moe.balancing=bias", "model.moe.router_bias_update_rate=0.01")

@@ -25,9 +25,9 @@ from homeostat.observe.jsonl import read_metrics
 from homeostat.rewards.functions import load_reward
 from homeostat.run.preflight.check import Preflight
 from homeostat.train.build import local_trainer
-from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.cores import PLAIN
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.saving.checkpoint import CheckpointStore
 from homeostat.types import Outputs, Role, TrainBatch
 
 SETTINGS = {

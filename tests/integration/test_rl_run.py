@@ -19,8 +19,8 @@ from homeostat.observe.jsonl import read_metrics
 from homeostat.rollout.journal import Journal
 from homeostat.rollout.sampled_with import require_same_sampling
 from homeostat.train.build import local_trainer
-from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.saving.checkpoint import CheckpointStore
 from homeostat.types import Role
 
 ALGORITHMS = [cls.model_fields["type"].annotation.__args__[0] for cls in AnyPolicyGradient.__args__]

@@ -17,8 +17,8 @@ from homeostat.errors import ConfigError, DataError, ModelError, RunDirError, Tr
 from homeostat.models.build import load_model
 from homeostat.models.hf import save_hf
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
-from homeostat.train.checkpoint import CheckpointStore
-from homeostat.train.shards import TensorReader
+from homeostat.train.saving.checkpoint import CheckpointStore
+from homeostat.train.saving.shards import TensorReader
 
 
 def test_a_run_learns_and_leaves_all_its_files(tmp_path: Path) -> None:

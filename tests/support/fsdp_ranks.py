@@ -38,8 +38,8 @@ from homeostat.train.cores import PLAIN
 from homeostat.train.fsdp.make import make_trainer
 from homeostat.train.fsdp.mesh import local_part
 from homeostat.train.fsdp.trainer import FsdpTrainer
+from homeostat.train.inspection.nonfinite import STORED_WEIGHTS
 from homeostat.train.local import LocalTrainer
-from homeostat.train.nonfinite import STORED_WEIGHTS
 from homeostat.train.roles import Training
 from homeostat.train.runtime import resolve_runtime
 from homeostat.train.scoring import score

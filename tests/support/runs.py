@@ -22,7 +22,7 @@ from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import open_session
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
-from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.saving.checkpoint import CheckpointStore
 
 
 def told(config: RunConfig) -> str:

@@ -15,12 +15,12 @@ import torch
 from tests.support.forks import Forked
 
 from homeostat.errors import CheckpointError, DiskFullError
-from homeostat.train.checkpoint import (
+from homeostat.train.saving.checkpoint import (
     CheckpointStore,
     why_broken,
 )
-from homeostat.train.run_state import RunState
-from homeostat.train.shards import Rows, TensorReader, copy_rows, write_whole
+from homeostat.train.saving.run_state import RunState
+from homeostat.train.saving.shards import Rows, TensorReader, copy_rows, write_whole
 
 
 def tensors(value: float = 0.0, size: int = 64) -> dict[str, dict[str, torch.Tensor]]:
@@ -134,8 +134,8 @@ import resource, sys, torch
 from pathlib import Path
 from types import SimpleNamespace
 from homeostat.errors import CheckpointError, DiskFullError
-from homeostat.train.checkpoint import CheckpointStore
-from homeostat.train.shards import write_whole
+from homeostat.train.saving.checkpoint import CheckpointStore
+from homeostat.train.saving.shards import write_whole
 store = CheckpointStore(Path(sys.argv[1]))
 def save(step, tensor):
     write = lambda folder: write_whole(folder, "model", {"w": tensor})
@@ -163,8 +163,8 @@ KILLED = """
 import os, sys, threading, torch
 from pathlib import Path
 from types import SimpleNamespace
-from homeostat.train.checkpoint import CheckpointStore
-from homeostat.train.shards import write_whole
+from homeostat.train.saving.checkpoint import CheckpointStore
+from homeostat.train.saving.shards import write_whole
 store = CheckpointStore(Path(sys.argv[1]))
 step = 0
 while True:
@@ -286,6 +286,6 @@ def test_a_refusal_for_lack_of_space_needs_more_than_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = SimpleNamespace(free=2_100_000)
-    monkeypatch.setattr("homeostat.train.checkpoint.shutil.disk_usage", lambda folder: usage)
+    monkeypatch.setattr("homeostat.train.saving.checkpoint.shutil.disk_usage", lambda folder: usage)
     with pytest.raises(DiskFullError, match=r"2\.68 MB are needed and 2\.10 MB are free"):
         CheckpointStore(tmp_path).save(1, lambda folder: None, {}, num_bytes=1_600_000)

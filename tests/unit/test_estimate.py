@@ -23,7 +23,7 @@ from homeostat.ops.live_bytes import LiveBytes
 from homeostat.run.sizing.estimate import MemoryPlan, full_batch, ladder, loss_of, plan_memory
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
-from homeostat.train.estimate import UpdateMemory, estimate_update
+from homeostat.train.estimating.estimate import UpdateMemory, estimate_update
 from homeostat.train.runtime import Runtime, resolve_runtime
 from homeostat.types import Role, TokenRow, TrainBatch
 

@@ -30,7 +30,7 @@ from homeostat.rollout.native.fast import make_bursts
 from homeostat.run.sizing.estimate import loss_of
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
-from homeostat.train.estimate import estimate_update
+from homeostat.train.estimating.estimate import estimate_update
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import resolve_runtime
 from homeostat.train.scoring import score

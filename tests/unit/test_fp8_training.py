@@ -34,7 +34,7 @@ from homeostat.run.preflight.precision import precision_items
 from homeostat.run.sizing.estimate import loss_of
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
-from homeostat.train.estimate import estimate_update
+from homeostat.train.estimating.estimate import estimate_update
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role, TokenRow, TrainBatch

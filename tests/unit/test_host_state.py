@@ -15,11 +15,10 @@ from torch import Tensor
 
 from homeostat.config.optimizer import AdafactorConfig, AdamWConfig, AnyOptimizer, MuonConfig
 from homeostat.ops.host_memory import HostMemory
-from homeostat.train import host_state
-from homeostat.train.host_state import HostState
-from homeostat.train.optim import MasterOptimizer, make_slot
-from homeostat.train.optimizers import muon
+from homeostat.train.optimizers import host_state, muon
 from homeostat.train.optimizers.catalogue import rule_of
+from homeostat.train.optimizers.host_state import HostState
+from homeostat.train.optimizers.optimizer import MasterOptimizer, make_slot
 
 CPU = torch.device("cpu")
 SHAPES = {

@@ -22,7 +22,7 @@ from homeostat.models.layer_offload import layer_matrices
 from homeostat.run.sizing.estimate import loss_of
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
-from homeostat.train.estimate import estimate_update
+from homeostat.train.estimating.estimate import estimate_update
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import resolve_runtime
 from homeostat.train.scoring import score

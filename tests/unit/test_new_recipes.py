@@ -35,7 +35,7 @@ from homeostat.generation.exporting import export_model
 from homeostat.models.build import open_source
 from homeostat.run.sizing.estimate import MemoryPlan
 from homeostat.shipped import shipped_folder
-from homeostat.train.estimate import UpdateMemory
+from homeostat.train.estimating.estimate import UpdateMemory
 
 PAIR = {"prompt": "1+1", "chosen": "2", "rejected": "3"}
 ROWS = {

@@ -12,7 +12,7 @@ from torch import Tensor
 from homeostat.config.optimizer import AdamWConfig, AnyOptimizer, MuonConfig
 from homeostat.ops.moments import code_book, encode, read_moment, write_moment, zero_moment
 from homeostat.ops.stochastic import Noise, noise_at, random_bits, round_to_bf16, tensor_key
-from homeostat.train.optim import MasterOptimizer
+from homeostat.train.optimizers.optimizer import MasterOptimizer
 
 CPU = torch.device("cpu")
 

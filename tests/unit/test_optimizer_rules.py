@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from homeostat.config.optimizer import AdafactorConfig, AdamWConfig, AnyOptimizer, MuonConfig
-from homeostat.train.optim import MasterOptimizer
 from homeostat.train.optimizers.muon import matrix_shape, orthogonalised, update_scale
+from homeostat.train.optimizers.optimizer import MasterOptimizer
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 NUM_STEPS = 6

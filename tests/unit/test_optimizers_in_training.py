@@ -16,9 +16,9 @@ from homeostat.errors import CheckpointError, ConfigError
 from homeostat.run.sizing.estimate import full_batch, loss_of
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
-from homeostat.train.estimate import estimate_update
+from homeostat.train.estimating.estimate import estimate_update
+from homeostat.train.estimating.optimizer_memory import optimizer_bytes
 from homeostat.train.local import LocalTrainer
-from homeostat.train.optim_memory import optimizer_bytes
 from homeostat.train.roles import Training
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role, TokenRow, TrainBatch, UpdateReport

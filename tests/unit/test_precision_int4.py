@@ -37,7 +37,7 @@ from homeostat.rollout.native.compact import can_be_copied
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.rollout.native.int4_model import Int4Model
 from homeostat.run.preflight.check import Preflight
-from homeostat.train.shards import TensorReader
+from homeostat.train.saving.shards import TensorReader
 from homeostat.types import TokenRow
 
 INT4 = {"int4": {"group_size": 32}}

@@ -13,7 +13,7 @@ from homeostat.config import RunConfig
 from homeostat.observe.jsonl import read_metrics
 from homeostat.precision.recipe import Fp8Recipe
 from homeostat.precision.statistics import MAX_ROWS, fp8_tally, int4_tally, metrics_of
-from homeostat.train.precision_probe import compared, cosine
+from homeostat.train.inspection.precision_probe import compared, cosine
 
 MEASURES = ("amax", "saturated_share", "flushed_share", "scale_min", "scale_max", "error")
 
@@ -95,7 +95,7 @@ def test_gradients_are_compared_by_their_direction() -> None:
 
 def test_tensors_are_chosen_from_all_over_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     params = [torch.nn.Parameter(torch.zeros(size)) for size in (4, 4, 400, 4, 4, 4, 4, 4)]
-    monkeypatch.setattr("homeostat.train.precision_probe.MAX_ELEMENTS", 16)
+    monkeypatch.setattr("homeostat.train.inspection.precision_probe.MAX_ELEMENTS", 16)
     assert [param.numel() for param in compared(params)] == [4] * 4
 
 

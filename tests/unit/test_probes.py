@@ -23,12 +23,12 @@ from homeostat.ops.attention import PackedLayout
 from homeostat.run.learning.probes import ScoredAgain, last_packed, plan_probes
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
-from homeostat.train.frozen import CHUNK_ELEMENTS, checksums
 from homeostat.train.local import LocalTrainer
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.roles import Training
-from homeostat.train.run_state import RunState
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.saving.frozen import CHUNK_ELEMENTS, checksums
+from homeostat.train.saving.run_state import RunState
 from homeostat.train.scoring import score
 from homeostat.train.step import GuardedStep
 from homeostat.types import Role, StepPlan, TokenRow, TrainBatch, UpdateReport

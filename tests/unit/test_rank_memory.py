@@ -14,8 +14,8 @@ from homeostat.config import RunConfig
 from homeostat.models.shape_only import shape_decoder
 from homeostat.run.sizing.estimate import loss_of
 from homeostat.train.cores import PLAIN
-from homeostat.train.estimate import UpdateMemory, estimate_update
-from homeostat.train.rank_memory import gathered_bytes
+from homeostat.train.estimating.estimate import UpdateMemory, estimate_update
+from homeostat.train.estimating.rank_memory import gathered_bytes
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import TrainBatch
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from homeostat.errors import CheckpointError
-from homeostat.train.shards import Rows, TensorReader, copy_rows, write_shard, write_whole
+from homeostat.train.saving.shards import Rows, TensorReader, copy_rows, write_shard, write_whole
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 

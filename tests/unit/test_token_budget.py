@@ -18,10 +18,10 @@ from homeostat.run.sizing.token_budget import (
     most_that_fit,
     sized,
 )
-from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.cores import PLAIN
-from homeostat.train.run_state import RunState
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.saving.checkpoint import CheckpointStore
+from homeostat.train.saving.run_state import RunState
 
 
 def test_a_recipe_comes_first_then_what_was_chosen_before(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from homeostat.config.trainer import TrainerConfig
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN, Way, choose_cores, fastest, measure
 from homeostat.train.lanes import Lanes, split
-from homeostat.train.optim import MasterOptimizer
+from homeostat.train.optimizers.optimizer import MasterOptimizer
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role, TokenRow, TrainBatch
 

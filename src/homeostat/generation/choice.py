@@ -24,7 +24,7 @@ from homeostat.hub.resolve import resolve_model
 from homeostat.models.adapter_files import ADAPTER_CONFIG, adapter_settings, find_base
 from homeostat.models.hf import read_json
 from homeostat.observe.run_dir import RunPaths
-from homeostat.train.checkpoint import CheckpointStore, Found
+from homeostat.train.saving.checkpoint import CheckpointStore, Found
 
 
 @dataclass(frozen=True, slots=True)

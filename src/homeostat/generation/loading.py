@@ -27,7 +27,7 @@ from homeostat.models.lora import merge_adapters
 from homeostat.precision.bases import base_rewrite
 from homeostat.precision.int4_files import dequantised_tensors, read_group_size
 from homeostat.rollout.native.engine import NativeEngine
-from homeostat.train.shards import TensorReader, require_same_shapes
+from homeostat.train.saving.shards import TensorReader, require_same_shapes
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16"]

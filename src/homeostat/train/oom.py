@@ -26,7 +26,7 @@ from homeostat.train.memory import (
     recorded_call_sites,
     write_snapshot,
 )
-from homeostat.train.run_state import RunState
+from homeostat.train.saving.run_state import RunState
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role, TrainBatch
 

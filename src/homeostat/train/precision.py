@@ -18,7 +18,7 @@ from homeostat.precision.int4_rewrite import Int4Rewrite, int4_bytes
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
-from homeostat.train.shards import Rows, TensorReader
+from homeostat.train.saving.shards import Rows, TensorReader
 from homeostat.types import Role
 
 

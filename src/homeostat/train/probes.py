@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.ops.memory import is_out_of_memory, reason_of
-from homeostat.train.gradients import stacked
-from homeostat.train.optim import MasterOptimizer
+from homeostat.train.optimizers.gradients import stacked
+from homeostat.train.optimizers.optimizer import MasterOptimizer
 from homeostat.types import UpdateReport
 
 # Steps that are measured: the first few, and then one in so many.

@@ -29,19 +29,19 @@ from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
 from homeostat.precision.account import account_of, begin_step
 from homeostat.precision.rewrite import Rewrite
-from homeostat.train.device_report import peak_memory, probe_seconds
 from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
 from homeostat.train.exporting import export_role, sent_weights
-from homeostat.train.frozen import checksums, require_same_frozen
-from homeostat.train.nonfinite import trace
-from homeostat.train.optim import require_same_kind
+from homeostat.train.inspection.device_report import peak_memory, probe_seconds
+from homeostat.train.inspection.nonfinite import trace
+from homeostat.train.inspection.precision_probe import measure_precision, with_observed
+from homeostat.train.optimizers.optimizer import require_same_kind
 from homeostat.train.precision import copy_recorded, distinct, rows_of
-from homeostat.train.precision_probe import measure_precision, with_observed
 from homeostat.train.roles import RoleModel, RoleState, Training
 from homeostat.train.runtime import Runtime
+from homeostat.train.saving.frozen import checksums, require_same_frozen
+from homeostat.train.saving.shards import Rows, TensorReader, copy_rows, described
 from homeostat.train.scoring import require_outputs
 from homeostat.train.sharding import Shards
-from homeostat.train.shards import Rows, TensorReader, copy_rows, described
 from homeostat.train.starting import role_state
 from homeostat.train.trainer import DeviceReport, Origin
 from homeostat.train.update import Accumulated, Measured, UpdateShare, make_report, to_host

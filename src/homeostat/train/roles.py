@@ -20,7 +20,7 @@ from homeostat.models.build import LoadedModel, Model, ModelSheet
 from homeostat.models.lora import adapters_off
 from homeostat.precision.rewrite import Rewrite
 from homeostat.train.forward import Forward
-from homeostat.train.optim import MasterOptimizer
+from homeostat.train.optimizers.optimizer import MasterOptimizer
 from homeostat.train.probes import Unmeasured, UpdateProbe
 from homeostat.train.update import Accumulated
 from homeostat.types import Role

@@ -17,9 +17,9 @@ from typing import Protocol, TypeVar
 from torch import Tensor, nn
 
 from homeostat.models.build import Model
-from homeostat.train.optim import MasterOptimizer
+from homeostat.train.optimizers.optimizer import MasterOptimizer
+from homeostat.train.saving.shards import Rows, write_whole
 from homeostat.train.sequence.links import SequenceLinks
-from homeostat.train.shards import Rows, write_whole
 from homeostat.train.update import UpdateShare
 
 T = TypeVar("T")

@@ -7,11 +7,11 @@ from functools import partial
 from homeostat.config.trainer import TrainerConfig
 from homeostat.train.expert_bias import expert_biases
 from homeostat.train.forward import Forward
-from homeostat.train.frozen import not_trained
-from homeostat.train.optim import MasterOptimizer
+from homeostat.train.optimizers.optimizer import MasterOptimizer
 from homeostat.train.probes import UpdateProbe
 from homeostat.train.roles import RoleModel, RoleState, Training
 from homeostat.train.runtime import Runtime
+from homeostat.train.saving.frozen import not_trained
 from homeostat.train.sharding import Shards
 from homeostat.types import Role
 

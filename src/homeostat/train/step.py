@@ -17,10 +17,10 @@ from homeostat.data.loader import repack
 from homeostat.errors import NonFiniteHaltError
 from homeostat.observe.run_dir import RunDir
 from homeostat.train.events import EmitEvent
-from homeostat.train.nonfinite import STORED_WEIGHTS
+from homeostat.train.inspection.nonfinite import STORED_WEIGHTS
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.router_loss import with_router_loss
-from homeostat.train.run_state import RunState
+from homeostat.train.saving.run_state import RunState
 from homeostat.train.trainer import Origin, Trainer
 from homeostat.types import Role, StepPlan, TokenRow, UpdateReport
 

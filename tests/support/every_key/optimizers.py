@@ -22,8 +22,8 @@ from tests.support.every_key.workshop import (
 from homeostat.config.optimizer import AnyOptimizer
 from homeostat.config.run import RunConfig
 from homeostat.models.weight_stream import WeightStream
-from homeostat.train.host_state import HostState
-from homeostat.train.optim import MasterOptimizer
+from homeostat.train.optimizers.host_state import HostState
+from homeostat.train.optimizers.optimizer import MasterOptimizer
 
 # Each key with another value than its default, by the optimizers that have it.
 ADAM = {"beta1": "0.5", "beta2": "0.5", "eps": "0.1", "moments": "8bit"}

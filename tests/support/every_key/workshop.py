@@ -47,7 +47,7 @@ from homeostat.hub.resolve import resolve_names
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
 from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.session import open_session
-from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.saving.checkpoint import CheckpointStore
 from homeostat.types import TokenRow
 
 # The weights that a run of the base recipe came to, in HF format; and an adapter on top of them.

@@ -1,4 +1,4 @@
-"""List the metrics of quantised layers, measured on sampled steps (train/precision_probe.py).
+"""List the metrics of quantised layers (measured by train/inspection/precision_probe.py).
 
 A group is attention, mlp, experts or head. What is counted are the numbers that one micro-batch
 quantised: weights, activations and gradients in FP8, weights in INT4.

@@ -25,8 +25,8 @@ from homeostat.run.session.session import Session, open_session
 from homeostat.run.wiring.compile_cache import own_compile_cache
 from homeostat.run.wiring.rl_setup import set_up_rl
 from homeostat.run.wiring.sft_setup import Prepare, set_up
-from homeostat.train.checkpoint import Found
 from homeostat.train.runtime import resolve_device
+from homeostat.train.saving.checkpoint import Found
 
 _PREPARE: dict[RunKind, Prepare] = {
     RunKind.SFT: prepare_sft,

@@ -22,7 +22,7 @@ from homeostat.run.learning.probes import worst
 from homeostat.run.learning.routes import route_metrics
 from homeostat.run.learning.updates import step_rows
 from homeostat.run.wiring.rl_setup import RlParts
-from homeostat.train.device_report import speed_metrics
+from homeostat.train.inspection.device_report import speed_metrics
 from homeostat.types import RolloutGroup, Sample, UpdateReport
 
 

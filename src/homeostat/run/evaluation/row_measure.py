@@ -11,7 +11,7 @@ from homeostat.observe.devices import host_rss
 from homeostat.run.evaluation.expert_load import load_metrics
 from homeostat.run.learning.probes import plan_probes
 from homeostat.run.sizing.token_budget import current_sizes
-from homeostat.train.device_report import speed_metrics
+from homeostat.train.inspection.device_report import speed_metrics
 from homeostat.types import StepPlan, UpdateReport
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from homeostat.config.parts import RowLearningSettings
 from homeostat.config.trainer import TrainerConfig
 from homeostat.run.sizing.token_budget import current_sizes
 from homeostat.train.oom import MemoryGuard
-from homeostat.train.run_state import RunState
+from homeostat.train.saving.run_state import RunState
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role, TrainBatch
 

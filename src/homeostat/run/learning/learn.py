@@ -51,7 +51,7 @@ from homeostat.run.learning.updates import (
 from homeostat.run.sizing.token_budget import current_sizes
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.probes import is_measured
-from homeostat.train.run_state import RlState, RunState
+from homeostat.train.saving.run_state import RlState, RunState
 from homeostat.train.scoring import score
 from homeostat.train.step import GuardedStep
 from homeostat.train.trainer import Trainer

@@ -13,7 +13,7 @@ from homeostat.config.loading.live import LiveConfig
 from homeostat.data.loader import micro_batches
 from homeostat.run.sizing.token_budget import current_sizes
 from homeostat.train.oom import MemoryGuard
-from homeostat.train.run_state import RunState
+from homeostat.train.saving.run_state import RunState
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role, TokenRow, TrainBatch
 

@@ -18,7 +18,7 @@ from homeostat.config.loading.live import LiveConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.run.learning.updates import step_rows
 from homeostat.train.events import EmitEvent
-from homeostat.train.precision_probe import UNQUANTISED
+from homeostat.train.inspection.precision_probe import UNQUANTISED
 from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role, RolloutGroup, TrainBatch

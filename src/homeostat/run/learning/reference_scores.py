@@ -33,7 +33,7 @@ from homeostat.run.learning.mismatched import Mismatched
 from homeostat.run.session.session import Session
 from homeostat.run.session.waiting import progress_of
 from homeostat.train.forward import predicted_positions
-from homeostat.train.run_state import RunState
+from homeostat.train.saving.run_state import RunState
 from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role, TokenRow, TrainBatch

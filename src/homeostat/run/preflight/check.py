@@ -70,9 +70,9 @@ from homeostat.run.sizing.estimate import (
     with_columns,
 )
 from homeostat.run.sizing.token_budget import as_chosen, choose_tokens, tokens_line
-from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.cores import PLAIN, slowdown_of_bf16
 from homeostat.train.runtime import choose_way, resolve_device, resolve_dtype, resolve_runtime
+from homeostat.train.saving.checkpoint import CheckpointStore
 from homeostat.train.sequence.heads import require_sequence
 from homeostat.types import StepPlan
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from homeostat.rollout.engine import Engine, Quiesce
-from homeostat.train.run_state import RlState
+from homeostat.train.saving.run_state import RlState
 
 # The file of a checkpoint with the weights of an engine that was behind the trainer.
 PUBLISHED = "published.safetensors"

@@ -12,7 +12,7 @@ from homeostat.run.publication.several import SentToSeveral
 from homeostat.run.session.replacements import Replacements, StartEngine
 from homeostat.run.session.restarts import Restarts
 from homeostat.run.session.session import Session
-from homeostat.train.run_state import RlState
+from homeostat.train.saving.run_state import RlState
 from homeostat.train.trainer import Trainer
 
 Feed = NoEngine | SharedWeights | SentWeights

@@ -45,7 +45,7 @@ from homeostat.sync.publish import Publisher, ScoreEach, WeightSource
 from homeostat.sync.transports import open_transport
 from homeostat.sync.verify import Probe, require_received
 from homeostat.train.local import LocalTrainer
-from homeostat.train.run_state import RlState
+from homeostat.train.saving.run_state import RlState
 from homeostat.train.trainer import Trainer
 from homeostat.types import TokenRow
 

@@ -14,7 +14,7 @@ from homeostat.errors import CheckpointWriteError, DiskFullError
 from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
 from homeostat.run.session.session import Session
-from homeostat.train.checkpoint import Write
+from homeostat.train.saving.checkpoint import Write
 from homeostat.types import Role
 
 if TYPE_CHECKING:

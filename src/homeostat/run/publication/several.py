@@ -26,7 +26,7 @@ from homeostat.run.session.session import Session
 from homeostat.sync.bucket import Manifest
 from homeostat.sync.publish import WeightSource
 from homeostat.sync.verify import Probe
-from homeostat.train.run_state import RlState
+from homeostat.train.saving.run_state import RlState
 from homeostat.train.trainer import Trainer
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homeostat.run.session.session import Session
-from homeostat.train.run_state import RunState
+from homeostat.train.saving.run_state import RunState
 
 
 @dataclass(frozen=True, slots=True)

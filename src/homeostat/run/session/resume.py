@@ -8,7 +8,7 @@ from homeostat.config.loading.resume import Change, compare_configs, saved_confi
 from homeostat.config.run import RunConfig
 from homeostat.errors import ConfigError, Problem, RunDirError
 from homeostat.observe.run_dir import RunDir
-from homeostat.train.checkpoint import CheckpointStore, Found
+from homeostat.train.saving.checkpoint import CheckpointStore, Found
 
 
 @dataclass(frozen=True, slots=True)

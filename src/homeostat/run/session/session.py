@@ -34,7 +34,7 @@ from homeostat.run.healing.healer import Healing, RollBackError
 from homeostat.run.healing.watch import Watch, sound_state
 from homeostat.run.session.resume import ResumePoint, find_resume_point
 from homeostat.run.session.signals import StopRequest
-from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.saving.checkpoint import CheckpointStore
 from homeostat.types import UpdateReport
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Estimate the peak memory of each device before a run starts, and suggest how to lower it.
 
     held         weights, gradients, optimizer state, the reference model
-    training     held + what the largest micro-batch needs (train/estimate.py runs it without data)
+    training     held + what the largest micro-batch needs (train/estimating runs it without data)
     sampling     held + the engine's KV cache + the engine's copies of the weights (on a CPU)
                  + one forward pass over prompts, or over one token of each sequence (RL with the
                  native engine)
@@ -35,7 +35,7 @@ from homeostat.observe.devices import host_rss
 from homeostat.rollout.native.cache import token_bytes
 from homeostat.rollout.native.fast import decode_path
 from homeostat.rollout.native.memory import free_bytes
-from homeostat.train.estimate import UpdateMemory, estimate_prefill, estimate_update
+from homeostat.train.estimating.estimate import UpdateMemory, estimate_prefill, estimate_update
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, TokenRow, TrainBatch
 

@@ -1,7 +1,7 @@
 """Choose the number of tokens of a micro-batch if the recipe does not set it.
 
 A large GPU is faster with more tokens at a time, up to `MOST_TOKENS`. Whether they fit is found by
-running an update without data (train/estimate.py) and comparing with the free memory. How an update
+running an update without data (train/estimating) and comparing with the free memory. How an update
 is split changes its gradient only by rounding errors; to avoid even these, a resumed run keeps the
 number that it chose at its start.
 """
@@ -13,8 +13,8 @@ from homeostat.config.trainer import DEFAULT_TOKENS, TrainerConfig
 from homeostat.models.preview import preview_model
 from homeostat.precision.bases import base_rewrite
 from homeostat.run.sizing.estimate import full_batch, plan_memory
-from homeostat.train.run_state import RunState
 from homeostat.train.runtime import Runtime
+from homeostat.train.saving.run_state import RunState
 
 # More tokens than this gave no more speed on the largest GPUs.
 MOST_TOKENS = 32_768

@@ -49,9 +49,9 @@ from homeostat.run.wiring.engines import engine_starter, open_engine
 from homeostat.run.wiring.inputs import open_prompts, require_vocabulary
 from homeostat.run.wiring.replay import require_replay
 from homeostat.run.wiring.sft_setup import begin_state, describe_model, open_trainer
-from homeostat.train.profile import StepProfiler
-from homeostat.train.run_state import RlState, RunState
+from homeostat.train.inspection.profile import StepProfiler
 from homeostat.train.runtime import Runtime
+from homeostat.train.saving.run_state import RlState, RunState
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role
 

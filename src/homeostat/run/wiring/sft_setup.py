@@ -26,11 +26,11 @@ from homeostat.run.session.session import Session
 from homeostat.run.sizing.token_budget import choose_tokens, sized, tokens_line
 from homeostat.run.wiring.inputs import open_rows, require_vocabulary
 from homeostat.train.build import local_trainer
-from homeostat.train.checkpoint import Found
+from homeostat.train.inspection.profile import StepProfiler
 from homeostat.train.oom import MemoryGuard
-from homeostat.train.profile import StepProfiler
-from homeostat.train.run_state import RunState
 from homeostat.train.runtime import Runtime, resolve_runtime
+from homeostat.train.saving.checkpoint import Found
+from homeostat.train.saving.run_state import RunState
 from homeostat.train.sharded import start_sharded
 from homeostat.train.trainer import Trainer
 

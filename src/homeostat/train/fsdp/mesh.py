@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor
 
 from homeostat.config.mesh import Mesh
 from homeostat.config.ranks import CollectiveBackend
+from homeostat.train.saving.shards import Rows
 from homeostat.train.sequence.links import SequenceLinks
-from homeostat.train.shards import Rows
 from homeostat.workers.activity import ActivityRecord
 from homeostat.workers.context import WorkerContext
 

@@ -32,9 +32,9 @@ from homeostat.models.decoder import Decoder
 from homeostat.ops.memory import is_out_of_memory, reason_of
 from homeostat.train.fsdp.mesh import Ranks, local_part
 from homeostat.train.fsdp.model import computed_dtype, give_back, whole_tensor
-from homeostat.train.optim import MasterOptimizer
+from homeostat.train.optimizers.optimizer import MasterOptimizer
+from homeostat.train.saving.shards import Rows, write_shard
 from homeostat.train.sequence.links import SequenceLinks
-from homeostat.train.shards import Rows, write_shard
 from homeostat.train.update import UpdateShare, merge
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from torch import Tensor
 from homeostat.config.optimizer import AdamConfig
 from homeostat.ops.adamw import AdamWStep, adamw_
 from homeostat.ops.moments import BLOCK
-from homeostat.train.frozen import CHUNK_ELEMENTS
 from homeostat.train.optimizers.slots import STEP, Piece, Slot, State, begin_moment, even_cuts
+from homeostat.train.saving.frozen import CHUNK_ELEMENTS
 
 MEAN, SQUARE = "exp_avg", "exp_avg_sq"
 

@@ -5,7 +5,7 @@
     Rule    AdamW, Muon or Adafactor: makes the state of a slot, and updates pieces
 
 A piece is a whole slot, except where the state is in host memory and comes in parts
-(train/host_state.py); `Rule.cut` says where a slot may be cut without changing a bit of the result.
+(host_state.py); `Rule.cut` says where a slot may be cut without changing a bit of the result.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Parameters live in the compute dtype at fixed addresses. If that dtype is fp32, a parameter is its
 own master. If it is bf16, the optimizer owns an fp32 master, and after a step the masters are
 written back into the parameters in place; with `masters: bf16` there are none, and the rule rounds
-its updates stochastically into the parameters. Gradients are summed in fp32 (train/gradients.py).
+its updates stochastically into the parameters. Gradients are summed in fp32 (gradients.py).
 
-The rule is AdamW, Muon or Adafactor (train/optimizers). With `offload_to` its state and the masters
-are in host memory, and pass through the device when they are updated (train/host_state.py).
+The rule is AdamW, Muon or Adafactor (catalogue.py). With `offload_to` its state and the masters
+are in host memory, and pass through the device when they are updated (host_state.py).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from homeostat.config.optimizer import AnyOptimizer
 from homeostat.errors import CheckpointError
 from homeostat.ops.host_memory import HOST, HostMemory
 from homeostat.ops.stochastic import tensor_key
-from homeostat.train.frozen import checksums
-from homeostat.train.gradients import Gradients, stacked, tensor_norms
-from homeostat.train.host_state import HostState
 from homeostat.train.optimizers.catalogue import rule_of
+from homeostat.train.optimizers.gradients import Gradients, stacked, tensor_norms
+from homeostat.train.optimizers.host_state import HostState
 from homeostat.train.optimizers.slots import STEP, Rule, Slot
+from homeostat.train.saving.frozen import checksums
 
 # torch.nn.utils.clip_grad_norm_ adds the same, so that clipped norms agree with other trainers.
 CLIP_EPS = 1e-6

@@ -31,10 +31,10 @@ from homeostat.ops.live_bytes import LiveBytes
 from homeostat.precision.bases import base_rewrite
 from homeostat.precision.shape_only import rewrite_shape
 from homeostat.train.build import copies_features, critic_lora
+from homeostat.train.estimating.optimizer_memory import optimizer_bytes
+from homeostat.train.estimating.rank_memory import rank_bytes
 from homeostat.train.forward import Forward
-from homeostat.train.optim_memory import optimizer_bytes
 from homeostat.train.precision import copy_bytes
-from homeostat.train.rank_memory import rank_bytes
 from homeostat.train.runtime import Runtime
 from homeostat.train.sequence.memory import exchanged_bytes, share_of
 from homeostat.types import LossSpec, TrainBatch
@@ -209,7 +209,7 @@ def _streamed(config: TrainerSetup, shape: ShapeDecoder) -> list[list[Tensor]]:
     """Return the parameters that are in host memory, by the layers that are streamed."""
     on_host = config.trainer.backend.on_host
     if on_host == "layers" and config.trainer.backend.type == "fsdp":
-        # Ranks gather their layers in other memory (train/rank_memory.py).
+        # Ranks gather their layers in other memory (train/estimating/rank_memory.py).
         return [list(shape.parameters())]
     if on_host == "layers":
         return [[found[2] for found in layer_matrices(layer)] for layer in shape.layers]

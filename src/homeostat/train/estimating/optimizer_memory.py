@@ -10,9 +10,9 @@ from torch import Tensor
 
 from homeostat.config.optimizer import AnyOptimizer
 from homeostat.config.trainer import TrainerConfig
-from homeostat.train.host_state import HostState
-from homeostat.train.optim import make_slot
 from homeostat.train.optimizers.catalogue import rule_of
+from homeostat.train.optimizers.host_state import HostState
+from homeostat.train.optimizers.optimizer import make_slot
 from homeostat.train.optimizers.slots import STEP, Slot
 
 _NOWHERE = torch.device("meta")
