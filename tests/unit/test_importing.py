@@ -248,6 +248,23 @@ def test_a_python_script_is_parsed_and_not_executed(
     assert entry(found, "warmup_ratio").status is Status.UNKNOWN
 
 
+@pytest.mark.parametrize(("arguments", "rate"), [("TrainingArguments", 5e-5), ("SFTConfig", 2e-5)])
+def test_training_arguments_bring_their_own_learning_rate(
+    arguments: str, rate: float, tmp_path: Path
+) -> None:
+    """SFTTrainer copies all fields of TrainingArguments, so 5e-5 is in force there."""
+    found = imported(
+        tmp_path,
+        "sft.py",
+        f"""
+from trl import SFTTrainer
+data = load_dataset("json", data_files="rows.jsonl", split="train")
+trainer = SFTTrainer(model="./base", args={arguments}("out"), train_dataset=data)
+""",
+    )
+    assert at(found.recipe, "trainer.lr") == rate
+
+
 def test_each_status_has_its_reason(tmp_path: Path) -> None:
     found = imported(tmp_path, *FILES["axolotl"])
     assert entry(found, "learning_rate").status is Status.TAKEN

@@ -14,7 +14,7 @@ from homeostat.health.frameworks.needless import why_needless
 from homeostat.health.frameworks.planned import FOREIGN, PLANNED
 from homeostat.importing.algorithms import choose_algorithm, is_rl, set_kl
 from homeostat.importing.critic import set_critic
-from homeostat.importing.defaults import adapter_of, defaults_of, replaced_by
+from homeostat.importing.defaults import OF_TRAINING_ARGUMENTS, adapter_of, defaults_of, replaced_by
 from homeostat.importing.draft import Draft
 from homeostat.importing.entries import ForeignFile, Given, Imported, Status
 from homeostat.importing.fitting import fit
@@ -258,6 +258,8 @@ def _set_defaults(draft: Draft) -> None:
         draft.set("algorithm.clip_high", low)
     algorithm = draft.get("algorithm.type")
     defaults = defaults_of(draft.framework.name, algorithm=algorithm, is_rl=is_rl(draft))
+    if draft.file.plain_arguments:
+        defaults |= OF_TRAINING_ARGUMENTS
     is_object = any(one.value == ADAPTER for one in draft.file.settings)
     if draft.get("lora") is not None:
         defaults |= adapter_of(draft.framework.name, is_object=is_object, is_rl=is_rl(draft))

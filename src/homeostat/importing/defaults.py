@@ -57,6 +57,8 @@ OF_ROWS: dict[str, dict[str, Any]] = {
         "data.max_length": 1024,
     },
 }
+# Those of transformers' TrainingArguments, which a TRL script may pass in place of TRL's own class.
+OF_TRAINING_ARGUMENTS: dict[str, Any] = {"trainer.lr": 5e-5}
 _LR_OF_TRL = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward_model": 1e-4}
 # They train preferences with TRL's losses, or with its defaults.
 _ROWS_OF_TRL = ("trl", "axolotl", "llama_factory")

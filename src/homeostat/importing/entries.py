@@ -42,13 +42,15 @@ class ForeignFile:
     """The settings of a file, and what else its form says.
 
     `trainer` is the algorithm that a TRL command or class names (sft, grpo, dpo ...). `devices` is
-    the number of processes that a launcher is told to start.
+    the number of processes that a launcher is told to start. `plain_arguments`: a script passes
+    transformers' TrainingArguments to the trainer, whose defaults TRL then takes.
     """
 
     text: str
     settings: tuple[Given, ...]
     trainer: str = ""
     devices: int | None = None
+    plain_arguments: bool = False
 
 
 @dataclass(frozen=True, slots=True)

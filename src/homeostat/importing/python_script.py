@@ -33,10 +33,12 @@ def read_python(text: str, *, name: str) -> ForeignFile:
     constants = _constants(tree)
     found: dict[str, Given] = {}
     trainer = ""
+    classes: set[str] = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         called = _called(node)
+        classes.add(called)
         trainer = trainer or next(
             (one.lower() for one in _TRAINERS if called in (f"{one}Config", f"{one}Trainer")), ""
         )
@@ -44,7 +46,9 @@ def read_python(text: str, *, name: str) -> ForeignFile:
             # A value that can be read counts more than an expression of the same name.
             if given.name not in found or found[given.name].is_computed:
                 found[given.name] = given
-    return ForeignFile(text, tuple(found.values()), trainer=trainer)
+    of_trl = {f"{one}Config" for one in _TRAINERS}
+    plain = "TrainingArguments" in classes and not classes & of_trl
+    return ForeignFile(text, tuple(found.values()), trainer=trainer, plain_arguments=plain)
 
 
 def _called(node: ast.Call) -> str:
