@@ -139,6 +139,16 @@ def test_a_verdict_counts_from_the_onset_and_keeps_earlier_alarms_apart(tmp_path
     assert len(late.false_alarms) == 2
 
 
+def test_a_finding_before_the_onset_is_right_where_the_fault_makes_the_run_go_back(
+    tmp_path: Path,
+) -> None:
+    fault = INJECTORS["corrupt_checkpoint"]
+    sick = job(tmp_path / "a", fault.name, Kind.ILL)
+    write_findings(sick.run_dir, (10, "open", finding("resumed-from-older")))
+    verdict = judge_ill(Ended(sick, 0, 1.0), fault, Dose(1, 24, 1.0))
+    assert (verdict.noticed, verdict.steps_late, verdict.false_alarms) == (True, 0, ())
+
+
 def test_any_finding_above_info_is_an_alarm_in_a_healthy_run(tmp_path: Path) -> None:
     quiet = job(tmp_path / "a", "sft_pairs", Kind.HEALTHY)
     write_findings(quiet.run_dir, (3, "open", finding("port-in-use", level=Level.INFO)))

@@ -8,7 +8,8 @@ right first   the doctor's first finding on the run directory is about the fault
 steps late    from the onset to the step at which a right finding opened live; if the run died
               before that, to its last step
 false alarm   a finding of level warn or above that opened before the onset, or in a healthy run,
-              or that the doctor has of a healthy run
+              or that the doctor has of a healthy run. If the fault makes the run go back to a step
+              before the onset, a finding about the fault there is right
 cured         a second run, the same except for health.heal, ends by itself, no right finding is
               open at its end, and the fault's vital metric has recovered
 """
@@ -107,7 +108,7 @@ def judge_healthy(ended: Ended) -> Verdict:
 
 def judge_ill(ended: Ended, fault: type[Injector], dose: Dose) -> Verdict:
     chart = read_chart(ended.job.run_dir)
-    since = [one for one in _opened(chart) if one.step >= dose.onset]
+    since = [one for one in _opened(chart) if not _is_early(one, fault, dose)]
     right = [one for one in since if is_about(one.finding, fault)]
     first = next(iter(chart.after), None) or (since[0].finding if since else None)
     noticed = bool(right) or any(is_about(finding, fault) for finding in chart.after)
@@ -122,7 +123,7 @@ def judge_ill(ended: Ended, fault: type[Injector], dose: Dose) -> Verdict:
         false_alarms=tuple(
             f"{one.finding.code} {one.finding.name} @{one.step}"
             for one in _opened(chart)
-            if one.step < dose.onset
+            if _is_early(one, fault, dose)
         ),
         family=str(fault.family),
         expects=fault.expects,
@@ -134,6 +135,11 @@ def judge_ill(ended: Ended, fault: type[Injector], dose: Dose) -> Verdict:
         others=tuple(sorted({f"{f.code} {f.name}" for f in others if not is_about(f, fault)})),
         cure=str(fault.cure),
     )
+
+
+def _is_early(one: Opened, fault: type[Injector], dose: Dose) -> bool:
+    """Return whether a finding opened before the fault could cause it."""
+    return one.step < dose.onset and not (fault.goes_back and is_about(one.finding, fault))
 
 
 def is_about(finding: Finding, fault: type[Injector]) -> bool:

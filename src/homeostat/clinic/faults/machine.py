@@ -124,7 +124,7 @@ class CorruptCheckpoint(Injector):
     name, family = "corrupt_checkpoint", Family.CHECKPOINT
     expects = ("resumed-from-older", "checkpoint-file-damaged")
     body, onset, num_calls, cure = SAVES_OFTEN, (12, 25), 2, Cure.SAFE
-    vital, stays = "train/loss", True
+    vital, stays, goes_back = "train/loss", True, True
 
     def after_step(self, step: int, parts: Any) -> None:
         if self.strikes(step):
