@@ -33,6 +33,8 @@ INJECTORS: dict[str, type[Injector]] = {
 }
 
 _LORA = {"lora": {"rank": 8, "targets": ["all-linear"]}, "trainer.lr": 1e-2}
+# At 1e-2 the reward falls for good in a third of the seeds.
+_LORA_RL = {**_LORA, "trainer.lr": 1e-3}
 _KL = {"algorithm.kl": {"coefficient": 0.01}}
 _COSINE = {"trainer.schedule": {"type": "cosine", "warmup_share": 0.1}}
 _LINEAR = {"trainer.schedule": {"type": "linear", "warmup_steps": 3}}
@@ -103,7 +105,7 @@ HEALTHY: dict[str, Body] = {
     "sft_resumed": Body("sort", "sft", steps=44, stops_at=17),
     "sft_ranks": machine.OVER_RANKS,
     "grpo_chat": Body("sort", "grpo", rows="messages", steps=30),
-    "grpo_lora": Body("sort", "grpo", steps=30, changes=_LORA),
+    "grpo_lora": Body("sort", "grpo", steps=30, changes=_LORA_RL),
     "grpo_resumed": Body("sort", "grpo", steps=30, stops_at=14),
     "grpo_small_groups": Body("sort", "grpo", steps=40, changes=_SMALL_GROUPS),
     "grpo_noisy_judge": Body("sort", "grpo", steps=40, changes={"rewards.functions": [_MISTAKEN]}),
