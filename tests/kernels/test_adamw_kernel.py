@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from homeostat.ops import kernels
-from homeostat.ops.adamw import AdamWStep, adamw_
+from homeostat.ops.adamw import adamw_
+from homeostat.ops.adamw_step import AdamWStep
 from homeostat.ops.moments import Moment, read_moment, zero_moment
 from homeostat.ops.stochastic import Noise
 

@@ -66,7 +66,7 @@ class Injector(Hooks):
     is_fatal: ClassVar[bool] = False
     # Number of times that `train` is called on the run directory.
     num_calls: ClassVar[int] = 1
-    # The fault makes the run go on from a step before the onset, so its finding has such a step.
+    # The fault makes the run resume from a step before the onset, so its finding has such a step.
     goes_back: ClassVar[bool] = False
     deadline_s: ClassVar[float] = 150.0
 

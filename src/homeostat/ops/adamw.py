@@ -9,44 +9,16 @@ is fp32, torch's own fused kernel does the same (train/optimizers/adamw.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from homeostat.ops import kernels
+from homeostat.ops.adamw_step import AdamWStep
 from homeostat.ops.moments import Moment, read_moment, write_moment
 from homeostat.ops.stochastic import Noise, round_into
 
 # Elements that plain torch updates in one go; a multiple of the blocks of 8-bit moments.
 _CHUNK = 2**18
-
-
-@dataclass(frozen=True, slots=True)
-class AdamWStep:
-    """Numbers of an update, from which all factors are derived in double precision."""
-
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    decay: float
-    step: int
-
-    @property
-    def kept(self) -> float:
-        """Return the share of a weight that decay leaves."""
-        return 1.0 - self.lr * self.decay
-
-    @property
-    def size(self) -> float:
-        """Return the learning rate, corrected for the first moment's start at 0."""
-        return self.lr / (1.0 - self.beta1**self.step)
-
-    @property
-    def root(self) -> float:
-        """Return the square root of the second moment's correction."""
-        return (1.0 - self.beta2**self.step) ** 0.5
 
 
 def adamw_(

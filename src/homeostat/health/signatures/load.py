@@ -10,22 +10,15 @@ plain data: references within the TOML files are resolved, those to lists.py are
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level
+from homeostat.health.signatures.folder import COMPILED, FOLDER, Row, checksums, toml_texts
 from homeostat.health.signatures.lists import AFTERMATH, LISTS
 from homeostat.health.signatures.signature import Signature
-
-FOLDER = Path(__file__).parent
-COMPILED = "compiled.json"
-# The parser's own code counts as an input: compiled.json must not outlive a change of it.
-PARSER = Path(__file__).with_name("source.py")
-
-Row = dict[str, Any]
 
 
 @cache
@@ -49,20 +42,6 @@ def rows(folder: Path = FOLDER) -> list[Row]:
     from homeostat.health.signatures.source import parse
 
     return parse(texts)
-
-
-def toml_texts(folder: Path = FOLDER) -> dict[str, bytes]:
-    """Read every TOML file of a folder: file name -> content."""
-    return {file.name: file.read_bytes() for file in sorted(folder.glob("*.toml"))}
-
-
-def checksums(texts: Mapping[str, bytes]) -> dict[str, int]:
-    """Return a checksum for each file that compiled.json is made from, by its name."""
-    return {name: zlib.crc32(text) for name, text in _with_parser(texts).items()}
-
-
-def _with_parser(texts: Mapping[str, bytes]) -> dict[str, bytes]:
-    return {**texts, PARSER.name: PARSER.read_bytes()}
 
 
 def _compiled(file: Path) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from homeostat.health.frameworks import ALL
 from homeostat.health.frameworks.known import known
 from homeostat.health.frameworks.planned import FOREIGN, PLANNED
 from homeostat.health.frameworks.telling import named_settings
+from homeostat.health.signatures.folder import COMPILED, FOLDER, Row, checksums, toml_texts
 from homeostat.health.signatures.lists import LISTS
-from homeostat.health.signatures.load import COMPILED, FOLDER, Row, checksums, toml_texts
 from homeostat.health.signatures.predicates import PREDICATES
 from homeostat.health.vocabulary import FAMILY_OF
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from homeostat.ops.adamw import AdamWStep
+from homeostat.ops.adamw_step import AdamWStep
 from homeostat.ops.kernels import launches
 from homeostat.ops.moments import BLOCK, Moment, code_book, code_bounds, on_device
 from homeostat.ops.stochastic import Noise

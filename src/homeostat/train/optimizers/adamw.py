@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from homeostat.config.optimizer import AdamConfig
-from homeostat.ops.adamw import AdamWStep, adamw_
+from homeostat.ops.adamw import adamw_
+from homeostat.ops.adamw_step import AdamWStep
 from homeostat.ops.moments import BLOCK
 from homeostat.train.optimizers.slots import STEP, Piece, Slot, State, begin_moment, even_cuts
 from homeostat.train.saving.frozen import CHUNK_ELEMENTS

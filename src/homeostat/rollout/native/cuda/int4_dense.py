@@ -1,19 +1,15 @@
 """Dequantises packed INT4 weights in one pass: the rows of a prompt are multiplied by the result.
 
-Suffixes: `_O` outputs, `_K` inputs.
+Suffixes: `_O` outputs, `_K` inputs, `_T` tiles, `_B` blocks, `_W` words, `_G` groups, `_P` outputs
+of a tile (int4_layout.py).
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from homeostat.rollout.native.cuda.int4_layout import Int4Matrix
 
 
 @triton.jit
@@ -37,20 +33,29 @@ def _dense(
         tl.store(at_out, weight.to(out_ptr.dtype.element_ty), mask=is_in)
 
 
-def dense(matrix: Int4Matrix, start: int, stop: int, *, dtype: torch.dtype) -> Tensor:
-    """Return the outputs [start, stop) of a matrix, [O, K]."""
-    out_OK = matrix.words_TBW.new_empty(stop - start, matrix.num_inputs, dtype=dtype)
-    num_blocks = matrix.words_TBW.shape[1]
+def dense(
+    words_TBW: Tensor,
+    scales_TGP: Tensor,
+    start: int,
+    stop: int,
+    *,
+    num_inputs: int,
+    group_size: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the outputs [start, stop) of a packed matrix, [O, K]."""
+    out_OK = words_TBW.new_empty(stop - start, num_inputs, dtype=dtype)
+    num_blocks = words_TBW.shape[1]
     _dense[(triton.cdiv(stop, 16) - start // 16, num_blocks)](
-        matrix.words_TBW,
-        matrix.scales_TGP,
+        words_TBW,
+        scales_TGP,
         out_OK,
         start,
         stop,
-        matrix.num_inputs,
+        num_inputs,
         num_blocks,
-        matrix.scales_TGP.shape[1],
-        GROUP=matrix.group_size,
+        scales_TGP.shape[1],
+        GROUP=group_size,
         num_warps=1,
     )
     return out_OK

@@ -101,7 +101,15 @@ class Int4Matrix:
         if kernels.fused(self.scales_TGP):
             from homeostat.rollout.native.cuda.int4_dense import dense
 
-            return dense(self, start, stop, dtype=dtype)
+            return dense(
+                self.words_TBW,
+                self.scales_TGP,
+                start,
+                stop,
+                num_inputs=self.num_inputs,
+                group_size=self.group_size,
+                dtype=dtype,
+            )
         tiles = slice(start // TILE_OUTPUTS, -(-stop // TILE_OUTPUTS))
         nibbles_OK = _nibbles(self.words_TBW[tiles])
         scales_OG = self.scales_TGP[tiles].transpose(1, 2).flatten(0, 1).float()
