@@ -13,8 +13,8 @@ import pytest
 
 from homeostat.errors import SignatureError
 from homeostat.health.registry import BY_CODE, SIGNATURES, rule_files
-from homeostat.health.signatures.lists import LISTS
 from homeostat.health.signatures.folder import COMPILED, FOLDER, toml_texts
+from homeostat.health.signatures.lists import LISTS
 from homeostat.health.signatures.load import load, rows
 from homeostat.health.signatures.predicates import PREDICATES
 from homeostat.health.signatures.source import compiled_text, parse, write_compiled
