@@ -19,7 +19,7 @@ ENDINGS = {
 # Or their docstrings claim it.
 CLAIM = re.compile(r"[Ii]mplements `[\w.]+`")
 # Bases, and one rank of a trainer, which ShardedTrainer drives.
-PARTS = {"FsdpTrainer", "RankTrainer", "SteppingEngine"}
+PARTS = {"FsdpTrainer", "RankTrainer", "SteppingEngine", "VendorEngine"}
 
 
 def backends(package: str) -> list[str]:

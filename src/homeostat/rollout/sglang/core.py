@@ -27,7 +27,6 @@ import math
 import os
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +38,7 @@ from homeostat.errors import EngineError
 from homeostat.rollout.engine import Sampling
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.sglang.options import check_options, require_sglang
+from homeostat.rollout.vendor import Emitted
 from homeostat.workers.network import free_port
 
 T = TypeVar("T")
@@ -50,25 +50,6 @@ RESERVED_TOKENS = 8
 # The longest that one step waits for a token, where its caller has no time left.
 STEP_SECONDS = 1.0
 CPU_ATTENTION = "torch_native"
-
-
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """Tokens of one request. `num_cached` tokens of its prompt were found in the cache.
-
-    `kept` and `sampled_logps` are there where the distribution is cut; `error` says why SGLang
-    ended the request.
-    """
-
-    key: str
-    tokens: list[int]
-    logps: list[float]
-    num_cached: int
-    num_retracted: int
-    prompt_logps: list[float] | None = None
-    kept: list[list[int]] | None = None
-    sampled_logps: list[float] | None = None
-    error: str | None = None
 
 
 class Core:
@@ -242,7 +223,7 @@ class Core:
                 self._emitted.append(_emitted(key, answer))
                 self._news.set()
         except ValueError as error:
-            self._emitted.append(Emitted(key, [], [], 0, 0, error=str(error)))
+            self._emitted.append(Emitted(key, [], [], error=str(error)))
         finally:
             del self._tasks[key]
             self._news.set()
@@ -338,7 +319,7 @@ def _emitted(key: str, answer: Mapping[str, Any]) -> Emitted:
     facts = answer["meta_info"]
     reason = facts.get("finish_reason") or {}
     if reason.get("type") == "abort":
-        return Emitted(key, [], [], 0, 0, error=str(reason.get("message")))
+        return Emitted(key, [], [], error=str(reason.get("message")))
     prompt = facts.get("input_token_logprobs")
     return Emitted(
         key,

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +28,12 @@ from homeostat.errors import EngineError
 from homeostat.observe.processor import this_processor
 from homeostat.rollout.engine import Sampling
 from homeostat.rollout.native.memory import free_bytes
+from homeostat.rollout.vendor import Emitted
 from homeostat.rollout.vllm.options import check_options, require_computable, require_vllm
 
 EXTENSION = "homeostat.rollout.vllm.worker.WeightWorker"
 # Below this, vLLM would raise the temperature to it.
 MIN_TEMPERATURE = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """The output of a step for one request. `num_cached` of its tokens were found in the cache."""
-
-    key: str
-    tokens: list[int]
-    logps: list[float]
-    prompt_logps: list[float] | None
-    num_cached: int
 
 
 class Core:
@@ -296,4 +285,7 @@ def _emitted(output: Any) -> Emitted:
     if output.prompt_logprobs is not None:
         rows = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
         prompt_logps = [row[token].logprob for row, token in rows]
-    return Emitted(output.request_id, tokens, logps, prompt_logps, output.num_cached_tokens or 0)
+    num_cached = output.num_cached_tokens or 0
+    return Emitted(
+        output.request_id, tokens, logps, num_cached=num_cached, prompt_logps=prompt_logps
+    )
