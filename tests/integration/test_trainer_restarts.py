@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import ranks, runs, tiny, tiny_rl
+import torch
+from tests.support import forks, ranks, runs, tiny, tiny_rl
+from tests.support.fsdp_ranks import Place
 
 from homeostat.config import RunConfig
-from homeostat.errors import WorkerError
+from homeostat.config.cluster import LOOPBACK
+from homeostat.errors import LostRanksError, WorkerError
 from homeostat.observe.jsonl import read_metrics
 from homeostat.run.session import restarts
+from homeostat.train.fsdp.make import make_trainer
 from homeostat.train.sharded import ShardedTrainer
+from homeostat.types import Role
+from homeostat.workers.context import WorkerContext
 
 pytestmark = pytest.mark.ranks
 
@@ -173,3 +180,57 @@ def test_nothing_is_sampled_twice_when_the_trainer_of_rl_is_restarted(
         del record["rollout/replayed_rounds"]
     assert one == two
     assert runs.final_tensors(configs[0]) == runs.final_tensors(configs[1])
+
+
+# A rank that meets the others, and is gone.
+VANISHES = """
+import os, sys
+from pathlib import Path
+from tests.support.fsdp_ranks import Place
+place = Place(1, 2, Path(sys.argv[1]))
+place.trainer(place.config("model", at={"init": "random"}))
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def no_process_group() -> Iterator[None]:
+    assert not torch.distributed.is_initialized()
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def test_every_collective_without_the_other_ranks_says_that_they_are_lost(
+    tmp_path: Path, no_process_group: None
+) -> None:
+    """Also outside of forward and backward passes: new ranks can resume after any of them."""
+    tiny.recipe(tmp_path)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    other = forks.Forked(VANISHES, [str(tmp_path)], env=environment, imported=forks.SHARDS)
+    place = Place(0, 2, tmp_path)
+    trainer = place.trainer(place.config("model", at={"init": "random"}))
+    assert other.wait() == 0
+    for name, call in {
+        "gather of a parameter": lambda: list(trainer.weights(Role.POLICY)),
+        "gather of values": lambda: trainer.checksums(Role.POLICY),
+        "broadcast of a value": lambda: trainer.ranks.of_first(1),
+    }.items():
+        with pytest.raises(LostRanksError, match=f"rank 0 lost the other ranks in '{name}'"):
+            call()
+
+
+def test_ranks_that_cannot_meet_say_that_they_are_lost(
+    tmp_path: Path, no_process_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program took the port meanwhile: the next start has another one."""
+    tiny.recipe(tmp_path)
+    config = Place(0, 2, tmp_path).config("model", at={"init": "random"}).for_trainer
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        monkeypatch.setenv("MASTER_ADDR", LOOPBACK)
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        context = WorkerContext(0, 2, 0, "trainer", LOOPBACK)
+        with pytest.raises(
+            LostRanksError, match=r"'meeting of 2 ranks'(.|\n)*address already in use"
+        ):
+            make_trainer(context, config=config, threads=1)

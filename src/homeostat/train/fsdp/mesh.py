@@ -12,6 +12,8 @@ so it is the same on every rank.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -24,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from homeostat.config.mesh import Mesh
 from homeostat.config.ranks import CollectiveBackend
+from homeostat.errors import HomeostatError, LostRanksError
 from homeostat.train.saving.shards import Rows
 from homeostat.train.sequence.links import SequenceLinks
 from homeostat.workers.activity import ActivityRecord
@@ -77,16 +80,26 @@ class Ranks:
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order."""
         found: list = [None] * self.mesh.world_size
-        with self.record.collective.lasting("gather of values"):
+        with self.collective("gather of values"):
             dist.all_gather_object(found, value)
         return found
 
     def of_first(self, value: T) -> T:
         """The first rank's value."""
         box = [value]
-        with self.record.collective.lasting("broadcast of a value"):
+        with self.collective("broadcast of a value"):
             dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    @contextmanager
+    def collective(self, name: str) -> Iterator[None]:
+        """Record the block as a collective. Raises LostRanksError if it fails by itself."""
+        with self.naming_lost_ranks(), self.record.collective.lasting(name):
+            yield
+
+    def naming_lost_ranks(self) -> AbstractContextManager[None]:
+        """Raise LostRanksError for a collective of the block that fails by itself."""
+        return naming_lost_ranks(self.rank, self.record)
 
     def shape(self, parameter: Tensor) -> torch.Size:
         """Return the shape of a whole parameter: one of experts has the own group's share here."""
@@ -138,30 +151,66 @@ def join(
 ) -> Ranks:
     """Meet the other ranks. A process group that stands already is used."""
     assert mesh.world_size == context.size, (mesh, context)
-    opened = not dist.is_initialized()
-    if opened:
-        # Control messages go over gloo, so they never synchronise with the GPU.
-        is_nccl = backend == "nccl" or (backend == "auto" and device.type == "cuda")
-        with context.record.collective.lasting(f"meeting of {context.size} ranks"):
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if is_nccl else "gloo",
-                init_method=rendezvous,
-                rank=context.rank,
-                world_size=context.size,
-                timeout=timedelta(seconds=timeout_s + AFTER_THE_CALL_SECONDS),
+    with naming_lost_ranks(context.rank, context.record):
+        opened = _meet(context, device=device, timeout_s=timeout_s, backend=backend, at=rendezvous)
+        with context.record.collective.lasting("making the meshes"):
+            return Ranks(
+                context.rank,
+                mesh,
+                parameter_mesh(mesh, device),
+                opened,
+                context.record,
+                expert_mesh=expert_mesh(mesh, device),
+                links=SequenceLinks.of(
+                    mesh, rank=context.rank, device=device, entry=context.record.collective
+                ),
             )
-    with context.record.collective.lasting("making the meshes"):
-        return Ranks(
-            context.rank,
-            mesh,
-            parameter_mesh(mesh, device),
-            opened,
-            context.record,
-            expert_mesh=expert_mesh(mesh, device),
-            links=SequenceLinks.of(
-                mesh, rank=context.rank, device=device, entry=context.record.collective
-            ),
+
+
+def _meet(
+    context: WorkerContext,
+    *,
+    device: torch.device,
+    timeout_s: float,
+    backend: CollectiveBackend,
+    at: str,
+) -> bool:
+    """Open the process group of all ranks. Returns False if one stands already."""
+    if dist.is_initialized():
+        return False
+    # Control messages go over gloo, so they never synchronise with the GPU.
+    is_nccl = backend == "nccl" or (backend == "auto" and device.type == "cuda")
+    with context.record.collective.lasting(f"meeting of {context.size} ranks"):
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if is_nccl else "gloo",
+            init_method=at,
+            rank=context.rank,
+            world_size=context.size,
+            timeout=timedelta(seconds=timeout_s + AFTER_THE_CALL_SECONDS),
         )
+    return True
+
+
+@contextmanager
+def naming_lost_ranks(rank: int, record: ActivityRecord) -> Iterator[None]:
+    """Raise LostRanksError for a collective of the block that fails by itself. That is not the
+    fault of what is computed: new ranks can resume.
+    """
+    try:
+        yield
+    except HomeostatError:
+        raise
+    except RuntimeError as error:
+        if not _is_lost_connection(error):
+            raise
+        last = record.collective.read()
+        where = f" in {last.name!r} (collective {last.number})" if last is not None else ""
+        raise LostRanksError(f"rank {rank} lost the other ranks{where}: {error}") from None
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    """Return whether a collective failed by itself: NCCL has a class of errors, gloo its name."""
+    return isinstance(error, dist.DistError) or "gloo/" in str(error)
 
 
 def parameter_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:

@@ -17,13 +17,11 @@ from typing import TypeVar
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch import distributed as dist
 
 from homeostat.data.dealing import one_per_group
 from homeostat.errors import (
     CheckpointWriteError,
     HomeostatError,
-    LostRanksError,
     OutOfMemoryHaltError,
     TrainingHaltedError,
 )
@@ -77,7 +75,7 @@ class FsdpShards:
         return local_part(parameter).to(computed_dtype(parameter, self.dtype))
 
     def whole(self, parameter: Tensor) -> Tensor:
-        with self.ranks.record.collective.lasting("gather of a parameter"):
+        with self.ranks.collective("gather of a parameter"):
             return whole_tensor(parameter, ranks=self.ranks, dtype=self.dtype)
 
     def rows(self, tensor: Tensor, parameter: Tensor) -> Rows:
@@ -119,18 +117,13 @@ class FsdpShards:
 
     @contextmanager
     def naming_faults(self) -> Iterator[None]:
-        """The others wait for a rank that ran out of memory: there is no second try. A collective
-        that fails is not the fault of what is computed: new ranks can resume."""
+        """The others wait for a rank that ran out of memory: there is no second try."""
         try:
-            yield
+            with self.ranks.naming_lost_ranks():
+                yield
         except HomeostatError:
             raise
         except (RuntimeError, MemoryError) as error:
-            if is_lost_connection(error):
-                last = self.ranks.record.collective.read()
-                where = f" in {last.name!r} (collective {last.number})" if last is not None else ""
-                text = f"rank {self.ranks.rank} lost the other ranks{where}: {error}"
-                raise LostRanksError(text) from None
             if not is_out_of_memory(error):
                 raise
             why = reason_of(error)
@@ -146,11 +139,6 @@ class FsdpShards:
 
     def close(self) -> None:
         self.ranks.close()
-
-
-def is_lost_connection(error: RuntimeError | MemoryError) -> bool:
-    """Return whether a collective failed by itself: NCCL has a class of errors, gloo its name."""
-    return isinstance(error, dist.DistError) or "gloo/" in str(error)
 
 
 def _same_in_all_replicas(norms: list[float], *, num_shards: int) -> list[float]:
