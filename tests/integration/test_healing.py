@@ -19,6 +19,7 @@ from homeostat.config import RunConfig
 from homeostat.errors import (
     ConfigError,
     DiskFullError,
+    NodeLostError,
     NonFiniteHaltError,
     NotServedError,
     PolicyNotFiniteError,
@@ -212,6 +213,28 @@ def test_a_poisoned_run_goes_back_to_its_last_healthy_checkpoint(tmp_path: Path)
     refused = tiny.config(tmp_path, "name=refused")
     with pytest.raises(NonFiniteHaltError):
         train(refused, SpoilWeights(6))
+
+
+class SpoilAndLose(SpoilWeights):
+    """As the run passes the step again, a machine of the trainer is lost, once."""
+
+    is_lost = False
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if self.step == -1 and not self.is_lost:
+            self.is_lost = True
+            raise NodeLostError("a machine is gone")
+        super().before_step(step, parts)
+
+
+def test_a_rollback_is_not_forgotten_when_ranks_are_lost_before_the_next_checkpoint(
+    tmp_path: Path,
+) -> None:
+    config = tiny.config(tmp_path, "trainer.lr=1e-3", "health.heal=all")
+    assert train(config, SpoilAndLose(6)).step == 6
+    state = CheckpointStore(config.run_dir / "checkpoints").at_step(6).state
+    healing = state["health"]["healing"]
+    assert (healing["roll_backs"], healing["went_to"]) == (1, 4)
 
 
 class PoisonPolicy(Hooks):

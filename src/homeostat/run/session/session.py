@@ -68,8 +68,10 @@ class Session:
         self._recorder: Recorder | None = None
         self._watch: Watch | None = None
         self._load_history = LoadHistory(0)
-        # The state of healing, kept across a rollback within this call.
-        self._carried: Healing | None = None
+        # The state of healing that a rollback left, until a later checkpoint holds it.
+        self._carried: dict[str, Any] | None = None
+        # Whether the steps ahead are the first ones after a rollback.
+        self._has_gone_back = False
 
     @property
     def watch(self) -> Watch:
@@ -133,7 +135,7 @@ class Session:
         found = self.resume.found
         saved = found.section("health") if found is not None and "health" in found.state else {}
         place = str(found.state_file) if found is not None else ""
-        self.healing = self._carried or Healing.from_json(saved.get("healing", {}), place=place)
+        self.healing = Healing.from_json(self._carried or saved.get("healing", {}), place=place)
         restored = sound_state(saved.get("monitor", {}), place=place)
         self._watch = Watch(self.config, self.recorder, total_steps=total_steps, state=restored)
         self._watch.begin(self.run_dir, start_step=self.start_step)
@@ -149,7 +151,8 @@ class Session:
         """
         self.close()
         self._recorder = self._watch = None
-        self._carried = back.healing
+        self._carried = back.healing.as_json()
+        self._has_gone_back = True
         if back.step == 0:
             self.checkpoints.set_aside_after(0)
         self.resume = ResumePoint(self.checkpoints.at_step(back.step) if back.step else None, ())
@@ -158,11 +161,11 @@ class Session:
     def changes_course(self) -> bool:
         """Return whether the steps ahead have other settings than when they were first trained:
         keys were changed, or a remedy edited some as the run went back."""
-        if self._carried is None:
+        if self._carried is None or not self._has_gone_back:
             return bool(self.resume.changes)
         found = self.resume.found
         saved = {} if found is None else found.state.get("health", {}).get("healing", {})
-        return self._carried.as_json()["overlay"] != saved.get("overlay", {})
+        return self._carried["overlay"] != saved.get("overlay", {})
 
     def last_saved(self) -> ResumePoint:
         """Return where the run would resume now: its last checkpoint, or where it began."""
@@ -176,7 +179,12 @@ class Session:
         # Between two set-ups no step is in progress: a signal ends the run at once.
         self.stop.end_at_once()
         self.close()
-        self._recorder = self._watch = self._carried = None
+        if self._recorder is not None:
+            # The journal has no groups from before the rollback any more.
+            self._has_gone_back = False
+        if point.found is not None and point.found.step > self.start_step:
+            self._carried = None
+        self._recorder = self._watch = None
         self.resume = point
 
     def event(self, kind: str, step: int, **fields: Any) -> None:
