@@ -20,11 +20,13 @@ from homeostat.run.ray.proofs import judge, needed_paths
 from homeostat.run.ray.seats import by_node
 from homeostat.run.ray.transports import require_reachable
 from homeostat.run.ray.user_files import UserCode, user_code
+from homeostat.workers.machine import Versions
 from homeostat.workers.network import free_port, interface_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "plugins"
 NODES = [Node(f"10.0.0.{n}", {"GPU": 3.0, "CPU": 16.0}, f"id{n}") for n in (1, 2)]
-SAME = Facts("3.11.9", {"homeostat": "1", "torch": "2"}, (), shares_runs=True, network="")
+VERSIONS = Versions("3.11.9", {"homeostat": "1", "torch": "2"})
+SAME = Facts(VERSIONS, (), shares_runs=True, network="")
 
 
 def build(*overrides: str, **cluster: Any) -> PlacementSettings:
@@ -109,12 +111,12 @@ def test_problems_are_told_node_by_node(tmp_path: Path) -> None:
     # The controller alone reads data.
     ((text, is_error),) = found(missing=(str(data),))
     assert not is_error
-    ((text, _),) = found(packages={"homeostat": "1", "torch": "3"})
+    ((text, _),) = found(versions=Versions("3.11.9", {"homeostat": "1", "torch": "3"}))
     assert "torch 3, the controller has 2" in text
-    ((text, _),) = found(python="3.12.1")
+    ((text, _),) = found(versions=replace(VERSIONS, python="3.12.1"))
     assert "Python 3.12.1, the controller has 3.11.9" in text
     # A patch release of Python speaks the same.
-    assert found(python="3.11.2") == []
+    assert found(versions=replace(VERSIONS, python="3.11.2")) == []
     ((text, _),) = found(shares_runs=False)
     assert "is not visible there" in text
     ((text, _),) = found(network="the controller at h:1 cannot be reached from it: no")
@@ -155,7 +157,7 @@ def test_the_code_of_plugins_must_be_the_same_on_every_node(
     installed = build("algorithm={type: 'placed_plugin:TrustGood'}")
     code = user_code(installed.plugins)
     assert code == UserCode((), ("placed",))
-    assert probe(replace(question, code=code)).packages["placed"] == "1.5"
+    assert probe(replace(question, code=code)).versions.packages["placed"] == "1.5"
     monkeypatch.delitem(sys.modules, "placed_plugin")
 
 

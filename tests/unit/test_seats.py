@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.forks import real_workers
@@ -13,13 +16,13 @@ from tests.support.seats import keep, launch_of, seated
 
 from homeostat.config.cluster import TorchrunCluster
 from homeostat.config.ranks import LOOPBACK
-from homeostat.errors import WorkerError
+from homeostat.errors import ConfigError, WorkerError
 from homeostat.workers.group import gather
 from homeostat.workers.network import free_port
 from homeostat.workers.opening import launcher_opened, open_group
 from homeostat.workers.processes import ProcessGroup
 from homeostat.workers.seat import serve_seat
-from homeostat.workers.seats import Seats, seats_opened
+from homeostat.workers.seats import Seat, Seats, seats_opened
 from homeostat.workers.spec import GroupSpec
 
 MAKE = "tests.support.worker_objects:make"
@@ -65,6 +68,31 @@ def test_a_seat_that_is_lost_ends_the_group_and_cannot_be_replaced(tmp_path: Pat
             waiting.result(timeout_s=20)
         with pytest.raises(WorkerError, match=r"rank 1 on .* did not start its worker: its p"):
             opened(seats, tmp_path)
+
+
+def test_a_machine_unlike_the_controllers_is_named_before_a_rank_starts_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1's has another torch, and a run folder of its own."""
+    plain = Seat.call
+
+    def call(self: Seat, keeper: int, method: str, *args: Any) -> Future[Any]:
+        answer = plain(self, keeper, method, *args)
+        if (method, self.arrival.rank) == ("look", 1):
+            versions, _ = answer.result(timeout=20)
+            other = replace(versions, packages={**versions.packages, "torch": "1.0"})
+            answer = Future()
+            answer.set_result((other, None))
+        return answer
+
+    monkeypatch.setattr(Seat, "call", call)
+    with seated(2) as seats, pytest.raises(ConfigError) as caught:
+        opened(seats, tmp_path)
+    versions, folder = caught.value.problems
+    assert versions.place.startswith("rank 1 on ")
+    assert versions.message.startswith("torch 1.0, the controller has ")
+    assert folder.message.startswith(f"the run folder {tmp_path}, to which ranks save, is not v")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:

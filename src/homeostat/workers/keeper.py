@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from homeostat.workers.child import FOR_THE_CONTROLLER, Ticket
 from homeostat.workers.launchers import CHILD, blocked
+from homeostat.workers.machine import Versions, text_of
 from homeostat.workers.network import free_port, network_variables
 from homeostat.workers.reception import kill_groups
 
@@ -59,6 +60,10 @@ class Keeper:
         self._process: subprocess.Popen[bytes] | None = None
         self._output: collections.deque[bytes] = collections.deque(maxlen=200)
         self._reader: threading.Thread | None = None
+
+    def look(self, file: str) -> tuple[Versions, str | None]:
+        """Return the versions of this machine, and the text of a file if it is visible here."""
+        return Versions.here(), text_of(file)
 
     def free_port(self, address: str) -> int:
         """Return a port of this node at which ranks may meet."""

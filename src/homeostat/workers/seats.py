@@ -12,17 +12,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import secrets
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from homeostat.config.cluster import AnyCluster
-from homeostat.errors import WorkerDiedError, WorkerError
+from homeostat.errors import ConfigError, Problem, RunDirWriteError, WorkerDiedError, WorkerError
 from homeostat.workers.channel import Channel, ChannelClosedError, TcpListener
 from homeostat.workers.child import Ticket
 from homeostat.workers.hosting import Failure
@@ -30,6 +33,7 @@ from homeostat.workers.keeper import Site
 from homeostat.workers.kept import KeptProcess
 from homeostat.workers.launchers import end_launchers
 from homeostat.workers.log import WorkerLog
+from homeostat.workers.machine import differing
 from homeostat.workers.network import free_port, own_address
 from homeostat.workers.opening import launcher_opened
 from homeostat.workers.outside import Launch
@@ -159,6 +163,7 @@ class Seats:
         end = time.monotonic() + spec.start_timeout_s
         seats = self._all_seats(spec)
         keeper = next(self._keepers)
+        _require_alike(spec, seats, keeper, folder=worker_log.file.parent, end=end)
         processes: list[KeptProcess] = []
         with ExitStack() as undo:
             undo.callback(end_launchers, processes, patience_s=PATIENCE_SECONDS)
@@ -223,11 +228,7 @@ class Seats:
             own = {"RANK": str(rank), "WORLD_SIZE": str(spec.size)}
             own |= {"LOCAL_RANK": str(at.local_rank), "LOCAL_WORLD_SIZE": str(at.local_size)}
             asked.append(seat.call(keeper, "launch", ticket, {**spec.env, **meeting, **own}, site))
-        wait_for(asked, timeout=max(0.01, end - time.monotonic()))
-        for seat, one in zip(seats, asked, strict=True):
-            error = one.exception(timeout=0) if one.done() else "no answer in time"
-            if error is not None:
-                raise WorkerError(f"{spec.name}: {seat} did not start its worker: {error}")
+        _answers(spec, seats, asked, end=end)
 
     def _admit_all(self) -> None:
         while not self._is_closed:
@@ -243,6 +244,47 @@ class Seats:
             with self._changed:
                 self._seats[arrival.rank] = Seat(arrival, channel)
                 self._changed.notify_all()
+
+
+def _require_alike(
+    spec: GroupSpec, seats: list[Seat], keeper: int, *, folder: Path, end: float
+) -> None:
+    """Raise ConfigError, rank by rank, where a machine has other versions than rank 0's, or does
+    not see the run's folder, to which ranks save.
+    """
+    token = secrets.token_hex(8)
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".homeostat-shared-") as file:
+            file.write(token)
+            file.flush()
+            asked = [seat.call(keeper, "look", file.name) for seat in seats]
+            found = _answers(spec, seats, asked, end=end)
+    except OSError as error:
+        raise RunDirWriteError(f"{folder} cannot be written: {error.strerror}.") from error
+    ours = found[0][0]
+    problems: list[Problem] = []
+    for seat, (versions, text) in zip(seats, found, strict=True):
+        who = f"rank {seat.arrival.rank} on {seat.arrival.machine}"
+        hint = "Install the same versions on every machine."
+        problems += [Problem(who, f"{words}.", hint) for words in differing(ours, versions)]
+        if text != token:
+            why = f"the run folder {folder}, to which ranks save, is not visible there."
+            hint = "Set runs_dir to a folder on a file system that all machines share."
+            problems.append(Problem(who, why, hint))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _answers(
+    spec: GroupSpec, seats: list[Seat], asked: Sequence[Future[Any]], *, end: float
+) -> list[Any]:
+    """Return the answers of all seats. Raises WorkerError for one that failed or is late."""
+    wait_for(asked, timeout=max(0.01, end - time.monotonic()))
+    for seat, one in zip(seats, asked, strict=True):
+        error = one.exception(timeout=0) if one.done() else "no answer in time"
+        if error is not None:
+            raise WorkerError(f"{spec.name}: {seat} did not start its worker: {error}")
+    return [one.result(timeout=0) for one in asked]
 
 
 def _kept(seat: Seat, keeper: int, log: WorkerLog) -> KeptProcess:

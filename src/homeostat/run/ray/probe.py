@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from homeostat.run.ray.user_files import UserCode, digest
+from homeostat.workers.machine import Versions, text_of
 from homeostat.workers.network import free_port
 
-# Packages whose versions decide what is computed, and what a message means.
-PACKAGES = ("homeostat", "torch", "transformers", "numpy", "safetensors")
 REACH_SECONDS = 10.0
 
 
@@ -39,8 +35,7 @@ class Facts:
     `digests` has the checksums of plug-ins' files.
     """
 
-    python: str
-    packages: dict[str, str | None]
+    versions: Versions
     missing: tuple[str, ...]
     shares_runs: bool
     network: str
@@ -50,29 +45,12 @@ class Facts:
 def probe(question: Question) -> Facts:
     """Gather the facts of the machine that this runs on."""
     return Facts(
-        python=platform.python_version(),
-        packages={name: version_of(name) for name in (*PACKAGES, *question.code.packages)},
+        versions=Versions.here(question.code.packages),
         missing=tuple(path for path in question.paths if not os.path.exists(path)),
-        shares_runs=_reads(question.token_file) == question.token,
+        shares_runs=text_of(question.token_file) == question.token,
         network=_network(question),
         digests={file: digest(file) for file in question.code.files},
     )
-
-
-def version_of(package: str) -> str | None:
-    """Return the installed version; None if there is none."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _reads(file: str) -> str | None:
-    try:
-        with open(file, encoding="utf-8") as lines:
-            return lines.read()
-    except OSError:
-        return None
 
 
 def _network(question: Question) -> str:
@@ -86,15 +64,3 @@ def _network(question: Question) -> str:
             return ""
     except OSError as error:
         return f"the controller at {host}:{port} cannot be reached from it: {error}"
-
-
-def differing(ours: Facts, theirs: Facts) -> Sequence[str]:
-    """Return what is of another version there, as sentences."""
-    found = []
-    if ours.python.rpartition(".")[0] != theirs.python.rpartition(".")[0]:
-        found.append(f"Python {theirs.python}, the controller has {ours.python}")
-    for name, version in ours.packages.items():
-        if theirs.packages.get(name) != version:
-            there = theirs.packages.get(name) or "is missing"
-            found.append(f"{name} {there}, the controller has {version or 'none'}")
-    return found

@@ -20,8 +20,9 @@ from homeostat.config.parts import PlacementSettings
 from homeostat.errors import ConfigError, Problem
 from homeostat.run.ray.nodes import own_node
 from homeostat.run.ray.placement import Node
-from homeostat.run.ray.probe import Facts, Question, differing, probe
+from homeostat.run.ray.probe import Facts, Question, probe
 from homeostat.run.ray.user_files import user_code
+from homeostat.workers.machine import differing
 
 PROBE_SECONDS = 90.0
 
@@ -101,7 +102,7 @@ def judge(
     config: PlacementSettings, node: Node, *, ours: Facts, theirs: Facts
 ) -> Iterator[Finding]:
     """Yield what is wrong with a node."""
-    for words in differing(ours, theirs):
+    for words in differing(ours.versions, theirs.versions):
         yield _finding(node, f"{words}.", "Install the same versions on every machine.")
     for path in theirs.missing:
         if path in needed_paths(config):
