@@ -484,6 +484,23 @@ def test_a_collective_works_and_its_broken_half_is_not_the_report(
     assert eventually(lambda: not processes_of(log_file))
 
 
+def test_a_death_is_the_report_although_its_guardian_is_slow(start: Start) -> None:
+    """It waits for the last lines of a program that the rank started. Another rank, which cannot do
+    without the dead one, fails at once."""
+    group = start("two")
+    about = group.call(1, "about").result(timeout_s=SOON_S)
+    program = group.call(1, "start_a_program").result(timeout_s=SOON_S)
+    waiting = group.call(1, "sleep", 600.0)
+    os.kill(about["guardian"], signal.SIGSTOP)
+    os.kill(about["pid"], signal.SIGKILL)
+    failing = group.call(0, "raise_value_error")
+    time.sleep(0.2)
+    os.kill(about["guardian"], signal.SIGCONT)
+    with pytest.raises(WorkerError, match="trainer rank 1 was ended by SIGKILL"):
+        gather([failing, waiting], timeout_s=SOON_S)
+    assert eventually(lambda: not is_alive(program))
+
+
 @pytest.mark.parametrize(
     ("method", "number", "how"),
     [

@@ -32,7 +32,7 @@ from homeostat.errors import (
     WorkerOutOfMemoryError,
 )
 from homeostat.observe.exits import describe_exit, is_death_of_memory, num_kernel_kills
-from homeostat.workers.child import Ticket
+from homeostat.workers.child import DRAIN_SECONDS, Ticket
 from homeostat.workers.group import Pending, describe_overdue, gather
 from homeostat.workers.hang import report_hang
 from homeostat.workers.hosting import CLOSE, START
@@ -46,8 +46,9 @@ from homeostat.workers.wire import pack
 KILL_SECONDS = 5.0
 # Time limit for a guardian's report on its worker.
 REPORT_SECONDS = 8.0
-# Delay before an exception is reported, in case another rank's death caused it.
-HOLD_BACK_SECONDS = 0.5
+# Delay before an exception is reported, in case another rank's death caused it: its guardian may
+# wait for the last lines of processes that the rank started, before it reports the death.
+HOLD_BACK_SECONDS = DRAIN_SECONDS + 2.0
 
 log = logging.getLogger(__name__)
 
