@@ -42,6 +42,7 @@ BROAD_EXCEPTS = {
     ("config/plugins.py", "load_plugin"): "a plug-in's module may raise anything; it is refused",
     ("data/plugin_rows.py", "__init__"): "a plug-in's rows may raise anything; it is named",
     ("run/calling/callbacks.py", "_call"): "a callback may raise anything; the run is saved",
+    ("run/ray/vendor.py", "_connect"): "Ray raises Exception itself; others are raised again",
     (
         "run/session/session.py",
         "open_session",

@@ -6,12 +6,14 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from homeostat.config.loading.load import build_config
 from homeostat.config.parts import PlacementSettings
+from homeostat.config.ray_cluster import RayCluster
 from homeostat.config.sync import CollectiveConfig, SharedMemoryConfig
 from homeostat.errors import ConfigError
 from homeostat.run.ray.placement import Node, Place, describe_sum, find_shortages, needs_of
@@ -20,6 +22,7 @@ from homeostat.run.ray.proofs import judge, needed_paths
 from homeostat.run.ray.seats import by_node
 from homeostat.run.ray.transports import require_reachable
 from homeostat.run.ray.user_files import UserCode, user_code
+from homeostat.run.ray.vendor import _connect
 from homeostat.workers.machine import Versions
 from homeostat.workers.network import free_port, interface_of
 
@@ -159,6 +162,17 @@ def test_the_code_of_plugins_must_be_the_same_on_every_node(
     assert code == UserCode((), ("placed",))
     assert probe(replace(question, code=code)).versions.packages["placed"] == "1.5"
     monkeypatch.delitem(sys.modules, "placed_plugin")
+
+
+@pytest.mark.parametrize("kind", [Exception, ConnectionError, RuntimeError])
+def test_a_ray_that_does_not_start_is_a_problem_of_the_recipe(kind: type[Exception]) -> None:
+    """Ray itself raises plain Exceptions, for example on a machine that is too busy."""
+
+    def init(**settings: Any) -> None:
+        raise kind("The current node timed out during startup.")
+
+    with pytest.raises(ConfigError, match=r"Ray did not start on this machine: The"):
+        _connect(SimpleNamespace(init=init), RayCluster(type="ray", processes=1))
 
 
 def test_addresses_of_this_machine() -> None:

@@ -66,8 +66,11 @@ def _connect(ray: Any, cluster: RayCluster) -> None:
     try:
         _require_listener(cluster.address)
         ray.init(**settings)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError([_no_ray(cluster.address, error)]) from error
+    except Exception as error:
+        # Ray raises plain Exceptions, too: for processes of its own that do not start in time.
+        if type(error) is Exception or isinstance(error, (OSError, RuntimeError, ValueError)):
+            raise ConfigError([_no_ray(cluster.address, error)]) from error
+        raise
 
 
 def _require_listener(address: str | None) -> None:
@@ -82,9 +85,17 @@ def _require_listener(address: str | None) -> None:
 
 
 def _no_ray(address: str | None, error: Exception) -> Problem:
+    why = str(error).rstrip(".")
+    if address is None:
+        return Problem(
+            "cluster.address",
+            f"Ray did not start on this machine: {why}.",
+            "Is the machine busy? Run the command again later, or start Ray before it by "
+            "`ray start --head`, and set the key to auto.",
+        )
     return Problem(
         "cluster.address",
-        f"no Ray cluster answers at {address or 'this machine'}: {error}.",
+        f"no Ray cluster answers at {address}: {why}.",
         "Run `ray start --head` on one machine and `ray start --address=...` on the others. "
         "Remove the key to start a Ray cluster on this machine only.",
     )
