@@ -136,8 +136,20 @@ def frozen(view: RunView) -> Iterable[str]:
             continue
         if _digits(newest) < 4 and len(newest) < 2 * least:
             continue
-        if float(np.ptp(newest)) == 0.0 and not _is_rate_zero(view, int(series.steps[-least])):
+        if float(np.ptp(newest)) != 0.0 or _is_carried_forward(series.values):
+            continue
+        if not _is_rate_zero(view, int(series.steps[-least])):
             yield name
+
+
+def _is_carried_forward(values: FloatArray64) -> bool:
+    """Return whether every value is repeated until the next one is known, as at other places.
+
+    Loops that write a row per step, but learn the loss every tenth step, repeat it in between.
+    """
+    starts = np.flatnonzero(np.diff(values, prepend=np.nan) != 0.0)
+    held = np.diff(starts, append=len(values))
+    return len(held) > 2 and int(held[-1]) <= 1.5 * median(held[:-1])
 
 
 def _is_coarse(values: FloatArray64, decimals: int | None) -> bool:

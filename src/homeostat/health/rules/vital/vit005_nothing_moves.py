@@ -22,7 +22,7 @@ before and after an update.
 
 ## Known false alarms
 A metric that was printed with few decimals, or with two digits, is not judged, nor one at a
-learning rate of 0 (LRN007).
+learning rate of 0 (LRN007), nor one that is repeated in each row until its next value is known.
 """
 
 from __future__ import annotations
