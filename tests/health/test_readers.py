@@ -277,6 +277,13 @@ def test_a_notebook_table(sign: str) -> None:
     assert (steps_of(view, "train/loss"), steps_of(view, "reward")) == ([1], [1, 2])
 
 
+def test_a_notebook_table_of_epochs_whose_names_hold_digits() -> None:
+    view = read_text(
+        "Using device: cuda\n\nEpoch\tTraining Loss\tValidation Loss\tMacro F1\n1\t0.747868\t0.746368\t0.787534\n"
+    )
+    assert {"train/loss", "eval/loss", "Macro F1"} <= set(view.metrics)
+
+
 def test_engine_lines_are_metrics_and_stay_in_the_log() -> None:
     line = (
         "[2026-01-01 10:00:00 TP0] Decode batch, #running-req: 6, token usage: 0.83, #queue-req: {}"
@@ -409,6 +416,20 @@ def test_preference_runs_and_ppo_are_told_apart() -> None:
     dpo = read_text("{'loss': 0.5, 'rewards/chosen': 0.5, 'rewards/margins': 1.5, 'epoch': 0.1}\n")
     ppo = read_text("{'objective/kl': 0.5, 'ppo/policy/ratio': 1.0, 'ppo/mean_scores': 0.5}\n")
     assert (dpo.kind, ppo.kind) == (Kind.PREFERENCE, Kind.RL)
+
+
+def test_a_notebook_that_shows_the_loss_alone_is_of_its_trainer() -> None:
+    table = "Step\tTraining Loss\n" + "".join(f"{n}\t0.000000\n" for n in range(1, 9))
+    assert read_text("Initializing GRPOTrainer...\n" + table).kind is Kind.RL
+    assert read_text("Patched GRPOTrainer, SFTTrainer\n" + table).kind is Kind.SFT
+
+
+def test_the_short_log_of_llama_factory_tells_preference_training() -> None:
+    row = (
+        '{"current_steps": 20, "total_steps": 90, "loss": 1.4, "accuracy": 0.5, "lr": 4e-06, '
+        '"epoch": 0.2, "percentage": 22.2, "elapsed_time": "0:00:27", "remaining_time": "0:01:35"}'
+    )
+    assert read_text(row + "\n").kind is Kind.PREFERENCE
 
 
 def test_what_looks_like_a_row_and_is_none_stays_in_the_log() -> None:

@@ -84,7 +84,8 @@ class Blocks:
 
 # The first word of a header: notebooks count steps, fastai epochs.
 _FIRST_NAMES = ("step", "epoch")
-_NO_HEADER = re.compile(r"[:=\d]")
+# A word that begins with a digit is a value; "F1" and "ROUGE-1" are names.
+_NO_HEADER = re.compile(r"[:=]|(?:^|\s)[-+.]?\d")
 
 
 class Tables:

@@ -192,6 +192,9 @@ def kind_of(
     """Return the kind of the run. PPO with a reward model is RL; DPO and similar are preference."""
     if any(name in names for name in _PREFERENCE):
         return Kind.PREFERENCE
+    # Its short log has no other accuracy than the share of pairs that are ordered rightly.
+    if framework.name == "llama_factory" and "preference/accuracy" in names:
+        return Kind.PREFERENCE
     of_rl = {name for name in names if name in _RL_METRICS or name.startswith(_RL_PREFIXES)}
     # Distillation and variational autoencoders also log a KL.
     if of_rl - {"kl"} or (of_rl and "entropy" in names):
@@ -202,6 +205,9 @@ def kind_of(
     if words & _RL_WORDS or "rollout.samples_per_prompt" in settings:
         return Kind.RL
     if log.has("grpo_trainer.py", "ppo_trainer.py", "RolloutManager", "generate_sequences"):
+        return Kind.RL
+    # Their notebooks may show no other column than the loss.
+    if log.has("GRPOTrainer", "RLOOTrainer") and not log.has("SFTTrainer", "DPOTrainer"):
         return Kind.RL
     is_sft = any(word == "sft" or "sft_trainer" in word for word in words) or log.has(
         "sft_trainer", "SFT dataset", "/sft"
