@@ -22,6 +22,7 @@ from homeostat.health.signatures.unsaid import (
     continues_warning,
     is_code_beside,
     is_ignored,
+    is_supposed,
     lists_settings,
 )
 from homeostat.health.view import RunView
@@ -205,7 +206,9 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
     code: tuple[LogLine, LogLine | None] | None = None
     for pattern in signature.texts:
         for line in islice(view.log.find(pattern), MAX_TRIED):
-            is_quoted = lists_settings(line) or is_code_beside(line, view.log)
+            is_quoted = (
+                lists_settings(line) or is_supposed(line) or is_code_beside(line, view.log)
+            )
             if is_quoted and not signature.notes:
                 continue
             if is_ignored(line, view.log):
