@@ -279,7 +279,8 @@ def test_a_notebook_table(sign: str) -> None:
 
 def test_a_notebook_table_of_epochs_whose_names_hold_digits() -> None:
     view = read_text(
-        "Using device: cuda\n\nEpoch\tTraining Loss\tValidation Loss\tMacro F1\n1\t0.747868\t0.746368\t0.787534\n"
+        "Using device: cuda\n\nEpoch\tTraining Loss\tValidation Loss\tMacro F1\n"
+        "1\t0.747868\t0.746368\t0.787534\n"
     )
     assert {"train/loss", "eval/loss", "Macro F1"} <= set(view.metrics)
 

@@ -206,9 +206,7 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
     code: tuple[LogLine, LogLine | None] | None = None
     for pattern in signature.texts:
         for line in islice(view.log.find(pattern), MAX_TRIED):
-            is_quoted = (
-                lists_settings(line) or is_supposed(line) or is_code_beside(line, view.log)
-            )
+            is_quoted = lists_settings(line) or is_supposed(line) or is_code_beside(line, view.log)
             if is_quoted and not signature.notes:
                 continue
             if is_ignored(line, view.log):

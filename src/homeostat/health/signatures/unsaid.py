@@ -5,7 +5,7 @@
                          numbers; another branch's `raise ValueError("...")` is among it
     ignored exception    Python reports what a destructor raised while the process ended, and does
                          not stop: it follows from what ended the run
-    advice               "If you get `CUDA error: ...`, the above is the cause": nothing happened yet
+    advice               "If you get `CUDA error: ...`, do this": it has not happened
     rest of a warning    a warning of Python that quotes an exception below its own line: somebody
                          caught that exception, and the run continued
 
