@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import fmean
 
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from homeostat.cli.plain import heading, marks, printable
 from homeostat.errors import RunDirError
+from homeostat.json_text import parse_json
 from homeostat.observe import format as fmt
 from homeostat.observe.completions import (
     REWARD_PREFIX,
@@ -77,8 +77,8 @@ def _show(name: str, row: Row, console: Console) -> None:
 def _asked(prompt: str) -> str:
     """Return the prompt's text; for a chat, each message with its role."""
     try:
-        lines = [f"{message['role']}: {message['content']}" for message in json.loads(prompt)]
-    except (ValueError, TypeError, LookupError, RecursionError):
+        lines = [f"{message['role']}: {message['content']}" for message in parse_json(prompt)]
+    except (ValueError, TypeError, LookupError):
         return prompt
     return "\n".join(lines) or prompt
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homeostat.errors import HomeostatError
+from homeostat.json_text import parse_json
 
 if TYPE_CHECKING:
     from homeostat.cli.threads import Case
@@ -122,11 +122,11 @@ def _parsed(lines: list[str]) -> list[Case]:
         if not line.strip():
             continue
         try:
-            cases.append(parse(json.loads(line)))
-        except json.JSONDecodeError as error:
-            problems.append(f"line {number}: not JSON: {error}")
+            cases.append(parse(parse_json(line)))
         except HomeostatError as error:
             problems.append(f"line {number}: {error}")
+        except ValueError as error:
+            problems.append(f"line {number}: not JSON: {error}")
     if problems:
         raise HomeostatError("\n".join([*problems, "Nothing was added."]))
     if not cases:

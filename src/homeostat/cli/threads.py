@@ -23,6 +23,7 @@ from typing import Any
 from homeostat.errors import HomeostatError
 from homeostat.health.guesses.known_cases import FILE, telling_lines
 from homeostat.health.vocabulary import FAMILY_OF
+from homeostat.json_text import parse_json
 from homeostat.observe.redact import has_known_token
 
 FOLDER = Path("bench") / "threads"
@@ -182,7 +183,7 @@ def load(root: Path, half: Half) -> list[Case]:
     """Read the cases of a half."""
     file = root / FOLDER / f"{half.value}.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return [parse(json.loads(line)) for line in lines]
+    return [parse(parse_json(line)) for line in lines]
 
 
 def add(root: Path, cases: Iterable[Case]) -> dict[Half, int]:

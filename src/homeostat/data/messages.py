@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from homeostat.data.sources import BadRowError
+from homeostat.json_text import parse_json
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 BAD_MESSAGE = "not a usable message"
@@ -85,8 +85,8 @@ def parse_tools(value: Any) -> list[dict[str, Any]] | None:
     """Return a list of tool descriptions, given as a list or as JSON text."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(value)
+        except ValueError as error:
             raise BadRowError("not a list of tools", f"its text is not JSON: {error}") from None
     if value is None or value == []:
         return None
@@ -109,7 +109,7 @@ def _with_object(call: Any) -> Any:
     if isinstance(call.get("function"), dict):
         return {**call, "function": _with_object(call["function"])}
     try:
-        arguments = json.loads(call["arguments"])
-    except (KeyError, TypeError, ValueError, RecursionError):
+        arguments = parse_json(call["arguments"])
+    except (KeyError, TypeError, ValueError):
         return call
     return {**call, "arguments": arguments} if isinstance(arguments, dict) else call

@@ -15,7 +15,6 @@ import bisect
 import codecs
 import csv
 import itertools
-import json
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,7 @@ import pyarrow.parquet as pq
 
 from homeostat.config.base import is_file_name
 from homeostat.errors import DataError
+from homeostat.json_text import parse_json
 
 MAX_STATE_BYTES = 10_000_000
 # Decoding takes several times as much memory, in each process that tokenises.
@@ -147,11 +147,9 @@ def check_head(line: bytes, path: str) -> bytes:
 def parse_line(line: bytes) -> dict[str, Any]:
     """Return the JSON object of a line. Raises BadRowError."""
     try:
-        value = json.loads(line.decode("utf-8"))
+        value = parse_json(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise BadRowError("not UTF-8 text", f"byte {error.start} of the line") from None
-    except RecursionError:
-        raise BadRowError("not JSON", "nested too deeply") from None
     except ValueError as error:
         raise BadRowError("not JSON", str(error)) from None
     return _require_object(value)
@@ -165,7 +163,7 @@ class JsonList:
         with as_data_error(path, "not a JSON list"):
             if Path(path).stat().st_size > MAX_LIST_BYTES:
                 raise DataError(f"{path}: too large for a JSON list. Write one object per line.")
-            self.values = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
+            self.values = parse_json(Path(path).read_bytes().decode("utf-8-sig"))
         if not self.values:
             raise DataError(f"{path}: the list is empty.")
 
@@ -308,7 +306,7 @@ def _read_json(file: Path) -> Any:
     with as_data_error(file, "cannot be read"):
         if file.stat().st_size > MAX_STATE_BYTES:
             raise DataError(f"{file}: larger than any such file should be.")
-        return json.loads(file.read_bytes())
+        return parse_json(file.read_bytes())
 
 
 def listed_files(folder: Path, state: dict[str, Any], key: str) -> list[Path]:

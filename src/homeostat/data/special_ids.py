@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from homeostat.config.model import ModelConfig
 from homeostat.errors import ModelError
+from homeostat.json_text import parse_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -57,7 +58,7 @@ def name_scoring_pad(
     file = folder / "config.json"
     # An adapter without its base model has no such file.
     if file.is_file():
-        config = {**json.loads(file.read_text(encoding="utf-8")), "pad_token_id": chosen}
+        config = {**parse_json(file.read_text(encoding="utf-8")), "pad_token_id": chosen}
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     original.pad_token = None if chosen is None else original.convert_ids_to_tokens(chosen)
 

@@ -26,6 +26,7 @@ from homeostat.config.model import ModelConfig
 from homeostat.data.sources import BadRowError
 from homeostat.data.templates import render
 from homeostat.errors import ModelError
+from homeostat.json_text import parse_json
 
 # Texts that no template writes itself.
 _ANSWER = "qzjx vkwy"
@@ -111,7 +112,7 @@ def _read_object(file: Path) -> dict[str, Any]:
     if file.stat().st_size > MAX_JSON_BYTES:
         raise ModelError(f"{file}: larger than any such file should be.")
     try:
-        value = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        value = parse_json(file.read_bytes())
+    except (OSError, ValueError) as error:
         raise ModelError(f"{file}: not JSON: {error}.") from None
     return value if isinstance(value, dict) else {}

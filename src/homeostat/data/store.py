@@ -31,6 +31,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from homeostat.arrays import IntArray
+from homeostat.json_text import parse_json
 from homeostat.observe.durable import sha256_of, sync_folder
 from homeostat.types import TokenRow
 
@@ -151,7 +152,7 @@ class RowStore:
 def open_store(folder: Path) -> RowStore | None:
     """Return the store in a folder, or None if it is missing or incomplete."""
     try:
-        meta = json.loads((folder / "meta.json").read_bytes())
+        meta = parse_json((folder / "meta.json").read_bytes())
         if meta["version"] != FORMAT_VERSION:
             return None
         for name in _DTYPES:

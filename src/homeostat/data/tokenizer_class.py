@@ -8,13 +8,13 @@ compiler and more, which takes seconds at every start.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from homeostat.errors import ModelError
+from homeostat.json_text import parse_json
 from homeostat.ops.gguf_reader import fast_reading
 
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -63,8 +63,8 @@ def find_broken_json(path: Path) -> str:
         file = path / name
         if file.is_file():
             try:
-                found = json.loads(file.read_bytes())
-            except (OSError, ValueError, RecursionError) as error:
+                found = parse_json(file.read_bytes())
+            except (OSError, ValueError) as error:
                 return f"{file} is not valid JSON: {error}"
             if not isinstance(found, dict):
                 return f"{file} must hold a JSON object"
@@ -110,7 +110,7 @@ def _is_plain(folder: Path) -> bool:
 def _read(file: Path) -> dict[str, Any]:
     """Read a JSON file; empty if it is missing or broken, which transformers will report."""
     try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = parse_json(file.read_bytes())
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

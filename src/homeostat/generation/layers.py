@@ -6,7 +6,6 @@ checkpoint    the headers of its safetensors files: nothing is loaded, whoever q
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from homeostat.config.parts import TrainerSetup
 from homeostat.errors import ConfigError, ModelError, Problem
 from homeostat.generation.choice import saved_recipe
 from homeostat.hub.resolve import resolve_names
+from homeostat.json_text import parse_json
 from homeostat.models import hf
 from homeostat.models.build import config_origin, new_decoder, open_source, read_configs
 from homeostat.models.families import decoder_config
@@ -109,7 +109,7 @@ def read_header(file: Path) -> dict[str, Stored]:
             (length,) = struct.unpack("<Q", opened.read(8))
             if length > _MAX_HEADER:
                 raise ValueError(f"its header would be {length} bytes long")
-            found = json.loads(opened.read(length))
+            found = parse_json(opened.read(length))
             return {
                 str(name): Stored(str(about["dtype"]), tuple(map(int, about["shape"])))
                 for name, about in found.items()

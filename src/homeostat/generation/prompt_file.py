@@ -5,7 +5,6 @@ Bad lines are refused with their number before anything is generated.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from homeostat.arrays import IntArray
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
 from homeostat.generation.prompting import chat_tokens, prompt_tokens
+from homeostat.json_text import parse_json
 
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 
@@ -53,8 +53,8 @@ def read_prompts(
 
 def _parsed(line: str) -> Any:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = parse_json(line)
+    except ValueError as error:
         raise DataError(f"not JSON: {error}.") from None
     if not isinstance(row, dict) or not ({"prompt", "messages"} & row.keys()):
         raise DataError("a line is an object with `prompt` or `messages`.")

@@ -33,6 +33,7 @@ from homeostat.generation.openai_requests import (
 )
 from homeostat.generation.scoring import TokenScores, score_text
 from homeostat.generation.text_stream import TextStream
+from homeostat.json_text import parse_json
 from homeostat.observe.safe_text import safe_text
 from homeostat.rollout.engine import Request
 from homeostat.types import Completion, StopReason
@@ -268,8 +269,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             raise DataError(f"the body is larger than {MAX_BODY_BYTES} bytes.")
         try:
-            return json.loads(self.rfile.read(int(length)))
-        except (ValueError, RecursionError):
+            return parse_json(self.rfile.read(int(length)))
+        except ValueError:
             raise DataError("the body is not JSON.") from None
 
     def _is_allowed(self) -> bool:

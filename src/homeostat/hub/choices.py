@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Literal
 
 from homeostat.data.dataset_folder import README, choose_files
 from homeostat.errors import ConfigError, DataError, Problem
 from homeostat.hub.request import Choose, ReadText
+from homeostat.json_text import parse_json
 
 # What is needed of a model: all of it, only what turns text into tokens, or only its sizes.
 Need = Literal["weights", "tokenizer", "config"]
@@ -76,8 +76,8 @@ def _weights(top: Sequence[str], read: ReadText) -> list[str]:
     """Return the safetensors files; of a sharded model those that its index names."""
     if _INDEX in top:
         try:
-            shards = json.loads(read(_INDEX) or "").get("weight_map", {}).values()
-        except (ValueError, AttributeError, RecursionError):
+            shards = parse_json(read(_INDEX) or "").get("weight_map", {}).values()
+        except (ValueError, AttributeError):
             shards = ()
         return sorted({one for one in shards if isinstance(one, str) and one in top})
     return [name for name in _WEIGHTS if name in top]
@@ -99,8 +99,8 @@ def _no_model(setting: str, names: Sequence[str]) -> Problem:
 
 def _adapter(setting: str, text: str | None) -> Problem:
     try:
-        base = json.loads(text or "").get("base_model_name_or_path")
-    except (ValueError, AttributeError, RecursionError):
+        base = parse_json(text or "").get("base_model_name_or_path")
+    except (ValueError, AttributeError):
         base = None
     named = f" ({base})" if isinstance(base, str) and base else ""
     return Problem(

@@ -16,6 +16,7 @@ from huggingface_hub import constants
 
 from homeostat.config.hub_names import is_commit
 from homeostat.hub.request import Request
+from homeostat.json_text import parse_json
 from homeostat.observe.durable import write_atomically
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def _place(request: Request, commit: str) -> Path:
 
 def _read(request: Request, commit: str) -> dict[str, Any]:
     try:
-        found = json.loads(_place(request, commit).read_text(encoding="utf-8"))
+        found = parse_json(_place(request, commit).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

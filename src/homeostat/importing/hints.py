@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from homeostat.errors import ConfigError, Problem
 from homeostat.health.frameworks import ALL
 from homeostat.importing.reading import read_foreign
 from homeostat.importing.recognise import IMPORTABLE, MIN_NAMES, keys_by_name, recognise
+from homeostat.json_text import parse_json
 
 _UNKNOWN_KEY = "unknown key."
 _ADAPTER = "adapter_config.json"
@@ -48,8 +48,8 @@ def _adapter_as_model(folder: Path) -> Problem | None:
     if not file.is_file() or (folder / "config.json").exists():
         return None
     try:
-        base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        base = parse_json(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
         base = None
     named = f" ({base})" if isinstance(base, str) and base else ""
     return Problem(

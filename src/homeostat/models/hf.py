@@ -21,6 +21,7 @@ from torch import Tensor
 from homeostat.config.base import is_file_name
 from homeostat.config.loading.beside import not_there
 from homeostat.errors import ModelError
+from homeostat.json_text import parse_json
 from homeostat.models.origin import ConfigOrigin
 
 SINGLE = "model.safetensors"
@@ -35,14 +36,14 @@ def read_json(path: Path, *, setting: str = "model.path") -> dict[str, Any]:
     """Read a JSON object from the folder that `setting` names."""
     require_plain(path, setting=setting)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(
             f"{setting}: {not_there(path)} Is this the folder of an HF checkpoint?"
         ) from None
     except OSError as error:
         raise ModelError(f"{setting}: cannot read {path}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelError(f"{setting}: {path} is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
         raise ModelError(f"{setting}: {path} must hold a JSON object.")

@@ -26,6 +26,7 @@ import numpy as np
 
 from homeostat.arrays import FloatArray
 from homeostat.errors import RunDirError
+from homeostat.json_text import parse_json
 from homeostat.observe.durable import write_atomically
 from homeostat.types import RolloutGroup, Sample
 
@@ -188,8 +189,8 @@ def read_completions(folder: Path, step: int | None = None) -> list[Row]:
 def failed_rewards(row: Row) -> frozenset[str]:
     """Return the functions that failed on a completion."""
     try:
-        return frozenset(map(str, json.loads(row.get("failed") or "[]")))
-    except (ValueError, TypeError, RecursionError):
+        return frozenset(map(str, parse_json(row.get("failed") or "[]")))
+    except (ValueError, TypeError):
         return frozenset()
 
 

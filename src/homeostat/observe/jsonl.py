@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.json_text import parse_json
+
 MAX_WAITING_LINES = 10_000
 _MAX_NUMBER = 10**18
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -157,8 +159,8 @@ def _aside(path: Path) -> Path:
 
 def _decode(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line)
+    except ValueError:
         return None
     return _restored(record) if isinstance(record, dict) and line.endswith(b"\n") else None
 

@@ -23,6 +23,7 @@ from pathlib import PurePath
 from typing import Any
 
 from homeostat.errors import REMOVED
+from homeostat.json_text import parse_json
 
 MASK = REMOVED
 
@@ -162,8 +163,8 @@ def _forms(secret: str) -> set[str]:
     forms = {secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]}
     forms |= {line.strip() for line in secret.splitlines()}
     try:
-        inner = json.loads(secret)
-    except (ValueError, RecursionError):
+        inner = parse_json(secret)
+    except ValueError:
         inner = None
     if isinstance(inner, (dict, list)):
         forms |= set(_texts(inner))

@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any, BinaryIO
 
 from homeostat.errors import RewardError
+from homeostat.json_text import parse_json
 
 
 def key_of(url: str, question: Mapping[str, Any]) -> str:
@@ -77,7 +78,7 @@ def _read(file: Path) -> dict[str, str]:
         for line in source:
             # A torn line does not count: its question is asked again.
             with contextlib.suppress(ValueError, LookupError, TypeError):
-                record = json.loads(line)
+                record = parse_json(line)
                 key, answer = record["key"], record["answer"]
                 if isinstance(key, str) and isinstance(answer, str):
                     found[key] = answer

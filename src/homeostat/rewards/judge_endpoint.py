@@ -7,7 +7,6 @@ Repeated are time-outs, broken connections, replies that are no chat completion,
 from __future__ import annotations
 
 import email.utils
-import json
 import random
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from threading import Lock
 from typing import Any
 
 from homeostat.errors import REMOVED, RewardError
+from homeostat.json_text import parse_json
 from homeostat.rewards.http_json import Reply, post_json
 from homeostat.rewards.problems import shorten
 
@@ -117,8 +117,8 @@ def _answer_in(reply: Reply, url: str) -> str:
     if reply.status != 200:
         raise RewardError(shown_status)
     try:
-        text = json.loads(reply.body)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        text = parse_json(reply.body)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError) as error:
         # A proxy's page, or half of a reply: the next one may be whole.
         raise _TryAgainError(f"{url}: the reply is no chat completion: {shown}") from error
     if not isinstance(text, str):

@@ -7,7 +7,6 @@ state except `idle` has a deadline, and each answer sets a new one, because the 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import pickle
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from homeostat.json_text import parse_json
 from homeostat.observe.exits import describe_signal
 from homeostat.rewards.calls import Call
 from homeostat.rewards.frames import FrameReader, send_frame
@@ -105,10 +105,10 @@ class WorkerProcess:
             self._reader.add(data)
             messages = []
             while (frame := self._reader.take()) is not None:
-                messages.append(dict(json.loads(frame)))
+                messages.append(dict(parse_json(frame)))
         except ConnectionError as error:
             raise WorkerGoneError(self.last_words()) from error
-        except (OSError, TypeError, ValueError, RecursionError) as error:
+        except (OSError, TypeError, ValueError) as error:
             raise WorkerGoneError(f"the worker's answer cannot be read: {error}") from error
         if not data:
             raise WorkerGoneError(self.last_words())

@@ -7,7 +7,6 @@ asked a single question.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from homeostat.config.rewards import (
     RewardsConfig,
 )
 from homeostat.errors import MissingDependencyError, RewardError
+from homeostat.json_text import parse_json
 from homeostat.observe import format as fmt
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.pool import RewardPool
@@ -169,7 +169,7 @@ def _boxed(answer: Any) -> str | None:
 
 def _entry_answer(entry: Any) -> Any:
     try:
-        return json.loads(entry)["answer"]
+        return parse_json(entry)["answer"]
     except (TypeError, ValueError, KeyError):
         return None  # the reward's own call will report what is wrong with the row
 

@@ -32,6 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from homeostat.errors import CheckpointError
+from homeostat.json_text import parse_json
 from homeostat.rollout.background import Background
 from homeostat.rollout.collect import Collector, StepRollouts, Tell
 from homeostat.rollout.engine import Request
@@ -229,7 +230,7 @@ class AheadCollector(Collector):
     def _read(self, file: Path) -> dict[str, Completion]:
         try:
             with safe_open(file, framework="np") as opened:
-                legend = json.loads((opened.metadata() or {})["legend"])
+                legend = parse_json((opened.metadata() or {})["legend"])
             arrays = load_file(file)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise CheckpointError(

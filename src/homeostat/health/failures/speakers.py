@@ -12,11 +12,11 @@ pure.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 
 from homeostat.health.log import LogLine
+from homeostat.json_text import parse_json
 
 _SPEAKER = re.compile(
     r"(?:> ?)?\s{0,4}(?:\((?P<actor>[^()]{0,80}?pid=\d{1,9})[^()]{0,80}\)"
@@ -83,8 +83,8 @@ def _unwrapped(text: str) -> list[str]:
     start = text.find("{")
     if start >= 0 and len(text) <= _MAX_JSON:
         try:
-            record = json.loads(text[start:])
-        except (ValueError, RecursionError):
+            record = parse_json(text[start:])
+        except ValueError:
             record = None
         if isinstance(record, dict):
             inner = [value for value in record.values() if isinstance(value, dict)]

@@ -6,7 +6,6 @@ Every file may be missing, empty or belong to a run that is still going on.
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from homeostat.config.loading.shareable import shared_config
 from homeostat.errors import RunDirError
+from homeostat.json_text import parse_json
 from homeostat.observe.completions import completion_steps, read_completions
 from homeostat.observe.expert_load import is_expert_load
 from homeostat.observe.jsonl import (
@@ -173,8 +173,8 @@ def read_facts(path: Path) -> RunFacts:
 def read_config(paths: RunPaths) -> dict[str, Any]:
     """Return the resolved config as plain values; empty if it is missing or unreadable."""
     try:
-        config = json.loads(paths.config_json.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        config = parse_json(paths.config_json.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
 

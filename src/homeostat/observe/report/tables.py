@@ -6,12 +6,12 @@ around them are shown as escapes.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from homeostat.json_text import parse_json
 from homeostat.observe import format as fmt
 from homeostat.observe.events import mood_of
 from homeostat.observe.progress import event_line
@@ -77,18 +77,18 @@ def _prompt_text(prompt: str) -> str:
     if not prompt.startswith("[{"):
         return prompt
     try:
-        messages = json.loads(prompt)
+        messages = parse_json(prompt)
         return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return prompt
 
 
 def _columns_text(columns: str | None) -> str:
     """Return the row's other columns, such as its answer."""
     try:
-        found = json.loads(columns or "{}")
+        found = parse_json(columns or "{}")
         return ", ".join(f"{name}: {value}" for name, value in found.items())
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError):
         return columns or ""
 
 

@@ -6,11 +6,11 @@ that both of them know have the same ids; additional tokens after these do no ha
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from homeostat.config.model import ModelConfig
+from homeostat.json_text import parse_json
 
 FILE = "tokenizer.json"
 MAX_EXAMPLES = 3
@@ -43,7 +43,7 @@ def _token_ids(file: Path) -> dict[str, int]:
     """Return the id of each token; empty if the file is missing or has another form."""
     # No error here: loading the tokenizer for use reports what is wrong with the file.
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         vocab = content["model"]["vocab"]
         if isinstance(vocab, list):
             # Unigram models list tokens with their scores, in the order of their ids.

@@ -27,6 +27,7 @@ from homeostat.data.inputs import RowSet
 from homeostat.data.loader import eval_batches, micro_batches
 from homeostat.data.store import RowStore
 from homeostat.errors import CheckpointError
+from homeostat.json_text import parse_json
 from homeostat.observe.durable import sync_folder, write_atomically
 from homeostat.run.learning.attempts import Attempts
 from homeostat.run.learning.mismatched import Mismatched
@@ -218,7 +219,7 @@ def kept_scores(folder: Path, compute: Callable[[], Scores]) -> tuple[Scores, bo
 
 def _read(folder: Path) -> Scores | None:
     try:
-        meta = json.loads((folder / "meta.json").read_bytes())
+        meta = parse_json((folder / "meta.json").read_bytes())
         content = (folder / "logp.npy").read_bytes()
         if hashlib.sha256(content).hexdigest() != meta["sha256"]:
             return None

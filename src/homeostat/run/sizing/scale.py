@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homeostat.config.run import RunConfig
 from homeostat.errors import ModelError, PlanError
+from homeostat.json_text import parse_json
 from homeostat.models.decoder_shape import DecoderConfig
 from homeostat.models.families import decoder_config
 from homeostat.simulator.machine import load_machine
@@ -49,8 +49,8 @@ def read_shape(name: str) -> ModelShape:
             f"in Hugging Face format, or one of {', '.join(shape_names())}."
         )
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        raw = parse_json(file.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ModelError(f"{file} is not JSON: {error}.") from error
     label = given.name if given.is_dir() else file.stem if given != file else file.parent.name
     return shape_of(decoder_config(raw), name=label or file.stem)

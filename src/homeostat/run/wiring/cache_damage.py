@@ -13,7 +13,6 @@ not belong to this user (files of another user, links to other places).
 from __future__ import annotations
 
 import ast
-import json
 import os
 import stat
 import struct
@@ -21,6 +20,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from homeostat.json_text import parse_json
 
 _ELF = b"\x7fELF"
 _PICKLE = b"\x80"
@@ -117,7 +118,7 @@ def _elf_damage(head: bytes, size: int) -> str | None:
 
 def _json_damage(path: Path) -> str | None:
     try:
-        json.loads(path.read_bytes())
+        parse_json(path.read_bytes())
     except ValueError:
         return "is not valid JSON"
     return None
@@ -129,7 +130,7 @@ def _python_damage(path: Path) -> str | None:
         warnings.simplefilter("ignore")
         try:
             ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             return "is not valid Python"
     return None
 
@@ -155,7 +156,7 @@ def _group_damage(entry: Path) -> str | None:
     if not groups and any(entry.glob(f"*{_KERNEL_SUFFIX}")):
         return "was never finished: it has no list of its files"
     for group in groups:
-        listed = json.loads(group.read_bytes())
+        listed = parse_json(group.read_bytes())
         members = listed.get("child_paths") if isinstance(listed, dict) else None
         if not isinstance(members, dict):
             return f"{group.name} lists no files"

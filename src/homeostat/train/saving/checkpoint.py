@@ -29,6 +29,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from homeostat.errors import CheckpointError, CheckpointWriteError, DiskFullError
+from homeostat.json_text import parse_json
 from homeostat.observe.durable import (
     OUT_OF_SPACE,
     sha256_of,
@@ -209,8 +210,8 @@ class CheckpointStore:
     def _found(self, step: int, passed_over: list[tuple[str, str]]) -> Found:
         path = self.path(step)
         try:
-            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            state = parse_json((path / "state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{path / 'state.json'} cannot be read: {error}.") from None
         if not isinstance(state, dict):
             raise CheckpointError(f"{path / 'state.json'} does not hold a JSON object.")
@@ -274,7 +275,7 @@ def why_broken(path: Path) -> str | None:
     if not (path / _MANIFEST).is_file():
         return f"{_MANIFEST} is missing"
     try:
-        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json((path / _MANIFEST).read_text(encoding="utf-8"))
         for name, entry in manifest.items():
             file = path / name
             if not (name.isprintable() and isinstance(entry["bytes"], int)):
@@ -286,7 +287,7 @@ def why_broken(path: Path) -> str | None:
             if sha256_of(file) != entry["sha256"]:
                 return f"the content of {name} has changed since it was written"
         return None if "state.json" in manifest else "state.json is missing"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return f"{_MANIFEST} cannot be read"
 
 

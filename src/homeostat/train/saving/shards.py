@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from homeostat.errors import CheckpointError
+from homeostat.json_text import parse_json
 
 Shape = tuple[int, ...]
 
@@ -175,12 +176,12 @@ def _pieces_in(file: Path, *, whole: bool) -> Iterator[tuple[str, Shape, _Piece]
 
 def _places(file: Path, metadata: Mapping[str, str] | None) -> dict[str, tuple[Shape, int]]:
     try:
-        places = json.loads((metadata or {})[_PLACES])
+        places = parse_json((metadata or {})[_PLACES])
         return {
             name: (tuple(int(size) for size in place["shape"]), int(place["start"]))
             for name, place in places.items()
         }
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+    except (KeyError, ValueError, TypeError, AttributeError):
         raise CheckpointError(f"{file}: it does not say which rows it holds.") from None
 
 

@@ -12,12 +12,12 @@ numbers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
 
 from homeostat.arrays import IntArray
+from homeostat.json_text import parse_json
 
 # Separators of two values, and of a name and its value.
 _SEPARATORS = ((b", ", b": "), (b",", b":"))
@@ -53,8 +53,8 @@ def num_lines_of(block: bytes) -> int:
 def _names_in(line: bytes) -> list[str]:
     """Return the names in a line that is a JSON object; [] if it is anything else."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = parse_json(line)
+    except ValueError:
         return []
     return list(found) if isinstance(found, dict) else []
 

@@ -23,6 +23,7 @@ from homeostat.health.readers.input.source import HEAD_BYTES
 from homeostat.health.readers.lines.dict_rows import STEP_KEYS
 from homeostat.health.readers.values.common_names import folded, sounds_like_metric
 from homeostat.health.readers.values.numbers import number
+from homeostat.json_text import parse_json
 
 _MAX_ROWS = 200
 _MAX_COLUMNS = 12
@@ -117,8 +118,8 @@ def _json_lines(text: str, *, is_whole: bool) -> list[Any]:
         if not line.strip():
             continue
         try:
-            found.append(json.loads(line))
-        except (ValueError, RecursionError):
+            found.append(parse_json(line))
+        except ValueError:
             return []
     return found
 

@@ -13,7 +13,6 @@ Files, standard input and named pipes are read as streams, in lines of bounded l
 from __future__ import annotations
 
 import io
-import json
 import operator
 import re
 from collections.abc import Iterator, Sequence
@@ -41,6 +40,7 @@ from homeostat.health.readers.lines.dict_rows import row_of
 from homeostat.health.readers.rows.recorder import Recorder
 from homeostat.health.readers.views.build import Found
 from homeostat.health.reading import Reading
+from homeostat.json_text import parse_json
 
 # Maximum size of a JSON document. It is read as a whole, and its values need several times its
 # size.
@@ -208,8 +208,8 @@ def found_in_document(data: bytes, *, name: str) -> Found | None:
     """
     notes: tuple[str, ...] = ()
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
+        document = parse_json(data)
+    except ValueError:
         document = _complete_part(data)
         if document is None:
             return None
@@ -248,8 +248,8 @@ def _complete_part(data: bytes) -> Any:
         elif sign[0] != '"' and (not opened or opened.pop() != sign):
             return None
     try:
-        return json.loads(text + "".join(reversed(opened))) if opened else None
-    except (ValueError, RecursionError):
+        return parse_json(text + "".join(reversed(opened))) if opened else None
+    except ValueError:
         return None
 
 

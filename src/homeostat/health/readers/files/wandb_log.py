@@ -8,7 +8,6 @@ and a value as JSON (16).
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -18,6 +17,7 @@ from homeostat.health.readers.lines.dict_rows import row_of
 from homeostat.health.readers.rows.recorder import Recorder
 from homeostat.health.readers.values.settings import flat
 from homeostat.health.readers.views.build import Found
+from homeostat.json_text import parse_json
 
 _HEADER = 7
 _BLOCK = 32_768
@@ -124,7 +124,7 @@ def _item(data: bytes) -> tuple[str, Any] | None:
             (value,) = struct.unpack("<d", inner)
         elif field in _JSON:
             try:
-                value = json.loads(inner)
-            except (ValueError, RecursionError):
+                value = parse_json(inner)
+            except ValueError:
                 return None
     return (key or "/".join(parts), value) if value is not None else None

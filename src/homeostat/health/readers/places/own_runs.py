@@ -6,7 +6,6 @@ depth and in the number of entries. It does not enter hidden folders, checkpoint
 
 from __future__ import annotations
 
-import json
 import os
 from collections import deque
 from itertools import islice
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.health.readers.values.settings import flat
+from homeostat.json_text import parse_json
 
 MAX_DEPTH = 4
 # Maximum number of folder entries that a search for runs looks at.
@@ -31,8 +31,8 @@ def our_config(path: Path) -> dict[str, Any] | None:
     try:
         if not file.is_file() or file.stat().st_size > _MAX_CONFIG:
             return None
-        document = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        document = parse_json(file.read_bytes())
+    except (OSError, ValueError):
         return None
     if not isinstance(document, dict) or not document.keys() >= _OUR_KEYS:
         return None

@@ -8,7 +8,6 @@ lost.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from homeostat.health.readers.places.own_runs import our_config
 from homeostat.health.readers.values.settings import flat
 from homeostat.health.readers.views.build import Found, view_of
 from homeostat.health.view import Event, Kind, RunView, SampleText
+from homeostat.json_text import parse_json
 
 _MAX_EVENTS = 200_000
 _MAX_LINE = 1_000_000
@@ -91,8 +91,8 @@ def _events(path: Path) -> Iterator[Event]:
             if not line:
                 return
             try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
+                record = parse_json(line)
+            except ValueError:
                 continue
             if isinstance(record, dict) and isinstance(record.get("kind"), str):
                 step = record.get("step")

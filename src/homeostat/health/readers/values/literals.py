@@ -10,11 +10,11 @@ and length are limited, so the time is proportional to the text's length, whatev
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from homeostat.health.readers.values.numbers import number
+from homeostat.json_text import parse_json
 
 MAX_CHARS = 1_000_000
 _MAX_DEPTH = 24
@@ -94,8 +94,8 @@ def _quick(text: str, start: int) -> tuple[dict[str, Any], int] | None:
         for theirs, ours in _PYTHON_WORDS:
             body = body.replace(theirs, ours)
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
+        found = parse_json(body)
+    except ValueError:
         return None
     return (found, end) if isinstance(found, dict) else None
 
