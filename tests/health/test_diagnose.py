@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
+from typing import Any
 
-from homeostat.health.diagnose import diagnose, folded, named
+from homeostat.health.diagnose import (
+    EXPECTED,
+    TURNED_OFF,
+    Diagnosis,
+    diagnose,
+    folded,
+    named,
+)
 from homeostat.health.finding import Finding, Level, Sighting
-from homeostat.health.readers import read_text
+from homeostat.health.readers import open_run, read_text
 from homeostat.health.registry import BY_CODE, RULES
 from homeostat.health.view import RunView
 
@@ -115,3 +125,61 @@ def test_a_cpu_build_of_torch_explains_that_bitsandbytes_has_no_gpu() -> None:
         "AssertionError: Torch not compiled with CUDA enabled\n"
     )
     assert said_of(log) == ["ERR312"]
+
+
+def our_run(folder: Path, **health: Any) -> Path:
+    """Return a folder of a run of ours in which half of the groups teach nothing."""
+    folder.mkdir()
+    config = {
+        "algorithm": {"type": "grpo"}, "runs_dir": "runs", "trainer": {"lr": 1e-6},
+        "rollout": {"samples_per_prompt": 8}, "health": health,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, 41):
+            record = {"step": step, "reward": 0.5, "reward_std": 0.1, "frac_reward_zero_std": 1.0}
+            file.write(json.dumps(record) + "\n")
+    return folder
+
+
+def judged(folder: Path) -> Diagnosis:
+    return diagnose(open_run(folder), RULES)
+
+
+def test_a_run_of_ours_is_judged_with_its_own_levels_options_and_allowances(tmp_path: Path) -> None:
+    plain = judged(our_run(tmp_path / "plain"))
+    (found,) = [one for one in plain.findings if one.code == "RWD001"]
+    assert found.level is not Level.INFO
+
+    lowered = judged(our_run(tmp_path / "lowered", levels={"RWD001": "info"}))
+    assert {f.code: f.level for f in lowered.findings}["RWD001"] is Level.INFO
+
+    lax = judged(
+        our_run(tmp_path / "lax", options={"RWD001": {"fire": 100, "window": 100, "fire_all": 100}})
+    )
+    assert "RWD001" in lax.clear
+
+    off = judged(our_run(tmp_path / "off", levels={"RWD001": "off"}))
+    assert {one.code: one.why for one in off.not_evaluated}["RWD001"] == TURNED_OFF
+
+    solved = {"code": "RWD001", "reason": "the last prompts are solved"}
+    allowed = judged(our_run(tmp_path / "allowed", allow=[solved]))
+    assert "RWD001" not in {one.code for one in allowed.findings}
+    why = {one.code: one.why for one in allowed.not_evaluated}["RWD001"]
+    assert why == f"{EXPECTED}: the last prompts are solved"
+
+    over = judged(our_run(tmp_path / "over", allow=[{**solved, "until_step": 39}]))
+    assert "RWD001" in {one.code for one in over.findings}
+
+
+def test_settings_of_health_that_no_rule_can_use_do_not_end_the_doctor(tmp_path: Path) -> None:
+    plain = judged(our_run(tmp_path / "plain"))
+    damaged = our_run(
+        tmp_path / "damaged",
+        levels={"RWD001": "grave", "XYZ999": "off"},
+        options={"RWD001": {"fire_all": "many", "gone": 1}, "XYZ999": {"a": 1}},
+        allow=["RWD001", {"reason": "no code"}, {"code": 7}],
+    )
+    assert judged(damaged).findings == plain.findings
+    odd = our_run(tmp_path / "odd", levels="off", options=3, allow=True)
+    assert judged(odd).findings == plain.findings

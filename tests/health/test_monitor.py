@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.live.monitor import MAX_TURNS, Allowed, Monitor, Watchlist
+from homeostat.health.live.monitor import MAX_TURNS, Monitor
 from homeostat.health.live.tails import Tail, Tails
 from homeostat.health.records import Change, State, as_json, from_json, still_open
 from homeostat.health.registry import RULES
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Event, Kind, RunView
+from homeostat.health.watchlist import Allowed, Watchlist
 
 
 class Limit(RuleOptions):

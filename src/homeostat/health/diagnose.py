@@ -27,7 +27,12 @@ from homeostat.health.guesses.second_opinion import with_guesses
 from homeostat.health.rule import Rule
 from homeostat.health.view import Kind, RunView
 from homeostat.health.vital_signs.last_exception import last_exception
+from homeostat.health.watchlist import NOTHING_SET, Watchlist, watchlist_in
 from homeostat.health.words import shortened
+
+# Why a rule has no finding in a run of ours although its illness may be there.
+TURNED_OFF = "health.levels turns it off in this run"
+EXPECTED = "health.allow expects its finding in this run"
 
 _JUST_ABOVE = 3
 # Maximum number of lines with a signature's words that are compared with another finding's.
@@ -59,21 +64,20 @@ class Diagnosis:
         return all(finding.level is Level.INFO for finding in self.findings)
 
 
-def diagnose(
-    view: RunView,
-    rules: Sequence[Rule],
-    *,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Diagnosis:
-    """Evaluate every rule. `options` maps code -> option -> value that differs from the default."""
+def diagnose(view: RunView, rules: Sequence[Rule]) -> Diagnosis:
+    """Evaluate every rule.
+
+    A run of ours is judged with the levels, options and allowances of its recipe, as while it
+    trained.
+    """
+    is_ours = view.framework is HOMEOSTAT
+    watched = watchlist_in(view.settings, rules) if is_ours else NOTHING_SET
     # Logs contain numbers of any size; one that overflows is judged as not finite.
     with np.errstate(all="ignore"):
-        return _diagnose(view, rules, options=options or {})
+        return _diagnose(view, rules, watched)
 
 
-def _diagnose(
-    view: RunView, rules: Sequence[Rule], *, options: Mapping[str, Mapping[str, Any]]
-) -> Diagnosis:
+def _diagnose(view: RunView, rules: Sequence[Rule], watched: Watchlist) -> Diagnosis:
     findings: list[Finding] = []
     unknown: list[NotEvaluated] = []
     clear: list[str] = []
@@ -82,17 +86,23 @@ def _diagnose(
     for rule in rules:
         if rule.kinds and view.kind is not Kind.UNKNOWN and view.kind not in rule.kinds:
             continue
+        if watched.is_off(rule.code):
+            unknown.append(NotEvaluated(rule.code, rule.name, TURNED_OFF))
+            continue
         if rule.needs not in missing:
             missing[rule.needs] = what_is_missing(rule, view)
-        given = options.get(rule.code, {})
+        given = watched.options.get(rule.code, {})
         found = judge(rule, view, options=given, missing=missing[rule.needs])
         if isinstance(found, NotEvaluated):
             unknown.append(found)
         elif found:
-            findings += found
+            findings += map(watched.levelled, found)
         else:
             clear.append(rule.code)
-    kept = folded(findings, rules, view)
+    folded_ = folded(findings, rules, view)
+    explained = frozenset(one.key for one in findings) - {one.key for one in folded_}
+    kept, expected = _without_allowed(folded_, watched, step=view.last_step or 0)
+    unknown += expected
     weighed = differential(
         kept, clear=clear, is_calibrated=_is_run_of_ours(view), table=fitted_table()
     )
@@ -100,8 +110,23 @@ def _diagnose(
     quoted = quoted_lines(kept[0]) if kept else ()
     said = with_guesses(reasoned, quoted, view.log, seen=findings)
     said = with_near_name(said, quoted, view)
-    explained = frozenset(one.key for one in findings) - {one.key for one in kept}
     return Diagnosis(tuple(said), tuple(unknown), tuple(clear), weighed, explained)
+
+
+def _without_allowed(
+    findings: Iterable[Finding], watched: Watchlist, *, step: int
+) -> tuple[list[Finding], list[NotEvaluated]]:
+    """Return the findings that the run does not allow, and an entry for each that it allows."""
+    kept: list[Finding] = []
+    expected: list[NotEvaluated] = []
+    for finding in findings:
+        allowed = watched.allowances(finding, step)
+        if allowed:
+            why = f"{EXPECTED}: {allowed[0].reason}"
+            expected.append(NotEvaluated(finding.code, finding.name, why))
+        else:
+            kept.append(finding)
+    return kept, expected
 
 
 def _is_run_of_ours(view: RunView) -> bool:

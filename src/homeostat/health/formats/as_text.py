@@ -12,7 +12,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from homeostat.health.diagnose import Diagnosis, quoted_lines
+from homeostat.health.diagnose import EXPECTED, TURNED_OFF, Diagnosis, quoted_lines
 from homeostat.health.failures.end_lines import End
 from homeostat.health.finding import Cause, Finding, Grade, Level, NotEvaluated
 from homeostat.health.formats.as_json import Verdict, read_as, unknown_error, verdict
@@ -56,6 +56,8 @@ _REASONS = {
     "the setting ": "setting not known (--config)",
     "nothing probed ": "only runs of homeostat measure it",
     "there is no ": "no log text, events or completions to read",
+    TURNED_OFF: "turned off by the run's health.levels",
+    EXPECTED: "expected by the run's health.allow",
 }
 
 

@@ -13,7 +13,6 @@ every record while it fires.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from homeostat.health.diagnose import folded, judge_ready, what_is_missing
-from homeostat.health.finding import Finding, Level, NotEvaluated
+from homeostat.health.finding import Finding, NotEvaluated
 from homeostat.health.frameworks import HOMEOSTAT, Framework
 from homeostat.health.live.open_findings import OpenFindings
 from homeostat.health.live.tails import KEEP, Tails
 from homeostat.health.records import Change
 from homeostat.health.rule import Rule
 from homeostat.health.view import Event, Kind, RunView, SampleText, Series
+from homeostat.health.watchlist import NOTHING_SET, Allowed, Watchlist
 
 # Exceptions that a bug in a rule raises. The rule is disabled then; a rule must not stop a run.
 _MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
@@ -35,29 +35,6 @@ _NOT_METRICS = ("setting:", "fact:")
 # Up to this many records every rule is evaluated each time; each further multiple adds a turn.
 RECORDS_PER_TURN = 32
 MAX_TURNS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """A code whose findings are not reported, up to a given step, and the reason."""
-
-    code: str
-    reason: str
-    until_step: int | None = None
-
-    def holds(self, finding: Finding, step: int) -> bool:
-        in_time = self.until_step is None or step <= self.until_step
-        return finding.code == self.code and in_time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watchlist:
-    """The treatment of findings in this run. `levels` maps code -> level; "off" disables a rule."""
-
-    levels: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    allow: Sequence[Allowed] = ()
-    clear_after: int = 3
 
 
 @dataclass(slots=True)
@@ -87,7 +64,7 @@ class Monitor:
         raw_settings: Mapping[str, Any] | None = None,
     ) -> None:
         """`framework` wrote the records; `raw_settings` are the settings under its own names."""
-        self.watchlist = watchlist or Watchlist()
+        self.watchlist = watchlist or NOTHING_SET
         self.settings = settings
         self._framework = framework
         self._raw_settings = raw_settings or {}
@@ -97,10 +74,11 @@ class Monitor:
         self._kind = kind
         self._total_steps = total_steps
         self._tails = Tails(keep)
-        levels = self.watchlist.levels
         asked = [rule for rule in rules if not rule.kinds or kind in rule.kinds]
         self._rules = [
-            _Asked(rule, _metrics_of(rule)) for rule in asked if levels.get(rule.code) != "off"
+            _Asked(rule, _metrics_of(rule))
+            for rule in asked
+            if not self.watchlist.is_off(rule.code)
         ]
         self._of_rules = tuple(rules)
         self._open = OpenFindings(clear_after=self.watchlist.clear_after)
@@ -152,7 +130,7 @@ class Monitor:
         with np.errstate(all="ignore"):
             self._ask(self._fresh, step=step, turns=turns)
         self._fresh = set()
-        found = [self._levelled(f) for asked in self._rules for f in asked.verdict]
+        found = [self.watchlist.levelled(f) for asked in self._rules for f in asked.verdict]
         kept = folded(found, self._of_rules) if found else []
         explained = {finding.key for finding in found} - {finding.key for finding in kept}
         return self._open.settle(step, self._not_allowed(kept, step), explained=explained)
@@ -253,15 +231,11 @@ class Monitor:
         """Return the findings by their keys, except those that the recipe allows."""
         seen: dict[tuple[str, str], Finding] = {}
         for finding in findings:
-            allowed = [one for one in self.watchlist.allow if one.holds(finding, step)]
+            allowed = self.watchlist.allowances(finding, step)
             self._allowed.update(one.code for one in allowed)
             if not allowed:
                 seen.setdefault(finding.key, finding)
         return seen
-
-    def _levelled(self, finding: Finding) -> Finding:
-        level = self.watchlist.levels.get(finding.code)
-        return finding if level is None else dataclasses.replace(finding, level=Level(level))
 
 
 def _metrics_of(rule: Rule) -> frozenset[str]:

@@ -25,12 +25,13 @@ from homeostat.errors import (
     TrainingHaltedError,
 )
 from homeostat.health.finding import Finding, Level
-from homeostat.health.live.monitor import Allowed, Monitor, Watchlist
+from homeostat.health.live.monitor import Monitor
 from homeostat.health.own_guards import OWN_GUARDS
 from homeostat.health.readers.values.settings import flat
 from homeostat.health.records import Change, State, from_json, still_open
 from homeostat.health.registry import rules_with
 from homeostat.health.view import Event, Kind, SampleText
+from homeostat.health.watchlist import Allowed, Watchlist, fits
 from homeostat.observe.jsonl import is_event, is_finding, iter_jsonl, read_metrics
 from homeostat.observe.recorder import Recorder
 from homeostat.observe.run_dir import RunDir
@@ -222,17 +223,9 @@ def _unknown_names(health: HealthConfig) -> Iterator[Problem]:
             if name not in known:
                 hint = _did_you_mean(name, list(known)) or f"It has: {', '.join(known) or 'none'}."
                 yield Problem(place, f"{code} has no such option.", hint)
-            elif not _fits(value, known[name][0]):
+            elif not fits(value, known[name][0]):
                 text = f"{value!r} does not have the type of the default, {known[name][0]!r}."
                 yield Problem(place, text, f"({known[name][1]})")
-
-
-def _fits(value: Any, default: Any) -> bool:
-    if isinstance(default, bool) or isinstance(value, bool):
-        return type(value) is type(default)
-    if isinstance(default, float):
-        return isinstance(value, int | float)
-    return default is None or isinstance(value, type(default))
 
 
 def _did_you_mean(word: str, known: list[str]) -> str:

@@ -16,14 +16,14 @@ import torch
 
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
-from homeostat.health.diagnose import diagnose
+from homeostat.health.diagnose import EXPECTED, TURNED_OFF, diagnose
 from homeostat.health.finding import Finding, Level
 from homeostat.health.registry import rules_with
 from homeostat.health.rules.precision.kinds import FLAGS
 from homeostat.health.view import Kind, RunView
 from homeostat.observe.environment import num_usable_cpus
 from homeostat.observe.processor import this_processor
-from homeostat.run.healing.watch import require_known_rules, settings_of, watchlist_of
+from homeostat.run.healing.watch import require_known_rules, settings_of
 from homeostat.run.preflight.item import Item
 from homeostat.run.preflight.item import Level as ItemLevel
 from homeostat.run.wiring.compile_cache import view_caches
@@ -39,24 +39,16 @@ def health_items(config: RunConfig, facts: Mapping[str, Any]) -> Iterator[Item]:
     """Yield an item for each finding, then one with the number of rules that were evaluated."""
     view = RunView(kind=Kind(config.kind), settings=settings_of(config), facts=facts)
     require_known_rules(config.health)
-    watched = watchlist_of(config.health)
-    known = rules_with(config.health.rules)
-    rules = [rule for rule in known if watched.levels.get(rule.code) != "off"]
-    found = diagnose(view, rules, options=watched.options)
-    findings = [
-        finding
-        for finding in found.findings
-        if not any(one.holds(finding, 0) for one in watched.allow)
-    ]
-    for finding in findings:
-        level = Level(watched.levels.get(finding.code, finding.level))
-        yield Item("health", _ITEM_LEVELS[level], _line(finding), {"code": finding.code})
+    found = diagnose(view, rules_with(config.health.rules))
+    for finding in found.findings:
+        yield Item("health", _ITEM_LEVELS[finding.level], _line(finding), {"code": finding.code})
+    waiting = [one for one in found.not_evaluated if not one.why.startswith((TURNED_OFF, EXPECTED))]
     text = (
         f"{found.num_clear + len(found.findings)} rules judged the recipe; "
-        f"{len(found.not_evaluated)} need the metrics of a run. Remedies that "
+        f"{len(waiting)} need the metrics of a run. Remedies that "
         f"may be applied: {config.health.heal}"
     )
-    yield Item("health", "ok", text, {"findings": len(findings)})
+    yield Item("health", "ok", text, {"findings": len(found.findings)})
 
 
 def _line(finding: Finding) -> str:
