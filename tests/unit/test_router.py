@@ -18,7 +18,7 @@ from homeostat.arrays import FloatArray
 from homeostat.config.cluster import LOOPBACK, InProcessCluster
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
-from homeostat.errors import EngineDiedError
+from homeostat.errors import EngineDiedError, NotServedError, SyncError
 from homeostat.models.decoder import Decoder
 from homeostat.models.lora import merged_state
 from homeostat.rollout.engine import Engine, Quiesce, Request, Sampling, generate
@@ -26,7 +26,7 @@ from homeostat.rollout.mirror import MirrorEngine
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.router import Router, common_capabilities
 from homeostat.rollout.server import SERVER
-from homeostat.sync.bucket import Bucket, Packer
+from homeostat.sync.bucket import Bucket, Manifest, Packer
 from homeostat.sync.publish import Publisher
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.types import Completion, TokenRow
@@ -267,8 +267,10 @@ def test_an_engine_that_is_restarted_stays_in_the_router(workshop: Workshop) -> 
     assert len(workshop.engine.engines) == 2
 
 
-def test_weights_are_sent_to_all_engines_of_a_router() -> None:
-    """Two engines with weights of their own, as one engine that is sent them once."""
+@pytest.fixture
+def two() -> Iterator[tuple[Model, Router, Publisher]]:
+    """Two engines with weights of their own as one, and what sends them the model's, which are new.
+    Nothing is probed."""
     model = load("qwen3")
     engines = [
         RemoteEngine(
@@ -278,19 +280,53 @@ def test_weights_are_sent_to_all_engines_of_a_router() -> None:
         for _ in range(2)
     ]  # fmt: skip
     router = Router(engines)
-    assert router.capabilities.num_receivers == 2
     with torch.no_grad():
         for parameter in model.ours.parameters():
             parameter.mul_(1.2)
     transport = SharedMemoryTransport(f"homeostat-router-all-{os.getpid()}", 1 << 16)
     router.connect(transport)
     publisher = Publisher(transport, probe=None)
-    manifest = publisher.publish(
+    yield model, router, publisher
+    publisher.close()
+    router.close()
+
+
+def publish(publisher: Publisher, model: Model, router: Router) -> Manifest:
+    return publisher.publish(
         Weights(model), router, version=7, quiesce=Quiesce.DRAIN, on_ended=list
     )
-    publisher.close()
+
+
+def test_weights_are_sent_to_all_engines_of_a_router(two: tuple[Model, Router, Publisher]) -> None:
+    model, router, publisher = two
+    assert router.capabilities.num_receivers == 2
+    manifest = publish(publisher, model, router)
     assert router.received_checksum == manifest.checksum
-    assert [engine.policy_version for engine in engines] == [7, 7]
+    assert [engine.policy_version for engine in router.engines] == [7, 7]
     alone = tokens_of(generate(native(model), wanted(), timeout_s=60))
     assert tokens_of(generate(router, wanted(), timeout_s=60)) == alone
-    router.close()
+
+
+def test_an_engine_that_misses_staged_weights_is_found(
+    two: tuple[Model, Router, Publisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would sample with the weights before, under the number of the new ones."""
+    model, router, publisher = two
+    monkeypatch.setattr(router.engines[1], "stage", lambda bucket: None)
+    publisher.stage(Weights(model), router, version=7)
+    with pytest.raises(NotServedError, match="does not serve the weights"):
+        publish(publisher, model, router)
+
+
+def test_weights_that_one_engine_did_not_take_in_are_not_staged(
+    two: tuple[Model, Router, Publisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, router, publisher = two
+
+    def fail(bucket: Bucket) -> None:
+        raise EngineDiedError("it seemed to be gone")
+
+    monkeypatch.setattr(router.engines[1], "stage", fail)
+    with pytest.raises(SyncError, match="seemed to be gone"):
+        publisher.stage(Weights(model), router, version=7)
+    assert publish(publisher, model, router).staged_seconds is None

@@ -122,8 +122,9 @@ class SyncConfig(Settings):
     verify: bool = key(
         True,
         resume="free",
-        help="After each publication, verify that the engine has the new weights: compare their "
-        "checksum, and the log-probs of fixed rows, with the trainer's.",
+        help="After each publication, verify that the engine computes with the new weights: "
+        "compare its log-probs of fixed rows with the trainer's. That it received all of them is "
+        "verified in any case, by a checksum.",
     )
     timeout_s: float = key(
         600.0,

@@ -205,13 +205,15 @@ class Router:
         self.life.commit(version)
 
     def stage(self, bucket: Bucket) -> None:
-        """May run while another thread polls; that poll detects by itself which engines died."""
+        """May run while another thread polls; that poll detects by itself which engines died.
+
+        Raises if any engine did not take in the bucket: the others must not be switched without it.
+        """
         engines = list(self.engines)
         with ThreadPoolExecutor(max(1, len(engines)), thread_name_prefix="stage") as threads:
             calls = [threads.submit(engine.stage, bucket) for engine in engines]
         for call in calls:
-            with suppress(EngineDiedError):
-                call.result()
+            call.result()
 
     def cancel_update(self) -> None:
         """Engines that are found dead are lost as in any other call."""

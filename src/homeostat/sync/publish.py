@@ -192,10 +192,10 @@ class Publisher:
         return buckets
 
     def _verify(self, source: WeightSource, engine: WeightSink, manifest: Manifest) -> None:
-        if self.probe is None:
-            return
         if not engine.capabilities.shares_weights:
             require_received(manifest, engine.received_checksum)
+        if self.probe is None:
+            return
         rows = self.probe.rows()
         temperature = self.probe.temperature
         trainer_logp = source.score(rows, temperature=temperature)

@@ -125,8 +125,11 @@ class OwnWeightsEngine(NativeEngine):
     @torch.no_grad()
     def stage(self, bucket: Bucket) -> None:
         self.life.require_settled("stage")
-        for name, tensor in self._unpacked(bucket):
-            self._staged[name] = tensor.to(self._parameters[name].device, copy=True)
+        # Together with their entries, or not at all: a commit counts the entries.
+        self._staged |= {
+            name: tensor.to(self._parameters[name].device, copy=True)
+            for name, tensor in self._unpacked(bucket)
+        }
         self._staged_entries += bucket.entries
 
     def _unpacked(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:

@@ -43,7 +43,7 @@ from homeostat.run.session.session import Session
 from homeostat.sync.bucket import Bucket, Manifest, Packer
 from homeostat.sync.publish import Publisher, ScoreEach, WeightSource
 from homeostat.sync.transports import open_transport
-from homeostat.sync.verify import Probe, require_received
+from homeostat.sync.verify import Probe
 from homeostat.train.local import LocalTrainer
 from homeostat.train.saving.run_state import RlState
 from homeostat.train.trainer import Trainer
@@ -140,33 +140,32 @@ class SentWeights:
     def stage(self, step: int, *, must: bool) -> None:
         """Send the weights that `publish` of this step will put in place, while the engine keeps
         sampling: it may be polled in another thread. Without sync.overlap nothing happens."""
-        mode = self.config.sync.overlap
-        if mode == "never" or not self._is_due(step, must=must):
-            return
-        if not self.engine.capabilities.stages:
-            name = self.engine.capabilities.name
-            self._tell_not_staged(
-                step, f"the {name} engine can receive weights only while it is paused"
-            )
+        if self.config.sync.overlap == "never" or not self._is_due(step, must=must):
             return
         with self._turn:
-            self._stage(step)
+            cause = self._staging_failure(step)
+        if cause is not None:
+            log.warning("version %d is sent while the engine is paused: %s", step, cause)
+            self.session.event("overlap_not_used", step, version=step, cause=cause)
 
-    def _stage(self, step: int) -> None:
-        publisher = self._publisher
-        if publisher is None:
+    def _staging_failure(self, step: int) -> str | None:
+        """Send the weights while the engine samples. Returns what prevented it, or None."""
+        if not self.engine.capabilities.stages:
+            name = self.engine.capabilities.name
+            return f"the {name} engine can receive weights only while it is paused"
+        if self._publisher is None:
             # To connect, the engine would have to stand still.
-            self._tell_not_staged(step, "the transport is opened again after an engine died")
-            return
+            return "the transport is opened again after an engine died"
         try:
-            publisher.stage(PolicyWeights(self.trainer), self.engine, version=step)
+            self._publisher.stage(PolicyWeights(self.trainer), self.engine, version=step)
         except SyncError as error:
-            has_died = self._has_dead_engine()
+            may_pause = self.config.sync.overlap != "always" or self._has_dead_engine()
             # The publication that was begun cannot be continued: `publish` opens another transport.
             self._disconnect()
-            if self.config.sync.overlap == "always" and not has_died:
+            if not may_pause:
                 raise
-            self._tell_not_staged(step, str(error))
+            return str(error)
+        return None
 
     def _has_dead_engine(self) -> bool:
         one = self.engine
@@ -176,10 +175,6 @@ class SentWeights:
     def _is_due(self, step: int, *, must: bool) -> bool:
         age = step - self.rl_state.published_version
         return age > 0 and (must or age >= self.config.steps_between_publications)
-
-    def _tell_not_staged(self, step: int, cause: str) -> None:
-        log.warning("version %d is sent while the engine is paused: %s", step, cause)
-        self.session.event("overlap_not_used", step, version=step, cause=cause)
 
     def republish(self) -> None:
         """Send the weights that the engine should have once more."""
@@ -294,14 +289,10 @@ class SentWeights:
         source: WeightSource,
         version: int,
     ) -> Manifest:
-        stored = isinstance(source, StoredWeights)
-        publisher.probe = None if stored else self.probe
-        manifest = publisher.publish(
+        publisher.probe = None if isinstance(source, StoredWeights) else self.probe
+        return publisher.publish(
             source, engine, version=version, quiesce=Quiesce.DRAIN, on_ended=list
         )
-        if stored and self.config.sync.verify:
-            require_received(manifest, engine.received_checksum)
-        return manifest
 
     def _connected(self) -> Publisher:
         engine = self.engine
