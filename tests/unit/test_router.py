@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -330,3 +332,38 @@ def test_weights_that_one_engine_did_not_take_in_are_not_staged(
     with pytest.raises(SyncError, match="seemed to be gone"):
         publisher.stage(Weights(model), router, version=7)
     assert publish(publisher, model, router).staged_seconds is None
+
+
+def test_a_request_is_not_handed_to_an_engine_that_a_thread_is_at(
+    two: tuple[Model, Router, Publisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its queue is being sent meanwhile, and the request could be lost."""
+    _, router, _ = two
+    dies, lives = router.engines
+    poll, submit, at_it = lives.poll, lives.submit, threading.Event()
+
+    def gone(*, timeout_s: float) -> list[Completion]:
+        at_it.wait(20)
+        raise EngineDiedError("it is gone")
+
+    def slow(*, timeout_s: float) -> list[Completion]:
+        at_it.set()
+        time.sleep(0.2)
+        try:
+            return poll(timeout_s=timeout_s)
+        finally:
+            at_it.clear()
+
+    def watched(request: Request) -> None:
+        assert not at_it.is_set(), "a thread is at it"
+        submit(request)
+
+    for request in wanted():
+        router.submit(request)
+    monkeypatch.setattr(dies, "poll", gone)
+    monkeypatch.setattr(lives, "poll", slow)
+    monkeypatch.setattr(lives, "submit", watched)
+    found: set[str] = set()
+    while len(found) < len(wanted()):
+        found |= {one.request_id for one in router.poll(timeout_s=60)}
+    assert router.engines == [lives]

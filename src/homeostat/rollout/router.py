@@ -269,7 +269,11 @@ class Router:
 
     def _deal_again(self) -> None:
         """Deal the requests of engines that died, in the order of submission."""
-        for dealt in self.life.in_flight.values():
+        if all(dealt.engine is not None for dealt in self.life.in_flight.values()):
+            return
+        # An engine is given a request only while no thread is at it.
+        self._settle()
+        for dealt in list(self.life.in_flight.values()):
             if dealt.engine is None:
                 self._deal(dealt)
 
