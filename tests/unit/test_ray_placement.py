@@ -10,21 +10,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.ray_nodes import ListedNodes
 
 from homeostat.config.loading.load import build_config
 from homeostat.config.parts import PlacementSettings
 from homeostat.config.ray_cluster import RayCluster
 from homeostat.config.sync import CollectiveConfig, SharedMemoryConfig
-from homeostat.errors import ConfigError
+from homeostat.errors import ConfigError, WorkerDiedError
 from homeostat.run.ray.placement import Node, Place, describe_sum, find_shortages, needs_of
 from homeostat.run.ray.probe import Facts, Question, probe
 from homeostat.run.ray.proofs import judge, needed_paths
-from homeostat.run.ray.seats import by_node
+from homeostat.run.ray.seats import Deadline, _places, by_node
 from homeostat.run.ray.transports import require_reachable
 from homeostat.run.ray.user_files import UserCode, user_code
 from homeostat.run.ray.vendor import _connect
 from homeostat.workers.machine import Versions
 from homeostat.workers.network import free_port, interface_of
+from homeostat.workers.spec import GroupSpec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "plugins"
 NODES = [Node(f"10.0.0.{n}", {"GPU": 3.0, "CPU": 16.0}, f"id{n}") for n in (1, 2)]
@@ -162,6 +164,29 @@ def test_the_code_of_plugins_must_be_the_same_on_every_node(
     assert code == UserCode((), ("placed",))
     assert probe(replace(question, code=code)).versions.packages["placed"] == "1.5"
     monkeypatch.delitem(sys.modules, "placed_plugin")
+
+
+class FewerNodes(ListedNodes):
+    """Stands for Ray as a machine leaves it: an actor has told that it is there."""
+
+    exceptions = SimpleNamespace(GetTimeoutError=TimeoutError, RayError=RuntimeError)
+
+    def get(self, asked: list[str], *, timeout: float) -> list[tuple[str, tuple[str, ...]]]:
+        return [(node_id, ()) for node_id in asked]
+
+
+def test_a_machine_that_leaves_as_an_actor_starts_there_is_a_death() -> None:
+    def actor(node_id: str) -> Any:
+        return SimpleNamespace(place=SimpleNamespace(remote=lambda: node_id))
+
+    def places(*node_ids: str) -> list[Place]:
+        spec = GroupSpec(factory="", kind="trainer", name="trainer", log_file=Path(), size=2)
+        actors = [actor(node_id) for node_id in node_ids]
+        return _places(FewerNodes(a=1.0), actors, spec, deadline=Deadline(20))
+
+    assert places("a", "a") == [Place("a", "a", ())] * 2
+    with pytest.raises(WorkerDiedError, match="the machine of rank 1 left the Ray cluster"):
+        places("a", "b")
 
 
 @pytest.mark.parametrize("kind", [Exception, ConnectionError, RuntimeError])

@@ -145,8 +145,6 @@ def _places(ray: Any, actors: Sequence[Any], spec: GroupSpec, *, deadline: Deadl
     asked = [actor.place.remote() for actor in actors]
     try:
         found = ray.get(asked, timeout=deadline.left_s)
-        addresses = {node.node_id: node.address for node in alive_nodes(ray)}
-        return [Place(node_id, addresses[node_id], gpus) for node_id, gpus in found]
     except ray.exceptions.GetTimeoutError:
         _, late = ray.wait(asked, num_returns=len(asked), timeout=0)
         ranks = ", ".join(str(asked.index(one)) for one in late)
@@ -156,6 +154,14 @@ def _places(ray: Any, actors: Sequence[Any], spec: GroupSpec, *, deadline: Deadl
         ) from None
     except ray.exceptions.RayError as error:
         raise WorkerDiedError(f"{spec.name}: a Ray actor died as it started: {error}") from error
+    addresses = {node.node_id: node.address for node in alive_nodes(ray)}
+    lost = [str(rank) for rank, (node_id, _) in enumerate(found) if node_id not in addresses]
+    if lost:
+        raise WorkerDiedError(
+            f"{spec.name}: the machine of rank {', '.join(lost)} left the Ray cluster as the "
+            "actor started there."
+        )
+    return [Place(node_id, addresses[node_id], gpus) for node_id, gpus in found]
 
 
 def _text(resources: dict[str, float]) -> str:
