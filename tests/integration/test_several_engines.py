@@ -19,9 +19,10 @@ from tests.support.kills import children_of
 from homeostat.config import RunConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.vllm import VllmEngineConfig
-from homeostat.errors import ConfigError, EngineDiedError, EngineError
+from homeostat.errors import ConfigError, EngineDiedError, EngineError, NodeLostError
 from homeostat.observe.jsonl import read_metrics
 from homeostat.rollout.remote import RemoteEngine
+from homeostat.run.publication.several import SentToSeveral
 from homeostat.run.session.replacements import Replacements
 from homeostat.run.wiring.engines import dealt_devices, engine_names
 from homeostat.run.wiring.hooks import Hooks
@@ -109,6 +110,25 @@ def test_an_engine_that_dies_is_replaced_and_changes_nothing(
     joined = runs.events(config, "engine_joined")
     assert 1 <= len(joined) <= dead
     assert joined[0]["name"] in ("engine1", "engine2")
+
+
+@pytest.mark.slow
+def test_a_replacement_ends_with_the_ranks_that_were_to_send_it_weights(
+    folder: Path, alone: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, left = SentToSeveral._send_alone, []
+
+    def lose_ranks(self: SentToSeveral, engine: RemoteEngine) -> None:
+        if not left:
+            left.append(engine)
+            raise NodeLostError("a machine of the trainer is gone")
+        plain(self, engine)
+
+    monkeypatch.setattr(SentToSeveral, "_send_alone", lose_ranks)
+    config = several(folder, 2, "name=lost_ranks")
+    runs.train(config, hooks=Killing(step=2, engines=2))
+    assert left[0].life.is_closed
+    assert runs.final_tensors(config) == runs.final_tensors(alone)
 
 
 def test_without_restarts_the_others_go_on_alone(folder: Path, alone: RunConfig) -> None:

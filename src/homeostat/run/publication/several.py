@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from homeostat.config.parts import PublicationSettings
 from homeostat.errors import EngineDiedError, SyncError
@@ -135,13 +136,15 @@ class SentToSeveral(SentWeights):
         # The engine gets its own transport, because a broadcast has a fixed number of receivers.
         with self._turn:
             self._disconnect()
-        try:
-            self._send_alone(outcome)
-        except (EngineDiedError, SyncError) as error:
-            death = death_in(error, outcome)
-            outcome.close()
-            self._begin_again(name, death)
-            return None
+        with ExitStack() as undo:
+            # Nobody else knows it yet, who could close it.
+            undo.callback(outcome.close)
+            try:
+                self._send_alone(outcome)
+            except (EngineDiedError, SyncError) as error:
+                self._begin_again(name, death_in(error, outcome))
+                return None
+            undo.pop_all()
         return outcome
 
     def _send_alone(self, engine: RemoteEngine) -> None:
