@@ -419,6 +419,14 @@ def test_preference_runs_and_ppo_are_told_apart() -> None:
     assert (dpo.kind, ppo.kind) == (Kind.PREFERENCE, Kind.RL)
 
 
+def test_ppo_without_an_end_token_has_only_cut_completions() -> None:
+    row = "{{'objective/kl': 0.5, 'objective/scores': 0.5, 'val/num_eos_tokens': {}, 'episode': {}}}"
+    never = read_text("\n".join(row.format(0, n) for n in range(1, 9)))
+    assert list(never.metrics["completions/clipped_ratio"].values) == [1.0] * 8
+    some = read_text("\n".join(row.format(n % 2, n) for n in range(1, 9)))
+    assert "completions/clipped_ratio" not in some.metrics
+
+
 def test_a_notebook_that_shows_the_loss_alone_is_of_its_trainer() -> None:
     table = "Step\tTraining Loss\n" + "".join(f"{n}\t0.000000\n" for n in range(1, 9))
     assert read_text("Initializing GRPOTrainer...\n" + table).kind is Kind.RL

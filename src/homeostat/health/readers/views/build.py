@@ -97,6 +97,7 @@ def view_of(
     _only_reward(metrics)
     _fastest_rate(metrics)
     _as_entropy(metrics)
+    _none_ended(metrics)
     if table is HOMEOSTAT:
         # The timestamp of a record is not a metric.
         metrics.pop("time", None)
@@ -318,6 +319,18 @@ def _as_entropy(metrics: dict[str, Series]) -> None:
     is_loss = not _OF_BASELINES.isdisjoint(metrics)
     if len(values) and values.min() < 0.0 and (values.max() <= 0.0 or is_loss):
         metrics["entropy"] = Series(entropy.steps, -entropy.values)
+
+
+def _none_ended(metrics: dict[str, Series]) -> None:
+    """Add the share of cut completions of TRL's PPO and RLOO if no completion ever ended.
+
+    They log the number of end tokens among all completions. Their number of completions is not
+    logged, so only 0 tells a share.
+    """
+    ended = metrics.get("val/num_eos_tokens")
+    if ended is None or "completions/clipped_ratio" in metrics or ended.values.any():
+        return
+    metrics["completions/clipped_ratio"] = Series(ended.steps, np.ones(len(ended)))
 
 
 def _join_losses(metrics: dict[str, Series]) -> None:
