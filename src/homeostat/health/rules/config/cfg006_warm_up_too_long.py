@@ -3,8 +3,9 @@
 ## What it sees
 Warm-up steps, or their share, of more than `max_share` of the run's steps; above `warn_share` it is
 a warning. Where the settings are not known, a logged rate that still climbs at such a share of a
-run whose length is known, or to the end of a run that finished. This is information if the loss
-fell, since such a run has learned all the same, and a warning if it fell by less than a tenth.
+run whose length is known, or to the end of a run that finished; three records are enough on a
+straight line from 0. This is information if the loss fell, since such a run has learned all the
+same, and a warning if it fell by less than a tenth.
 
 ## Why it matters
 The configured rate is hardly ever reached, or never, so the run learns less than intended.
@@ -28,11 +29,11 @@ import numpy as np
 from homeostat.health.failures.end_lines import End
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.view import RunView
+from homeostat.health.view import RunView, Series
 from homeostat.health.vital_signs.ending import ending_of
 
-# Records that must show a climb.
-_MIN_RECORDS = 8
+# Records that must show a climb, and of a straight one.
+_MIN_RECORDS, _FEW_RECORDS = 8, 3
 
 
 class Options(RuleOptions):
@@ -77,16 +78,29 @@ def _fix(total: float | None) -> Fix:
 def _climbed(view: RunView) -> float | None:
     """Return the share of the run over which the logged rate climbed; None if it has ended that."""
     rates, total = view.series("learning_rate"), view.total_steps
-    if rates is None or len(rates) < _MIN_RECORDS:
+    if rates is None or len(rates) < _FEW_RECORDS:
         return None
     if total is None and ending_of(view).how is End.FINISHED:
         total = view.last_step
     if not total:
         return None
-    values = rates.finite().values
-    if len(values) < _MIN_RECORDS or values[0] > 0.5 * values[-1] or np.diff(values).min() <= 0:
+    rates = rates.finite()
+    values = rates.values
+    if len(values) < _MIN_RECORDS and not _is_straight(rates):
+        return None
+    if values[0] > 0.5 * values[-1] or np.diff(values).min() <= 0:
         return None
     return float(rates.steps[-1]) / total
+
+
+def _is_straight(rates: Series) -> bool:
+    """Return whether the rates lie on a line from about 0 at the start: few of them tell enough."""
+    if len(rates) < _FEW_RECORDS or rates.values[-1] <= 0.0:
+        return False
+    slope, start = np.polyfit(rates.steps.astype(np.float64), rates.values, 1)
+    off = np.abs(rates.values - (slope * rates.steps + start)).max()
+    # The rate of step 1 may be 0, or a rate's own step may be printed one later.
+    return bool(off < 1e-3 * rates.values[-1] and abs(start) <= 2.0 * slope)
 
 
 def _stood_still(view: RunView) -> bool:
