@@ -420,7 +420,7 @@ def test_preference_runs_and_ppo_are_told_apart() -> None:
 
 
 def test_ppo_without_an_end_token_has_only_cut_completions() -> None:
-    row = "{{'objective/kl': 0.5, 'objective/scores': 0.5, 'val/num_eos_tokens': {}, 'episode': {}}}"
+    row = "{{'objective/scores': 0.5, 'val/num_eos_tokens': {}, 'episode': {}}}"
     never = read_text("\n".join(row.format(0, n) for n in range(1, 9)))
     assert list(never.metrics["completions/clipped_ratio"].values) == [1.0] * 8
     some = read_text("\n".join(row.format(n % 2, n) for n in range(1, 9)))

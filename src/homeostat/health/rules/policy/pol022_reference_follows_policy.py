@@ -3,7 +3,8 @@
 ## What it sees
 The KL to the reference is 0 (below `max_kl`) in all of the newest `fire` records from step
 `from_step` on, while the policy is updated: the KL of a step's own update, or the gradient norm at
-a rate above 0, is not 0.
+a rate above 0, is not 0. This is only information if every KL is exactly 0 and the settings do not
+say that there is a penalty: several trainers write 0 for a KL that they do not compute.
 
 ## Why it matters
 A penalty on the distance from the reference keeps the policy near the model that it started from.
@@ -20,7 +21,7 @@ it. If it is meant to be refreshed, do so every hundred steps or more.
 
 ## Known false alarms
 The rule does not judge a KL that is printed with few decimals, nor a run whose settings refresh the
-reference.
+reference or have a penalty of 0.
 """
 
 from __future__ import annotations
@@ -53,12 +54,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     # In a warm-up from almost 0 a policy hardly moves.
     if view.number("reference.refresh_steps") is not None or is_climbing(view):
         return
+    penalty = view.number("algorithm.kl.coefficient")
+    if penalty == 0.0:
+        return
+    is_uncomputed = penalty is None and not kl.values.any()
     bad = np.abs(kl.values) > options.max_kl
     first = int(kl.steps[len(bad) - int(bad[::-1].argmax()) if bad.any() else 0])
     yield Sighting(
-        message=f"KL to the reference is 0 since step {first}, although the policy is updated: the "
-        "reference moves along with it, and the penalty has no effect. Let the reference be a copy "
-        "of the weights that the run starts from.",
+        message=f"KL to the reference is 0 since step {first}, although the policy is updated: "
+        + ("no KL is computed, as without a penalty, or " if is_uncomputed else "")
+        + "the reference moves along with it, and the penalty has no effect. Let the reference be "
+        "a copy of the weights that the run starts from.",
         evidence=(
             f"kl at most {float(np.abs(newest.values).max()):.1g} over {len(newest)} records",
         ),
@@ -71,6 +77,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=int(newest.steps[-1]),
         value=most,
         limit=options.max_kl,
+        level=Level.INFO if is_uncomputed else None,
     )
 
 
