@@ -67,6 +67,20 @@ def test_what_was_survived_does_not_stand_before_the_real_error(notice: str) -> 
     assert (first.code, first.level) == ("VIT001", Level.ERROR)
 
 
+def test_pip_s_warning_is_a_note_where_the_run_then_trained() -> None:
+    pip = (
+        "ERROR: pip's dependency resolver does not currently take into account all the packages "
+        "that are installed. This behaviour is the source of the following dependency conflicts.\n"
+        "gcsfs 2025.3.2 requires fsspec==2025.3.2, but you have fsspec 2025.3.0.\n"
+    )
+    rows = "".join(f"{{'loss': {2.0 - 0.1 * n:.4f}, 'epoch': {n / 10}}}\n" for n in range(1, 9))
+    levels = [
+        {one.code: one.level for one in diagnose(read_text(text), RULES).findings}["ERR331"]
+        for text in (pip, pip + rows)
+    ]
+    assert levels == [Level.WARN, Level.INFO]
+
+
 @pytest.mark.parametrize(
     "warning",
     [

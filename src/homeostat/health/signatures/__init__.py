@@ -14,8 +14,8 @@
     notes = true                the words are ordinary notes of a logger, and `when` decides what
                                 they mean: a mild line counts as much as an error
     survivable = true           it is retried or done without: at most a warning if the log
-                                continues to a traceback of something else, and a note if it
-                                only warns anyway
+                                continues to a traceback of something else (in family install:
+                                or to training), and a note if it only warns anyway
     passing = true              a run may recover from it: a note if only a few mild lines say it,
                                 and many steps follow
     ends_run = true             the process ends there: it counts only if hardly a step follows, and

@@ -135,8 +135,14 @@ def _milder(level: Level, *, is_mild: bool, is_outlived: bool) -> Level | None:
 
 
 def _is_outlived(signature: Signature, view: RunView) -> bool:
-    """Return whether a traceback follows that does not hold the signature's words."""
+    """Return whether a traceback follows that does not hold the signature's words.
+
+    Packages that do not fit show it when they are imported: steps outlive a warning about them.
+    """
     newest, traceback = view.log.last(*signature.texts), view.log.last(_TRACEBACK)
+    if newest is not None and signature.family is Family.INSTALL:
+        if _num_steps_after(view, newest) > MAX_STEPS_AFTER:
+            return True
     if newest is None or traceback is None or newest.number > traceback.number:
         return False
     # A traceback that names the one before it as its cause belongs to that.
