@@ -3,7 +3,7 @@
 ## What it sees
 Over `fire` records both rise almost without a step back, the length by at least `min_growth`. It is
 a warning if answers have grown `hack_growth`-fold up to the limit, more than `cut` of them are now
-cut, and the reward rose all the same.
+cut, and the reward rose all the same, and not by a few late successes alone.
 
 ## Why it matters
 Longer thinking may well be what earns more. But if the reward pays for length itself, answers will
@@ -23,6 +23,7 @@ Reasoning models that learn to think longer: the ordinary case, and information 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
@@ -48,7 +49,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     gain, growth = trend(reward), trend(length)
     if gain is None or growth is None or not gain.rises or not growth.rises:
         return
-    paid = _cut_and_paid(view, growth, options)
+    paid = _is_no_chance(reward) and _cut_and_paid(view, growth, options)
     together = (
         rank_correlation(reward) > 0.9
         and rank_correlation(length) > 0.9
@@ -80,6 +81,14 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         level=Level.WARN if paid else None,
         confidence=Confidence.INFERRED if paid else None,
     )
+
+
+def _is_no_chance(reward: Series) -> bool:
+    """Return whether the order of the rewards shows the rise, not only a few late successes.
+
+    Means of a reward that is nearly always 0 differ by much between the parts of a run.
+    """
+    return rank_correlation(reward) * math.sqrt(len(reward)) > 3.0
 
 
 def _cut_and_paid(view: RunView, growth: Trend, options: Options) -> bool:
