@@ -21,6 +21,9 @@ from tests.support.patience import eventually
 from homeostat.cli.doctor import doctor
 from homeostat.errors import DataError
 from homeostat.health.diagnose import diagnose
+from homeostat.health.diagnose import named as shown
+from homeostat.health.finding import Cause, Fix, Grade, Sighting
+from homeostat.health.frameworks import ALL
 from homeostat.health.readers import open_run, read_stream, read_text
 from homeostat.health.readers.files.long_logs import LongLogReader
 from homeostat.health.readers.files.one_file import found_in_file
@@ -28,7 +31,11 @@ from homeostat.health.readers.files.text import MAX_TEXT, TextReader
 from homeostat.health.readers.input.source import MAX_LINE, Source
 from homeostat.health.readers.lines.kept_lines import MAX_LAST_CHARS, LineKeeper
 from homeostat.health.readers.values.numbers import number_of
-from homeostat.health.registry import RULES
+from homeostat.health.records import Change, State
+from homeostat.health.registry import BY_CODE, RULES
+from homeostat.health.view import RunView
+from homeostat.integrations.telling import Message, News
+from homeostat.observe.ailments import finding_line
 
 ROWS = [str({"loss": 2.0 - n / 10, "grad_norm": 1.0, "epoch": n / 10}) for n in range(1, 9)]
 
@@ -277,3 +284,43 @@ def test_the_steps_of_fairseq_are_its_updates() -> None:
     series = read_text(text).series("train/loss")
     assert series is not None
     assert series.steps.tolist() == list(range(100, 2100, 100))
+
+
+def messages() -> list[str]:
+    """Return what the doctor prints about a finding, in every place that prints it."""
+    sighting = Sighting(
+        message="Task was killed due to the node running low on memory.",
+        causes=(Cause("host-ram-oom", "OSError: No space left on device"),),
+        fixes=(Fix("trainer.lr", "lower", "CUDA out of memory", Grade.UNSAFE),),
+        subject="right", first_step=3,
+    )  # fmt: skip
+    finding = shown(BY_CODE["RWD011"], sighting, RunView())
+    lines: list[str] = []
+    for news in News:
+        lines += Message(news, "run", 1_234, finding, ALL["trl"]).lines()
+    for state in State:
+        said = finding_line(Change(state, 12, finding).as_record())
+        lines += [f"2026-11-19 10:42:55,323 INFO    homeostat.progress: step 12/40  {said}"]
+        lines += [f"step  2/40  {said}"]
+    return lines
+
+
+def test_what_the_doctor_printed_is_no_text_of_the_run() -> None:
+    rows = [str({"loss": 2.0 - step / 50, "learning_rate": 1e-5}) for step in range(1, 9)]
+    lines = [*rows, *messages(), "what to do: no message is open", *messages(), "done", *rows]
+    data = [line.encode() for line in lines]
+    for is_long in (False, True):
+        reader = LongLogReader()
+        if is_long:
+            reader.skip_settings()
+        reader.feed_bytes(data)
+        kept = [line.text for line in reader.kept.log().lines]
+        assert kept == ["what to do: no message is open", "done"], is_long
+        assert reader.recorder.num_rows == 16
+
+
+def test_a_message_after_a_progress_bar_is_no_text_of_the_run() -> None:
+    bar = "  5%|4         | 7/150 [00:12<04:04,  1.71s/it]"
+    log = "".join(f"{bar}{line}\n" if n == 0 else f"{line}\n" for n, line in enumerate(messages()))
+    assert list(read_text(f"{log}done\n").log.lines)[-1].text == "done"
+    assert len(read_text(f"{log}done\n").log.lines) == 1

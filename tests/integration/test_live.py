@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from homeostat.errors import HomeostatError
 from homeostat.health.frameworks import ALL
 from homeostat.health.readers import open_run
-from homeostat.integrations.live import FINDINGS_FILE, Guard, LiveDoctor
+from homeostat.integrations.live import FINDINGS_FILE, Guard, LiveDoctor, say
 from homeostat.integrations.transformers import HealthCallback, framework_of
 from homeostat.integrations.verl import BACKEND, install
 
@@ -91,6 +92,17 @@ def test_an_ill_run_is_told_written_down_and_stopped(
     trainer.save_state()
     view = open_run(tmp_path / "out")
     assert not any("value" in name for name in view.metrics), "our own file is no metrics"
+
+
+def test_a_finding_is_no_part_of_the_line_of_a_progress_bar(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bar = tqdm(total=10, file=sys.stderr, mininterval=0.0)
+    bar.update(3)
+    say("homeostat: a finding")
+    bar.close()
+    shown = [line.rpartition("\r")[2] for line in capsys.readouterr().err.splitlines()]
+    assert "homeostat: a finding" in shown
 
 
 def test_an_error_of_the_doctor_is_told_once_and_ends_no_training(

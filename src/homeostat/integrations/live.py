@@ -45,8 +45,15 @@ _ALLOWANCE_S = 0.2
 
 
 def say(text: str) -> None:
-    """Write a line of the doctor to standard error, beside the trainer's own output."""
-    print(text, file=sys.stderr, flush=True)
+    """Write a line of the doctor to standard error, beside the trainer's own output.
+
+    A progress bar of tqdm, which has no line end, is drawn anew below it.
+    """
+    bar = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if bar is None:
+        print(text, file=sys.stderr, flush=True)
+    else:
+        bar.write(text, file=sys.stderr)
 
 
 def as_level(word: str | None, *, name: str) -> Level | None:

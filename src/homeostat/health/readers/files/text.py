@@ -26,6 +26,7 @@ from homeostat.health.readers.lines.kept_lines import (
 )
 from homeostat.health.readers.lines.line_parts import apart, bare, is_one_bar, is_redrawn
 from homeostat.health.readers.lines.own_lines import own_row
+from homeostat.health.readers.lines.own_messages import OwnMessages
 from homeostat.health.readers.lines.ruled_tables import RuledTables
 from homeostat.health.readers.lines.script_rows import ScriptRows
 from homeostat.health.readers.lines.traces import MAX_EVENTS, Samples, event_in
@@ -66,6 +67,7 @@ class TextReader:
         self._ruled = RuledTables()
         self._verl = line_rows.VerlRows()
         self._in_traceback = False
+        self._own_messages = OwnMessages()
         self._dumps = Dumps()
         self._ahead: dict[str, float] = {}
         # Increases with every use of a line, except for engines' rows and unknown rows.
@@ -99,7 +101,12 @@ class TextReader:
 
     @property
     def _is_open(self) -> bool:
-        return self._dumps.is_open or self.samples.is_open or self._ruled.is_open
+        return (
+            self._dumps.is_open
+            or self.samples.is_open
+            or self._ruled.is_open
+            or self._own_messages.is_open
+        )
 
     def skip_settings(self) -> None:
         """Do not search the following lines for settings, as after the start of a long log."""
@@ -126,6 +133,10 @@ class TextReader:
                 self._rows_of(*bare(self._cut(piece)))
         last = self._cut(pieces[-1])
         body, source, rank = bare(last)
+        if self._own_messages.holds(body):
+            # The next line of such a shape may stand alone.
+            self._num_uses += 1
+            return
         if self._dumps.holds(body, source) or not self._rows_of(body, source, rank):
             self._keep(shortened_line(last), body, source, rank)
 
