@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -18,7 +19,10 @@ import pytest
 from tests.support.patience import patiently
 
 from homeostat.cli import main as cli
+from homeostat.errors import HomeostatError
 from homeostat.health.finding import Level
+from homeostat.health.readers import read_text
+from homeostat.health.readers.growing import GrowingFile
 from homeostat.health.registry import RULES
 from homeostat.integrations.outlets import Sender, UserCommand, Webhook
 from homeostat.integrations.pace import Pace
@@ -129,6 +133,60 @@ def test_a_log_is_followed_until_nothing_more_comes(
     patiently(check)
 
 
+def test_what_does_not_exist_yet_is_followed_as_what_it_becomes(tmp_path: Path) -> None:
+    for name, kind in (("run", RereadPlace), ("train.log", GrowingFile), ("x.log", RereadPlace)):
+        path = tmp_path / name
+        place, followed = followed_path(path, config=None)
+        assert place.path == path
+        assert not followed.poll()
+        with pytest.raises(HomeostatError, match="no such file or folder"):
+            followed.view()
+        followed.finish()
+        text = "".join(map(row, range(1, 6)))
+        if name == "run":
+            path.mkdir()
+            assert followed.poll(), "the folder is there, but it may be empty"
+            (path / "train.log").write_text(text)
+        else:
+            path.write_bytes(text.encode() if name == "train.log" else gzip.compress(text.encode()))
+        assert followed.poll()
+        assert type(followed_path(path, config=None)[1]) is kind
+        followed.finish()
+        assert followed.view().last_step == 5
+
+
+def test_a_file_of_our_run_folder_stands_for_the_run(tmp_path: Path) -> None:
+    config = {"algorithm": {"type": "sft"}, "runs_dir": "runs", "trainer": {"lr": 1e-3}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n')
+    place, followed = followed_path(tmp_path / "metrics.jsonl", config=None)
+    assert place.path == tmp_path
+    assert followed.view().settings["trainer.lr"] == 1e-3
+
+
+def test_what_is_no_log_is_refused_at_once(tmp_path: Path) -> None:
+    binary = tmp_path / "model.bin"
+    binary.write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(HomeostatError, match="binary, not text"):
+        followed_path(binary, config=None)
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text("model: {path: x}\ndata: {path: y}\n")
+    with pytest.raises(HomeostatError, match="this is a recipe, not a log"):
+        followed_path(recipe, config=None)
+
+
+def test_findings_that_open_together_are_told_most_likely_first() -> None:
+    told: list[str] = []
+    watcher = Watcher(
+        run="-", rules=RULES, level=Level.INFO, tell=lambda one: told.append(one.finding.code)
+    )
+    log = "".join(map(row, range(1, NAN_FROM + 6)))
+    watcher.look(read_text(f"Error computing reward\nno space left on device\n{log}"))
+    assert watcher.report is not None
+    assert told == [finding.code for finding in watcher.report.diagnosis.findings]
+    assert len(told) > 1
+
+
 def test_what_cannot_be_watched_or_stopped_is_refused(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -145,8 +203,6 @@ def test_what_cannot_be_watched_or_stopped_is_refused(
 
 
 def test_a_finding_that_gets_worse_or_goes_away_is_told() -> None:
-    from homeostat.health.readers import read_text
-
     told: list[tuple[str, str]] = []
     watcher = Watcher(
         run="-", rules=RULES, level=Level.WARN,

@@ -22,10 +22,12 @@ from homeostat.health.diagnose import diagnose
 from homeostat.health.finding import Finding, Level
 from homeostat.health.formats.report import Report
 from homeostat.health.frameworks import HOMEOSTAT
-from homeostat.health.live.open_findings import OpenFindings
-from homeostat.health.readers import RunPlace, open_run, runs_in
+from homeostat.health.live.open_findings import Key, OpenFindings
+from homeostat.health.readers import OUR_FILES, RunPlace, open_run, refuse_recipe, runs_in
 from homeostat.health.readers.files.examples import refuse_example_file
+from homeostat.health.readers.files.one_file import is_read_by_lines
 from homeostat.health.readers.growing import GrowingFile
+from homeostat.health.readers.places.own_runs import is_our_run
 from homeostat.health.readers.values.settings import read_config
 from homeostat.health.records import State
 from homeostat.health.rule import Rule
@@ -37,8 +39,8 @@ from homeostat.observe.run_dir import writer_of
 POLL_S = 0.5
 _MAX_DEPTH = 4
 _MAX_FILES = 20_000
-# Names of files that are tables, documents or binary, and are read as a whole.
-_WHOLE_SUFFIXES = (".csv", ".json", ".wandb")
+# Names of tables and documents, which are read as a whole, also while they are still empty.
+_WHOLE_SUFFIXES = (".csv", ".json")
 _ENDS = ("run_stopped", "run_finished", "run_failed")
 
 
@@ -86,7 +88,9 @@ class Watcher:
         """Judge a view, and report what changed since the last one."""
         diagnosis = diagnose(view, self._rules)
         self.report = Report(self.run, view, diagnosis, diagnosis.findings)
-        seen = {finding.key: finding for finding in reversed(diagnosis.findings)}
+        seen: dict[Key, Finding] = {}
+        for finding in diagnosis.findings:
+            seen.setdefault(finding.key, finding)
         changes = self._open.settle(view.last_step or 0, seen, explained=diagnosis.explained)
         for message in self._teller.messages(changes, view.framework):
             self._tell(message)
@@ -177,6 +181,36 @@ class RereadPlace:
         """Do nothing: every look reads all that is there."""
 
 
+class NotYet:
+    """A path at which there is nothing yet. What appears there is followed: a log, or a folder."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        config: Path | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self._path = path
+        self._config = config
+        self._names = names
+        self._followed: Followed | None = None
+
+    def poll(self) -> bool:
+        if self._followed is None and self._path.exists():
+            _, self._followed = followed_path(self._path, config=self._config, names=self._names)
+        return self._followed is not None and self._followed.poll()
+
+    def view(self) -> RunView:
+        if self._followed is None:
+            raise DataError(f"{self._path}: there is no such file or folder.")
+        return self._followed.view()
+
+    def finish(self) -> None:
+        if self._followed is not None:
+            self._followed.finish()
+
+
 def _state(place: Path | RunPlace) -> tuple[int, int, int]:
     """Return what changes when a file is written: their number, sizes and newest time."""
     count = size = newest = 0
@@ -215,15 +249,21 @@ def followed_path(
 ) -> tuple[RunPlace, Followed]:
     """Return the run at a path, and what follows it: of a folder with several runs the newest.
 
-    Raises DataError if the path is a file of training data, which no run writes.
+    Raises DataError if the path is a file that no run writes, as training data or a recipe, or that
+    cannot be read.
     """
     refuse_example_file(path)
+    refuse_recipe(path)
+    if not path.exists():
+        return RunPlace(path), NotYet(path, config=config, names=names)
+    if path.name in OUR_FILES and is_our_run(path.parent):
+        path = path.parent
     if path.is_dir():
         found = runs_in(path)
         place = found[0] if found else RunPlace(path)
         return place, RereadPlace(place if found else path, config=config, names=names)
     place = RunPlace(path)
-    if path.suffix in _WHOLE_SUFFIXES or "tfevents" in path.name:
+    if path.is_file() and (path.suffix in _WHOLE_SUFFIXES or not is_read_by_lines(path)):
         return place, RereadPlace(place, config=config, names=names)
     settings: dict[str, Any] | None = read_config(config) if config is not None else None
     return place, GrowingFile(path, config=settings, names=names)

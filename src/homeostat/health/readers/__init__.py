@@ -29,6 +29,7 @@ from homeostat.health.reading import Reading
 from homeostat.health.view import RunView
 
 __all__ = [
+    "OUR_FILES",
     "Found",
     "RunPlace",
     "Source",
@@ -36,6 +37,7 @@ __all__ = [
     "read_stream",
     "read_text",
     "refuse_empty",
+    "refuse_recipe",
     "runs_at",
     "runs_in",
     "runs_of_files",
@@ -46,7 +48,7 @@ __all__ = [
 # Keys that each of our recipes has.
 _RECIPE_KEYS = frozenset({"model", "data"})
 # If one of these files in our run folder is given, the whole folder is read.
-_OUR_FILES = frozenset({"metrics.jsonl", "events.jsonl", "console.log", "config.json"})
+OUR_FILES = frozenset({"metrics.jsonl", "events.jsonl", "console.log", "config.json"})
 
 
 def open_run(
@@ -63,9 +65,9 @@ def open_run(
         found = place if isinstance(place, RunPlace) else runs_at(path)[0]
         view = view_of_run(found.path, config=settings, only=found.files, names=names)
         return _with_notes(view, found.notes)
-    if path.name in _OUR_FILES and is_our_run(path.parent):
+    if path.name in OUR_FILES and is_our_run(path.parent):
         return view_of_run(path.parent, config=settings, names=names)
-    _refuse_recipe(path)
+    refuse_recipe(path)
     return view_of(found_in_named(path), config=settings, names=names)
 
 
@@ -103,7 +105,7 @@ def refuse_empty(view: RunView, *, name: str) -> None:
     )
 
 
-def _refuse_recipe(path: Path) -> None:
+def refuse_recipe(path: Path) -> None:
     """Raise DataError if a file contains settings and no log: there is no run to judge."""
     if path.suffix not in {".yaml", ".yml", ".toml"} or not path.is_file():
         return

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from homeostat.errors import DataError
 from homeostat.health.readers.files.one_file import LogLines, found_by
 from homeostat.health.readers.input.source import MAX_LINE
 from homeostat.health.readers.views.build import Found, view_of
@@ -111,11 +112,17 @@ class GrowingFile:
         if self._file is None or not os.path.samestat(os.fstat(self._file.fileno()), state):
             self.close()
             self._log.end_line()
-            self._file = self._path.open("rb")
+            self._file = self._opened()
         elif state.st_size < self._file.tell():
             self._log.end_line()
             self._file.seek(0)
         return self._read_on() or is_new
+
+    def _opened(self) -> BinaryIO:
+        try:
+            return self._path.open("rb")
+        except OSError as error:
+            raise DataError(f"{self._path}: cannot be read: {error.strerror or error}.") from None
 
     def _read_on(self) -> bool:
         is_new = False

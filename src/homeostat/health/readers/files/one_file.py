@@ -33,8 +33,8 @@ from homeostat.health.readers.files.column_batches import (
 from homeostat.health.readers.files.examples import refuse_example_document, refuse_examples
 from homeostat.health.readers.files.long_logs import LongLogReader
 from homeostat.health.readers.files.text import TextReader
-from homeostat.health.readers.input.packed import unpacked, why_no_text
-from homeostat.health.readers.input.source import MAX_STREAM_BYTES, Source
+from homeostat.health.readers.input.packed import is_packed, unpacked, why_no_text
+from homeostat.health.readers.input.source import HEAD_BYTES, MAX_STREAM_BYTES, Source
 from homeostat.health.readers.lines import script_rows
 from homeostat.health.readers.lines.dict_rows import row_of
 from homeostat.health.readers.rows.recorder import Recorder
@@ -50,6 +50,7 @@ _MAX_MENDED = 8_000_000
 # Strings, in which brackets do not count, and brackets.
 _BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 _CLOSED_BY = {"{": "}", "[": "]"}
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def found_in_file(path: Path) -> Found:
@@ -183,11 +184,34 @@ def _by_head(source: Source) -> Found:
             return document
     if csv_table.is_table(head.decode("utf-8", errors="replace")):
         return csv_table.found_in(source.lines(), name=name)
-    if head[:2] in {b"\xff\xfe", b"\xfe\xff"}:
+    if head[:2] in _UTF_16:
         data = source.read_all(_MAX_DOCUMENT)
         if data is not None:
             return found_in_text(data.decode("utf-16", errors="replace"), name=name)
     return _found_in_blocks(source.blocks(), name=name)
+
+
+def is_read_by_lines(path: Path) -> bool:
+    """Return whether a file is a log, which can be read on while it grows.
+
+    Others are read as a whole. Raises DataError if it cannot be read, or is not text.
+    """
+    if "tfevents" in path.name or path.name.endswith(".wandb"):
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}.") from None
+    if is_packed(head):
+        return False
+    if what := why_no_text(head):
+        raise DataError(f"{path}: is {what}.")
+    return not (
+        _is_document(head, path.name)
+        or csv_table.is_table(head.decode("utf-8", errors="replace"))
+        or head[:2] in _UTF_16
+    )
 
 
 def _is_document(head: bytes, name: str) -> bool:

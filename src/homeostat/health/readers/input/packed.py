@@ -40,6 +40,11 @@ def plain_name(name: str) -> str:
     return name.removesuffix(next(ends, ""))
 
 
+def is_packed(head: bytes) -> bool:
+    """Return whether these first bytes are those of a compressed file."""
+    return head.startswith(tuple(_UNPACKED))
+
+
 def why_no_text(head: bytes) -> str:
     """Return what a file is if its first bytes are not text; "" if they may be text."""
     for start, what in _OTHERS.items():
