@@ -118,7 +118,8 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     "save": ("state_dict", "save_checkpoint", "save_model", "save_pretrained", "full_tensor"),
     "engine": ("vllm/", "sglang/", "lmdeploy/", "execute_model"),
-    "backward": ("in backward", "run_backward", "torch/autograd"),
+    # Functions of autograd (torch/autograd/function.py) are called in the forward pass, too.
+    "backward": ("in backward", "run_backward", "torch/autograd/__init__", "torch/autograd/graph"),
     "forward": ("modeling_", "/models/", "transformer_layer", "transformer_block", "decoder_layer"),
 }
 _TORCH = ("torch/nn/", "torch/_", "torch/utils/", "_call_impl", "autograd.function")
