@@ -280,6 +280,16 @@ def test_our_sft_run_is_no_rl(tmp_path: Path) -> None:
     assert view_of_run(tmp_path / "run").kind is Kind.SFT
 
 
+@pytest.mark.parametrize("num_rows", [3, 40, 5_000])
+def test_json_lines_tell_how_many_steps_the_run_will_have(tmp_path: Path, num_rows: int) -> None:
+    rows = [
+        f'{{"current_steps": {n}, "total_steps": 9000, "loss": 0.5, "lr": 1e-5}}'
+        for n in range(1, num_rows + 1)
+    ]
+    (tmp_path / "trainer_log.jsonl").write_text("\n".join(rows))
+    assert open_run(tmp_path / "trainer_log.jsonl").total_steps == 9_000
+
+
 def test_a_folder_of_several_files_becomes_one_view(tmp_path: Path) -> None:
     rows = [
         f'{{"current_steps": {n}, "total_steps": 9, "loss": 0.5, "lr": 1e-5}}' for n in range(1, 4)

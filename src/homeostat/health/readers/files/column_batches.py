@@ -21,8 +21,10 @@ from homeostat.health.readers.files.alike_lines import num_lines_of, values_of_a
 from homeostat.health.readers.lines.dict_rows import (
     NOT_METRICS,
     STEP_KEYS,
+    TOTAL_KEYS,
     is_trained,
     is_transition,
+    total_in,
 )
 from homeostat.health.readers.rows.recorder import Recorder
 from homeostat.health.readers.rows.row import MAX_STEP
@@ -139,7 +141,7 @@ def take_numbers(recorder: Recorder, columns: Mapping[str, FloatArray64]) -> boo
         for name, values in columns.items()
         if name not in NOT_METRICS and name not in STEP_KEYS
     }
-    return recorder.add_columns(steps, cells, form=_form_of(columns))
+    return recorder.add_columns(steps, cells, form=_form_of(columns), total=_total(columns))
 
 
 def _columns_of_alike(records: Sequence[dict[str, Any]]) -> dict[str, FloatArray64] | None:
@@ -186,7 +188,12 @@ def take_columns(
             return False
         if len(found[1]):
             cells[name] = found
-    return recorder.add_columns(steps, cells, form=form)
+    return recorder.add_columns(steps, cells, form=form, total=_total(columns))
+
+
+def _total(columns: Mapping[str, Sequence[Any] | FloatArray64]) -> int | None:
+    """Return the number of steps that the newest record says the run will have."""
+    return total_in({key: columns[key][-1] for key in TOTAL_KEYS if key in columns})
 
 
 def _steps(column: Sequence[Any]) -> IntArray | None:

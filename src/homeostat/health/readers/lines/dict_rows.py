@@ -122,7 +122,7 @@ def row_of(
     head = before[: named.start()].lower() if named else ""
     form = _form(mapping, word, is_named=named is not None, head=head)
     row = Row(values, step, channel=f"{source}:{word}", form=form)
-    row.total_steps = _total_in(mapping, named["total"] if named else None)
+    row.total_steps = int(named["total"]) if named and named["total"] else total_in(mapping)
     row.kind = _kind(values, word)
     if row.kind is RowKind.EVAL:
         values.pop("epoch", None)
@@ -237,9 +237,8 @@ def _step_in(mapping: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _total_in(mapping: Mapping[str, Any], printed: str | None) -> int | None:
-    if printed:
-        return int(printed)
+def total_in(mapping: Mapping[str, Any]) -> int | None:
+    """Return the number of steps that a record says the run will have."""
     both = mapping.get(_OF_TOTAL)
     if isinstance(both, str) and both.partition("/")[2].strip().isdecimal():
         return int(both.partition("/")[2].strip()[:15])

@@ -114,8 +114,9 @@ class Recorder:
         columns: Mapping[str, tuple[IntArray | None, FloatArray64]],
         *,
         form: str,
+        total: int | None = None,
     ) -> bool:
-        """Add many rows at once.
+        """Add many rows at once. `total` is the number of steps that the newest one plans.
 
         Each name has the indices of the rows that have it (None: all), and the values. Return False
         and add nothing if the steps do not simply continue.
@@ -130,6 +131,8 @@ class Recorder:
         first, self.step = int(steps[0]), int(steps[-1])
         self._counters[":train"] = _Counter(counter.first if counter else first, self.step)
         self._names_at_step = set(columns)
+        if total is not None and total < MAX_STEP:
+            self.total_steps = total
         if not self.num_rows:
             self._begin()
         self.num_rows += len(steps)
