@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from homeostat.health.rules.signs import newest
 from homeostat.health.series.medians import median
 from homeostat.health.view import RunView, Series
@@ -35,6 +37,8 @@ _MEASURES: dict[str, tuple[float, float, float]] = {
     "sampling/mult_prob_error": (0.03, 0.1, 1.5),
     "sampling/prob_difference/mean": (0.01, 0.05, 0.2),
     "sampling/k3": (0.001, 0.02, 0.5),
+    # Signed; in the mean it is the same divergence as k3, only noisier.
+    "sampling/k1": (0.002, 0.02, 0.5),
 }
 
 
@@ -45,7 +49,10 @@ def gap_of(view: RunView) -> Gap | None:
         if series is not None and len(series.finite()):
             # A multiplicative error is 1 where both agree.
             base = 1.0 if name == "sampling/mult_prob_error" else 0.0
-            return Gap(name, Series(series.steps, series.values - base), usual, limit, broken)
+            values = series.values - base
+            if name == "sampling/k1":
+                values = np.abs(values)
+            return Gap(name, Series(series.steps, values), usual, limit, broken)
     return None
 
 

@@ -116,7 +116,7 @@ RULE = Rule(
     check=check,
     needs=(
         "sampling/sampling_logp_difference/mean|sampling/mult_prob_error"
-        "|sampling/prob_difference/mean|sampling/k3",
+        "|sampling/prob_difference/mean|sampling/k3|sampling/k1",
     ),
     kinds=(Kind.RL,),
     options=Options,

@@ -46,7 +46,7 @@ import numpy as np
 from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.offpolicy.gap import is_other_policy
+from homeostat.health.rules.offpolicy.gap import gap_of, is_other_policy
 from homeostat.health.rules.reward.rwd004_reward_constant import constant_since, zero_since
 from homeostat.health.rules.signs import (
     answers_changed,
@@ -216,7 +216,8 @@ def _causes(view: RunView, at: int) -> Iterator[Cause]:
     """Yield what moved along with it since this step, the most certain first."""
     kl, entropy = trend(view.series("kl", "kl/sequence")), trend(view.series("entropy"))
     cut = trend(view.series("completions/clipped_ratio"))
-    gap = trend(view.series("sampling/sampling_logp_difference/mean", "sampling/k3"))
+    distance = gap_of(view)
+    gap = trend(distance.series) if distance is not None else None
     grads = trend(view.series("grad_norm"))
     if is_nonfinite(view, "grad_norm", "train/loss", "kl", "entropy"):
         yield Cause("nan-update-poisoned-weights", "loss, gradient or KL is not finite")
@@ -232,7 +233,8 @@ def _causes(view: RunView, at: int) -> Iterator[Cause]:
         yield Cause("length-penalty-too-strong", why)
     if kl is not None and kl.rises and kl.end > max(0.1, 5 * abs(kl.start)):
         yield Cause("kl-runaway", f"KL rose from {kl.start:.3g} to {kl.end:.3g}")
-    if gap is not None and gap.rises and gap.end > max(0.1, 3 * gap.start):
+    is_far = distance is not None and gap is not None and gap.end > distance.limit
+    if gap is not None and is_far and gap.rises and gap.end > 3 * gap.start:
         yield Cause("train-infer-logprob-drift", f"trainer and engine differ by {gap.end:.3g}")
     if entropy is not None and entropy.rises and entropy.end > 2 * entropy.start:
         yield Cause(
