@@ -157,6 +157,62 @@ def test_prime_rl_pipes_with_units() -> None:
     assert view.log.lines[-1].step == 8
 
 
+def test_the_distance_to_the_engine_is_not_taken_for_kl_to_the_reference() -> None:
+    line = "10:0{i}:01 SUCCESS Step {i} | Loss: 0.0012 | Mismatch KL: 0.000{i} | Grad. Norm: 0.1\n"
+    view = read_text("".join(line.format(i=i) for i in range(1, 5)))
+    assert values_of(view, "sampling/k3") == [0.0001, 0.0002, 0.0003, 0.0004]
+    assert "kl" not in view.metrics
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("Critic Loss", "critic/loss"),
+        ("Entropy Loss", None),
+        ("Test Loss", None),
+        ("Max Reward", None),
+        ("Teacher Entropy", None),
+        ("Unclipped Grad Norm", None),
+        ("Smoothed Loss", "train/loss"),
+        ("Avg Train Loss", "train/loss"),
+        ("Validation Loss", "eval/loss"),
+    ],
+)
+def test_a_word_before_a_metrics_name_makes_it_another_one(name: str, ours: str | None) -> None:
+    line = f"10:00:01 INFO Step {{i}} | Time: 3.1s | {name}: 0.{{i}} | Throughput: 900\n"
+    view = read_text("".join(line.format(i=i) for i in range(1, 9)))
+    known = {"train/loss", "eval/loss", "reward", "entropy", "grad_norm", "critic/loss"}
+    assert known & view.metrics.keys() == ({ours} if ours else set())
+
+
+def test_an_early_areal_names_its_actor_otherwise() -> None:
+    table = (
+        "(AReaL) 20250812-10:00:0{i}.000 StatsLogger INFO: Epoch 1/2 Step {i}/40 Train step "
+        "{i}/80 done.\n"
+        "\u2502 grpo_actor/task_reward/avg \u2502 2.0000e-01 \u2502\n"
+        "\u2502 grpo_actor/update/grad_norm \u2502 nan \u2502\n"
+    )
+    view = read_text("".join(table.format(i=i) for i in range(1, 4)))
+    assert values_of(view, "reward") == [0.2, 0.2, 0.2]
+    assert len(view.metrics["grad_norm"]) == 3
+
+
+def test_torchtunes_file_of_metrics_names_its_framework() -> None:
+    line = "Step {i} | loss:1.{i} lr:2e-05 tokens_per_second_per_gpu:2300.5 peak_memory_active:17.2"
+    view = read_text("\n".join(line.format(i=i) for i in range(1, 9)))
+    assert view.framework.name == "torchtune"
+    assert values_of(view, "memory/max_active")[0] == 17.2 * 2**30
+
+
+def test_pairs_of_chosen_and_rejected_answers_are_preference_training() -> None:
+    bar = (
+        "Train step of epoch 0: {i}%|x| {i}/99 [00:0{i}<01:00, 1.5it/s, loss=0.69{i}, acc=0.5, "
+        "chosen_reward=0.1, reject_reward=0.2, loss_mean=0.69, acc_mean=0.5, lr=9e-06]\n"
+    )
+    view = read_text("".join(bar.format(i=i) for i in range(1, 9)))
+    assert view.kind is Kind.PREFERENCE
+
+
 def test_blocks_below_a_header() -> None:
     nemo = read_text(
         "========== Step 31/500 ==========\n\u25b6 Training policy...\n\U0001f4ca Results:\n"

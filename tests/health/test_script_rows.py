@@ -295,3 +295,14 @@ def test_steps_within_an_episode_are_no_rows_of_a_run(tmp_path: Path, row: str) 
 def test_episodes_are_rows_of_a_run(tmp_path: Path) -> None:
     rows = [json.dumps({"episode": i, "reward": i / 2, "terminated": True}) for i in range(20)]
     assert len(values(in_file(tmp_path, "log.jsonl", "\n".join(rows)), "reward")) == 20
+
+
+@pytest.mark.parametrize("word", ["critic", "Value", "test", "best", "KL"])
+def test_a_sentence_about_another_loss_is_no_row(word: str) -> None:
+    rows = [f"epoch {i} {word} loss {x}" for i, x in enumerate(LOSSES)]
+    assert not values(read_text("\n".join(rows)))
+
+
+def test_a_loss_by_any_other_name_is_that_of_training() -> None:
+    rows = [f"epoch {i} reconstruction loss {x}" for i, x in enumerate(LOSSES)]
+    assert values(read_text("\n".join(rows))) == LOSSES

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from homeostat.health.frameworks.table import Framework
 
+GIB = 2.0**30
+
 TABLE = Framework(
     name="torchtune",
     title="torchtune",
@@ -13,12 +15,16 @@ TABLE = Framework(
         "lr": "learning_rate",
         "grad_norm": "grad_norm",
         "tokens_per_second_per_gpu": "throughput/tokens_per_s",
+        "peak_memory_active": "memory/max_active",
+        "peak_memory_alloc": "memory/max_alloc",
+        "peak_memory_reserved": "memory/max_reserved",
         "val_loss": "eval/loss",
         "rewards/chosen": "preference/chosen_reward",
         "rewards/rejected": "preference/rejected_reward",
         "rewards/accuracies": "preference/accuracy",
         "rewards/margins": "preference/margin",
     },
+    scales={"memory/max_active": GIB, "memory/max_alloc": GIB, "memory/max_reserved": GIB},
     settings={
         "model.path": ("checkpointer.checkpoint_dir",),
         "seed": ("seed",),
@@ -46,6 +52,8 @@ TABLE = Framework(
         "/torchtune/",
         "tune run",
         "with resolved config:",
+        # Its logger of metrics to a file: Step 1 | loss:0.9 lr:2e-05 ...
+        " tokens_per_second_per_gpu:",
         "_finetune_distributed.py",
         "_finetune_single_device.py",
     ),

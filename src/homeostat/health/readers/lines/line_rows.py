@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
+from homeostat.health.frameworks import ALL
 from homeostat.health.readers.lines.line_parts import is_transition
 from homeostat.health.readers.rows.row import Row, RowKind
 from homeostat.health.readers.values.common_names import METRICS, folded
@@ -78,6 +80,13 @@ _LOGGER = re.compile(
     r"(?:[\w./<>]{1,120}:(?:[\w<>]{1,80}:)?\d{1,6}\]?\s*(?:[-|]\s+|:\s+))?"
 )
 _SURE = frozenset(METRICS)
+_WORD = re.compile(r"[A-Za-z][A-Za-z.-]{0,40}")
+# Words before a metric's name that leave it the same quantity, or do not belong to it.
+_SAME_QUANTITY = frozenset({
+    "and", "at", "average", "avg", "batch", "cur", "current", "epoch", "finished", "has", "is",
+    "iter", "iteration", "iterations", "its", "local", "mean", "new", "of", "overall", "running",
+    "smoothed", "step", "steps", "the", "total", "train", "training", "with",
+})  # fmt: skip
 # If a line has none of these, none of its names is certainly a metric's.
 SPEAKS = (
     "loss", "reward", "grad", "gnorm", "learning", "lr", "kl", "entropy", "clip", "throughput",
@@ -310,13 +319,29 @@ def _loose(text: str, after_step: int | None) -> Iterator[tuple[str, str]]:
 
 
 def _known_tail(name: str) -> str:
-    """Return the end of a text that is a metric's name: "trainer.py: step 3 loss" -> "loss"."""
+    """Return the end of a text that is a metric's name: "trainer.py: step 3 loss" -> "loss".
+
+    A word may make it another quantity, as in "critic loss": the name is then not known, or it is
+    one that a framework has.
+    """
     words = name.split()
-    for start in range(max(0, len(words) - 4), len(words)):
-        tail = " ".join(words[start:])
+    tails = [" ".join(words[start:]) for start in range(max(0, len(words) - 4), len(words))]
+    for place, tail in enumerate(tails, start=len(words) - len(tails)):
         if folded(tail) in _SURE:
-            return tail
+            if place == 0 or not _is_qualifier(words[place - 1]):
+                return tail
+            return next((one for one in tails if one in _names_of_words()), "")
     return ""
+
+
+def _is_qualifier(word: str) -> bool:
+    return word.lower() not in _SAME_QUANTITY and _WORD.fullmatch(word) is not None
+
+
+@cache
+def _names_of_words() -> frozenset[str]:
+    """Return the frameworks' names of metrics that have several words."""
+    return frozenset(name for table in ALL.values() for name in table.metrics if " " in name)
 
 
 def _is_only(body: str, row: Row) -> bool:

@@ -48,6 +48,12 @@ _COUNTERS = (
     frozenset({"epoch", "epochs", "ep"}),
 )
 _OF_EPISODES = {"score", "average_score", "return", "episode_return", "average_return", "reward"}
+# Words that make a loss or a reward another quantity than the one that is trained on.
+_OTHER_QUANTITY = frozenset({
+    "aux", "auxiliary", "balancing", "best", "critic", "draft", "entropy", "format", "gold",
+    "highest", "kl", "lowest", "max", "maximum", "min", "minimum", "mtp", "old", "ref", "reference",
+    "router", "shaped", "std", "test", "validation", "value", "vf", "worst",
+})  # fmt: skip
 _COPULAS = frozenset({"is", "was", "of"})
 _AT = frozenset({"at", "after", "in", "for", "of"})
 _TRAINED = frozenset({"train/loss", "reward"})
@@ -306,7 +312,9 @@ def _metric(words: Sequence[str]) -> str:
     """Return the longest end of some words that is a metric's name; "" if none is."""
     for tail in _tails(words):
         if folded(tail) in METRICS or folded(tail) in _OF_EPISODES:
-            return tail
+            before = words[: len(words) - tail.count(" ") - 1]
+            is_other = bool(before) and before[-1].strip("./").lower() in _OTHER_QUANTITY
+            return "" if is_other else tail
     return ""
 
 

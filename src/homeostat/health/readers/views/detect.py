@@ -45,7 +45,8 @@ _FORMS = {
 _ENOUGH = 2.0
 _HEAD, _TAIL = 4_000, 2_000
 _PREFERENCE = ("rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen",
-               "dpo_loss", "kto_loss", "orpo_loss", "simpo_loss")  # fmt: skip
+               "preference/chosen_reward", "dpo_loss", "kto_loss", "orpo_loss",
+               "simpo_loss")  # fmt: skip
 _RL_METRICS = frozenset(
     {
         "reward",

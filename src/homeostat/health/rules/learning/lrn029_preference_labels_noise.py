@@ -3,8 +3,9 @@ chance.
 
 ## What it sees
 Over the newest `fire` records the share of pairs that are ordered rightly stays within `margin` of
-one half without a rise, while the implicit rewards are no longer 0: the policy moves, but without
-effect. Where held-out pairs are evaluated, their share is near one half, too.
+one half without a rise, while the rewards are no longer 0 (DPO's implicit ones, or those of a
+reward model): the model moves, but without effect. Where held-out pairs are evaluated, their share
+is near one half, too.
 
 ## Why it matters
 Nothing can be learned from labels that do not depend on the answers. The updates push the policy in
@@ -59,12 +60,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     first = int(late.steps[0])
     yield Sighting(
-        message=f"The policy has moved (implicit rewards of {moved:.2g}), and orders {mean:.0%} of "
-        f"the pairs rightly since step {first}, as chance would: the labels say nothing about the "
-        "answers. Read some pairs, and see the columns of chosen and rejected.",
+        message=f"The model has moved (it rewards answers with {moved:.2g}), and orders {mean:.0%} "
+        f"of the pairs rightly since step {first}, as chance would: the labels say nothing about "
+        "the answers. Read some pairs, and see the columns of chosen and rejected.",
         evidence=(
             f"preference/accuracy {mean:.3f} over {len(late)} records",
-            f"implicit rewards {moved:.2g}",
+            f"rewards of chosen and rejected answers {moved:.2g}",
         ),
         causes=(Cause("preference-labels-noise", f"{mean:.0%} of the pairs are ordered rightly"),),
         fixes=(Fix("data.train", "pairs whose labels were checked", "something to learn from"),),
