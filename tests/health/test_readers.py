@@ -550,3 +550,12 @@ def test_stable_baselines_reward_and_entropy_are_read() -> None:
     # Of several groups' rates the highest.
     assert rate is not None
     assert rate.latest == 8e-4
+
+
+def test_rewards_of_form_and_of_right_answers_are_told_apart() -> None:
+    row = (
+        "{{'step': {i}, 'reward': 0.5, 'format_reward': 0.9, 'accuracy_reward': 0.1, 'kl': 0.01}}\n"
+    )
+    view = read_text("".join(row.format(i=i) for i in range(1, 9)))
+    assert values_of(view, "rewards/format/mean")[0] == 0.9
+    assert values_of(view, "rewards/accuracy/mean")[0] == 0.1

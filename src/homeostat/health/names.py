@@ -38,6 +38,7 @@ FOREIGN: dict[str, str] = {
     "train/token_accuracy": "Share of trained tokens that the model holds most likely.",
     "train/policy_loss": "The policy's part of the loss.",
     "train/loss_scale": "Factor that fp16 training multiplies the loss by.",
+    "train/skipped_since_record": "Updates that were skipped since the record before.",
     "sampling/prob_difference/std": "Deviation of such distances.",
     "sampling/prob_correlation": "Correlation of the engine's probabilities with the trainer's.",
     "sampling/reference_logp/mean": "Mean log-prob that the reference model gives the same tokens.",

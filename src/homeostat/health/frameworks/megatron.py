@@ -14,7 +14,7 @@ METRICS: dict[str, str] = {
     "load_balancing_loss": "moe/aux_loss",
     "seq_load_balancing_loss": "moe/aux_loss",
     "z_loss": "moe/z_loss",
-    "number of skipped iterations": "train/skipped_steps",
+    "number of skipped iterations": "train/skipped_since_record",
     "elapsed time per iteration (ms)": "time/step",
 }
 SETTINGS: dict[str, tuple[str, ...]] = {

@@ -52,8 +52,6 @@ TABLE = Framework(
         "/torchtune/",
         "tune run",
         "with resolved config:",
-        # Its logger of metrics to a file: Step 1 | loss:0.9 lr:2e-05 ...
-        " tokens_per_second_per_gpu:",
         "_finetune_distributed.py",
         "_finetune_single_device.py",
     ),

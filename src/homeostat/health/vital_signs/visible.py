@@ -35,7 +35,7 @@ _ALL: dict[str, tuple[str, ...]] = {
 _SFT: dict[str, tuple[str, ...]] = {
     "token accuracy": ("train/token_accuracy",),
     "entropy": ("entropy",),
-    "skipped steps": ("train/skipped_steps",),
+    "skipped steps": ("train/skipped_steps", "train/skipped_since_record"),
     "weights moved": ("update/", "probe/trained_unchanged"),
 }
 _PREFERENCE: dict[str, tuple[str, ...]] = {

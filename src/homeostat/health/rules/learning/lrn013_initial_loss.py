@@ -18,8 +18,8 @@ almost 0 at once means that nothing is left to predict: only tokens that never c
 or the answer stands in the input.
 
 ## Likely causes
-- loss-not-normalised-by-grad-accum: above `summed` the loss is rather a sum than a mean;
-  see LRN012, which knows it for sure.
+- loss-not-normalised-by-grad-accum: above `summed`, or where the model predicts a share of `right`
+  of the tokens rightly, the loss is rather a sum than a mean; see LRN012, which knows it for sure.
 - weights-not-loaded: weights were loaded to the wrong places.
 - chat-template-mismatch: the rows have tokens that this model was never trained on.
 - trained-share-tiny: (almost 0) the labels cover only a few tokens that never change.
@@ -60,6 +60,7 @@ class Options(RuleOptions):
     nothing: float = option(0.01, "Loss, in nats per token, at which nothing is to be learned.")
     smooth: float = option(0.08, "Noise of a mean over many tokens, as a share of the loss.")
     summed: float = option(40.0, "Nats above which the loss can hardly be a mean over tokens.")
+    right: float = option(0.4, "Share of rightly predicted tokens at which the mean is below that.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -79,10 +80,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     yield Sighting(
         level=Level.INFO if is_over or not _is_of_tokens(view, options) else Level.WARN,
         message=f"The loss begins at {start:.4g}; guessing gives {limit - options.margin:.3g} at "
-        "most: the model is confident and wrong. Score a plain text with the model, then check the "
-        "template, the labels and the checkpoint.",
+        f"most: {_meaning(view, options)}",
         evidence=(f"train/loss {', '.join(f'{v:.4g}' for v in head.values[:3])} at the start",),
-        causes=tuple(_causes(start, options)),
+        causes=tuple(_causes(view, start, options)),
         fixes=(
             Fix("model.chat_template", "the model's own", "tokens that the model was trained on"),
             Fix("model.tokenizer", "the model's own", "ids that mean what the weights learned"),
@@ -154,12 +154,32 @@ def _is_sum(view: RunView, start: float, limit: float) -> bool:
     return len(parts) >= 2 and min(parts) <= limit and sum(parts) >= start
 
 
-def _causes(start: float, options: Options) -> Iterator[Cause]:
-    if start > options.summed:
-        yield Cause(
-            "loss-not-normalised-by-grad-accum",
-            "no mean over tokens is that high: a sum over accumulated batches or rows",
+def _share_right(view: RunView) -> float:
+    """Return the share of tokens that the model held most likely at the start; 0 if not logged."""
+    share = view.series("train/token_accuracy")
+    return median(share.finite().head(5).values) if share is not None else 0.0
+
+
+def _meaning(view: RunView, options: Options) -> str:
+    share = _share_right(view)
+    if share >= options.right:
+        return (
+            f"yet the model holds {share:.0%} of the tokens most likely, so the loss is a sum and "
+            "not a mean. Check what it is divided by, and update the library."
         )
+    return (
+        "the model is confident and wrong. Score a plain text with the model, then check the "
+        "template, the labels and the checkpoint."
+    )
+
+
+def _causes(view: RunView, start: float, options: Options) -> Iterator[Cause]:
+    share = _share_right(view)
+    if start > options.summed or share >= options.right:
+        why = "no mean over tokens is that high: a sum over accumulated batches or rows"
+        if share >= options.right:
+            why = f"{share:.0%} of the tokens are predicted rightly: a sum over accumulated batches"
+        yield Cause("loss-not-normalised-by-grad-accum", why)
     yield Cause("initial-loss-implausible", "worse than guessing")
 
 

@@ -2,7 +2,9 @@
 
 ## What it sees
 Our own events step_skipped and the metric train/skipped_steps: more than `max_share` of the steps
-since the first one, or `in_a_row` one after the other, were skipped.
+since the first one, or `in_a_row` one after the other, were skipped. Megatron counts anew in each
+record; there the counts are added up. fp16 training that skips only within its first `search` steps
+looks for its loss scale, which is information.
 
 ## Why it matters
 A skipped update costs a step and harms nothing. Many of them mean that something breaks again and
@@ -37,18 +39,20 @@ from homeostat.health.view import Event, RunView
 class Options(RuleOptions):
     max_share: float = option(0.02, "Share of the steps that is a warning.")
     in_a_row: int = option(3, "Number of consecutive skipped steps that are an error.")
+    search: int = option(40, "Steps in which fp16 training may look for its loss scale.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     skipped = view.events_of("step_skipped")
-    count = view.latest("train/skipped_steps") or float(len(skipped))
+    count = _num_skipped(view) or float(len(skipped))
     last = view.last_step
     if not count or not last:
         return
     share = count / last
     steps = sorted(event.step for event in skipped if event.step is not None)
     longest = _longest(steps)
-    level = Level.WARN if share > options.max_share and count >= 2 else Level.INFO
+    is_much = share > options.max_share and count >= 2 and not _is_search(view, options)
+    level = Level.WARN if is_much else Level.INFO
     # The newest step was skipped, and nothing came after it.
     level = Level.WARN if steps and steps[-1] >= last and level is Level.INFO else level
     level = Level.ERROR if longest >= options.in_a_row else level
@@ -56,7 +60,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     where = f", most often first seen in {origins.most_common(1)[0][0]}" if origins else ""
     yield Sighting(
         message=f"{count:.0f} of {last} updates were not finite and were skipped ({share:.1%})"
-        f"{where}. Replay the rows that the event names.",
+        f"{where}. {_advice(steps)}",
         evidence=tuple(f"{number} x {origin}" for origin, number in origins.most_common(3)),
         causes=tuple(_causes(view, origins, longest)),
         fixes=(
@@ -67,12 +71,41 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             ),
             Fix("data.bad_rows", "drop", "leaves broken rows out"),
         ),
-        first_step=steps[0] if steps else None,
+        first_step=steps[0] if steps else _first_skipped(view),
         last_step=steps[-1] if steps else last,
         value=share,
         limit=options.max_share,
         level=level,
     )
+
+
+def _num_skipped(view: RunView) -> float:
+    """Return how many updates were skipped; some frameworks count anew in each record."""
+    total, each = view.latest("train/skipped_steps"), view.series("train/skipped_since_record")
+    if total is None and each is not None:
+        return float(each.finite().values.sum())
+    return total or 0.0
+
+
+def _first_skipped(view: RunView) -> int | None:
+    each = view.series("train/skipped_since_record")
+    places = each.finite().values.nonzero()[0] if each is not None else ()
+    return int(each.finite().steps[places[0]]) if each is not None and len(places) else None
+
+
+def _advice(steps: list[int]) -> str:
+    if steps:
+        return "Replay the rows that the event names."
+    return "Find the rows or the module whose gradient is not finite, or train in bf16."
+
+
+def _is_search(view: RunView, options: Options) -> bool:
+    """Return whether all were skipped at the start, where fp16 training looks for its scale."""
+    each, scale = view.series("train/skipped_since_record"), view.series("train/loss_scale")
+    if each is None or scale is None or not len(each.finite()):
+        return False
+    late = each.finite().values[each.finite().steps > options.search]
+    return bool(scale.values[-1] > 1.0) and not late.any()
 
 
 def _has_origin(event: Event) -> bool:
@@ -89,9 +122,13 @@ def _longest(steps: list[int]) -> int:
 
 
 def _causes(view: RunView, origins: Counter[str], longest: int) -> Iterator[Cause]:
+    scale = view.series("train/loss_scale")
     if precision(view) == "fp16":
         yield Cause("fp16-overflow", "the run is in fp16")
-    if longest <= 1:
+    elif scale is not None and scale.values[-1] < scale.first:
+        why = f"the loss scale fell from {scale.first:.6g} to {scale.values[-1]:.6g}"
+        yield Cause("fp16-overflow", why)
+    elif longest <= 1:
         yield Cause("bad-batch", "single steps, with finite ones between them")
     why = f"first seen in {next(iter(origins))}" if origins else "updates are not finite"
     yield Cause("steps-skipped", why)
@@ -104,7 +141,7 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.MEASURED,
     check=check,
-    needs=("train/skipped_steps",),
+    needs=("train/skipped_steps|train/skipped_since_record",),
     options=Options,
     explains=("NUM006",),
 )
