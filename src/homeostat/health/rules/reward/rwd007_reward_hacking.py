@@ -4,7 +4,8 @@
 The training reward rises by more than noise, while the reward (or accuracy) on held-out prompts
 falls by more than `min_fall` of its first value and by more than its noise explains, over at least
 `evals` evaluations. If the held-out reward rose first, it must fall from its best value as in
-RWD006.
+RWD006. Where only scores of benchmarks are logged, at least half of them must fall, and none may
+rise.
 
 ## Why it matters
 The policy has found something that the reward pays for but that was not meant. Further training
@@ -25,9 +26,10 @@ Held-out prompts from another task than the training prompts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import rank_correlation
 from homeostat.health.rules.reward.rwd006_reward_collapse import Options as Collapse
@@ -36,6 +38,13 @@ from homeostat.health.rules.signs import newest, trend
 from homeostat.health.series.noise import beside_trend
 from homeostat.health.view import Kind, RunView, Series
 
+# Words of measures beside a benchmark's score.
+_NO_SCORE = re.compile(
+    r"(?:^|[/_.-])(?:std|truncated|clip|clipped|len|length|lengths|tokens?|turns|time|runtime|second"
+    r"|seconds|count|loss|kl|entropy|format|repetition|worst)(?:$|[/_.@-])",
+    re.IGNORECASE,
+)
+
 
 class Options(RuleOptions):
     min_fall: float = option(0.1, "Share of the first held-out reward that must be lost.")
@@ -43,21 +52,20 @@ class Options(RuleOptions):
     sigmas: float = option(3.0, "How many times the noise of an evaluation the fall must exceed.")
 
 
-def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    held_out, reward = _held_out(view), view.series("reward")
-    assert held_out is not None, "needs says so"
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    reward = view.series("reward")
     assert reward is not None, "needs says so"
-    if len(held_out) < options.evals:
+    held_outs = _held_out(view)
+    if not held_outs:
+        yield Unknown("no reward or score on held-out prompts was logged")
         return
-    rise = trend(reward)
+    falling = [one for one in held_outs if len(one) >= options.evals and _falls(one, options)]
+    if 2 * len(falling) < len(held_outs) or not falling or any(map(_rises, held_outs)):
+        return
+    held_out = max(falling, key=lambda one: 1.0 - one.latest / (float(one.values.max()) or 1.0))
     start, best = held_out.first, float(held_out.values.max())
-    lost = start - held_out.latest
-    # Few held-out prompts, answered greedily, move by a fifth from one evaluation to the next.
-    least = max(options.min_fall * abs(start), options.sigmas * beside_trend(held_out.values))
-    falls = lost > least and rank_correlation(held_out) < -0.7
-    # Many evaluations may rise first: then the fall is one from their best.
-    falls = falls or fall_of(held_out, Collapse()) is not None
-    if rise is None or not rise.rises or not falls:
+    rise = trend(reward)
+    if rise is None or not rise.rises:
         return
     at = int(held_out.steps[int(held_out.values.argmax())])
     yield Sighting(
@@ -89,11 +97,32 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
 
 
-def _held_out(view: RunView) -> Series | None:
+def _falls(held_out: Series, options: Options) -> bool:
+    lost = held_out.first - held_out.latest
+    # Few held-out prompts, answered greedily, move by a fifth from one evaluation to the next.
+    least = max(
+        options.min_fall * abs(held_out.first), options.sigmas * beside_trend(held_out.values)
+    )
+    if lost > least and rank_correlation(held_out) < -0.7:
+        return True
+    # Many evaluations may rise first: then the fall is one from their best.
+    return fall_of(held_out, Collapse()) is not None
+
+
+def _rises(held_out: Series) -> bool:
+    course = trend(held_out)
+    return course is not None and course.rises
+
+
+def _held_out(view: RunView) -> list[Series]:
+    """Return the held-out reward, or the scores of all benchmarks if there is none."""
     found = view.series("eval/reward", "eval/pass@1")
     if found is None:
         found = next(iter(view.matching("eval/rewards/", "/mean").values()), None)
-    return found.finite() if found is not None else None
+    if found is not None:
+        return [found.finite()]
+    scores = view.matching("eval/score/").items()
+    return [one.finite() for name, one in scores if _NO_SCORE.search(name) is None]
 
 
 def _causes(view: RunView) -> Iterator[Cause]:
@@ -113,7 +142,7 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.INFERRED,
     check=check,
-    needs=("reward", "eval/reward|eval/pass@1"),
+    needs=("reward",),
     kinds=(Kind.RL,),
     options=Options,
 )
