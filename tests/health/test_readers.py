@@ -211,6 +211,7 @@ def test_pairs_of_chosen_and_rejected_answers_are_preference_training() -> None:
     )
     view = read_text("".join(bar.format(i=i) for i in range(1, 9)))
     assert view.kind is Kind.PREFERENCE
+    assert values_of(view, "preference/margin") == [0.1 - 0.2] * 8
 
 
 def test_blocks_below_a_header() -> None:

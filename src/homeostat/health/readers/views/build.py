@@ -98,6 +98,7 @@ def view_of(
     _fastest_rate(metrics)
     _as_entropy(metrics)
     _none_ended(metrics)
+    _margin_of_pairs(metrics)
     if table is HOMEOSTAT:
         # The timestamp of a record is not a metric.
         metrics.pop("time", None)
@@ -331,6 +332,15 @@ def _none_ended(metrics: dict[str, Series]) -> None:
     if ended is None or "completions/clipped_ratio" in metrics or ended.values.any():
         return
     metrics["completions/clipped_ratio"] = Series(ended.steps, np.ones(len(ended)))
+
+
+def _margin_of_pairs(metrics: dict[str, Series]) -> None:
+    """Compute the margin of chosen over rejected answers if only their rewards are logged."""
+    chosen, rejected = map(metrics.get, ("preference/chosen_reward", "preference/rejected_reward"))
+    if "preference/margin" in metrics or chosen is None or rejected is None:
+        return
+    if np.array_equal(chosen.steps, rejected.steps):
+        metrics["preference/margin"] = Series(chosen.steps, chosen.values - rejected.values)
 
 
 def _join_losses(metrics: dict[str, Series]) -> None:
