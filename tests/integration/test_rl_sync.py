@@ -6,6 +6,7 @@ In invariant mode engine and trainer are equal to the bit, so everything here is
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -260,3 +261,21 @@ def test_check_says_which_way_the_weights_go(folder: Path) -> None:
     assert "shares the trainer's weights" in said["shared"].text
     assert "in its own process" in said["own"].text
     assert "by shared_memory every 3 steps" in said["own"].text
+
+
+def test_weights_are_rounded_for_the_engine_from_the_first_int4_step_on(tmp_path: Path) -> None:
+    """Also after a resume, which samples its first step before the trainer begins one."""
+    late = ("model.numerics=invariant", "trainer.int4={group_size: 32, start_step: 2}")
+    late += ("trainer.max_steps=4", "checkpoint.interval_steps=1", "checkpoint.keep_last=4")
+    shared = tiny_rl.config(tmp_path, "name=shared", *late)
+    own = tiny_rl.config(tmp_path, "name=own", *late, "engine.own_process=true")
+    for config in (shared, own):
+        runs.train(config)
+    assert_equal(own, shared)
+    saving = own.checkpoint.model_copy(update={"load_step": 2})
+    again = own.model_copy(update={"runs_dir": str(tmp_path / "again"), "checkpoint": saving})
+    checkpoint = Path("checkpoints") / "step_00000002"
+    shutil.copytree(own.run_dir / checkpoint, again.run_dir / checkpoint)
+    runs.train(again)
+    assert [record["step"] for record in records(again)] == [3, 4]
+    assert runs.final_tensors(again) == runs.final_tensors(own)

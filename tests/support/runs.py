@@ -22,7 +22,7 @@ from homeostat.run.calling.start import train_recipe
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import open_session
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
-from homeostat.train.saving.checkpoint import CheckpointStore
+from homeostat.train.saving.checkpoint import CheckpointStore, _write_manifest
 
 
 def told(config: RunConfig) -> str:
@@ -57,6 +57,12 @@ def losses(config: RunConfig) -> list[float]:
 def events(config: RunConfig, kind: str) -> list[dict[str, Any]]:
     found = iter_jsonl(config.run_dir / "events.jsonl")
     return [event for event in found if event["kind"] == kind]
+
+
+def sign(checkpoint: Path) -> None:
+    """Write the manifest of a checkpoint whose files were changed."""
+    (checkpoint / "manifest.json").unlink()
+    _write_manifest(checkpoint)
 
 
 def final_tensors(config: RunConfig) -> dict[str, bytes]:

@@ -333,10 +333,41 @@ def test_a_packed_model_is_read_and_exported_again_without_change(run, tmp_path)
     export_model(found, tmp_path / "plain", quantization="none", dtype="bf16")
     assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_text())
     dense = load_file(tmp_path / "plain" / "model.safetensors")
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert torch.equal(dense[name].float(), loaded.get_parameter(name))
+    # Not the rounded ones that the export beside the checkpoint holds.
+    assert all(torch.equal(dense[name], one.bfloat16()) for name, one in trained(found).items())
     with pytest.raises(ModelError, match="trained for INT4 groups of 32"):
         export_model(found, tmp_path / "other", group_size=64)
+
+
+@pytest.mark.parametrize("step", [2, 4, 5])
+def test_a_checkpoint_is_used_as_the_run_computed_with_it(run, step, tmp_path) -> None:
+    """Rounded from the third step on, whether or not it was exported, and however it is named."""
+    shutil.copytree(run.run_dir, tmp_path / "run", ignore=shutil.ignore_patterns("hf"))
+    runs.sign(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
+    named = run.run_dir / "checkpoints" / f"step_{step:08d}"
+    how = {"device": torch.device("cpu"), "dtype": torch.bfloat16}
+    stored = TensorReader(named, "model").whole()
+    for found in (choose(run.run_dir, step=str(step)), choose(tmp_path / "run", step=str(step))):
+        assert choose(named).model == choose(run.run_dir, step=str(step)).model
+        plain = load_weights(found, rounds=False, **how).module
+        rounded = load_weights(found, **how).module
+        for name, tensor in stored.items():
+            wanted = tensor
+            if "layers" in name and tensor.ndim == 2 and step >= 3:
+                wanted = fake_quantise(tensor, group_size=32)
+            assert torch.equal(plain.get_parameter(name), tensor.bfloat16()), name
+            assert torch.equal(rounded.get_parameter(name), wanted.bfloat16()), name
+
+
+def test_a_remedy_that_moved_the_first_step_is_in_force_for_the_export(run, tmp_path) -> None:
+    shutil.copytree(run.run_dir, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints" / "step_00000004"
+    state = json.loads((folder / "state.json").read_text())
+    state["health"]["healing"]["overlay"] = {"trainer.int4.start_step": {"value": 5, "step": 4}}
+    (folder / "state.json").write_text(json.dumps(state))
+    assert choose(run.run_dir, step="4").int4 == Int4Config(group_size=32, start_step=3)
+    runs.sign(folder)
+    assert choose(tmp_path / "run", step="4").int4 is None
 
 
 def test_transformers_reads_the_export_and_gives_the_same_logits(run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from tests.support import runs, tiny, tiny_rl
 
+import homeostat
 from homeostat.config import RunConfig
 from homeostat.observe.jsonl import read_metrics
 from homeostat.precision.recipe import Fp8Recipe
@@ -163,3 +165,30 @@ def test_rl_scores_samples_with_and_without_quantisation(tmp_path: Path) -> None
         assert record["eval/bf16_shadow_loss"] > 0
         assert 0 < abs(record["eval/quantised_gap"]) < 0.2
         assert record["fp8/grad_cosine"] < 1
+
+
+@pytest.mark.parametrize("section", ["int4={group_size: 32, start_step: 2}", "fp8={start_step: 2}"])
+def test_a_checkpoint_is_evaluated_in_the_precision_of_its_step(
+    tmp_path: Path, section: str
+) -> None:
+    """Also if a remedy has moved it; and the export that a complete run makes afterwards."""
+    overrides = [f"trainer.{section}", "trainer.max_steps=2", "data.validation_share=0.2"]
+    overrides += ["eval.interval_steps=1", "checkpoint.interval_steps=1"]
+    config = tiny.config(tmp_path, *overrides)
+    runs.train(config)
+    first, last = read_metrics(config.run_dir / "metrics.jsonl")
+    found = [homeostat.evaluate(config.run_dir, step=step)["eval/loss"] for step in (1, 2)]
+    assert found == [first["eval/loss"], last["eval/loss"]]
+    folder = config.run_dir / "checkpoints" / "step_00000002"
+    if config.trainer.int4 is not None:
+        runs.train(tiny.config(tmp_path, *overrides, "checkpoint.export=final"))
+        written = json.loads((folder / "hf" / "config.json").read_text())
+        assert "quantization_config" in written
+    state = json.loads((folder / "state.json").read_text())
+    key = section.partition("=")[0]
+    overlay = {f"trainer.{key}.start_step": {"value": 3, "step": 2}}
+    state["health"]["healing"]["overlay"] = overlay
+    (folder / "state.json").write_text(json.dumps(state))
+    runs.sign(folder)
+    moved = homeostat.evaluate(config.run_dir, step=2)["eval/loss"]
+    assert moved == last["eval/bf16_shadow_loss"] != last["eval/loss"]

@@ -72,7 +72,8 @@ Quantization = Annotated[
         "--quantization",
         help="int4: linear layers packed in INT4 (compressed-tensors, W4A16), which vLLM and "
         "transformers load. q8_0: blocks of 8-bit numbers (GGUF). auto: int4 if the model was "
-        "trained for it.",
+        "trained for it; a GGUF file has the rounded weights then. none: of a run that trained for "
+        "INT4, the weights before rounding.",
     ),
 ]
 GroupSize = Annotated[

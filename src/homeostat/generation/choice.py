@@ -16,7 +16,8 @@ from typing import Any
 from homeostat.config.data import DataConfig
 from homeostat.config.int4 import Int4Config
 from homeostat.config.kind import RunKind
-from homeostat.config.loading.resume import saved_config
+from homeostat.config.loading.live import with_saved_edits
+from homeostat.config.loading.resume import as_recipe, saved_config
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointError, ModelError
@@ -31,8 +32,8 @@ from homeostat.train.saving.checkpoint import CheckpointStore, Found
 class Choice:
     """A model, the adapter on it, and the checkpoint whose trained weights replace the loaded ones.
 
-    `data`, `seed`, `int4` and `kind` are those of the run that the model comes from, if it comes
-    from one.
+    `data`, `seed` and `kind` are those of the run that the model comes from, if it comes from one.
+    `int4` is how that run rounded its weights at the step of the checkpoint, if it did.
     `exported` is its checkpoint that has the model in Hugging Face format, so that nothing needs to
     be replaced.
     """
@@ -92,7 +93,7 @@ def choose(
             f"{path.absolute()} does not exist. Name a model, an adapter or a run on this disk, or "
             "a model on the Hugging Face hub (owner/name)."
         )
-    folder = path / "hf" if _is_checkpoint(path) and (path / "hf").is_dir() else path
+    folder = path
     if _is_checkpoint(folder):
         step = step or str(int(folder.name.removeprefix("step_")))
         folder = folder.parent.parent
@@ -165,7 +166,8 @@ def saved_recipe(folder: Path) -> RunConfig:
 def _of_run(folder: Path, step: str | None) -> Choice:
     run, store = saved_recipe(folder), CheckpointStore(RunPaths(folder).checkpoints, read_only=True)
     found = _checkpoint(store, step)
-    of_run: Any = {"data": run.data, "seed": run.seed, "int4": run.trainer.int4, "kind": run.kind}
+    of_run: Any = {"data": run.data, "seed": run.seed, "kind": run.kind}
+    of_run["int4"] = _int4_of(run, found)
     exported = found.path / "hf"
     if (exported / "config.json").is_file():
         # The model that the run started from need not be there any more.
@@ -177,6 +179,13 @@ def _of_run(folder: Path, step: str | None) -> Choice:
     model = run.model.model_copy(update=_placed(run.model, places, home, "model"))
     lora = run.lora and run.lora.model_copy(update=_placed(run.lora, ("path",), home, "lora"))
     return Choice(model, lora, checkpoint=found, **of_run)
+
+
+def _int4_of(run: RunConfig, found: Found) -> Int4Config | None:
+    """Return how the run rounded its weights when the checkpoint was saved; None if it did not."""
+    place = str(found.state_file)
+    int4 = with_saved_edits(as_recipe(run), found.state, place=place).trainer.int4
+    return int4 if int4 is not None and found.step >= int4.start_step else None
 
 
 def _home(folder: Path, runs_dir: Path, name: str) -> Path:

@@ -21,7 +21,7 @@ from homeostat.config.int4 import Int4Config
 from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import ModelError
 from homeostat.generation.choice import Choice
-from homeostat.generation.loading import int4_group_size, load_weights, stored_dtype
+from homeostat.generation.loading import load_weights, stored_dtype, trained_int4
 from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import LoadedModel, open_source, read_configs
 from homeostat.models.hf import save_hf
@@ -59,7 +59,8 @@ def export_model(
     if adapter_only and int4 is not None:
         raise ModelError("--quantization int4 packs whole models. Leave out --adapter.")
     tokenizer = load_tokenizer(choice.model)
-    loaded = load_weights(choice, device=torch.device("cpu"), dtype=_compute_dtype(choice, dtype))
+    how = {"device": torch.device("cpu"), "rounds": quantization != "none"}
+    loaded = load_weights(choice, dtype=_compute_dtype(choice, dtype), **how)
     with building(folder) as hidden:
         hidden.mkdir()
         if adapter_only:
@@ -121,14 +122,6 @@ def _int4(
         raise ModelError(
             f"--group-size {group_size}: it can be {', '.join(map(str, GROUP_SIZES))}."
         ) from None
-
-
-def trained_int4(choice: Choice) -> Int4Config | None:
-    """Return the INT4 settings that a model was trained with, or packed with; None without."""
-    size, found = int4_group_size(choice.model), choice.checkpoint or choice.exported
-    if choice.int4 is not None and found is not None:
-        return choice.int4 if found.step >= choice.int4.start_step else None
-    return None if size is None else Int4Config.model_validate({"group_size": size})
 
 
 def _save_whole(

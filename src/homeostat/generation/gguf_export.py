@@ -15,7 +15,6 @@ from homeostat.generation.exporting import (
     ExportQuantization,
     building,
     require_new,
-    trained_int4,
 )
 from homeostat.generation.loading import load_weights
 from homeostat.models.build import open_source, read_configs
@@ -54,8 +53,9 @@ def export_gguf(
     require_writable(source)
     tokenizer = load_tokenizer(choice.model)
     require_writable_tokenizer(tokenizer)
-    loaded = load_weights(choice, device=torch.device("cpu"), dtype=torch.float32)
-    kind: GgufType = "Q8_0" if quantization == "q8_0" else _type(choice, dtype, source)
+    how = {"device": torch.device("cpu"), "rounds": quantization != "none"}
+    loaded = load_weights(choice, dtype=torch.float32, **how)
+    kind: GgufType = "Q8_0" if quantization == "q8_0" else _type(dtype, source)
     vocab_size = loaded.sheet.vocab_size
     with building(file) as hidden:
         return write_gguf(
@@ -68,9 +68,8 @@ def export_gguf(
         )
 
 
-def _type(choice: Choice, dtype: ExportDtype, source: dict) -> GgufType:
+def _type(dtype: ExportDtype, source: dict) -> GgufType:
     if dtype != "auto":
         return _TYPES[dtype]
     named = str(source.get("dtype") or source.get("torch_dtype") or "")
-    is_bf16 = named.removeprefix("torch.") == "bfloat16" and trained_int4(choice) is None
-    return "BF16" if is_bf16 else "F16"
+    return "BF16" if named.removeprefix("torch.") == "bfloat16" else "F16"

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 import torch
 
+from homeostat.config.int4 import Int4Config
 from homeostat.config.kind import RunKind
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
@@ -25,7 +26,9 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.hf import read_config
 from homeostat.models.lora import merge_adapters
 from homeostat.precision.bases import base_rewrite
+from homeostat.precision.int4 import fake_quantise
 from homeostat.precision.int4_files import dequantised_tensors, read_group_size
+from homeostat.precision.int4_rewrite import int4_choices
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.train.saving.shards import TensorReader, require_same_shapes
 
@@ -86,7 +89,7 @@ def load_text_model(
     tokenizer = load_tokenizer(choice.model)
     group_size = int4_group_size(choice.model)
     is_whole = choice.adapter is None and choice.checkpoint is None
-    note = ""
+    note = _rounding_note(choice)
     if group_size is not None and is_whole and place.type == "cuda":
         how = {"group_size": group_size, "device": place, "dtype": dtype}
         loaded = load_packed(_inference_config(choice.model), **how)
@@ -110,10 +113,24 @@ def int4_group_size(model: ModelConfig) -> int | None:
     return read_group_size(read_config(folder), source=f"model.path: {folder}")
 
 
-def load_weights(choice: Choice, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+def trained_int4(choice: Choice) -> Int4Config | None:
+    """Return the INT4 settings that a model was trained with, or packed with; None without.
+
+    An adapter moves packed weights off their grid: merged, they are not in INT4 any more.
+    """
+    if choice.int4 is not None or choice.checkpoint is not None or choice.adapter is not None:
+        return choice.int4
+    size = int4_group_size(choice.model)
+    return None if size is None else Int4Config.model_validate({"group_size": size})
+
+
+def load_weights(
+    choice: Choice, *, device: torch.device, dtype: torch.dtype, rounds: bool = True
+) -> LoadedModel:
     """Build the model with the weights that were chosen; an adapter stays beside them.
 
-    Packed INT4 weights are dequantised.
+    Packed INT4 weights are dequantised. Those of a checkpoint of a run that trained for INT4 are
+    rounded as the run computed with them, or with `rounds=False` as its optimizer had them.
     """
     if choice.kind is RunKind.REWARD_MODEL:
         raise ModelError(
@@ -135,8 +152,9 @@ def load_weights(choice: Choice, *, device: torch.device, dtype: torch.dtype) ->
         decode=decode,
         hold=base_rewrite(choice.model),
     )
-    if choice.checkpoint is not None:
-        _take_checkpoint(loaded, choice)
+    kept = choice.exported if choice.int4 is not None and not rounds else None
+    if (found := choice.checkpoint or kept) is not None:
+        _take_checkpoint(loaded, found.path, int4=choice.int4 if rounds else None)
     loaded.module.requires_grad_(False)
     return loaded
 
@@ -146,18 +164,33 @@ def _inference_config(model: ModelConfig) -> ModelConfig:
     return model.model_copy(update={"moe": type(model.moe)()})
 
 
+def _rounding_note(choice: Choice) -> str:
+    if choice.int4 is None or choice.checkpoint is None:
+        return ""
+    return f"weights are rounded to INT4 in groups of {choice.int4.group_size}, as in the run"
+
+
 @torch.no_grad()
-def _take_checkpoint(loaded: LoadedModel, choice: Choice) -> None:
+def _take_checkpoint(loaded: LoadedModel, folder: Path, *, int4: Int4Config | None) -> None:
     """Replace the trained weights by those of the checkpoint; all others stay as they were."""
-    assert choice.checkpoint is not None, "the caller asks"
-    stored = TensorReader(choice.checkpoint.path, "model")
+    stored = TensorReader(folder, "model")
     named = loaded.module.causal_lm.named_parameters()
     # Trained parameters are those of the adapter, or all: expert biases are stored if they moved.
     own = {name: p for name, p in named if p.requires_grad or name in stored.shapes}
     shapes = {name: tuple(p.shape) for name, p in own.items()}
-    require_same_shapes(shapes, stored.shapes, what=f"weights of {choice.checkpoint.path}")
+    require_same_shapes(shapes, stored.shapes, what=f"weights of {folder}")
+    rounded = set() if int4 is None else _rounded_names(loaded, int4)
     for name, parameter in own.items():
-        parameter.copy_(stored.rows(name, 0, parameter.shape[0] if parameter.shape else 0))
+        tensor = stored.rows(name, 0, parameter.shape[0] if parameter.shape else 0)
+        if int4 is not None and name in rounded:
+            # In the run's own dtype, before any other rounding.
+            tensor = fake_quantise(tensor, group_size=int4.group_size)
+        parameter.copy_(tensor)
+
+
+def _rounded_names(loaded: LoadedModel, int4: Int4Config) -> set[str]:
+    chosen = (c.layer for c in int4_choices(loaded.module, int4) if not c.why_skipped)
+    return {f"{layer.name}.{part}" for layer in chosen for part in layer.weights}
 
 
 def stored_dtype(checkpoint: Path) -> torch.dtype:

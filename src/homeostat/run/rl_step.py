@@ -51,6 +51,8 @@ class RlStep:
         self.parts.reward_problems.step = step
         self.healer.treat(step)
         self.schedule.begin(step)
+        if self.schedule.begins_int4(step):
+            self.parts.feed.follow_precision()
 
     def compare(self, step: int, rollouts: StepRollouts) -> dict[str, float]:
         """Compare what was sampled with other computations of it, where the recipe asks for it."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.loading.edits import edited, value_at
 from homeostat.config.run import RunConfig
+from homeostat.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,22 @@ class LiveConfig:
         self.now = config
         for listener in self._listeners:
             listener()
+
+
+def with_saved_edits(recipe: RunConfig, state: Mapping[str, Any], *, place: str) -> RunConfig:
+    """Return the recipe with the edits that were in force when a checkpoint was saved.
+
+    `state` is the checkpoint's, and `place` its file. Raises CheckpointError if it cannot be read,
+    and ConfigError if the recipe cannot have its values.
+    """
+    try:
+        saved = state.get("health", {}).get("healing", {}).get("overlay", {})
+        edits = {str(path): Edit(**edit) for path, edit in saved.items()}
+    except (TypeError, AttributeError) as error:
+        raise CheckpointError(f"{place}: health.healing cannot be read: {error}.") from None
+    live = LiveConfig(recipe)
+    live.adopt(edits)
+    return live.now
 
 
 def editable_keys(config: RunConfig) -> frozenset[str]:

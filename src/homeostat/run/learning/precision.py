@@ -14,11 +14,13 @@ import numpy as np
 from homeostat.arrays import FloatArray
 from homeostat.config.fp8 import Fp8Config
 from homeostat.config.int4 import Int4Config
-from homeostat.config.loading.live import LiveConfig
+from homeostat.config.loading.live import LiveConfig, with_saved_edits
+from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.run.learning.updates import step_rows
 from homeostat.train.events import EmitEvent
 from homeostat.train.inspection.precision_probe import UNQUANTISED
+from homeostat.train.saving.checkpoint import Found
 from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role, RolloutGroup, TrainBatch
@@ -72,15 +74,37 @@ class PrecisionSchedule:
         return shadow_metrics({"eval/loss": found}, {"eval/loss": shadow})
 
     def _begin(self, step: int, *, observes: bool = False) -> dict[str, Any]:
-        trainer = self._live.now.trainer
-        counted = step if is_low(trainer, step) else UNQUANTISED
-        fp8 = trainer.fp8
-        ends = None if fp8 is None else (fp8.skip_first, fp8.skip_last)
-        return self._trainer.begin_step(counted, observes=observes, ends=ends)
+        return begin_precision(self._trainer, self._live.now.trainer, step, observes=observes)
+
+    def begins_int4(self, step: int) -> bool:
+        """Return whether weights that were trained unrounded so far are rounded from a step on."""
+        int4 = self._live.now.trainer.int4
+        return int4 is not None and step == int4.start_step and step > 1
 
     def is_on(self, step: int) -> bool:
         """Return whether layers are quantised at a step."""
         return is_low(self._live.now.trainer, step)
+
+
+def begin_precision(
+    trainer: Trainer, settings: TrainerConfig, step: int, *, observes: bool = False
+) -> dict[str, Any]:
+    """Compute as a step does under the settings in force. Returns what is quantised then."""
+    counted = step if is_low(settings, step) else UNQUANTISED
+    fp8 = settings.fp8
+    ends = None if fp8 is None else (fp8.skip_first, fp8.skip_last)
+    return trainer.begin_step(counted, observes=observes, ends=ends)
+
+
+def load_checkpoint(trainer: Trainer, config: RunConfig, found: Found) -> None:
+    """Load a checkpoint, and compute as the run did when it was saved.
+
+    The loop tells the trainer of each step that it begins. What comes before it, or in its place,
+    needs this: a first publication, an evaluation, the export of a complete run.
+    """
+    trainer.load(found.path)
+    then = with_saved_edits(config, found.state, place=str(found.state_file))
+    begin_precision(trainer, then.trainer, found.step)
 
 
 def _loss(logp: Sequence[FloatArray]) -> float:

@@ -33,6 +33,9 @@ class NoEngine:
         self.published = None
         return {}
 
+    def follow_precision(self) -> None:
+        """Do nothing: no weights are sent."""
+
     def save(self, folder: Path) -> None:
         if self.published is not None and self.published.is_file():
             shutil.copyfile(self.published, folder / PUBLISHED)
@@ -65,6 +68,9 @@ class SharedWeights:
         self.engine.commit(step)
         self.rl_state.published_version = step
         return {}
+
+    def follow_precision(self) -> None:
+        """Do nothing: the engine computes with the trainer's rounded copies."""
 
     def save(self, folder: Path) -> None:
         """The trainer's weights are the engine's."""

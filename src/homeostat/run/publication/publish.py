@@ -180,6 +180,17 @@ class SentWeights:
         """Send the weights that the engine should have once more."""
         self._tell(self._deliver(self._last_published, self.rl_state.published_version))
 
+    def follow_precision(self) -> None:
+        """Send the weights again, which the trainer rounds to INT4 from now on.
+
+        An engine that is behind, or samples ahead, has rounded ones from the next publication on.
+        """
+        if self.is_behind or self.config.samples_ahead:
+            return
+        if self._may_fall_behind:
+            self._copy = host_weights(self.trainer)
+        self.republish()
+
     def reconfigure(self, config: PublicationSettings) -> None:
         """Apply a changed sync.interval. An engine that is not behind has the trainer's weights."""
         self.config = config

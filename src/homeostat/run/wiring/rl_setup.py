@@ -39,6 +39,7 @@ from homeostat.rollout.journal import Journal
 from homeostat.rollout.sampler import Sampler
 from homeostat.rollout.saved import SavedRollouts
 from homeostat.rollout.scorer import Scorer
+from homeostat.run.learning.precision import load_checkpoint
 from homeostat.run.publication.completions import drop_completions_after
 from homeostat.run.publication.opening import Feed, open_feed
 from homeostat.run.publication.publish import SentWeights
@@ -179,7 +180,7 @@ def _loaded(
         require_vocabulary(prompts, vocab_size=trainer.sheet.vocab_size)
         require_stop_ids(config.rollout, vocab_size=trainer.sheet.vocab_size)
         if (found := session.resume.found) is not None:
-            trainer.load(found.path)
+            load_checkpoint(trainer, config, found)
         yield trainer, origin
 
 

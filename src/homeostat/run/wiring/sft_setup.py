@@ -22,6 +22,7 @@ from homeostat.observe import format as fmt
 from homeostat.observe.devices import GpuSampler
 from homeostat.run.learning.attempts import Attempts
 from homeostat.run.learning.objective import Objective
+from homeostat.run.learning.precision import load_checkpoint
 from homeostat.run.session.session import Session
 from homeostat.run.sizing.token_budget import choose_tokens, sized, tokens_line
 from homeostat.run.wiring.inputs import open_rows, require_vocabulary
@@ -100,7 +101,7 @@ def set_up(config: RunConfig, session: Session, *, prepare: Prepare) -> Iterator
         attempts = Attempts(config.for_rows, trainer, state, memory)
         inputs, objective = prepare(inputs, attempts, session)
         if found is not None:
-            trainer.load(found.path)
+            load_checkpoint(trainer, config, found)
         session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
         yield Parts(
             config=config,
