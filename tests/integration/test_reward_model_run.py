@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from peft import AutoPeftModelForSequenceClassification
+from safetensors.torch import load_file, save_file
 from tests.integration.test_sft_run import stop_at
 from tests.support import ranks, runs, tiny_preference
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from homeostat.config import RunConfig
 from homeostat.config.loading.load import build_config
 from homeostat.data.inputs import prepare_row_part
 from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import ConfigError, DataError, ModelError
-from homeostat.generation.choice import choose
+from homeostat.generation.choice import Choice, choose
+from homeostat.generation.exporting import export_model
+from homeostat.generation.gguf_export import export_gguf
 from homeostat.generation.loading import load_text_model
 from homeostat.observe.jsonl import read_metrics
 from homeostat.rewards.functions import load_reward
@@ -203,6 +214,65 @@ def test_check_shows_the_labels_and_plans_the_memory(trained: RunConfig) -> None
     assert memory.facts["training_peak_bytes"] > 0
 
 
-def test_a_reward_model_writes_no_texts_and_the_error_says_so(trained: RunConfig) -> None:
-    with pytest.raises(ModelError, match="is a reward model: it scores texts"):
-        load_text_model(choose(trained.run_dir))
+@pytest.mark.parametrize("use", [load_text_model, lambda one: export_gguf(one, Path("m.gguf"))])
+def test_a_reward_model_writes_no_texts_and_the_error_says_so(
+    use: Callable[[Choice], Any], trained: RunConfig
+) -> None:
+    for place in (trained.run_dir, exported(trained)):
+        with pytest.raises(ModelError, match="is a reward model: it scores texts"):
+            use(choose(place))
+
+
+def scores(folder: Path) -> torch.Tensor:
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.arange(3, 12)[None]).logits
+
+
+def test_an_adapter_of_a_reward_model_is_exported_as_a_whole_classifier(tmp_path: Path) -> None:
+    """From a checkpoint without an export, from the adapter alone, and as peft writes it."""
+    config = build_config(recipe(tmp_path), [], file=None)
+    base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model.path))
+    base.save_pretrained(tmp_path / "base")
+    for file in Path(config.model.path).glob("*token*"):
+        shutil.copy(file, tmp_path / "base")
+    model = {"path": str(tmp_path / "base"), "init": "pretrained"}
+    lora = {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "down_proj"]}
+    short = ("trainer.max_steps=4", "checkpoint.export=off")
+    config = build_config(recipe(tmp_path, model=model, lora=lora), [*short], file=None)
+    runs.train(config)
+    run = choose(config.run_dir)
+    export_model(run, tmp_path / "merged")
+    export_model(run, tmp_path / "adapter", adapter_only=True)
+    export_model(choose(tmp_path / "adapter"), tmp_path / "merged_later")
+    wanted = scores(tmp_path / "merged")
+    assert wanted.abs() > 1e-4
+    assert torch.equal(scores(tmp_path / "merged_later"), wanted)
+    theirs = AutoPeftModelForSequenceClassification.from_pretrained(
+        tmp_path / "adapter", num_labels=1
+    )
+    theirs.save_pretrained(tmp_path / "peft")
+    export_model(choose(tmp_path / "peft", base=tmp_path / "base"), tmp_path / "merged_of_peft")
+    torch.testing.assert_close(scores(tmp_path / "merged_of_peft"), wanted, atol=1e-6, rtol=0)
+    with torch.no_grad():
+        found = theirs.eval()(torch.arange(3, 12)[None]).logits
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0)
+
+
+def test_an_exported_reward_model_can_be_exported_again(trained: RunConfig, tmp_path: Path) -> None:
+    export_model(choose(trained.run_dir), tmp_path / "once")
+    export_model(choose(tmp_path / "once"), tmp_path / "twice", dtype="bf16")
+    assert torch.equal(scores(tmp_path / "once"), scores(exported(trained)))
+    config = json.loads((tmp_path / "twice" / "config.json").read_text())
+    assert (config["dtype"], config["num_labels"]) == ("bfloat16", 1)
+    assert not (tmp_path / "once" / "generation_config.json").exists()
+
+
+def test_a_classifier_without_its_head_is_not_exported(trained: RunConfig, tmp_path: Path) -> None:
+    shutil.copytree(exported(trained), tmp_path / "headless")
+    file = tmp_path / "headless" / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["score.weight"]
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match=r"hold no score\.weight"):
+        export_model(choose(tmp_path / "headless"), tmp_path / "copy")

@@ -22,8 +22,14 @@ from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointError, ModelError
 from homeostat.hub.resolve import resolve_model
-from homeostat.models.adapter_files import ADAPTER_CONFIG, adapter_settings, find_base
+from homeostat.models.adapter_files import (
+    ADAPTER_CONFIG,
+    adapter_settings,
+    find_base,
+    has_value_head,
+)
 from homeostat.models.hf import read_json
+from homeostat.models.value_head import is_classifier
 from homeostat.observe.run_dir import RunPaths
 from homeostat.train.saving.checkpoint import CheckpointStore, Found
 
@@ -32,8 +38,9 @@ from homeostat.train.saving.checkpoint import CheckpointStore, Found
 class Choice:
     """A model, the adapter on it, and the checkpoint whose trained weights replace the loaded ones.
 
-    `data`, `seed` and `kind` are those of the run that the model comes from, if it comes from one.
+    `data` and `seed` are those of the run that the model comes from, if it comes from one.
     `int4` is how that run rounded its weights at the step of the checkpoint, if it did.
+    `scores`: it is a reward model, which gives a text a score and cannot write any.
     `exported` is its checkpoint that has the model in Hugging Face format, so that nothing needs to
     be replaced.
     """
@@ -45,7 +52,7 @@ class Choice:
     seed: int = 0
     int4: Int4Config | None = None
     exported: Found | None = None
-    kind: RunKind | None = None
+    scores: bool = False
 
     def describe(self) -> str:
         """Name the files for people."""
@@ -55,6 +62,14 @@ class Choice:
         if self.adapter is not None:
             return f"{self.adapter.path} on {self.model.path}"
         return self.model.path
+
+    def require_writer(self) -> None:
+        """Raise ModelError if the model cannot write texts."""
+        if self.scores:
+            raise ModelError(
+                f"{self.describe()} is a reward model: it scores texts and cannot write any. "
+                "homeostat export writes its classifier for transformers, as a folder."
+            )
 
     def describe_step(self) -> str:
         """Name the model without its folder, for people elsewhere."""
@@ -104,7 +119,7 @@ def choose(
     if (folder / ADAPTER_CONFIG).is_file():
         return _of_adapter(folder, base)
     _refuse(base, "--base", f"{folder} is not the folder of an adapter")
-    return Choice(ModelConfig(path=str(folder)))
+    return Choice(ModelConfig(path=str(folder)), scores=folder.is_dir() and _is_scorer(folder))
 
 
 def find_checkpoint(path: Path, *, step: str | None = None) -> tuple[Path, Found]:
@@ -122,6 +137,12 @@ def find_checkpoint(path: Path, *, step: str | None = None) -> tuple[Path, Found
 def _refuse(given: object, option: str, why: str) -> None:
     if given is not None:
         raise ModelError(f"{option} has no meaning here: {why}. Leave it out.")
+
+
+def _is_scorer(folder: Path) -> bool:
+    """Return whether a model in Hugging Face format is a sequence classifier."""
+    file = folder / "config.json"
+    return file.is_file() and is_classifier(read_json(file))
 
 
 def _is_run(folder: Path) -> bool:
@@ -146,7 +167,8 @@ def _of_adapter(folder: Path, base: Path | None) -> Choice:
         )
     # An adapter that was trained with another template has its own tokenizer.
     own = str(folder) if (folder / "tokenizer.json").is_file() else None
-    return Choice(ModelConfig(path=str(named), tokenizer=own), adapter_settings(settings, folder))
+    model = ModelConfig(path=str(named), tokenizer=own)
+    return Choice(model, adapter_settings(settings, folder), scores=has_value_head(settings))
 
 
 def run_folder(found: Found) -> Path:
@@ -166,8 +188,8 @@ def saved_recipe(folder: Path) -> RunConfig:
 def _of_run(folder: Path, step: str | None) -> Choice:
     run, store = saved_recipe(folder), CheckpointStore(RunPaths(folder).checkpoints, read_only=True)
     found = _checkpoint(store, step)
-    of_run: Any = {"data": run.data, "seed": run.seed, "kind": run.kind}
-    of_run["int4"] = _int4_of(run, found)
+    of_run: Any = {"data": run.data, "seed": run.seed, "int4": _int4_of(run, found)}
+    of_run["scores"] = run.kind is RunKind.REWARD_MODEL
     exported = found.path / "hf"
     if (exported / "config.json").is_file():
         # The model that the run started from need not be there any more.
@@ -219,7 +241,7 @@ def _here(path: Path, setting: str, revision: str | None = None) -> Path:
 def _checkpoint(store: CheckpointStore, step: str | None) -> Found:
     best = store.best_step()
     if step is None and best is not None:
-        return store.at_step(best)
+        return store.at_step(best, asked_by="--step ")
     if step in (None, "latest"):
         found = store.newest_valid()
         if found is None:

@@ -28,6 +28,7 @@ from homeostat.models.hf import save_hf
 from homeostat.models.lora import merged_state
 from homeostat.precision.int4 import GROUP_SIZES
 from homeostat.precision.int4_files import KEY
+from homeostat.train.exporting import export_configs
 from homeostat.train.int4_export import Int4Export
 
 ExportDtype = Literal["auto", "fp32", "bf16", "fp16"]
@@ -68,7 +69,7 @@ def export_model(
             save_adapter(loaded.module, hidden, choice.adapter, base_path=choice.model.path)
         else:
             _save_whole(loaded, hidden, dtype, int4)
-        tokenizer.save(hidden)
+        tokenizer.save(hidden, scores=choice.scores)
 
 
 def require_new(path: Path) -> None:
@@ -128,7 +129,8 @@ def _save_whole(
     loaded: LoadedModel, folder: Path, dtype: ExportDtype, int4: Int4Config | None
 ) -> None:
     stream = merged_state(loaded.module)
-    config = {name: value for name, value in loaded.sheet.source_config.items() if name != KEY}
+    source_config, generation_config = export_configs(loaded.sheet)
+    config = {name: value for name, value in source_config.items() if name != KEY}
     if int4 is not None:
         export = Int4Export.of(loaded.module, int4)
         # Weights are rounded to INT4 before anything else is rounded.
@@ -138,7 +140,7 @@ def _save_whole(
         _cast(stream, dtype),
         folder,
         source_config=config,
-        generation_config=loaded.sheet.generation_config,
+        generation_config=generation_config,
         max_shard_bytes=_SHARD_BYTES,
     )
 

@@ -47,6 +47,7 @@ def export_gguf(
         raise ModelError("--quantization int4 is a format of HF folders. A GGUF file has q8_0.")
     if quantization == "q8_0" and dtype != "auto":
         raise ModelError(f"--dtype {dtype} and --quantization q8_0 exclude each other.")
+    choice.require_writer()
     require_new(file)
     gguf_library()
     source, _ = read_configs(open_source(choice.model))

@@ -13,7 +13,6 @@ from typing import Literal, get_args
 import torch
 
 from homeostat.config.int4 import Int4Config
-from homeostat.config.kind import RunKind
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -25,6 +24,7 @@ from homeostat.models.build import LoadedModel, load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.hf import read_config
 from homeostat.models.lora import merge_adapters
+from homeostat.models.value_head import require_saved_head
 from homeostat.precision.bases import base_rewrite
 from homeostat.precision.int4 import fake_quantise
 from homeostat.precision.int4_files import dequantised_tensors, read_group_size
@@ -86,6 +86,7 @@ def load_text_model(
     if place.type == "cpu":
         # Products of numbers below 1e-38 take twenty times as long as those of zeros.
         torch.set_flush_denormal(True)
+    choice.require_writer()
     tokenizer = load_tokenizer(choice.model)
     group_size = int4_group_size(choice.model)
     is_whole = choice.adapter is None and choice.checkpoint is None
@@ -132,12 +133,9 @@ def load_weights(
     Packed INT4 weights are dequantised. Those of a checkpoint of a run that trained for INT4 are
     rounded as the run computed with them, or with `rounds=False` as its optimizer had them.
     """
-    if choice.kind is RunKind.REWARD_MODEL:
-        raise ModelError(
-            f"{choice.describe()} is a reward model: it scores texts and cannot write any. Its "
-            "classifier for transformers is in the folder hf of a checkpoint (checkpoint.export; "
-            "for an adapter also lora.export=merged)."
-        )
+    is_whole = choice.adapter is None and choice.checkpoint is None
+    if choice.scores and is_whole:
+        require_saved_head(Path(choice.model.path))
     group_size, decode = int4_group_size(choice.model), None
     if group_size is not None:
         how = {"group_size": group_size, "source": f"model.path: {choice.model.path}"}
@@ -149,6 +147,8 @@ def load_weights(
         device=device,
         seed=choice.seed,
         gradient_checkpointing=False,
+        # Where it starts does not matter: the files hold the head.
+        head="zero" if choice.scores else None,
         decode=decode,
         hold=base_rewrite(choice.model),
     )

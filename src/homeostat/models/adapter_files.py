@@ -35,6 +35,8 @@ GGUF_FILE = "gguf_file"
 _PREFIX = "base_model.model."
 # The value head's module, which peft saves beside an adapter.
 _HEAD_MODULE = SCORE.removesuffix(".weight")
+# peft itself names the heads of all architectures, whichever of them a model has.
+_HEAD_MODULES = frozenset((_HEAD_MODULE, "classifier"))
 # Settings of other kinds of adapters that would change the computation.
 _UNSUPPORTED = (
     "use_qalora",
@@ -69,6 +71,12 @@ def adapter_settings(settings: dict[str, Any], folder: Path) -> LoraConfig:
     except (TypeError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise ModelError(f"{folder / ADAPTER_CONFIG}: not the settings of a LoRA: {why}.") from None
+
+
+def has_value_head(settings: Mapping[str, Any]) -> bool:
+    """Return whether an adapter's file holds a value head, too: it is one of a reward model."""
+    saved = settings.get("modules_to_save")
+    return isinstance(saved, list) and _HEAD_MODULE in saved and set(saved) <= _HEAD_MODULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +174,7 @@ def load_adapter(
             f"lora.path: {path} cannot be read; it is corrupt or truncated ({error})."
         ) from None
     # The adapter of a causal LM holds no value head: a new one stays as it is.
-    has_saved_head = has_head and _PREFIX + SCORE in stored
+    has_saved_head = has_head and has_value_head(settings)
     own = saved_parameters(model) if has_saved_head else adapter_state(model)
     wanted = {_PREFIX + name: tensor for name, tensor in own}
     differing = sorted(stored.keys() ^ wanted.keys())
@@ -192,7 +200,7 @@ def _check_settings(
     if settings.get("peft_type") != "LORA":
         raise ModelError(f"{where}: peft_type is {settings.get('peft_type')!r}, not LORA.")
     used = [name for name in _UNSUPPORTED if settings.get(name)]
-    if has_head and settings.get("modules_to_save") == [_HEAD_MODULE]:
+    if has_head and has_value_head(settings):
         used.remove("modules_to_save")
     if used or settings.get("bias", "none") != "none":
         raise ModelError(

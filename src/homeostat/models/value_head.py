@@ -17,6 +17,7 @@ not have.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,10 +27,12 @@ from torch.nn import functional
 from homeostat.config.model import HeadInit
 from homeostat.errors import ModelError
 from homeostat.models.decoder import Decoder
+from homeostat.models.hf import tensor_names
 from homeostat.models.weights import HEAD, Part, all_of_it, put
 from homeostat.ops.linear import Linear
 
 SCORE = "score.weight"
+_CLASSIFIER = "ForSequenceClassification"
 
 
 def add_value_head(module: Decoder) -> None:
@@ -83,8 +86,23 @@ def classifier_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json of the sequence classifier with the trunk of this model."""
     names = config.get("architectures") or ()
     given = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "num_labels": 1}
-    classes = [name.replace("ForCausalLM", "ForSequenceClassification") for name in names]
+    classes = [name.replace("ForCausalLM", _CLASSIFIER) for name in names]
     return {**config, **given, **({"architectures": classes} if classes else {})}
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of a sequence classifier."""
+    names = config.get("architectures")
+    return isinstance(names, list) and any(str(n).endswith(_CLASSIFIER) for n in names)
+
+
+def require_saved_head(folder: Path) -> None:
+    """Raise ModelError if the files of a sequence classifier hold no head."""
+    if SCORE not in tensor_names(folder):
+        raise ModelError(
+            f"{folder}: config.json is that of a sequence classifier, and the weights hold no "
+            f"{SCORE}: its head was never trained. Name a trained one."
+        )
 
 
 def _new_head(module: Decoder, head: HeadInit, *, seed: int) -> Tensor:

@@ -64,7 +64,7 @@ def export_role(state: RoleState, folder: Path, config: ExportSettings, *, shard
 
 def _export_whole(state: RoleState, folder: Path, config: ExportSettings, shards: Shards) -> None:
     stream = whole_weights(state, shards)
-    source_config, generation_config = _configs(state.sheet)
+    source_config, generation_config = export_configs(state.sheet)
     int4 = int4_of(state)
     if int4 is not None:
         export = Int4Export.of(state.model, int4.config)
@@ -84,7 +84,7 @@ def _export_whole(state: RoleState, folder: Path, config: ExportSettings, shards
             pass
 
 
-def _configs(sheet: ModelSheet) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+def export_configs(sheet: ModelSheet) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
     """Return both config files of an export; a model with a value head generates nothing."""
     if sheet.has_value_head:
         return classifier_config(sheet.source_config), None
