@@ -70,6 +70,13 @@ def test_windows_are_those_that_transformers_reads(config, windows):
     assert decoder_config(config).block.windows == windows
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral"])
+@pytest.mark.parametrize("value", [False, None])
+def test_a_model_that_sees_later_tokens_is_refused(family, value):
+    with pytest.raises(ModelError, match=f"is_causal is {value}"):
+        decoder_config({**LLAMA, "model_type": family, "is_causal": value})
+
+
 def test_quantised_weights_are_refused():
     with pytest.raises(ModelError, match="unquantised"):
         decoder_config({**LLAMA, "quantization_config": {"quant_method": "gptq"}})

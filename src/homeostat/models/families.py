@@ -229,6 +229,11 @@ def _refuse_unknown_maths(config: Json) -> None:
             "the weights are quantised (quantization_config), and the native decoder "
             "trains plain ones. Name an unquantised checkpoint in model.path."
         )
+    if not config.get("is_causal", True):
+        raise BadConfigError(
+            f"is_causal is {config['is_causal']!r}: its tokens attend to those after them, and a "
+            "model that is to write texts must not. Name a causal model in model.path."
+        )
     for key in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
         if config.get(key):
             raise UnsupportedConfigError(
