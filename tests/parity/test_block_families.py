@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from tests.parity.tiny_families import BLOCKS, random_family
-from tests.parity.tiny_models import edit_config, random_model, save
-from transformers import AutoModelForCausalLM
+from tests.parity.tiny_families import BLOCKS, LONG, random_family
+from tests.parity.tiny_models import SIZES, edit_config, random_model, save
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.native import NativeEngineConfig
@@ -302,6 +302,16 @@ def test_a_cap_of_scores_that_gemma_3_never_applies_is_none_here_either(tmp_path
         hidden = module.hidden(torch.cat(documents), positions, layout)
         ours, theirs = hidden @ module.output_weight().t(), reference_logits(reference, documents)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_original_length_of_longrope_is_the_one_that_transformers_reads():
+    """Beside the rotary settings or 4096, whatever they say themselves."""
+    scaling = {**LONG, "factor": 4.0}
+    for given in ({}, {"original_max_position_embeddings": 128}):
+        raw = {**SIZES, "rope_scaling": scaling, "max_position_embeddings": 131072, **given}
+        theirs = AutoConfig.for_model("phi3", **raw, pad_token_id=0).rope_parameters
+        ours = decoder_config({**raw, "model_type": "phi3"}).rope
+        assert ours.original_length == theirs["original_max_position_embeddings"]
 
 
 def test_longrope_beyond_its_original_length_is_refused(tmp_path):

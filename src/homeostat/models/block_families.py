@@ -116,7 +116,10 @@ def _phi3(config: Json) -> DecoderConfig:
         windows=windows_everywhere(config, default=None),
     )
     how = {"eps": 1e-5, "rotation": Rotation(partial=1.0, longrope=("longrope", "su", "yarn"))}
-    return common_shape(config, block=block, **how)
+    # transformers reads the original length here alone, and not among the rotary settings.
+    original = Fields(config).whole("original_max_position_embeddings", 4096)
+    filled = {**config, "original_max_position_embeddings": original}
+    return common_shape(filled, block=block, **how)
 
 
 def _granite(config: Json) -> DecoderConfig:
