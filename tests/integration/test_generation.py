@@ -298,6 +298,9 @@ def test_scores_of_a_prompt_are_those_of_transformers(server, runs):
         ({"prompt": "a", "max_tokens": 10_000}, "context"),
         ({"prompt": "a", "temprature": 1.0}, "temprature"),
         ({"prompt": "a", "stop": [""]}, "stop"),
+        ({"prompt": "a", "stop": False}, "stop"),
+        ({"prompt": "a", "stream_options": 0}, "stream_options"),
+        ({"prompt": "a", "stream_options": {"include_usage": "no"}}, "include_usage"),
         ({"prompt": [10**9]}, "vocabulary"),
         ({"prompt": []}, "prompt"),
         ({"prompt": "a", "top_p": 0}, "top_p"),
@@ -311,6 +314,13 @@ def test_a_body_that_cannot_be_served_names_the_field(server, body, field):
     status, text = ask(server, "/v1/completions", body)
     assert status == 400
     assert field in json.loads(text)["error"]["message"]
+
+
+def test_top_logprobs_without_logprobs_are_refused(server):
+    messages = [{"role": "user", "content": "turn around abc"}]
+    body = {"messages": messages, "max_tokens": 1, "top_logprobs": 2}
+    status, text = ask(server, "/v1/chat/completions", body)
+    assert (status, "Set logprobs to true" in text) == (400, True), text
 
 
 def test_another_name_than_loopback_is_refused(server):
@@ -341,6 +351,32 @@ def test_a_body_that_was_not_read_is_not_taken_for_the_next_request(server, path
     client.request("POST", "/v1/completions", body=body)
     assert client.getresponse().status == 200
     client.close()
+
+
+def test_a_temperature_that_would_overflow_is_refused_and_the_server_goes_on(server):
+    body = {"prompt": "abc", "max_tokens": 2}
+    status, text = ask(server, "/v1/completions", {**body, "temperature": 1e-40})
+    assert (status, "temperature is 1e-40" in text) == (400, True), text
+    # The least that is accepted is sampled from, and is the likeliest token.
+    found = [
+        json.loads(ask(server, "/v1/completions", {**body, "temperature": temperature})[1])
+        for temperature in (0, 1e-5)
+    ]
+    assert found[0]["choices"] == found[1]["choices"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a" * 2_000_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 2_000_000}]}),
+    ],
+)
+def test_a_text_far_beyond_the_context_is_refused_without_being_tokenised(server, path, body):
+    status, text = ask(server, path, {**body, "max_tokens": 2})
+    assert status == 400
+    # A lower bound by the length, which is all that is known of it.
+    assert re.search(r"at least \d+ tokens, and the context has 96", text), text
 
 
 def test_a_limit_that_is_null_leaves_the_other_one(server):

@@ -91,13 +91,16 @@ def parse_chat_request(body: Any, tokenizer: ChatTokenizer, *, context: int) -> 
     top = _number(fields, "top_logprobs", default=0, low=0)
     if top > 5:
         raise DataError("top_logprobs: at most 5.")
+    has_logprobs = _flag(fields, "logprobs")
+    if top and not has_logprobs:
+        raise DataError("top_logprobs: come with log-probs only. Set logprobs to true.")
     return _request(
         fields,
         (tokens_T,),
         context=context,
         max_tokens=_number(fields, name, default=room, low=1),
         echo=False,
-        top_logprobs=top if _flag(fields, "logprobs") else None,
+        top_logprobs=top if has_logprobs else None,
         is_chat=True,
     )
 
@@ -121,7 +124,7 @@ def _request(
     streams = _flag(fields, "stream")
     if streams and (echo or top_logprobs is not None):
         raise DataError("stream: echo and logprobs come with whole answers only.")
-    options = fields.get("stream_options") or {}
+    options = {} if fields.get("stream_options") is None else fields["stream_options"]
     if not isinstance(options, dict) or not options.keys() <= {"include_usage"}:
         raise DataError("stream_options: an object with include_usage, or nothing.")
     seed = fields.get("seed")
@@ -139,7 +142,7 @@ def _request(
         samples=_samples(fields),
         seed=seed,
         streams=streams,
-        with_usage=bool(options.get("include_usage")),
+        with_usage=_flag(options, "include_usage"),
         echo=echo,
         top_logprobs=top_logprobs,
         is_chat=is_chat,
@@ -223,7 +226,7 @@ def _samples(fields: Mapping[str, Any]) -> int:
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value or []
+    stops = [value] if isinstance(value, str) else [] if value is None else value
     is_sound = isinstance(stops, list) and len(stops) <= 16
     if not is_sound or not all(isinstance(stop, str) and 0 < len(stop) <= 200 for stop in stops):
         raise DataError("stop: a text, or a list of up to 16 texts of 1 to 200 characters.")

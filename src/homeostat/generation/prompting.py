@@ -10,6 +10,7 @@ import numpy as np
 
 from homeostat.arrays import IntArray
 from homeostat.data.chat import encode_prompt, parse_prompt
+from homeostat.data.overlong import OverlongTextError
 from homeostat.data.rows import opening
 from homeostat.data.sources import BadRowError
 from homeostat.data.tokenizer import ChatTokenizer
@@ -56,6 +57,8 @@ def chat_tokens(messages: Any, tokenizer: ChatTokenizer) -> IntArray:
         return encode_prompt(parse_prompt(messages), tokenizer)
     except BadRowError as error:
         raise DataError(f"messages: {error}.") from None
+    except OverlongTextError as error:
+        raise _too_long("messages", error, tokenizer) from None
 
 
 def text_tokens(text: str, tokenizer: ChatTokenizer) -> IntArray:
@@ -64,8 +67,17 @@ def text_tokens(text: str, tokenizer: ChatTokenizer) -> IntArray:
         tokens_T, _ = tokenizer.encode(text)
     except BadRowError as error:
         raise DataError(f"prompt: {error}.") from None
+    except OverlongTextError as error:
+        raise _too_long("prompt", error, tokenizer) from None
     first = np.array(opening(tokens_T, tokenizer), dtype=np.int64)
     return np.concatenate([first, tokens_T])
+
+
+def _too_long(what: str, error: OverlongTextError, tokenizer: ChatTokenizer) -> DataError:
+    return DataError(
+        f"{what}: {error}, and the context has {tokenizer.max_tokens}. Shorten the text, or raise "
+        "--context."
+    )
 
 
 def prompt_tokens(

@@ -58,7 +58,9 @@ class TextService:
 
     def parse(self, path: str, body: Any) -> TextRequest:
         """Return the request. Raises DataError that names the field at fault."""
-        return _PARSERS[path](body, self.tokenizer, context=self.thread.engine.max_tokens)
+        context = self.thread.engine.max_tokens
+        # A text that cannot fit is refused unread: tokenising megabytes takes a minute.
+        return _PARSERS[path](body, self.tokenizer.bounded(context), context=context)
 
     def envelope(self, request: TextRequest) -> answers.Envelope:
         number = next(self._numbers)

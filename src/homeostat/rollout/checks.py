@@ -11,6 +11,9 @@ from homeostat.rollout.engine import Capabilities, Request, Sampling
 from homeostat.rollout.flight import num_by_others
 from homeostat.rollout.routes import why_not_resumable
 
+# Logits of any model, over this, are numbers that fp32 holds.
+MIN_TEMPERATURE = 1e-5
+
 
 def require_servable(
     request: Request, capabilities: Capabilities, *, vocabulary: int, can_decode: bool
@@ -100,6 +103,11 @@ def token_problem(tokens_T: IntArray, vocabulary: int) -> str | None:
 def _sampling_problem(sampling: Sampling, can_decode: bool) -> str | None:
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         return f"rollout.temperature is {sampling.temperature}; it must be 0 or above"
+    if 0 < sampling.temperature < MIN_TEMPERATURE:
+        return (
+            f"rollout.temperature is {sampling.temperature}, and logits over it may be larger than "
+            f"fp32 can hold; it must be {MIN_TEMPERATURE:g} or above, or 0 for the likeliest token"
+        )
     if not 0 < sampling.top_p <= 1:
         return f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
     if sampling.top_k is not None and sampling.top_k < 1:
