@@ -7,7 +7,9 @@ import json
 import re
 import shutil
 import socket
+import struct
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -386,6 +388,20 @@ def test_a_limit_that_is_null_leaves_the_other_one(server):
         for more in ({}, {"max_completion_tokens": None})
     ]
     assert answers[0] == answers[1]
+
+
+def test_a_client_that_hangs_up_leaves_no_traceback(server, capfd):
+    refused = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n[]"
+    for wanted in (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", refused):
+        for _ in range(5):
+            connection = socket.create_connection(("127.0.0.1", server.port))
+            connection.sendall(wanted)
+            # Closing resets the connection: nothing may be written to it, nor read.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+    assert ask(server, "/v1/completions", {"prompt": "abc", "max_tokens": 1})[0] == 200
+    time.sleep(0.5)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_client_that_goes_away_frees_the_engine(server):

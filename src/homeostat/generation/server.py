@@ -13,6 +13,7 @@ import itertools
 import json
 import select
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -323,6 +324,11 @@ class TextServer(ThreadingHTTPServer):
     def __init__(self, service: TextService, *, port: int) -> None:
         self.service = service
         super().__init__((LOOPBACK, port), Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the traceback of an error, but not of a client that has hung up."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def port(self) -> int:
