@@ -14,6 +14,7 @@ again: the same rows, the same module.
 - bad-batch: the same rows, or a small part of the data.
 - steps-skipped: the module and direction named by the event.
 - fp16-overflow: the run is in fp16.
+- benign-loss-scale-search: fp16 training skips its first steps until the loss scale fits.
 
 ## What to do
 The event names the module in which the first value was not finite and the file with the rows:
@@ -62,7 +63,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         message=f"{count:.0f} of {last} updates were not finite and were skipped ({share:.1%})"
         f"{where}. {_advice(steps)}",
         evidence=tuple(f"{number} x {origin}" for origin, number in origins.most_common(3)),
-        causes=tuple(_causes(view, origins, longest)),
+        causes=tuple(_causes(view, options, origins, longest)),
         fixes=(
             Fix(
                 "trainer.on_nonfinite",
@@ -121,7 +122,12 @@ def _longest(steps: list[int]) -> int:
     return best
 
 
-def _causes(view: RunView, origins: Counter[str], longest: int) -> Iterator[Cause]:
+def _causes(
+    view: RunView, options: Options, origins: Counter[str], longest: int
+) -> Iterator[Cause]:
+    if _is_search(view, options):
+        yield Cause("benign-loss-scale-search", "only the first steps, as in any fp16 run")
+        return
     scale = view.series("train/loss_scale")
     if precision(view) == "fp16":
         yield Cause("fp16-overflow", "the run is in fp16")
