@@ -54,6 +54,12 @@ class DataError(HomeostatError, ValueError):
     """A data file, or a row of one, cannot be used."""
 
 
+class OutputError(HomeostatError, OSError):
+    """A file that the command was asked to write, or its output, could not be written."""
+
+    exit_code = 1
+
+
 class DataWriteError(DataError, OSError):
     """Tokenised rows could not be written: the problem is the disk, not the data."""
 

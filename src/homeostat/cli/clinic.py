@@ -12,6 +12,9 @@ import typer
 from rich.console import Console
 
 from homeostat.cli.options import Format, OutputFormat
+from homeostat.cli.output_file import write_output
+from homeostat.errors import OutputError
+from homeostat.observe.durable import not_written
 from homeostat.observe.terminal import SafeConsole
 
 if TYPE_CHECKING:
@@ -77,10 +80,10 @@ def clinic(
         first_seed=first_seed,
     )
     console = SafeConsole(file=sys.stderr if format is Format.JSON else sys.stdout)
+    _make(out)
     report = hold(plan, tell=lambda ended: _tell(console, ended))
     text = json.dumps(as_json(report), indent=2)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "report.json").write_text(text + "\n", encoding="utf-8")
+    write_output(out / "report.json", text + "\n")
     if format is Format.JSON:
         typer.echo(text)
         return
@@ -90,6 +93,14 @@ def clinic(
         console.print(healthy_table(report.healthy))
     for line in summary_lines(report):
         console.print(line, highlight=False)
+
+
+def _make(folder: Path) -> None:
+    """Make the folder of the runs. Raises OutputError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(not_written(folder, error)) from None
 
 
 def _tell(console: Console, ended: Ended) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from homeostat.cli import generation_options as opts
 from homeostat.cli.options import Format, OutputFormat
+from homeostat.cli.output_file import write_output
 from homeostat.errors import DataError
 from homeostat.observe.safe_text import safe_text
 from homeostat.observe.terminal import SafeConsole
@@ -119,7 +120,7 @@ def eval_(
     asked = {"num_fewshot": num_fewshot, "limit": limit, "as_chat": chat, "seed": seed}
     found = evaluate_tasks(harness, files, name=name, **asked)
     if out is not None:
-        _write(out, json.dumps(found, indent=2, default=str))
+        write_output(out, json.dumps(found, indent=2, default=str) + "\n")
     _show(list(result_rows(found)), name, format)
 
 
@@ -137,13 +138,6 @@ def _show(rows: list[Row], name: str, format: Format) -> None:
 def _show_progress(done: int, total: int) -> None:
     if sys.stderr.isatty():
         typer.echo(f"\r{done} of {total}" + ("\n" if done == total else ""), err=True, nl=False)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: cannot write it: {error.strerror}.") from None
 
 
 def _table(rows: list[Row]) -> Table:

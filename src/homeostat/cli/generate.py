@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 
 from homeostat.cli import generation_options as opts
 from homeostat.cli.options import Format, OutputFormat
+from homeostat.cli.output_file import LineFile
 from homeostat.errors import DataError
 from homeostat.observe.safe_text import safe_text
 
@@ -151,8 +153,7 @@ def _stream(run: SamplingRun) -> None:
 def _write(run: SamplingRun, prompts: list[FilePrompt], *, out: Path | None) -> None:
     """Write one JSON line per prompt, in order, each as soon as it and those before it are done."""
     started, num_tokens = time.perf_counter(), 0
-    stream = out.open("w", encoding="utf-8") if out is not None else sys.stdout
-    try:
+    with LineFile(out) if out is not None else nullcontext(sys.stdout) as stream:
         for number, answers in run.answers():
             num_tokens += sum(answer.num_tokens for answer in answers)
             line = json.dumps(_record(prompts[number].shown, answers), ensure_ascii=False)
@@ -160,9 +161,6 @@ def _write(run: SamplingRun, prompts: list[FilePrompt], *, out: Path | None) -> 
             stream.flush()
             if out is not None:
                 typer.echo(f"\r{number + 1} of {len(prompts)} prompts", err=True, nl=False)
-    finally:
-        if out is not None:
-            stream.close()
     seconds = time.perf_counter() - started
     rate = num_tokens / seconds if seconds > 0 else 0.0
     lead = "\r" if out is not None else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homeostat.cli.options import Format, OutputFormat
+from homeostat.cli.output_file import write_output
 from homeostat.errors import ConfigError, HomeostatError, Problem
 from homeostat.observe.safe_text import safe_text
 
@@ -88,7 +89,7 @@ def import_(
 
     recipe = render_recipe(imported, source=file.name)
     if out is not None:
-        _write(out, recipe)
+        write_output(out, recipe)
     if format is Format.JSON:
         typer.echo(json.dumps(as_json(imported), indent=2, default=str))
         return
@@ -122,10 +123,3 @@ def _unrecognised(found: ForeignFile, file: Path) -> Problem:
     known = ", ".join(FrameworkName)
     what = "no framework is recognised in it: too few of its settings are known."
     return Problem("", what, f"Name it with --from: {known}.")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise HomeostatError(f"{path}: cannot write it: {error.strerror}.") from None

@@ -13,7 +13,8 @@ from homeostat.cli import doctor, explain, rules
 from homeostat.cli.app import new_app
 from homeostat.cli.packages import missing
 from homeostat.cli.quick import arguments_of
-from homeostat.errors import ConfigError, HomeostatError
+from homeostat.errors import ConfigError, HomeostatError, OutputError
+from homeostat.observe.durable import OUT_OF_SPACE, not_written
 from homeostat.observe.outlet import open_missing_streams
 from homeostat.observe.redact import Scrubber, mask_text
 from homeostat.observe.safe_text import safe_text
@@ -40,10 +41,31 @@ def main() -> None:
         sys.exit(known.exit_code)
     except BrokenPipeError:
         # The reader of our output closed it (`| head`), which is not an error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in OUT_OF_SPACE or not _is_output_full():
+            raise
+        _drop_output()
+        # Never as JSON, which goes to the output.
+        _show_text(OutputError(not_written("the output", error)))
+        sys.exit(OutputError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _is_output_full() -> bool:
+    """Return whether the disk under the standard output takes no more."""
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError:
+        return True
+    return False
+
+
+def _drop_output() -> None:
+    """Let nothing be written any more, because Python's own flush at the end would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _require_folder() -> None:
@@ -76,7 +98,11 @@ def _run(argv: list[str]) -> None:
 def _show_error(error: HomeostatError) -> None:
     if _wants_json(sys.argv):
         typer.echo(json.dumps({"error": Scrubber().tree(as_json(error))}, indent=2))
-        return
+    else:
+        _show_text(error)
+
+
+def _show_text(error: HomeostatError) -> None:
     text = mask_text(str(error))
     if isinstance(error, ConfigError) and len(error.problems) > 1:
         text = f"{len(error.problems)} problems:\n" + "\n".join(f"  {x}" for x in text.split("\n"))

@@ -22,6 +22,7 @@ from homeostat.authoring.draft import (
 )
 from homeostat.authoring.gpus import KNOWN, MAX_COUNT, Gpus, find_gpus, parse_answer
 from homeostat.cli.options import refuse_given
+from homeostat.cli.output_file import write_output
 from homeostat.cli.packages import missing_for_training
 from homeostat.config.loading.load import build_config
 from homeostat.errors import ConfigError, HomeostatError, Problem
@@ -172,10 +173,7 @@ def new(
     header = ["Made by `homeostat new`. Every key: homeostat docs config", *notes]
     text = draft.render(header=header)
     build_config(draft.raw, [], file=str(target))
-    try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise HomeostatError(f"{target}: cannot write it: {error.strerror}.") from None
+    write_output(target, text)
     for note in notes:
         typer.echo(safe_text(note), err=True)
     shown = safe_text(str(target))

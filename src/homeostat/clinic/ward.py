@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from homeostat.clinic.job import Job
+from homeostat.errors import OutputError
+from homeostat.observe.durable import not_written
 
 # Seconds that a process gets to end itself before it is killed.
 PATIENCE_S = 5.0
@@ -69,14 +71,22 @@ def run_one(job: Job, *, running: set[subprocess.Popen[bytes]] | None = None) ->
     folder = Path(job.folder)
     # Remove an earlier run, which would be resumed otherwise.
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     started = time.perf_counter()
-    with open(folder / "output.log", "wb") as output:
+    with _log_in(folder) as output:
         process = _start(job, output)
         running.add(process)
         code = _wait(process, job.deadline_s)
         running.discard(process)
     return Ended(job, code, round(time.perf_counter() - started, 2))
+
+
+def _log_in(folder: Path) -> BinaryIO:
+    """Open the log of a job in a new folder. Raises OutputError."""
+    try:
+        folder.mkdir(parents=True)
+        return open(folder / "output.log", "wb")
+    except OSError as error:
+        raise OutputError(not_written(folder, error)) from None
 
 
 def _start(job: Job, output: BinaryIO) -> subprocess.Popen[bytes]:

@@ -13,6 +13,7 @@ disk and renamed; a reader that finds a wrong checksum has it rebuilt.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import hashlib
@@ -202,10 +203,14 @@ class StoreWriter:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        for column in self.columns.values():
-            column.file.close()
-        # After a commit the hidden folder no longer exists, so this only cleans up failures.
-        shutil.rmtree(self.hidden, ignore_errors=True)
+        try:
+            # Closing writes what is buffered, which fails again on a full disk.
+            with contextlib.ExitStack() as files:
+                for column in self.columns.values():
+                    files.callback(column.file.close)
+        finally:
+            # After a commit the hidden folder no longer exists, so this only cleans up failures.
+            shutil.rmtree(self.hidden, ignore_errors=True)
 
     def _write(self, name: str, values: np.ndarray) -> None:
         self.columns[name].write(values, _DTYPES[name])

@@ -19,7 +19,8 @@ from string import Template
 from homeostat import __version__
 from homeostat.documentation.contents import Group, contents
 from homeostat.documentation.markdown import Page, render_page
-from homeostat.errors import HomeostatError
+from homeostat.errors import HomeostatError, OutputError
+from homeostat.observe.durable import not_written
 
 # Files of the docs that pages show or lead to.
 _COPIED = (".svg", ".png", ".ipynb", ".yaml", ".jsonl")
@@ -39,7 +40,7 @@ def build_site(docs: Path, target: Path) -> int:
             num_pages = _write(docs, folder)
             os.rename(folder, target)
     except OSError as error:
-        raise HomeostatError(f"{target}: cannot write it: {error.strerror or error}.") from None
+        raise OutputError(not_written(target, error)) from None
     return num_pages
 
 

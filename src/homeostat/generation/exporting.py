@@ -19,13 +19,14 @@ from torch import Tensor
 
 from homeostat.config.int4 import Int4Config
 from homeostat.data.tokenizer import load_tokenizer
-from homeostat.errors import ModelError
+from homeostat.errors import ModelError, OutputError
 from homeostat.generation.choice import Choice
 from homeostat.generation.loading import load_weights, stored_dtype, trained_int4
 from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import LoadedModel, open_source, read_configs
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import merged_state
+from homeostat.observe.durable import FileErrorsAsOsError, not_written
 from homeostat.precision.int4 import GROUP_SIZES
 from homeostat.precision.int4_files import KEY
 from homeostat.train.exporting import export_configs
@@ -84,10 +85,11 @@ def building(target: Path) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}_", dir=target.parent) as hidden:
-            yield Path(hidden) / target.name
+            with FileErrorsAsOsError():
+                yield Path(hidden) / target.name
             os.rename(Path(hidden) / target.name, target)
     except OSError as error:
-        raise ModelError(f"{target}: cannot write it: {error.strerror or error}.") from None
+        raise OutputError(not_written(target, error)) from None
 
 
 def _compute_dtype(choice: Choice, dtype: ExportDtype) -> torch.dtype:

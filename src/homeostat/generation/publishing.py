@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from homeostat.errors import ModelError
+from homeostat.errors import OutputError
 from homeostat.generation.choice import Choice, run_folder, saved_recipe
 from homeostat.generation.exporting import ExportDtype, export_model
 from homeostat.generation.model_card import Origin, model_card
+from homeostat.observe.durable import not_written
 
 CARD = "README.md"
 
@@ -27,7 +28,7 @@ def make_folder(
     try:
         (folder / CARD).write_text(card, encoding="utf-8")
     except OSError as error:
-        raise ModelError(f"{folder / CARD}: cannot write it: {error.strerror}.") from None
+        raise OutputError(not_written(folder / CARD, error)) from None
 
 
 def _origin(choice: Choice, *, is_adapter: bool) -> Origin:

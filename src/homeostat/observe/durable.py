@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 from pathlib import Path
 
 OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_RUST_OS_ERROR = re.compile(r"\(os error (\d{1,4})\)")
 
 
 def write_atomically(
@@ -33,6 +35,30 @@ def write_atomically(
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def not_written(what: Path | str, error: OSError) -> str:
+    """Return the sentences for a file or folder that could not be written."""
+    full = error.errno in OUT_OF_SPACE
+    way_out = " Free some space, or choose a place on another disk." if full else ""
+    return f"{what}: cannot write it: {error.strerror or error}.{way_out}"
+
+
+class FileErrorsAsOsError:
+    """Turn the errors inside the block that say "(os error 28)" into OSError with that number.
+
+    safetensors and tokenizers are written in Rust. If they cannot write a file they raise a class
+    of their own, and tokenizers the bare class Exception, which no narrow except clause can name.
+    """
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        found = _RUST_OS_ERROR.search(str(error)) if isinstance(error, Exception) else None
+        if found is not None and not isinstance(error, OSError):
+            number = int(found[1])
+            raise OSError(number, os.strerror(number)) from error
 
 
 def sync_file(file: Path) -> None:

@@ -16,7 +16,8 @@ import torch
 from homeostat.config.engine import EngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.tokenizer import ChatTokenizer
-from homeostat.errors import EngineDiedError, EngineError, NodeLostError
+from homeostat.errors import EngineDiedError, EngineError, NodeLostError, RunDirWriteError
+from homeostat.observe.durable import FileErrorsAsOsError, not_written
 from homeostat.rollout.backend import EngineSite
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.registry import backend_of
@@ -217,7 +218,13 @@ def _hf_folder(
     if config.model.init == "pretrained" and path.is_dir():
         return path
     folder = session.run_dir.path / "engine_model"
-    # All weights, also where an adapter is trained.
-    trainer.export(Role.POLICY, folder, replace(config.for_export, lora=None))
-    tokenizer.save(folder)
+    try:
+        with FileErrorsAsOsError():
+            # All weights, also where an adapter is trained.
+            trainer.export(Role.POLICY, folder, replace(config.for_export, lora=None))
+            tokenizer.save(folder)
+    except OSError as error:
+        raise RunDirWriteError(
+            f"{not_written(folder, error)} The engine reads the model from there (runs_dir)."
+        ) from None
     return folder

@@ -32,6 +32,7 @@ from homeostat.errors import CheckpointError, CheckpointWriteError, DiskFullErro
 from homeostat.json_text import parse_json
 from homeostat.observe.durable import (
     OUT_OF_SPACE,
+    FileErrorsAsOsError,
     sha256_of,
     sync_file,
     sync_folder,
@@ -105,7 +106,8 @@ class CheckpointStore:
             self._remove_leftovers()
             self._require_space(num_bytes)
             building.mkdir()
-            write(building)
+            with FileErrorsAsOsError():
+                write(building)
             (building / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
             _write_manifest(building)
             self._put_in_place(building, final)
