@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import pytest
 
+from homeostat.health.diagnose import diagnose
 from homeostat.health.frameworks import ALL
 from homeostat.health.log import Log
 from homeostat.health.readers import read_text
 from homeostat.health.readers.views.detect import framework_of
+from homeostat.health.registry import RULES
+from homeostat.health.rules.readings import usual_rates
+from homeostat.health.view import Kind, RunView
 
 ROWS = "".join(
     f"{{'loss': {1.5 - step / 50:.4f}, 'grad_norm': 0.8, 'learning_rate': 1e-05, 'epoch': {step}}}\n"
@@ -134,3 +138,28 @@ def test_settings_of_transformers_alone_are_not_taken_for_a_component_that_has_t
         settings=dict.fromkeys(names, 1),
     )
     assert found.name == "transformers"
+
+
+def test_scores_of_a_reward_model_in_training_are_no_reward_of_a_policy() -> None:
+    """Rows of TRL's RewardTrainer: the mean score drifts, and that is no illness."""
+    rows = [
+        {
+            "loss": 0.69 - n / 1_000, "grad_norm": 1.0 + n % 3 / 10, "learning_rate": 1e-5,
+            "min_reward": -n / 20, "mean_reward": 0.4 - n / 40, "max_reward": 0.5,
+            "accuracy": 0.5 + n % 4 / 10, "margin": n / 100, "epoch": n / 25,
+        }
+        for n in range(1, 41)
+    ]  # fmt: skip
+    view = read_text("".join(f"{row}\n" for row in rows))
+    assert (view.framework.name, view.kind) == ("trl", Kind.REWARD_MODEL)
+    assert view.series("reward") is None
+    assert not any(one.code.startswith("RWD") for one in diagnose(view, RULES).findings)
+
+
+@pytest.mark.parametrize("adapter", [True, False])
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.UNKNOWN])
+def test_every_kind_of_run_has_its_usual_learning_rates(kind: Kind, adapter: bool) -> None:
+    settings = {"lora.rank": 8} if adapter else {"lora": None}
+    found = usual_rates(RunView(kind=kind, settings=settings))
+    assert found is not None
+    assert 0 < found.low < found.high < 1e-3

@@ -70,8 +70,12 @@ METRICS: dict[str, str] = {
     "logps/rejected": "preference/rejected_logp",
     "logits/chosen": "preference/logits/chosen",
     "logits/rejected": "preference/logits/rejected",
-    "accuracy": "preference/accuracy",
-    "margin": "preference/margin",
+    # Reward models: the scores of the rows, which are no reward of a policy.
+    "accuracy": "reward_model/accuracy",
+    "margin": "reward_model/margin",
+    "mean_reward": "reward_model/score_mean",
+    "eval_margin": "eval/reward_model_margin",
+    "eval_mean_reward": "eval/score/mean_reward",
     "eval_rewards/accuracies": "eval/score/accuracies",
     "eval_rewards/margins": "eval/score/margins",
     # Before 0.16 a reward function's mean had no "/mean".

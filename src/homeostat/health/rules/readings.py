@@ -26,6 +26,8 @@ _RATES = {
     (Kind.RL, True): (1e-6, 1e-4),
     (Kind.PREFERENCE, False): (1e-7, 5e-6),
     (Kind.PREFERENCE, True): (5e-7, 5e-5),
+    (Kind.REWARD_MODEL, False): (1e-6, 2e-5),
+    (Kind.REWARD_MODEL, True): (1e-5, 3e-4),
 }
 _MOE_NAME = re.compile(r"moe|mixtral|\db-a\d|deepseek-?v[23]|kimi-?k2|moonlight|gpt-oss", re.I)
 # Choices of our own settings that a model without experts refuses.

@@ -62,7 +62,7 @@ _RL_METRICS = frozenset(
     }
 )
 # Prefixes of metrics that only TRL's trainers add: GRPO and similar, SFT, preferences.
-_OF_TRL = ("completion", "reward", "clip_ratio", "mean_token_accuracy", "logps/")
+_OF_TRL = ("completion", "reward", "min_reward", "clip_ratio", "mean_token_accuracy", "logps/")
 _RL_PREFIXES = ("rollout/", "actor/", "critic/", "grpo_loss/", "ppo/", "objective/")
 _RL_WORDS = frozenset({"grpo", "ppo", "rloo", "reinforce", "gspo", "dapo", "reinforce++", "gae"})
 _RL_FRAMEWORKS = frozenset(
@@ -191,6 +191,8 @@ def kind_of(
     names: Collection[str], settings: Mapping[str, object], *, log: Log, framework: Framework
 ) -> Kind:
     """Return the kind of the run. PPO with a reward model is RL; DPO and similar are preference."""
+    if "reward_model/score_mean" in names:
+        return Kind.REWARD_MODEL
     if any(name in names for name in _PREFERENCE):
         return Kind.PREFERENCE
     # Its short log has no other accuracy than the share of pairs that are ordered rightly.
