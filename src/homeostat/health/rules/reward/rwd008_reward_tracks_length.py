@@ -31,7 +31,7 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import rank_correlation
 from homeostat.health.rules.signs import Trend, trend
 from homeostat.health.series.medians import median
-from homeostat.health.view import Kind, RunView
+from homeostat.health.view import Kind, RunView, Series
 
 
 class Options(RuleOptions):
