@@ -67,7 +67,7 @@ def _connect(ray: Any, cluster: RayCluster) -> None:
         _require_listener(cluster.address)
         ray.init(**settings)
     except Exception as error:
-        # Ray raises plain Exceptions, too: for processes of its own that do not start in time.
+        # Ray raises plain Exceptions, too: for example, where its processes do not start in time.
         if type(error) is Exception or isinstance(error, (OSError, RuntimeError, ValueError)):
             raise ConfigError([_no_ray(cluster.address, error)]) from error
         raise
