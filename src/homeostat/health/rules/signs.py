@@ -193,7 +193,10 @@ def turned_down(reward: Series) -> int | None:
     top = int(np.argmax(medians.values))
     best, since = float(medians.values[top]), medians.values[top:]
     lost = best - float(since[-1])
-    if len(since) >= 3 and lost >= max(0.1 * abs(best), 3.0 * noise.scatter):
+    # Medians of a reward that is mostly 0 only tell whether most records are 0.
+    is_sparse = 2 * np.count_nonzero(finite.values == finite.values.min()) > len(finite)
+    least = max(0.1 * abs(best), 3.0 * noise.scatter)
+    if len(since) >= 3 and lost >= least and not is_sparse:
         return int(medians.steps[top])
     parts = np.array_split(finite.values, 3)
     means = [float(part.mean()) for part in parts]

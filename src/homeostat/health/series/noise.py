@@ -64,7 +64,7 @@ def noise_of(values: FloatArray64) -> Noise:
     least = _resolution(values) / math.sqrt(12.0)
     if len(values) < _MIN_RECORDS:
         scatter = max(between_neighbours(values), least)
-        return Noise(scatter, 0.0, scatter, is_sure=False)
+        return Noise(scatter, 0.0, max(_with_outliers(values), scatter), is_sure=False)
     lag = max(1, len(values) // _STRETCHES)
     near, far = _bends(values, lag), _bends(values, 2 * lag)
     # The distance grows with the number of records, so that a correlation over a few records does
@@ -76,6 +76,14 @@ def noise_of(values: FloatArray64) -> Noise:
     with np.errstate(over="ignore"):
         deviation = max(_FROM_MEAN * float(near.mean()) / size, scatter)
     return Noise(scatter, _of_neighbours(values, scatter), deviation)
+
+
+def _with_outliers(values: FloatArray64) -> float:
+    """Return the deviation of few records, most of which may be equal, as rare successes are."""
+    if len(values) < 4:
+        return 0.0
+    with np.errstate(over="ignore"):
+        return _FROM_MEAN * float(_bends(values, 1).mean()) / _BEND
 
 
 def between_neighbours(values: FloatArray64) -> float:
