@@ -4,10 +4,10 @@ run should.
 ## What it sees
 One of four: KL per token stays above `max_kl`; or it is above `min_kl` and ten times its first
 value (or above `far_kl`) and growing, while the reward falls from its best, and below `far_kl`
-faster since then than before; or KL summed over a completion is above `max_sequence`, ten times its
-first value and growing; or the KL of single updates, measured from the policy that sampled, was
-above `update` in two records, or once above three times that. Such updates are only information if
-they are over and the reward has risen since.
+faster since then than before, or with gradients that grow since then; or KL summed over a
+completion is above `max_sequence`, ten times its first value and growing; or the KL of single
+updates, measured from the policy that sampled, was above `update` in two records, or once above
+three times that. Such updates are only information if they are over and the reward has risen since.
 
 ## Why it matters
 The reference is what keeps the model a language model. Far away from it the reward can no longer be
@@ -140,7 +140,21 @@ def _turned(view: RunView, kl: Series, start: float, options: Options) -> int | 
     turned = turned_down(reward if broken is None else reward.before(broken))
     if turned is None or kl.latest > options.far_kl or _speeds_up(kl, turned):
         return turned
-    return None
+    return turned if _gradients_grow(view, turned) else None
+
+
+def _gradients_grow(view: RunView, turned: int) -> bool:
+    """Return whether gradients are larger since a step, and still grow: updates drive the run on.
+
+    A gradient that grew with the reward, and no more since, is that of a run that learns.
+    """
+    grads = view.series("grad_norm")
+    if grads is None:
+        return False
+    before, since = trend(grads.before(turned)), trend(grads.since(turned))
+    if before is None or since is None or not since.rises:
+        return False
+    return since.end > _FASTER * before.end
 
 
 def _speeds_up(kl: Series, turned: int) -> bool:
