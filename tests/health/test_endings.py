@@ -110,3 +110,12 @@ def test_a_saved_state_does_not_say_how_its_run_ended(tmp_path: Path) -> None:
     assert (ending.how, ending.is_stale) == (End.OPEN, False)
     assert "the state that was saved" in ending.words
     assert all(finding.level is Level.INFO for finding in diagnose(view, RULES).findings)
+
+
+def test_advice_in_case_of_an_error_is_not_how_a_run_ended() -> None:
+    advice = (
+        "If you get `CUDA error: invalid device function` errors, the above might be the cause.\n"
+    )
+    assert ending_of(read_text(advice)).how is not End.EXCEPTION
+    raised = "RuntimeError: CUDA error: invalid device function. If you get this, rebuild it.\n"
+    assert ending_of(read_text(raised)).how is End.EXCEPTION

@@ -159,6 +159,12 @@ _AFTERMATH = ("closing signal sigterm", "sending sigterm", "sending signal", "fo
               "set signal")  # fmt: skip
 # Lines in which these texts are a setting, a hint or an informational message.
 _NOTES = re.compile(r"\b(?:INFO|DEBUG)\b|\s--\w")
+# What a sentence only supposes. An error's own text may go on with such advice.
+_SUPPOSED = re.compile(
+    r"(?:(?!rror|xception).){0,80}?\b(?:if|in case|should) you(?: still| ever)? "
+    r"(?:get|see|encounter|receive|experience|face|run into|hit)\b",
+    re.IGNORECASE,
+)
 # The start of a log line with level error.
 _ERROR_LEVEL = re.compile(
     r"^.{0,60}?(?:\b(?:ERROR|CRITICAL|FATAL)\b|\[(?:error|critical|fatal)\]|\bE\d{4} \d\d:"
@@ -184,13 +190,18 @@ def end_lines(lines: Sequence[LogLine]) -> Iterator[EndLine]:
             how, what = _SHELL_ENDS.get(shell["what"], _CRASHED)
             yield EndLine(how, what, line, is_mild=shell["what"] == "Terminated")
             continue
-        if any(words in text for words in _AFTERMATH):
+        if any(words in text for words in _AFTERMATH) or is_supposed(line):
             continue
         for words, parts in present:
             if all(part in text for part in parts):
                 if words.is_mild or _NOTES.search(line.text[:300]) is None:
                     yield EndLine(words.how, words.what, line, is_mild=words.is_mild)
                 break
+
+
+def is_supposed(line: LogLine) -> bool:
+    """Return whether a line only says what to do in case of an error: it has not happened."""
+    return _SUPPOSED.match(line.text) is not None
 
 
 def _is_shells(text: str, found: re.Match[str]) -> bool:

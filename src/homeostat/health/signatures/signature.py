@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from homeostat.health.failures.end_lines import is_supposed
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.log import LogLine
 from homeostat.health.rule import Rule
@@ -22,7 +23,6 @@ from homeostat.health.signatures.unsaid import (
     continues_warning,
     is_code_beside,
     is_ignored,
-    is_supposed,
     lists_settings,
 )
 from homeostat.health.view import RunView

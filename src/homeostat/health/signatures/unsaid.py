@@ -40,12 +40,6 @@ _HEADER = "traceback (most recent call"
 # The head of a warning that Python prints, whose text continues in the next line.
 _WARNS = re.compile(r"\.py:\d{1,6}[^\s:]{0,2}\S{0,400}: \w{0,60}Warning: [^\n]{0,400}:\s*$")
 _MAX_WARNING = 6
-# What a sentence only supposes. An error's own text may go on with such advice.
-_SUPPOSED = re.compile(
-    r"(?:(?!rror|xception).){0,80}?\b(?:if|in case|should) you(?: still| ever)? "
-    r"(?:get|see|encounter|receive|experience|face|run into|hit)\b",
-    re.IGNORECASE,
-)
 
 
 def lists_settings(line: LogLine) -> bool:
@@ -54,11 +48,6 @@ def lists_settings(line: LogLine) -> bool:
     if len(text) < _DUMP_LENGTH or text.count("=") + text.count(": ") < _DUMP_PAIRS:
         return False
     return _RAISED.search(text) is None
-
-
-def is_supposed(line: LogLine) -> bool:
-    """Return whether a line only says what to do in case of an error."""
-    return _SUPPOSED.match(line.text) is not None
 
 
 def is_code_beside(line: LogLine, log: Log) -> bool:
