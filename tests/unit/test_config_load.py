@@ -306,6 +306,15 @@ def test_characters_that_are_none_are_refused_with_their_line(data: bytes, tmp_p
         load_config(tmp_path / "r.yaml")
 
 
+@pytest.mark.parametrize("depth", [33, 40, 300_000])
+def test_brackets_nested_without_end_are_refused_where_they_are_too_deep(
+    depth: int, tmp_path: Path
+) -> None:
+    (tmp_path / "r.yaml").write_text(f"data: {'[' * depth}{']' * depth}")
+    with pytest.raises(ConfigError, match="nested deeper than 32 levels"):
+        load_config(tmp_path / "r.yaml")
+
+
 def test_an_override_nested_without_end_is_refused(tmp_path: Path) -> None:
     for name in (".".join(["a"] * 5000), "trainer." + ".".join(["0"] * 5000), "a" * 100_000):
         with pytest.raises(ConfigError) as caught:

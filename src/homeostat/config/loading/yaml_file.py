@@ -29,6 +29,12 @@ Place = tuple[str | int, ...]
 class _CoreLoader(yaml.SafeLoader):
     """A SafeLoader whose plain scalars follow YAML 1.2's core schema."""
 
+    def fetch_flow_collection_start(self, token_class: type[yaml.Token]) -> None:
+        """Refuse brackets that nest more deeply than any file may: they take quadratic time."""
+        if self.flow_level > MAX_DEPTH:
+            raise RecursionError
+        super().fetch_flow_collection_start(token_class)
+
 
 _CoreLoader.yaml_implicit_resolvers = {}
 
@@ -83,7 +89,8 @@ def parse_yaml(text: str, *, name: str, old_words: bool = False) -> tuple[Any, d
             line = text.count("\n", 0, error.position) + 1
         raise ConfigError([Problem("", f"not valid YAML: {what}.", line=line)], file=name) from None
     except RecursionError:
-        raise ConfigError([Problem("", "nested too deeply to read.")], file=name) from None
+        why = f"nested deeper than {MAX_DEPTH} levels."
+        raise ConfigError([Problem("", why)], file=name) from None
     if node is None:
         return None, {}
     builder = _Builder(name)
