@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -236,3 +237,24 @@ def test_two_dashboards_of_one_machine_can_be_open_at_once(runs: Path) -> None:
     for token, address in addresses.items():
         with TestClient(apps[token], base_url=address, cookies=cookies) as client:
             assert client.get("/api/runs").status_code == 200
+
+
+def test_a_run_whose_completions_cannot_be_listed_is_shown_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", {"train/loss": [2.0, 1.5, 1.0]})
+    (run / "completions").mkdir()
+    listdir = os.listdir
+
+    def listed(path: Any = ".") -> list[str]:
+        if str(path).endswith("completions"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", listed)
+    with TestClient(make_app(Shelf([tmp_path])), base_url=LOCAL) as client:
+        id = client.get("/api/runs").json()[0]["id"]
+        assert ask(client, f"/api/runs/{id}")["completion_steps"] == []
+        assert "verdict" in ask(client, f"/api/runs/{id}/health")
+        refused = client.get(f"/api/runs/{id}/completions")
+    assert (refused.status_code, "Permission denied" in refused.text) == (400, True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
+import os
 import resource
 import signal
 from contextlib import suppress
@@ -25,6 +27,7 @@ from homeostat.errors import HomeostatError, RunDirError
 from homeostat.observe.completions import (
     best_and_worst,
     completion_steps,
+    completions_file,
     read_completions,
     write_completions,
 )
@@ -160,6 +163,23 @@ def test_a_damaged_file_is_refused_by_name(tmp_path):
     pq.write_table(pq.read_table(io.BytesIO(whole)).drop(["reward"]), path)
     with pytest.raises(RunDirError, match="no column 'reward'"):
         read_completions(tmp_path)
+
+
+def test_what_cannot_be_listed_or_is_no_file_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "completions"
+    folder.mkdir()
+    # Reading a pipe would wait for its writer.
+    os.mkfifo(completions_file(folder, 3))
+    with pytest.raises(RunDirError, match=r"step_00000003\.parquet: is not a plain file"):
+        read_completions(folder, 3)
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    # Not by the folder's permissions, which root ignores.
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(RunDirError, match=r"completions: cannot be read: Permission denied\."):
+        completion_steps(folder)
 
 
 def test_a_full_disk_is_an_os_error_and_leaves_nothing(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 from homeostat.dashboard.curves import decimated, within
 from homeostat.dashboard.samples import Wanted, page_of
 from homeostat.dashboard.shelf import Shelf, ShelfRun
-from homeostat.errors import HomeostatError
+from homeostat.errors import HomeostatError, RunDirError
 from homeostat.health.formats.as_json import as_json
 from homeostat.health.readers.values.settings import flat
 from homeostat.health.view import RunView, Series
@@ -106,7 +106,11 @@ def _settings(view: RunView) -> dict[str, Any]:
 
 
 def _completion_steps(run: ShelfRun, view: RunView) -> list[int]:
-    ours = completion_steps(run.place.path / "completions")
+    try:
+        ours = completion_steps(run.place.path / "completions")
+    except RunDirError:
+        # The page of completions says why; the rest of the run can be shown.
+        ours = []
     return ours or sorted({one.step for one in view.samples if one.step is not None})
 
 

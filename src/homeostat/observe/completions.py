@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -155,10 +156,14 @@ def completions_file(folder: Path, step: int) -> Path:
 
 
 def completion_steps(folder: Path) -> list[int]:
-    """Return the steps that have a file."""
-    if not folder.is_dir():
+    """Return the steps that have a file. Raises RunDirError if the folder cannot be listed."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
+    except OSError as error:
+        raise RunDirError(f"{folder}: cannot be read: {error.strerror}.") from None
+    found = map(_NAME.fullmatch, names)
     return sorted(int(match.group(1)) for match in found if match)
 
 
@@ -173,6 +178,9 @@ def read_completions(folder: Path, step: int | None = None) -> list[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if not path.is_file():
+        # Opening a pipe would wait for its writer without end.
+        raise RunDirError(f"{path}: is not a plain file.")
     try:
         table = pq.ParquetFile(path, page_checksum_verification=True).read()
         # Invalid text or offsets must be detected before any cell is read.

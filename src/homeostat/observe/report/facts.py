@@ -6,6 +6,7 @@ Every file may be missing, empty or belong to a run that is still going on.
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +40,8 @@ from homeostat.observe.report.illnesses import (
 from homeostat.observe.report.series import Series, read_columns
 from homeostat.observe.run_dir import RunPaths
 from homeostat.observe.samples import Row, best_and_worst_prompts
+
+log = logging.getLogger(__name__)
 
 _STARTS = ("run_started", "run_resumed")
 NUM_WORST_ROWS = 15
@@ -181,7 +184,11 @@ def read_config(paths: RunPaths) -> dict[str, Any]:
 
 def read_samples(folder: Path) -> list[StepSamples]:
     """Return the samples of the first and the last step that have a file."""
-    steps = completion_steps(folder)
+    try:
+        steps = completion_steps(folder)
+    except RunDirError as error:
+        log.warning("the report has no completions: %s", error)
+        return []
     found = []
     for step in dict.fromkeys((*steps[:1], *steps[-1:])):
         try:

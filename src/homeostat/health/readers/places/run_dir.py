@@ -20,6 +20,7 @@ from homeostat.health.readers.places.folders import found_in_folder
 from homeostat.health.readers.places.own_runs import our_config
 from homeostat.health.readers.values.settings import flat
 from homeostat.health.readers.views.build import Found, view_of
+from homeostat.health.reading import Reading
 from homeostat.health.view import Event, Kind, RunView, SampleText
 from homeostat.json_text import parse_json
 
@@ -57,7 +58,10 @@ def _our_view(path: Path, settings: dict[str, Any], *, names: Mapping[str, str] 
     found = found_in_file(metrics) if metrics.is_file() else Found()
     found.settings = {}
     found.events = list(_events(path / "events.jsonl"))
-    found.samples = list(_samples(path / "completions"))
+    try:
+        found.samples = list(_samples(path / "completions"))
+    except RunDirError as error:
+        found.reading += Reading(notes=(str(error),))
     _add_log(found, path)
     files = ("config.json", "metrics.jsonl", "events.jsonl", "console.log", "traceback.txt")
     found.sources = [str(path / name) for name in files if (path / name).is_file()]
