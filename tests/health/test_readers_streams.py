@@ -28,6 +28,7 @@ from homeostat.health.readers import open_run, read_stream, read_text
 from homeostat.health.readers.files.long_logs import LongLogReader
 from homeostat.health.readers.files.one_file import found_in_file
 from homeostat.health.readers.files.text import MAX_TEXT, TextReader
+from homeostat.health.readers.growing import GrowingLog
 from homeostat.health.readers.input.source import MAX_LINE, Source
 from homeostat.health.readers.lines.kept_lines import MAX_LAST_CHARS, LineKeeper
 from homeostat.health.readers.values.numbers import number_of
@@ -168,6 +169,15 @@ def test_bars_that_are_redrawn_for_megabytes_are_all_seen(tmp_path: Path) -> Non
     file = tmp_path / "train.log"
     file.write_text(bars + "\n")
     assert len(open_run(file).metrics["train/loss"]) == total - 1
+
+
+def test_a_very_long_line_that_grows_is_one_line() -> None:
+    log = GrowingLog("-")
+    data = b"a\n" + b"y" * (2 * MAX_LINE) + b"\nRuntimeError: CUDA out of memory\n"
+    for start in range(0, len(data), 1 << 16):
+        log.feed(data[start : start + (1 << 16)])
+    log.finish()
+    assert [line.number for line in log.view().log.lines] == [1, 2, 3]
 
 
 def test_kept_lines_are_bounded_by_their_size() -> None:

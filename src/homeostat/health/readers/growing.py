@@ -46,8 +46,8 @@ class GrowingLog:
         rest = lines.pop()
         if len(rest) > MAX_LINE:
             # A progress bar may be redrawn with carriage returns for hours without a line end.
-            drawn, _, rest = rest.rpartition(b"\r")
-            lines.append(drawn[-MAX_LINE:])
+            drawn, sign, rest = rest.rpartition(b"\r")
+            lines += [drawn[-MAX_LINE:]] if sign else []
             rest = rest[-MAX_LINE:]
         self._begun[stream] = rest
         if lines:
