@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorboard.summary.writer.record_writer import masked_crc32c
 
 from homeostat.arrays import FloatArray64
 from homeostat.errors import HomeostatError
@@ -48,7 +49,9 @@ def field(number: int, payload: bytes) -> bytes:
 def event(step: int, tag: str, value: bytes) -> bytes:
     """A TensorBoard record; `value` is the encoded field that holds the number."""
     data = varint(2 << 3) + varint(step) + field(5, field(1, field(1, tag.encode()) + value))
-    return struct.pack("<Q", len(data)) + b"crc_" + data + b"crc_"
+    size = struct.pack("<Q", len(data))
+    checks = [struct.pack("<I", masked_crc32c(part)) for part in (size, data)]
+    return size + checks[0] + data + checks[1]
 
 
 def simple(value: float) -> bytes:
@@ -197,6 +200,26 @@ def test_tensorboard_scalars_old_and_new_up_to_the_torn_end(tmp_path: Path) -> N
     assert view.metrics["train/loss"].values.tolist() == [0.0, 0.25, 0.5]
     assert view.metrics["grad_norm"].values.tolist() == [0.0, 0.125, 0.25]
     assert view.facts["sources"] == (str(path),)
+
+
+def test_damaged_records_of_tensorboard_are_left_out_and_told(tmp_path: Path) -> None:
+    records = [event(n, "train/loss", simple(n / 4)) for n in range(6)]
+    path = tmp_path / "events.out.tfevents.1.host"
+
+    def read(data: bytes) -> tuple[list[float], str]:
+        path.write_bytes(data)
+        view = open_run(tmp_path)
+        return view.metrics["train/loss"].values.tolist(), " ".join(view.facts["reading"].notes)
+
+    flipped = bytearray(records[2])
+    flipped[-6] ^= 0x40
+    losses, notes = read(b"".join([*records[:2], bytes(flipped), *records[3:]]))
+    assert losses == [0.0, 0.25, 0.75, 1.0, 1.25]
+    assert "1 record was left out, because the checksum is wrong" in notes
+    losses, notes = read(b"".join(records[:4]) + bytes(100) + records[5])
+    assert losses == [0.0, 0.25, 0.5, 0.75]
+    assert "the file is damaged after 4 records; the rest was not read" in notes
+    assert read(b"".join(records)) == ([n / 4 for n in range(6)], "")
 
 
 def test_wandb_offline_history_config_and_output(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A file is a chain of records: length (8 bytes), its checksum (4), the event (a protocol buffer), its
 checksum (4). Event: step = 2, summary = 5; summary: value = 1; value: tag = 1, simple_value = 2,
-tensor = 8. A record that a crash truncated ends the file.
+tensor = 8. A record that a crash truncated ends the file. A record whose checksum is wrong is left
+out; if that of its length is wrong, nothing after it can be read. Both are reported.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from homeostat.health.readers.files.protobuf import (
 )
 from homeostat.health.readers.rows.row import MAX_NAMES, MAX_STEP, unordered_series
 from homeostat.health.readers.views.build import Found
+from homeostat.health.reading import Reading
 
 _MAX_RECORD = 16_000_000
+# Records of scalars are shorter. The checksum of a longer one would take too long.
+_MAX_CHECKED = 1_024
 # DT_FLOAT, DT_DOUBLE -> the layout of a scalar in a tensor's content.
 _CONTENT = {1: "<f", 2: "<d"}
 
@@ -31,7 +35,8 @@ _CONTENT = {1: "<f", 2: "<d"}
 def found_in(file: BinaryIO, *, name: str) -> Found:
     """Read the scalars of an event file."""
     columns: dict[str, tuple[array[int], array[float]]] = {}
-    for record in _records(file):
+    records = _Records(file)
+    for record in records:
         try:
             for step, tag, value in _scalars(record):
                 if tag not in columns and len(columns) >= MAX_NAMES:
@@ -46,18 +51,61 @@ def found_in(file: BinaryIO, *, name: str) -> Found:
         series=series,
         forms={"tensorboard": max(map(len, series.values()), default=0)},
         sources=[name],
+        reading=Reading(notes=tuple(f"{name}: {damage}" for damage in records.damages())),
     )
 
 
-def _records(file: BinaryIO) -> Iterator[bytes]:
-    while len(head := file.read(12)) == 12:
-        (size,) = struct.unpack("<Q", head[:8])
-        if size > _MAX_RECORD:
-            return
-        record = file.read(size)
-        if len(record) < size or len(file.read(4)) < 4:
-            return
-        yield record
+class _Records:
+    """The records of an event file, and what of it is damaged."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._num_read = 0
+        self._num_wrong = 0
+        self._breaks_off = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        while len(head := self._file.read(12)) == 12:
+            size, checksum = struct.unpack("<QI", head)
+            if size > _MAX_RECORD or checksum != _masked_crc(head[:8]):
+                self._breaks_off = True
+                return
+            record, end = self._file.read(size), self._file.read(4)
+            if len(record) < size or len(end) < 4:
+                return
+            self._num_read += 1
+            if size <= _MAX_CHECKED and struct.unpack("<I", end)[0] != _masked_crc(record):
+                self._num_wrong += 1
+            else:
+                yield record
+
+    def damages(self) -> Iterator[str]:
+        if self._num_wrong:
+            were = "1 record was" if self._num_wrong == 1 else f"{self._num_wrong:,} records were"
+            yield f"{were} left out, because the checksum is wrong."
+        if self._breaks_off:
+            yield f"the file is damaged after {self._num_read:,} records; the rest was not read."
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for crc in range(256):
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+def _masked_crc(data: bytes) -> int:
+    """Return the checksum of TFRecord files: CRC-32C, rotated and offset."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ _CRC_TABLE[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _scalars(record: bytes) -> Iterator[tuple[int, str, float]]:
