@@ -104,6 +104,14 @@ def test_a_command_that_is_killed_is_not_called_healthy(
     assert "not known" in err
 
 
+def test_a_message_is_no_part_of_a_progress_bar_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bar = "import sys; sys.stderr.write('\\r 50%|##  | 1/2 [00:01<00:01]')"
+    _, _, err = run(monkeypatch, capfd, "--", sys.executable, "-c", bar)
+    assert "[00:01<00:01]\nhomeostat: the command ended" in err
+
+
 def test_a_log_is_followed_until_nothing_more_comes(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,6 +98,8 @@ class _Printer:
         self._sender = sender
         self._as_json = as_json
         self._to_stderr = to_stderr
+        # Called before anything is printed.
+        self.end_line: Callable[[], None] = _nothing
         stream = sys.stderr if to_stderr else sys.stdout
         self._color = use_color(stream)
 
@@ -109,13 +111,19 @@ class _Printer:
 
     def note(self, text: str) -> None:
         """Say something about the watch itself; programs read findings only."""
+        self.end_line()
         typer.echo(f"homeostat: {safe_text(mask_text(text))}", err=True)
 
     def _echo(self, text: str) -> None:
+        self.end_line()
         stream = sys.stderr if self._to_stderr else sys.stdout
         encoding = stream.encoding or "utf-8"
         shown = safe_page(text).encode(encoding, errors="backslashreplace").decode(encoding)
         typer.echo(shown, err=self._to_stderr)
+
+
+def _nothing() -> None:
+    """Do nothing: what is followed prints nothing here."""
 
 
 def _is_command(words: list[str]) -> bool:
@@ -162,6 +170,7 @@ def _run(
     from homeostat.integrations.command import Command, run_command
 
     command = Command(words, names=names)
+    printer.end_line = command.end_line
 
     def stop(finding: Finding) -> None:
         printer.note(f"asking the command to stop (SIGTERM) because of {finding.code}")

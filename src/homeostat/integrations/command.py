@@ -45,6 +45,8 @@ class Command:
                 f"{words[0]!r} cannot be started: {error.strerror or error}. Give one PATH to "
                 "follow a log or a run folder, or the command that starts a run after `--`."
             ) from None
+        # Whether what was passed on last has no line end, such as a progress bar.
+        self.is_line_open = False
         self._streams = selectors.DefaultSelector()
         self._targets: dict[int, BinaryIO] = {}
         for number, (pipe, target) in enumerate(
@@ -64,6 +66,7 @@ class Command:
                 continue
             self._targets[key.data].write(data)
             self._targets[key.data].flush()
+            self.is_line_open = not data.endswith(b"\n")
             self._log.feed(data, stream=key.data)
             is_new = True
         return is_new
@@ -85,6 +88,12 @@ class Command:
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
+
+    def end_line(self) -> None:
+        """End an open line, so that the next text stands on a line of its own."""
+        if self.is_line_open:
+            sys.stderr.write("\n")
+            self.is_line_open = False
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM to the command, if it still runs."""
