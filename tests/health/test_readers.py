@@ -90,6 +90,26 @@ def test_verl_rows_behind_ray_prefixes_and_colours() -> None:
     assert (line.number, line.text, line.step) == (3, "(WorkerDict pid=8) some other line", 2)
 
 
+@pytest.mark.parametrize("escape", ["", "\\x1b", "\\u001b", "\\033", "^["])
+def test_colours_whose_escape_character_was_lost_are_no_text(escape: str) -> None:
+    pid, file, reset = f"{escape}[36m", f"{escape}[35m", f"{escape}[0m"
+    view = read_text(
+        f"{pid}(TaskRunner pid=71){reset} step:1 - actor/entropy:0.5 - critic/score/mean:0.125\n"
+        "Traceback (most recent call last):\n"
+        f'  File {file}"/srv/rewards.py"{reset}, line {file}41{reset}, in {file}score{reset}\n'
+        f"{escape}[1;31mKeyError{reset}: {file}'gold'{reset}\n"
+    )
+    assert values_of(view, "entropy") == [0.5]
+    (found,) = view.tracebacks
+    assert found.error == "KeyError: 'gold'"
+    assert str(found.frames[-1]) == "/srv/rewards.py:41 in score"
+
+
+def test_brackets_that_are_no_colours_stay() -> None:
+    text = "waited [12m 5s], then [36m], at rows[m]"
+    assert read_text(text).log.lines[0].text == text
+
+
 def test_three_decimals_of_everything_are_remembered() -> None:
     view = read_text(
         "step:4 - actor/entropy:0.000 - actor/lr:0.000 - response_length/mean:91.500\n"

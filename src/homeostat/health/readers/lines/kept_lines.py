@@ -19,6 +19,11 @@ MAX_FIRST_CHARS = 12_000_000
 MAX_LAST_CHARS = 24_000_000
 MAX_LINE = 20_000
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)?|[@-Z\\-_])")
+# Colours whose escape character a web page, a tracker or `cat -v` has removed or written out:
+# [36m(pid=7)[0m, \x1b[36m, ^[[36m. Without it, only a line that also resets its colours has them.
+_WRITTEN_OUT = re.compile(r"(?:\\x1b|\\u001b|\\033|\^\[)\[[0-9;]{0,20}[mK]", re.IGNORECASE)
+_STRIPPED = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,4}m")
+_RESETS = ("[0m", "[39m")
 # Number, text (bytes: not decoded yet), newest step, number of engine rows before it.
 _Kept = tuple[int, str | bytes, int | None, int]
 
@@ -119,6 +124,8 @@ def pieces_of(line: str) -> list[str]:
     text = line.rstrip("\r\n")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
+    if any(mark in text for mark in _RESETS):
+        text = _STRIPPED.sub("", _WRITTEN_OUT.sub("", text))
     return text.split("\r") if "\r" in text else [text]
 
 
