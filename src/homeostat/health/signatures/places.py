@@ -13,6 +13,7 @@ from itertools import islice
 
 from homeostat.health.failures.code_owners import owner_of
 from homeostat.health.log import Log, LogLine
+from homeostat.health.signatures.unsaid import lists_settings
 from homeostat.health.view import RunView
 from homeostat.health.vital_signs.ending import ending_of
 
@@ -200,7 +201,8 @@ def frames_before(log: Log, error: LogLine) -> list[LogLine]:
     end = bisect_left(log.lines, error.number, key=lambda line: line.number)
     speaker, found = _speaker(error), []
     for line in reversed(log.lines[max(0, end - _BACK) : end]):
-        if _speaker(line) != speaker:
+        # An engine's list of settings has names such as enable_memory_saver; nothing ran there.
+        if _speaker(line) != speaker or lists_settings(line):
             continue
         if "traceback (most recent call last)" in line.text.lower() or len(found) == _READ:
             break
