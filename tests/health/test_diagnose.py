@@ -183,3 +183,79 @@ def test_settings_of_health_that_no_rule_can_use_do_not_end_the_doctor(tmp_path:
     assert judged(damaged).findings == plain.findings
     odd = our_run(tmp_path / "odd", levels="off", options=3, allow=True)
     assert judged(odd).findings == plain.findings
+
+
+_LIBRARY = "/env/lib/python3.11/site-packages"
+# An exception that no signature knows, read from its words.
+_UNREAD_BY_RULES = (
+    "[rank0]: Traceback (most recent call last):\n"
+    '[rank0]:   File "/srv/train.py", line 9, in <module>\n[rank0]:     trainer.train()\n'
+    f'[rank0]:   File "{_LIBRARY}/accelerate/accelerator.py", line 300, in __init__\n'
+    "[rank0]:     self.state = State(brew=3)\n"
+    "[rank0]: TypeError: State.__init__() got an unexpected keyword argument 'brew'\n"
+)
+_TIMED_OUT = (
+    "[rank3]:[E1 10:00:00 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=41, OpType=ALLREDUCE) ran for 600012 milliseconds\n"
+    "(raylet) A worker died or was killed while executing a task by an unexpected system error.\n"
+)
+_WARNED = (
+    "/env/lib/python3.11/site-packages/torch/utils/checkpoint.py:87: UserWarning: None of the "
+    "inputs have requires_grad=True. Gradients will be None\n"
+    "WARNING 06-11 09:12:31 [interface.py:219] Failed to import from vllm._C with "
+    "ModuleNotFoundError(\"No module named 'vllm._C'\")\n"
+)
+
+
+def alarms_of(log: str) -> list[str]:
+    found = diagnose(read_text(log, config=None), RULES).findings
+    return [one.code for one in found if one.level is not Level.INFO]
+
+
+def test_what_ranks_say_after_the_first_one_raised_is_evidence_of_that_exception() -> None:
+    assert alarms_of(_TIMED_OUT)[0] == "ERR100"
+    assert alarms_of(_UNREAD_BY_RULES) == ["VIT002"]
+    assert alarms_of(_UNREAD_BY_RULES + _TIMED_OUT) == ["VIT002"]
+    # It is as severe as what it explains.
+    (first, *_) = diagnose(read_text(_UNREAD_BY_RULES + _TIMED_OUT, config=None), RULES).findings
+    assert first.level is Level.ERROR
+    assert any(line.startswith("ERR100") for line in first.evidence)
+
+
+def test_an_exception_below_a_timeout_does_not_explain_it() -> None:
+    assert alarms_of(_TIMED_OUT + _UNREAD_BY_RULES)[0] == "ERR100"
+
+
+def test_an_exception_that_nobody_reads_explains_only_what_other_processes_say() -> None:
+    unread = _UNREAD_BY_RULES.replace("TypeError: State.__init__() got an unexpected keyword "
+                                      "argument 'brew'", "KettleError: 418")  # fmt: skip
+    assert alarms_of(unread + _TIMED_OUT) == ["VIT002"]
+    same = _TIMED_OUT.replace("rank3", "rank0").splitlines(keepends=True)[0]
+    assert alarms_of(unread + same)[0] == "ERR100"
+
+
+def test_the_exception_that_ended_the_run_goes_before_warnings_above_it() -> None:
+    found = alarms_of(_WARNED + _UNREAD_BY_RULES)
+    assert found[0] == "VIT002"
+    assert "ERR394" in found[1:]
+    # Alone, the warning is all that is known.
+    assert alarms_of(_WARNED)[0] in ("ERR394", "ERR666")
+
+
+def test_a_warning_does_not_hide_what_the_last_exception_says() -> None:
+    log = _WARNED + (
+        "Traceback (most recent call last):\n"
+        '  File "/srv/train.py", line 9, in <module>\n    from vllm import Kettle\n'
+        "ImportError: cannot import name 'Kettle' from 'vllm' (/env/vllm/__init__.py)\n"
+    )
+    without = alarms_of(log.removeprefix(_WARNED))
+    assert without[0] != "ERR394"
+    assert alarms_of(log)[0] == without[0]
+
+
+def test_a_scheduler_that_ended_says_less_than_its_exception() -> None:
+    log = _UNREAD_BY_RULES.replace("[rank0]: ", "")
+    log = f"[2026-02-20 04:27:00 TP5] Scheduler hit an exception: {log}"
+    (first, *_) = diagnose(read_text(log, config=None), RULES).findings
+    assert first.code == "VIT002"
+    assert first.causes[0].name == "library-version-mismatch"

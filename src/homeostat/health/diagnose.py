@@ -8,7 +8,6 @@ and not its symptoms.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,12 +18,21 @@ import numpy as np
 from homeostat.health.advice import is_followed
 from homeostat.health.differential.answer import NOTHING, Differential, differential
 from homeostat.health.differential.illnesses import fitted_table
+from homeostat.health.end_of_run import READ_IT, EndOfRun, end_of_run
 from homeostat.health.failures.text import end_of_message
-from homeostat.health.finding import Finding, Level, NotEvaluated, Sighting, Unknown
+from homeostat.health.finding import (
+    Finding,
+    Level,
+    NotEvaluated,
+    Sighting,
+    Unknown,
+    quoted_lines,
+)
 from homeostat.health.frameworks import HOMEOSTAT
 from homeostat.health.guesses.near_names import with_near_name
 from homeostat.health.guesses.second_opinion import with_guesses
 from homeostat.health.rule import Rule
+from homeostat.health.signatures.lists import AFTERMATH
 from homeostat.health.view import Kind, RunView
 from homeostat.health.vital_signs.last_exception import last_exception
 from homeostat.health.watchlist import NOTHING_SET, Watchlist, watchlist_in
@@ -37,7 +45,6 @@ EXPECTED = "health.allow expects its finding in this run"
 _JUST_ABOVE = 3
 # Maximum number of lines with a signature's words that are compared with another finding's.
 _MAX_LINES = 300
-_QUOTE = re.compile(r"line (\d{1,12}): ")
 _SAYS_NOTHING = "Nothing in this log says why"
 
 
@@ -201,12 +208,17 @@ def folded(
     """
     present = {finding.code for finding in findings}
     of_code = {rule.code: rule for rule in rules if rule.code in present}
+    end = end_of_run(view)
+    at_end = {finding.code for finding in findings if end.tells_of(finding)}
     by: dict[str, str] = {}
     played_down = {f.code for f in findings if _is_played_down(f, of_code)}
+    warned = {f.code for f in findings if _is_only_warned(f, of_code)} - at_end
     for code in sorted(present):
         for symptom in of_code[code].explains:
-            # Two findings that explain each other both stay, and a mere note hides no illness.
+            # Two findings that explain each other both stay, a mere note hides no illness, and a
+            # warning hides neither the exception that ended the run nor what followed from that.
             hides = code in played_down and symptom in present - played_down
+            hides = hides or (code in warned and (symptom in at_end or symptom in AFTERMATH))
             if symptom in present and code not in of_code[symptom].explains and not hides:
                 by.setdefault(symptom, code)
     for finding in findings:
@@ -216,7 +228,9 @@ def folded(
         elif finding.code not in by:
             taken = [other.code for other in findings if _is_taken(other, finding, of_code)]
             by.update(dict.fromkeys(taken, finding.code))
-    ordered = in_order(findings)
+    ordered = in_order(findings, end)
+    here = [one for one in ordered if one.code not in by]
+    by |= {after.code: first.code for first, after in end.followed(here)}
     _fold_equals([one for one in ordered if one.code not in by], by)
     kept = []
     for finding in ordered:
@@ -231,9 +245,10 @@ def folded(
         # A finding that explains a dead run is as severe as that. A note stays a note: it is
         # benign.
         worst = max((finding, *symptoms), key=lambda one: one.level.rank).level
-        level = finding.level if finding.level is Level.INFO else worst
+        is_note = finding.level is Level.INFO and finding.code not in READ_IT
+        level = finding.level if is_note else worst
         kept.append(dataclasses.replace(finding, level=level, evidence=finding.evidence + lines))
-    return in_order(kept)
+    return in_order(kept, end)
 
 
 def _fold_equals(findings: Sequence[Finding], by: dict[str, str]) -> None:
@@ -253,6 +268,12 @@ def _is_played_down(finding: Finding, rules: Mapping[str, Rule]) -> bool:
     return finding.level is Level.INFO and rules[finding.code].level is not Level.INFO
 
 
+def _is_only_warned(finding: Finding, rules: Mapping[str, Rule]) -> bool:
+    """Return whether words that end a process were said as a warning: it did not end there."""
+    rule = rules[finding.code]
+    return rule.ends_run and finding.level.rank < rule.level.rank
+
+
 def _says_less(finding: Finding, rules: Mapping[str, Rule]) -> bool:
     """Return whether a note or a guess is made redundant by another finding: it is no evidence."""
     rule = rules[finding.code]
@@ -270,18 +291,25 @@ def _says_more(
     if not codes:
         return None
     mine = quoted_lines(finding)
+    is_read = finding.code in READ_IT and finding.level is not Level.INFO
     last = _last_line(mine, view)
     for other in in_order(findings):
         if not other.code.startswith(codes) or other == finding:
             continue
         there = quoted_lines(other)
+        if is_read and other.code in AFTERMATH and mine and max(mine) not in there:
+            # That a process failed says less than the words of its exception, if they are read.
+            continue
         if other.level is Level.INFO:
             # A rule that only ever informs knows these words: they say that nothing is wrong.
             if rules[other.code].level is Level.INFO and mine and set(mine) <= set(there):
                 return other
             continue
-        # A message just above a traceback is about the same failure.
-        if not mine or any(min(mine) - _JUST_ABOVE <= n <= last for n in there):
+        # A message just above a traceback is about the same failure, unless it is only a warning
+        # and the exception's own words say something else.
+        is_apart = finding.level is Level.WARN and _is_only_warned(other, rules)
+        above = 0 if is_read and is_apart else _JUST_ABOVE
+        if not mine or any(min(mine) - above <= n <= last for n in there):
             return other
         # A signature quotes one of the lines that it knows.
         if any(min(mine) <= n <= last for n in _known_lines(rules[other.code], view)):
@@ -315,11 +343,6 @@ def _is_taken(other: Finding, finding: Finding, rules: Mapping[str, Rule]) -> bo
     return any(min(mine) <= number <= max(mine) for number in quoted_lines(other))
 
 
-def quoted_lines(finding: Finding) -> list[int]:
-    """Return the numbers of the log lines that a finding quotes as evidence."""
-    return [int(found[1]) for text in finding.evidence if (found := _QUOTE.match(text))]
-
-
 def with_reason(finding: Finding, view: RunView) -> Finding:
     """Name the log's exception in a finding that says "nothing in this log says why"."""
     told = next((one for one in view.tracebacks if not one.is_report), None)
@@ -342,11 +365,17 @@ def _root(code: str, by: Mapping[str, str]) -> str | None:
     return found
 
 
-def in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """Sort findings: the most severe, most certain and earliest first."""
+def in_order(findings: Sequence[Finding], end: EndOfRun | None = None) -> list[Finding]:
+    """Sort findings: the most severe, most certain and earliest first.
 
-    def key(finding: Finding) -> tuple[int, int, float]:
+    `end` tells which findings are about the exception that ended the run. Those go before other
+    warnings.
+    """
+    here = end or EndOfRun()
+
+    def key(finding: Finding) -> tuple[int, bool, int, float]:
         step = finding.first_step if finding.first_step is not None else float("inf")
-        return -finding.level.rank, -finding.confidence.rank, step
+        is_else = finding.level is Level.WARN and not here.tells_of(finding)
+        return -finding.level.rank, is_else, -finding.confidence.rank, step
 
     return sorted(findings, key=key)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+# The start of evidence that quotes a line of the log.
+QUOTE = re.compile(r"line (\d{1,12}): ")
 
 
 class Family(StrEnum):
@@ -162,6 +166,11 @@ class Finding:
         share = _SHARE_RIGHT.get(self.confidence) if self.code.startswith("ERR") else None
         right = f" (right in about {share:.0%} of cases)" if share else ""
         return f"{self.confidence}{right}"
+
+
+def quoted_lines(finding: Finding) -> list[int]:
+    """Return the numbers of the log lines that a finding quotes as evidence."""
+    return [int(found[1]) for text in finding.evidence if (found := QUOTE.match(text))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,8 @@ class Rule:
     into it; if this one quotes lines, the other one must quote lines of the same place in the log.
     `takes` are prefixes of codes that are folded into this one if they quote lines of the same
     place. `texts` are the patterns of a signature; a line that has one of them counts as quoted
-    where another finding yields to this one.
+    where another finding yields to this one. `ends_run` means that its words end a process: if they
+    are only a warning, they explain neither an exception elsewhere nor what followed from that.
     """
 
     code: str
@@ -108,6 +109,7 @@ class Rule:
     yields_to: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+    ends_run: bool = False
     page: Callable[[], str] | None = None
 
     def __post_init__(self) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from homeostat.health.diagnose import Diagnosis, quoted_lines
+from homeostat.health.diagnose import Diagnosis
 from homeostat.health.failures.end_lines import End
 from homeostat.health.failures.reading import ExceptionReading
 from homeostat.health.failures.tracebacks import Traceback
-from homeostat.health.finding import Cause, Finding, Level, NotEvaluated
+from homeostat.health.finding import Cause, Finding, Level, NotEvaluated, quoted_lines
 from homeostat.health.frameworks import Framework
 from homeostat.health.frameworks.telling import ToldFix, in_their_words, told_all
 from homeostat.health.log import LogLine

@@ -12,9 +12,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from homeostat.health.diagnose import EXPECTED, TURNED_OFF, Diagnosis, quoted_lines
+from homeostat.health.diagnose import EXPECTED, TURNED_OFF, Diagnosis
 from homeostat.health.failures.end_lines import End
-from homeostat.health.finding import Cause, Finding, Grade, Level, NotEvaluated
+from homeostat.health.finding import Cause, Finding, Grade, Level, NotEvaluated, quoted_lines
 from homeostat.health.formats.as_json import Verdict, read_as, unknown_error, verdict
 from homeostat.health.formats.told_apart import decider_line, shares_line
 from homeostat.health.frameworks import UNKNOWN

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from homeostat import __version__
-from homeostat.health.diagnose import quoted_lines
-from homeostat.health.finding import Finding, Level
+from homeostat.health.finding import Finding, Level, quoted_lines
 from homeostat.health.formats.markdown import code, fenced, plain, subject
 from homeostat.health.formats.report import Report, causes_of, message_of
 from homeostat.health.formats.reproduce import reproduction

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from homeostat.health.diagnose import Diagnosis, quoted_lines
-from homeostat.health.finding import Finding
+from homeostat.health.diagnose import Diagnosis
+from homeostat.health.finding import Finding, quoted_lines
 from homeostat.health.formats.as_json import Verdict, unknown_error, verdict
 from homeostat.health.frameworks.telling import ToldFix, in_their_words, told_all
 from homeostat.health.log import LogLine

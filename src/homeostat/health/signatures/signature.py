@@ -114,6 +114,7 @@ def rule_of(signature: Signature) -> Rule:
         needs=("log",),
         explains=signature.explains,
         texts=signature.texts,
+        ends_run=signature.ends_run,
         page=partial(_page, signature),
     )
 
