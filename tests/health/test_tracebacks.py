@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from homeostat.health.diagnose import diagnose
@@ -252,3 +254,24 @@ def test_an_error_that_several_processes_wrote_into_one_line_is_read_once(
 def test_a_traceback_of_two_ranks_in_one_line_has_one_class() -> None:
     (found,) = tracebacks(log_of(BOXED.replace("KeyError: ", "KeyErrorKeyError: : ")))
     assert (found.kind, found.message) == ("KeyError", "'answer'")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"severity": "ERROR", "textPayload": PLAIN},
+        {"log.level": "error", "message": "it failed", "error.stack_trace": PLAIN},
+        {"level": "ERROR", "stack": PLAIN.splitlines()},
+        {"severity": "ERROR", "jsonPayload": {"message": PLAIN}},
+    ],
+)
+def test_a_traceback_in_a_record_of_a_log_collector_is_read(record: dict[str, object]) -> None:
+    [found] = tracebacks(log_of(json.dumps(record)))
+    assert str(found.user_frame) == "/data/ana/proj/rewards.py:41 in accuracy"
+    assert found.error == "JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+
+
+def test_a_record_for_each_line_of_a_traceback_is_read() -> None:
+    text = "\n".join(json.dumps({"textPayload": line}) for line in PLAIN.splitlines())
+    [found] = tracebacks(log_of(text))
+    assert found.error == "JSONDecodeError: Expecting value: line 1 column 1 (char 0)"

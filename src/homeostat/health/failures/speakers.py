@@ -13,7 +13,7 @@ pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from homeostat.health.log import LogLine
 from homeostat.json_text import parse_json
@@ -28,7 +28,9 @@ _RANK = re.compile(r"\b(?:rank|task|[Ll]ocal_rank)[ =](\d{1,6})\b")
 _MAX_PREFIXES = 3
 # JSON fields in which loggers and container runtimes store the text.
 _FIELDS = ("log", "message", "msg", "text", "exc_info", "exception", "stack_trace", "traceback",
-           "error", "stack", "event", "line")  # fmt: skip
+           "error", "stack", "event", "line", "textPayload")  # fmt: skip
+# Of these, the fields in which a collector of container logs stores one line of the console.
+_LINED = ('"log"', '"message"', '"textPayload"')
 _MAX_JSON = 40_000
 _MAX_PARTS = 400
 
@@ -74,7 +76,7 @@ def spoken_lines(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, str, str]]
 
 def _is_wrapped(text: str) -> bool:
     if text[:1] == "{":
-        return "Traceback" in text or 'File \\"' in text or '"log"' in text or '"message"' in text
+        return "Traceback" in text or 'File \\"' in text or any(name in text for name in _LINED)
     return "\\n" in text and "Traceback (most recent call last)" in text
 
 
@@ -88,10 +90,21 @@ def _unwrapped(text: str) -> list[str]:
             record = None
         if isinstance(record, dict):
             inner = [value for value in record.values() if isinstance(value, dict)]
-            texts = [str(one[name]) for one in (record, *inner) for name in _FIELDS if name in one]
+            texts = [text for one in (record, *inner) for text in _texts_of(one)]
             found = [part for one in texts for part in one.splitlines()]
             return found[:_MAX_PARTS] or [text]
     if "\\n" not in text:
         return [text]
     plain = text.replace("\\r", "").replace("\\t", "\t").replace('\\"', '"').replace("\\'", "'")
     return plain.split("\\n")[:_MAX_PARTS]
+
+
+def _texts_of(record: Mapping[str, object]) -> Iterator[str]:
+    """Yield a record's texts. Elastic's names have dots, and some loggers make a list of lines."""
+    named = {name.rpartition(".")[2]: value for name, value in record.items()}
+    for name in _FIELDS:
+        value = named.get(name)
+        if isinstance(value, list):
+            yield "\n".join(map(str, value))
+        elif value is not None:
+            yield str(value)
