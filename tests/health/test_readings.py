@@ -46,6 +46,8 @@ def with_rates(values: list[float]) -> RunView:
         ([4e-8, 4e-8, 1e-7, 1e-7, 9e-8, 9e-8, 4e-8, 4e-8, 1e-8, 1e-8, 0.0], True),
         # A decay in equal parts has no equal neighbours.
         ([1e-6 * k for k in range(20, 0, -1)], False),
+        # Nor has one whose schedule then ends at 0.
+        ([4e-7 * k for k in range(40, 0, -1)] + [0.0] * 30, False),
         ([1e-5] * 20, False),
         ([5e-324, 1e300] * 10, False),
         ([1e-300, 2e-300, 2e-300] * 10, False),

@@ -14,6 +14,9 @@ READ = {
     "prompt-too-long": (
         "ValueError: Multimodal prompt produced 9000 tokens, exceeding rollout.prompt_length=4096.",
     ),
+    "token-budget-below-sequence": (
+        "AssertionError: got an input of 5210 tokens, but max microbatch size is 4096 tokens",
+    ),
     "group-size-one": ("ValueError: This estimate requires at least 2 samples per group. Got 1.",),
     "gpu-count-mismatch": (
         "AssertionError: Not enough GPUs to run the judge. world_size (2) < 4.",
@@ -25,6 +28,7 @@ READ = {
     ),
     "inference-server-unresponsive": (
         "RuntimeError: Router health check failed after 300 seconds.",
+        "TimeoutError: Inference server is not ready after 1800 (>1800) seconds. Aborting...",
         "RuntimeError: Failed to complete async request to 10.0.0.3:8000 after 3 attempts",
     ),
     "ray-cluster-unreachable": (

@@ -167,7 +167,7 @@ def _seen_decimals(series: Series | None) -> int | None:
     """Return the decimals to which values were rounded before they were logged, if it shows.
 
     It shows where all are multiples of one power of ten, and neighbours are equal now and then
-    while the others change.
+    while the others change. Neighbours that are both 0 tell nothing: a schedule may have ended.
     """
     values = series.finite().values if series is not None else np.zeros(0)
     sizes = np.abs(values[values != 0])
@@ -177,7 +177,7 @@ def _seen_decimals(series: Series | None) -> int | None:
     if not 0 <= decimals <= _MOST_DECIMALS or sizes.max() > 1e12 * sizes.min():
         return None
     counts = sizes * 10.0**decimals
-    changes = np.diff(values) != 0
+    changes = np.diff(values)[(values[1:] != 0) | (values[:-1] != 0)] != 0
     is_even = bool(np.all(np.abs(counts - np.round(counts)) < 1e-6 * counts))
     return decimals if is_even and 0.2 < float(changes.mean()) < 0.9 else None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 CAUSES = {
     "bug": "known-bad-version",
     "prompt": "prompt-too-long",
+    "budget": "token-budget-below-sequence",
     "masked": "rows-without-training",
     "server": "inference-server-unresponsive",
     "ray": "ray-cluster-unreachable",
@@ -32,6 +33,7 @@ _PART = (
 FORMS: tuple[tuple[str, str, str], ...] = (
     # Limits
     ("prompt", r"[Pp]rompt (?:length \(\d{1,9}\) exceeds|produced \d{1,9} tokens, exceeding) (?:the )?((?:max_|rollout\.)[\w.]{2,60})", "a prompt exceeds {0}"),
+    ("budget", r"(\d{1,9}) tokens,? (?:but|exceeds?|which exceeds) (?:the )?max(?:imum)? micro[ _-]?batch size (?:is |of )?(\d{1,9})", "a row of {0} tokens is longer than a micro-batch of {1}"),
     ("single", r"(requires at least 2 samples per group)", "{0}"),
     # GPUs and nodes
     ("devices", r"\b[Nn]ot? enough (GPUs|gpus|nodes|devices) (?:to run|for)\b", "there are too few {0}"),
@@ -44,6 +46,7 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ("rocm", r"(same HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES|don't set ROCR_VISIBLE_DEVICES)", "the lists of visible devices differ ({0})"),
     # Servers
     ("server", r"(?:Router|Server|Engine) health check failed after (\S{1,12})", "a server did not answer within {0} s"),
+    ("server", r"[Ii]nference (server|pool) (?:is|was) not ready after", "the inference {0} was not ready in time"),
     ("server", r"Failed to complete (?:async )?request to (\S{1,120}) after \d{1,4} attempts", "{0} does not answer"),
     ("ray", r"Ray head node at (\S{1,80}) did not become available", "{0} does not answer"),
     # Components that are looked up by name
