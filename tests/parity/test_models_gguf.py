@@ -142,7 +142,7 @@ def test_an_adapter_on_a_gguf_base_is_found_by_peft_and_by_us(tmp_path):
         seed=0, gradient_checkpointing=False,
     )  # fmt: skip
     folder = tmp_path / "adapter"
-    save_adapter(own.module, folder, lora, base_path=str(tmp_path / "model.gguf"))
+    save_adapter(own.module, folder, lora, base=ModelConfig(path=str(tmp_path / "model.gguf")))
     settings = json.loads((folder / "adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(tmp_path)
     assert find_base(folder, settings) == str(tmp_path / "model.gguf")

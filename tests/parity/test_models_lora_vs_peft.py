@@ -58,7 +58,7 @@ def test_peft_reads_what_we_write(implementation, tmp_path):
         for name, tensor in adapter_state(loaded.module):
             if "lora_B" in name:
                 tensor.normal_(0, 0.5)
-    save_adapter(loaded.module, tmp_path / "adapter", adapter, base_path=str(base))
+    save_adapter(loaded.module, tmp_path / "adapter", adapter, base=ModelConfig(path=str(base)))
     reference = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     plain = reference(tokens()[None]).logits[0].detach()
     theirs = PeftModel.from_pretrained(reference, tmp_path / "adapter").eval()
@@ -166,7 +166,7 @@ def test_other_kinds_of_adapters_have_pefts_logits_and_step(kind, tmp_path):
         )
         assert parameter.grad.abs().max() > 1e-5, name
     # What we write is what peft reads, merged or not.
-    save_adapter(ours, tmp_path / "again", adapter, base_path=str(base))
+    save_adapter(ours, tmp_path / "again", adapter, base=ModelConfig(path=str(base)))
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     again = PeftModel.from_pretrained(model, tmp_path / "again").eval()
     torch.testing.assert_close(again(tokens()[None]).logits[0], wanted, rtol=1e-5, atol=1e-5)

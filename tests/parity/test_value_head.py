@@ -177,7 +177,7 @@ def test_peft_reads_an_adapter_with_its_value_head(tmp_path: Path) -> None:
         for _, module in lora_modules(loaded.module):
             module.lora_B.weight.normal_(0, 0.5)
     folder = tmp_path / "adapter"
-    save_adapter(loaded.module, folder, lora, base_path=str(tmp_path / "base"))
+    save_adapter(loaded.module, folder, lora, base=ModelConfig(path=str(tmp_path / "base")))
     theirs = PeftModel.from_pretrained(base, folder).eval()
     batch = TrainBatch.of(some_rows())
     (found,) = trainer_of(loaded, tmp_path).forward(POLICY, [batch], Outputs(value=True))

@@ -2,21 +2,28 @@
 
 import copy
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from tests.support import runs, tiny
 
 from homeostat.config.loading.load import build_config
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.errors import ConfigError
+from homeostat.generation.choice import choose
+from homeostat.generation.exporting import export_model
+from homeostat.generation.loading import load_weights
 from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import load_model, num_bytes, num_params
+from homeostat.models.hf import save_hf
 from homeostat.models.lora import adapter_state, merged_state
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.held import HeldLinear, held_weights
 from homeostat.precision import int8, nf4
 from homeostat.precision.bases import base_rewrite
+from homeostat.train.saving.shards import TensorReader
 
 CPU = torch.device("cpu")
 CONFIG = {
@@ -101,8 +108,6 @@ def test_8_bits_round_to_the_nearest_of_a_row() -> None:
 @pytest.fixture
 def folder(tmp_path):
     """A checkpoint with random weights."""
-    from homeostat.models.hf import save_hf
-
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.json").write_text(json.dumps(CONFIG))
     random = load_model(
@@ -207,7 +212,7 @@ def test_an_adapter_loads_in_peft_over_the_same_base(folder, tmp_path, settings)
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     lora = LoraConfig(rank=4, targets=("all-linear",))
     module = woken(load(folder, lora, **settings))
-    save_adapter(module, tmp_path / "adapter", lora, base_path=str(folder))
+    save_adapter(module, tmp_path / "adapter", lora, base=ModelConfig(path=str(folder)))
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         for name, weight in held_weights(module).items():
@@ -242,3 +247,77 @@ def test_what_a_quantised_base_cannot_do_is_refused_by_its_key(changes, setting)
     adapter = ["lora.rank=4"] if changes else []
     with pytest.raises(ConfigError, match=setting):
         build_config(copy.deepcopy(RECIPE), [*adapter, *changes], file=None)
+
+
+# ---- what a run leaves behind --------------------------------------------------------------------
+
+
+def weights_of(found, dtype=torch.float32):
+    return dict(merged_state(load_weights(found, device=CPU, dtype=dtype).module))
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+@pytest.mark.parametrize("settings", FORMATS)
+def test_every_form_of_a_run_over_a_quantised_base_has_its_weights(tmp_path, settings):
+    """A run in bf16 over files in fp32: codes and values are those of the base in bf16."""
+    base = tmp_path / "base"
+    tiny.write_model(base)
+    random = ModelConfig(path=str(base), init="random")
+    made = load_model(random, None, **place(torch.float32)).module
+    config = json.loads((base / "config.json").read_text())
+    save_hf(merged_state(made), base, source_config=config)
+    adapter = {"rank": 2, "rslora": True, "export": "merged"}
+    run = tiny.config(
+        tmp_path,
+        model={"path": str(base), "init": "pretrained", **settings},
+        lora=adapter,
+        trainer={"precision": "bf16", "max_steps": 1},
+        checkpoint={"export": "final"},
+    )
+    runs.train(run)
+    shutil.copytree(run.run_dir, tmp_path / "bare", ignore=shutil.ignore_patterns("hf"))
+    runs.sign(tmp_path / "bare" / "checkpoints" / "step_00000001")
+    bare = choose(tmp_path / "bare")
+    state = TensorReader(bare.checkpoint.path, "model").whole()
+    wanted = {}
+    for name, tensor in merged_state(made):
+        value = tensor.bfloat16()
+        if "layers" in name and tensor.ndim == 2:
+            value = held_value(value, settings).float()
+            a, b = (state[name.replace("weight", f"lora_{x}.weight")].float() for x in "AB")
+            value = value + b @ a * (32 / 2**0.5)
+        wanted[name] = value.float() if "layers" in name and tensor.ndim == 2 else tensor
+    assert_same(weights_of(bare), wanted)
+    # The merged export of the run is not quantised again.
+    merged = {name: tensor.bfloat16() for name, tensor in wanted.items()}
+    assert_same(weights_of(choose(run.run_dir), torch.bfloat16), merged)
+    (said, figure) = export_model(bare, tmp_path / "whole", dtype="bf16")
+    assert_same(weights_of(choose(tmp_path / "whole"), torch.bfloat16), merged)
+    assert f"quantised to {settings['quantization']}" in said
+    apart = [(name, merged[name].float() - wanted[name]) for name in wanted if "proj" in name]
+    plain = {n: held_value(t.bfloat16(), settings).float() for n, t in merged_state(made)}
+    error = sum(float(d.square().sum()) for _, d in apart)
+    update = sum(float((wanted[name] - plain[name]).square().sum()) for name, _ in apart)
+    assert f"by {100 * (error / update) ** 0.5:.2g} % of the adapter's update" in figure
+    # The adapter alone says how its base was held.
+    export_model(bare, tmp_path / "adapter", adapter_only=True)
+    alone = choose(tmp_path / "adapter")
+    assert alone.model.quantization == settings["quantization"]
+    assert_same(weights_of(alone), wanted)
+
+
+def held_value(weight, settings):
+    """The values of a matrix in bf16 that is held in few bits."""
+    if weight.ndim != 2:
+        return weight
+    if settings["quantization"] == "int8":
+        return int8.dequantise(*int8.quantise(weight), dtype=torch.bfloat16)
+    packed, absmax = nf4.quantise(weight)
+    if settings.get("double_quantization"):
+        absmax = nf4.dequantise_scales(*nf4.quantise_scales(absmax))
+    return nf4.dequantise(packed, absmax, shape=weight.shape, dtype=torch.bfloat16)

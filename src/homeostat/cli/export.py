@@ -118,6 +118,7 @@ def export(
         from homeostat.generation.gguf_export import export_gguf
 
         written = export_gguf(choice, target, **how)
+        notes = list(written.notes)
         if written.not_quantised:
             names = ", ".join(written.not_quantised[:3])
             typer.echo(
@@ -128,5 +129,7 @@ def export(
     else:
         from homeostat.generation.exporting import export_model
 
-        export_model(choice, target, adapter_only=adapter, group_size=group_size, **how)
+        notes = export_model(choice, target, adapter_only=adapter, group_size=group_size, **how)
+    for note in notes:
+        typer.echo(note, err=True)
     typer.echo(safe_text(str(target)))

@@ -90,12 +90,14 @@ def push(
     }
     typer.echo(f"exporting {safe_text(choice.describe())}", err=True)
     if dry_run is not None:
-        make_folder(choice, dry_run, **how)
+        for note in make_folder(choice, dry_run, **how):
+            typer.echo(note, err=True)
         typer.echo(safe_text(str(dry_run)))
         return
     with tempfile.TemporaryDirectory(prefix="homeostat_push_") as hidden:
         folder = Path(hidden) / "model"
-        make_folder(choice, folder, **how)
+        for note in make_folder(choice, folder, **how):
+            typer.echo(note, err=True)
         words = message or f"Upload {choice.describe_step()} with homeostat"
         pushed = push_folder(folder, repo, is_public=public, message=words)
     typer.echo(safe_text(pushed.url))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from homeostat.config.data import DataConfig
 from homeostat.config.int4 import Int4Config
 from homeostat.config.kind import RunKind
@@ -25,6 +27,7 @@ from homeostat.hub.resolve import resolve_model
 from homeostat.models.adapter_files import (
     ADAPTER_CONFIG,
     adapter_settings,
+    base_quantization,
     find_base,
     has_value_head,
 )
@@ -167,7 +170,11 @@ def _of_adapter(folder: Path, base: Path | None) -> Choice:
         )
     # An adapter that was trained with another template has its own tokenizer.
     own = str(folder) if (folder / "tokenizer.json").is_file() else None
-    model = ModelConfig(path=str(named), tokenizer=own)
+    place = {"path": str(named), "tokenizer": own, **base_quantization(folder)}
+    try:
+        model = ModelConfig.model_validate(place)
+    except ValidationError:
+        raise ModelError(f"{folder}: its base was quantised in an unknown format.") from None
     return Choice(model, adapter_settings(settings, folder), scores=has_value_head(settings))
 
 
@@ -194,7 +201,9 @@ def _of_run(folder: Path, step: str | None) -> Choice:
     if (exported / "config.json").is_file():
         # The model that the run started from need not be there any more.
         own = {"path": str(exported), "init": "pretrained", "tokenizer": None}
-        model = run.model.model_copy(update={**own, "chat_template": None})
+        # An adapter is merged into it: quantised again, it would be rounded away.
+        own |= {"chat_template": None, "quantization": None, "double_quantization": False}
+        model = run.model.model_copy(update=own)
         return Choice(model, **of_run, exported=found)
     home = _home(folder, Path(run.runs_dir), run.name)
     places = ("path", "tokenizer", "chat_template")

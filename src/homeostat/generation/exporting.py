@@ -22,12 +22,13 @@ from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import ModelError, OutputError
 from homeostat.generation.choice import Choice
 from homeostat.generation.loading import load_weights, stored_dtype, trained_int4
+from homeostat.generation.rounding import AsWritten, RoundingError, merging_error, percent
 from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import LoadedModel, open_source, read_configs
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import merged_state
 from homeostat.observe.durable import FileErrorsAsOsError, not_written
-from homeostat.precision.int4 import GROUP_SIZES
+from homeostat.precision.int4 import GROUP_SIZES, fake_quantise
 from homeostat.precision.int4_files import KEY
 from homeostat.train.exporting import export_configs
 from homeostat.train.int4_export import Int4Export
@@ -47,10 +48,11 @@ def export_model(
     adapter_only: bool = False,
     quantization: ExportQuantization = "auto",
     group_size: int | None = None,
-) -> None:
+) -> list[str]:
     """Write the model and its tokenizer to a new folder. `auto` keeps the precision of training.
 
-    Raises ModelError if the folder exists, so that nothing is overwritten.
+    Returns lines for people on what is not as it was trained. Raises ModelError if the folder
+    exists, so that nothing is overwritten.
     """
     if quantization == "q8_0":
         raise ModelError("--quantization q8_0 is a format of GGUF files. Add --format gguf.")
@@ -63,14 +65,38 @@ def export_model(
     tokenizer = load_tokenizer(choice.model)
     how = {"device": torch.device("cpu"), "rounds": quantization != "none"}
     loaded = load_weights(choice, dtype=_compute_dtype(choice, dtype), **how)
+    notes = base_notes(choice, is_merged=not adapter_only)
     with building(folder) as hidden:
         hidden.mkdir()
         if adapter_only:
             assert choice.adapter is not None, "checked above"
-            save_adapter(loaded.module, hidden, choice.adapter, base_path=choice.model.path)
+            save_adapter(loaded.module, hidden, choice.adapter, base=choice.model)
         else:
-            _save_whole(loaded, hidden, dtype, int4)
+            is_trained = int4 == trained_int4(choice)
+            notes += _save_whole(loaded, hidden, dtype, int4, is_trained=is_trained)
         tokenizer.save(hidden, scores=choice.scores)
+    return notes
+
+
+def base_notes(choice: Choice, *, is_merged: bool) -> list[str]:
+    """Say which base an adapter belongs to, if it was quantised."""
+    format = choice.model.quantization
+    if format is None:
+        return []
+    if is_merged:
+        return [f"the base was quantised to {format}: the values that it has there are written"]
+    return [f"the adapter was trained over a base in {format}: over another one it differs"]
+
+
+def merging_notes(loaded: LoadedModel, as_written: AsWritten, *, precision: str) -> list[str]:
+    """Say how much of an adapter's update is lost where it is merged, if there is one."""
+    share = merging_error(loaded.module, as_written)
+    if share is None:
+        return []
+    return [
+        f"merged: rounding to {precision} moves the weights by {percent(share)} of the adapter's "
+        "update (root mean square)"
+    ]
 
 
 def require_new(path: Path) -> None:
@@ -128,13 +154,24 @@ def _int4(
 
 
 def _save_whole(
-    loaded: LoadedModel, folder: Path, dtype: ExportDtype, int4: Int4Config | None
-) -> None:
+    loaded: LoadedModel,
+    folder: Path,
+    dtype: ExportDtype,
+    int4: Int4Config | None,
+    *,
+    is_trained: bool,
+) -> list[str]:
     stream = merged_state(loaded.module)
     source_config, generation_config = export_configs(loaded.sheet)
+    names: frozenset[str] = frozenset()
+    rounding: RoundingError | None = None
     config = {name: value for name, value in source_config.items() if name != KEY}
     if int4 is not None:
         export = Int4Export.of(loaded.module, int4)
+        names = export.names
+        if not is_trained:
+            rounding = RoundingError(names, group_size=int4.group_size)
+            stream = rounding.watched(stream)
         # Weights are rounded to INT4 before anything else is rounded.
         stream = export.tensors(stream, scale_dtype=_DTYPES.get(dtype))
         config = export.config(config)
@@ -145,6 +182,21 @@ def _save_whole(
         generation_config=generation_config,
         max_shard_bytes=_SHARD_BYTES,
     )
+
+    def as_written(name: str, tensor: Tensor) -> Tensor:
+        if int4 is not None and name in names:
+            return fake_quantise(tensor, group_size=int4.group_size)
+        return tensor if dtype == "auto" else tensor.to(_DTYPES[dtype])
+
+    kept = _DTYPES.get(dtype) or next(loaded.module.parameters()).dtype
+    precision = "INT4" if names else str(kept).removeprefix("torch.")
+    notes = merging_notes(loaded, as_written, precision=precision)
+    if rounding is not None:
+        notes.append(
+            f"rounding to INT4 moves the packed weights by {percent(rounding.share)} of their "
+            "norm: the model was not trained for it"
+        )
+    return notes
 
 
 def _cast(stream: Iterator[tuple[str, Tensor]], dtype: ExportDtype) -> Iterator[tuple[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,9 @@ from homeostat.generation.choice import Choice
 from homeostat.generation.exporting import (
     ExportDtype,
     ExportQuantization,
+    base_notes,
     building,
+    merging_notes,
     require_new,
 )
 from homeostat.generation.loading import load_weights
@@ -27,6 +30,11 @@ from homeostat.models.gguf_write import (
 )
 from homeostat.models.lora import merged_state
 
+_DTYPES: dict[GgufType, torch.dtype] = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 _TYPES: dict[str, GgufType] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 
 
@@ -59,7 +67,7 @@ def export_gguf(
     kind: GgufType = "Q8_0" if quantization == "q8_0" else _type(dtype, source)
     vocab_size = loaded.sheet.vocab_size
     with building(file) as hidden:
-        return write_gguf(
+        written = write_gguf(
             hidden,
             lambda: merged_state(loaded.module),
             source_config=loaded.sheet.source_config,
@@ -67,6 +75,11 @@ def export_gguf(
             kind=kind,
             add_tokenizer=lambda writer: add_tokenizer(writer, tokenizer, vocab_size=vocab_size),
         )
+    notes = base_notes(choice, is_merged=True)
+    if (rounded := _DTYPES.get(kind)) is not None:
+        precision = str(rounded).removeprefix("torch.")
+        notes += merging_notes(loaded, lambda _, tensor: tensor.to(rounded), precision=precision)
+    return replace(written, notes=tuple(notes))
 
 
 def _type(dtype: ExportDtype, source: dict) -> GgufType:

@@ -20,6 +20,7 @@ from homeostat.errors import EngineError, ModelError
 from homeostat.generation.choice import Choice
 from homeostat.generation.packed_model import load_packed
 from homeostat.hub.resolve import resolve_model
+from homeostat.models.adapter_files import adapter_dtype
 from homeostat.models.build import LoadedModel, load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.hf import read_config
@@ -150,7 +151,7 @@ def load_weights(
         # Where it starts does not matter: the files hold the head.
         head="zero" if choice.scores else None,
         decode=decode,
-        hold=base_rewrite(choice.model),
+        hold=base_rewrite(choice.model, values=_base_values(choice)),
     )
     kept = choice.exported if choice.int4 is not None and not rounds else None
     if (found := choice.checkpoint or kept) is not None:
@@ -164,7 +165,19 @@ def _inference_config(model: ModelConfig) -> ModelConfig:
     return model.model_copy(update={"moe": type(model.moe)()})
 
 
+def _base_values(choice: Choice) -> torch.dtype | None:
+    """Return the dtype in which a run quantised the base of its adapter; None if it did not."""
+    if choice.model.quantization is None or choice.adapter is None:
+        return None
+    if choice.checkpoint is not None:
+        return stored_dtype(choice.checkpoint.path)
+    assert choice.adapter.path is not None, "an adapter that no run trains has files"
+    return adapter_dtype(Path(choice.adapter.path))
+
+
 def _rounding_note(choice: Choice) -> str:
+    if choice.model.quantization is not None:
+        return f"the linear maps under the adapter are held in {choice.model.quantization}"
     if choice.int4 is None or choice.checkpoint is None:
         return ""
     return f"weights are rounded to INT4 in groups of {choice.int4.group_size}, as in the run"

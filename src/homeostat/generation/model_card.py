@@ -113,6 +113,8 @@ def _summary(origin: Origin, facts: RunFacts | None) -> str:
     how = "all weights"
     if facts.config.get("lora"):
         how = "a LoRA adapter" if origin.is_adapter else "a LoRA adapter, merged into the base"
+        if (format := facts.config_value("model", "quantization")) is not None:
+            how += f" (quantised to {format})"
     lines += [
         f"- Training: {_TASKS.get(kind, kind)} of {how}",
         f"- Checkpoint: step {facts.last_step if origin.step is None else origin.step} of a run "

@@ -21,14 +21,18 @@ def make_folder(
     dtype: ExportDtype = "auto",
     adapter_only: bool = False,
     license: str | None = None,
-) -> None:
-    """Write a new folder with the model, its tokenizer and a card. Raises if it exists."""
-    export_model(choice, folder, dtype=dtype, adapter_only=adapter_only)
+) -> list[str]:
+    """Write a new folder with the model, its tokenizer and a card. Raises if it exists.
+
+    Returns lines for people on what is not as it was trained.
+    """
+    notes = export_model(choice, folder, dtype=dtype, adapter_only=adapter_only)
     card = model_card(_origin(choice, is_adapter=adapter_only), repo=repo, license=license)
     try:
         (folder / CARD).write_text(card, encoding="utf-8")
     except OSError as error:
         raise OutputError(not_written(folder / CARD, error)) from None
+    return notes
 
 
 def _origin(choice: Choice, *, is_adapter: bool) -> Origin:

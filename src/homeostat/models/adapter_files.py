@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from homeostat.config.hub_names import cached_path
 from homeostat.config.loading.beside import not_there
-from homeostat.config.model import LoraConfig
+from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models.hf import read_json, require_plain
 from homeostat.models.lora import ALL_LINEAR, adapter_state, lora_modules, saved_parameters
@@ -31,6 +31,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # Key of the weights' metadata with the file name of a GGUF base: peft's settings have none.
 GGUF_FILE = "gguf_file"
+# Keys of the metadata that say in how many bits the base was held (model.quantization).
+_BASE_QUANTIZATION = "base_quantization"
+_BASE_DOUBLE = "base_double_quantization"
 
 _PREFIX = "base_model.model."
 # The value head's module, which peft saves beside an adapter.
@@ -111,12 +114,38 @@ def find_base(folder: Path, settings: Mapping[str, Any]) -> str | None:
     place = settings.get("base_model_name_or_path")
     if not isinstance(place, str) or not place:
         return None
+    name = _metadata(folder).get(GGUF_FILE)
+    return f"{place}/{name}" if name else place
+
+
+def base_quantization(folder: Path) -> dict[str, Any]:
+    """Return the settings of a model that say how an adapter's base was held while it trained.
+
+    Empty if it was not quantised, or if another library wrote the adapter: peft does not say it.
+    """
+    found = _metadata(folder)
+    if _BASE_QUANTIZATION not in found:
+        return {}
+    is_double = found.get(_BASE_DOUBLE) == "true"
+    return {"quantization": found[_BASE_QUANTIZATION], "double_quantization": is_double}
+
+
+def adapter_dtype(folder: Path) -> torch.dtype:
+    """Return the dtype of an adapter's tensors: the one that its run computed in."""
+    path = folder / ADAPTER_WEIGHTS
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor(next(iter(file.keys()))).dtype
+    except (OSError, SafetensorError, StopIteration) as error:
+        raise ModelError(f"{path} cannot be read: {error}.") from None
+
+
+def _metadata(folder: Path) -> dict[str, str]:
     try:
         with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
-            name = (file.metadata() or {}).get(GGUF_FILE)
+            return file.metadata() or {}
     except (OSError, SafetensorError):
-        name = None
-    return f"{place}/{name}" if name else place
+        return {}
 
 
 def save_adapter(
@@ -124,24 +153,27 @@ def save_adapter(
     folder: Path,
     config: LoraConfig,
     *,
-    base_path: str | None = None,
+    base: ModelConfig | None = None,
     whole: Whole = Tensor.detach,
 ) -> None:
-    """Write the adapter in peft's format."""
+    """Write the adapter in peft's format. `base` is the model that it was trained over."""
     state = {
         _PREFIX + name: whole(tensor).cpu().contiguous() for name, tensor in saved_parameters(model)
     }
-    base = adapter_base(base_path)
+    place = adapter_base(None if base is None else base.path)
     folder.mkdir(parents=True, exist_ok=True)
-    metadata = {"format": "pt", **({GGUF_FILE: base.gguf_file} if base.gguf_file else {})}
+    metadata = {"format": "pt", **({GGUF_FILE: place.gguf_file} if place.gguf_file else {})}
+    if base is not None and base.quantization is not None:
+        metadata[_BASE_QUANTIZATION] = base.quantization
+        metadata[_BASE_DOUBLE] = str(base.double_quantization).lower()
     save_file(state, folder / ADAPTER_WEIGHTS, metadata=metadata)
     has_head = value_weight(model) is not None
     settings = {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS" if has_head else "CAUSAL_LM",
         "modules_to_save": [_HEAD_MODULE] if has_head else None,
-        "base_model_name_or_path": base.place,
-        "revision": base.revision,
+        "base_model_name_or_path": place.place,
+        "revision": place.revision,
         "r": config.rank,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,

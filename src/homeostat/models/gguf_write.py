@@ -33,10 +33,12 @@ _BLOCK = 32
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Facts about a written file: its tensors, and those that were not written as asked."""
+    """Facts about a written file: its tensors, those that were not written as asked, and lines for
+    people on what is not as it was trained."""
 
     num_tensors: int
     not_quantised: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def require_writable(config: Mapping[str, Any]) -> None:

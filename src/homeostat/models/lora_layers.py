@@ -100,9 +100,13 @@ class LoraLinear(AdaptedLinear):
     @torch.no_grad()
     def merged_weight(self, whole: Whole = Tensor.detach) -> Tensor:
         """Return the weight with the adapter added, summed in fp32 and rounded once."""
-        weight = whole(self.weight)
-        # In fp32: a bf16 product and sum would round the small update away.
-        return self._merged(weight.float(), whole).to(weight.dtype)
+        return self.merged_exactly(whole).to(self.weight.dtype)
+
+    @torch.no_grad()
+    def merged_exactly(self, whole: Whole = Tensor.detach) -> Tensor:
+        """Return the weight with the adapter added, in fp32."""
+        # A bf16 product and sum would round the small update away.
+        return self._merged(whole(self.weight).float(), whole)
 
     def _merged(self, weight: Tensor, whole: Whole) -> Tensor:
         update = whole(self.lora_B.weight).float() @ whole(self.lora_A.weight).float()

@@ -24,18 +24,28 @@ from homeostat.precision.nf4 import Nf4Weight
 Rewrite = Callable[[nn.Module, torch.dtype], None]
 
 
-def base_rewrite(model: ModelConfig) -> Rewrite | None:
-    """Return what exchanges the linear maps of a decoder; None if its weights stay as they are."""
+def base_rewrite(model: ModelConfig, *, values: torch.dtype | None = None) -> Rewrite | None:
+    """Return what exchanges the linear maps of a decoder; None if its weights stay as they are.
+
+    `values` is the dtype of the run that the base was quantised in, if products are computed in
+    another one: the base has the same codes and values then.
+    """
     if model.quantization is None:
         return None
 
     def rewrite(module: nn.Module, dtype: torch.dtype) -> None:
-        hold_linear_maps(module, model, dtype=dtype)
+        hold_linear_maps(module, model, dtype=dtype, values=values)
 
     return rewrite
 
 
-def hold_linear_maps(module: nn.Module, model: ModelConfig, *, dtype: torch.dtype) -> None:
+def hold_linear_maps(
+    module: nn.Module,
+    model: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    values: torch.dtype | None = None,
+) -> None:
     """Exchange the linear maps of a module on the meta device, before it has weights."""
     for layer in layers_of(module):
         if layer.kind == "experts":
@@ -47,7 +57,7 @@ def hold_linear_maps(module: nn.Module, model: ModelConfig, *, dtype: torch.dtyp
         if layer.kind != "linear" or not isinstance(layer.module, nn.Linear):
             continue
         with torch.device("meta"):
-            held = _held(model, layer.module.weight.shape, dtype)
+            held = _held(model, layer.module.weight.shape, dtype, values or dtype)
         replace_module(module, layer.name, HeldLinear(layer.module, held))
 
 
@@ -60,11 +70,14 @@ def base_choices(module: nn.Module) -> list[Choice]:
 def held_bytes(model: ModelConfig, layer: ModelLayer, dtype: torch.dtype) -> int:
     """Return the bytes of a layer's codes and scales."""
     with torch.device("meta"):
-        held = _held(model, layer.weights["weight"].shape, dtype)
+        held = _held(model, layer.weights["weight"].shape, dtype, dtype)
     return sum(tensor.nbytes for tensor in (*held.parameters(), *held.buffers()))
 
 
-def _held(model: ModelConfig, shape: torch.Size, dtype: torch.dtype) -> HeldWeight:
+def _held(
+    model: ModelConfig, shape: torch.Size, dtype: torch.dtype, values: torch.dtype
+) -> HeldWeight:
+    how = {"dtype": dtype, "values": values}
     if model.quantization == "nf4":
-        return Nf4Weight(shape, dtype=dtype, double=model.double_quantization)
-    return Int8Weight(shape, dtype=dtype)
+        return Nf4Weight(shape, double=model.double_quantization, **how)
+    return Int8Weight(shape, **how)

@@ -29,20 +29,23 @@ def dequantise(codes_OK: Tensor, scale_O: Tensor, *, dtype: torch.dtype) -> Tens
 
 
 class Int8Weight(HeldWeight):
-    """A matrix in 8 bits: a byte a value, and 4 bytes a row."""
+    """A matrix in 8 bits: a byte a value, and 4 bytes a row.
 
-    def __init__(self, shape: torch.Size, *, dtype: torch.dtype) -> None:
+    `values` is the dtype that its values are rounded to, before and after quantising.
+    """
+
+    def __init__(self, shape: torch.Size, *, dtype: torch.dtype, values: torch.dtype) -> None:
         super().__init__()
-        self.shape, self.dtype = shape, dtype
+        self.shape, self.dtype, self.values = shape, dtype, values
         self.codes = nn.Parameter(torch.empty(shape, dtype=torch.int8), requires_grad=False)
         self.scales = nn.Parameter(torch.empty(shape[0]), requires_grad=False)
 
     def tensor(self) -> Tensor:
-        return dequantise(self.codes, self.scales, dtype=self.dtype)
+        return dequantise(self.codes, self.scales, dtype=self.values).to(self.dtype)
 
     @torch.no_grad()
     def take(self, weight_OK: Tensor) -> None:
         # Rounded to the model's dtype first, as if the model had been loaded whole.
-        codes_OK, scale_O = quantise(weight_OK.to(device=self.codes.device, dtype=self.dtype))
+        codes_OK, scale_O = quantise(weight_OK.to(device=self.codes.device, dtype=self.values))
         self.codes.copy_(codes_OK)
         self.scales.copy_(scale_O)

@@ -123,11 +123,16 @@ def dynamic_book(device: torch.device) -> Tensor:
 
 
 class Nf4Weight(HeldWeight):
-    """A matrix in NF4: half a byte a value and 4 bytes a block, or 1 with `double`."""
+    """A matrix in NF4: half a byte a value and 4 bytes a block, or 1 with `double`.
 
-    def __init__(self, shape: torch.Size, *, dtype: torch.dtype, double: bool) -> None:
+    `values` is the dtype that its values are rounded to, before and after quantising.
+    """
+
+    def __init__(
+        self, shape: torch.Size, *, dtype: torch.dtype, values: torch.dtype, double: bool
+    ) -> None:
         super().__init__()
-        self.shape, self.dtype, self.double = shape, dtype, double
+        self.shape, self.dtype, self.values, self.double = shape, dtype, values, double
         blocks = num_blocks(shape.numel())
         self.packed = _frozen(-(-shape.numel() // 2), torch.uint8)
         if double:
@@ -138,7 +143,8 @@ class Nf4Weight(HeldWeight):
             self.absmax = _frozen(blocks, torch.float32)
 
     def tensor(self) -> Tensor:
-        return dequantise(self.packed, self._scales(), shape=self.shape, dtype=self.dtype)
+        how = {"shape": self.shape, "dtype": self.values}
+        return dequantise(self.packed, self._scales(), **how).to(self.dtype)
 
     def _scales(self) -> Tensor:
         if not self.double:
@@ -148,7 +154,7 @@ class Nf4Weight(HeldWeight):
     @torch.no_grad()
     def take(self, weight_OK: Tensor) -> None:
         # Rounded to the model's dtype first, as if the model had been loaded whole.
-        weight_OK = weight_OK.to(device=self.packed.device, dtype=self.dtype)
+        weight_OK = weight_OK.to(device=self.packed.device, dtype=self.values)
         packed_P, absmax_B = quantise(weight_OK)
         self.packed.copy_(packed_P)
         if not self.double:

@@ -94,8 +94,7 @@ def export_configs(sheet: ModelSheet) -> tuple[Mapping[str, Any], Mapping[str, A
 def _export_adapter(state: RoleState, folder: Path, config: ExportSettings, shards: Shards) -> None:
     assert config.lora is not None, "an adapter is exported where there is one"
     if shards.is_first:
-        base = config.model.path
-        save_adapter(state.model, folder, config.lora, base_path=base, whole=shards.whole)
+        save_adapter(state.model, folder, config.lora, base=config.model, whole=shards.whole)
     else:
         for _, parameter in saved_parameters(state.model):
             shards.whole(parameter)
