@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.support import tiny
 from torch import Tensor
 
 from homeostat.config.fp8 import SCALES_VARIABLE, Fp8Config
+from homeostat.config.loading.resume import compare_configs
 from homeostat.precision import operands
 from homeostat.precision.fp8 import Quantised, dequantise, quantise
 from homeostat.precision.history import AmaxHistory
@@ -149,6 +151,22 @@ def test_the_variable_speaks_where_the_recipe_is_silent(settings, variable, is_p
     line = recipe.describe(config, environment)
     assert (SCALES_VARIABLE in line) is (variable is not None)
     assert ("overridden" in line) is (variable is not None and bool(settings))
+
+
+def test_a_run_records_the_scales_that_the_environment_asked_for(tmp_path, monkeypatch) -> None:
+    """So a resume without the variable is told of the change, and so are its workers."""
+    silent = tiny.config(tmp_path, "trainer.fp8={}")
+    assert silent.trainer.fp8.power_of_two_scales is None
+    for word, wanted in (("0", True), ("1", False)):
+        monkeypatch.setenv(SCALES_VARIABLE, word)
+        followed = tiny.config(tmp_path, "trainer.fp8={}")
+        assert followed.trainer.fp8.power_of_two_scales is wanted
+        assert "is followed" in Fp8Recipe.of(followed.trainer.fp8).describe(followed.trainer.fp8)
+        (change,) = compare_configs(followed, silent)
+        assert (change.path, change.resume) == ("trainer.fp8.power_of_two_scales", "warn")
+        own = f"trainer.fp8={{power_of_two_scales: {str(not wanted).lower()}}}"
+        assert tiny.config(tmp_path, own).trainer.fp8.power_of_two_scales is not wanted
+        assert tiny.config(tmp_path).trainer.fp8 is None
 
 
 def test_a_product_without_its_padding_lies_as_a_plain_one_does(monkeypatch) -> None:

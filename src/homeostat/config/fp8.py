@@ -87,4 +87,9 @@ class Fp8Config(Settings):
         """Return whether scales are powers of two: the recipe's word, or else the environment's."""
         if self.power_of_two_scales is not None:
             return self.power_of_two_scales
-        return environment.get(SCALES_VARIABLE) == "0"
+        return scales_of_environment(environment) or False
+
+
+def scales_of_environment(environment: Mapping[str, str] = os.environ) -> bool | None:
+    """Return whether the environment asks for powers of two; None if it says nothing."""
+    return {"0": True, "1": False}.get(environment.get(SCALES_VARIABLE, ""))

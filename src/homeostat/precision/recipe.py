@@ -78,7 +78,7 @@ class Fp8Recipe:
         scales = "power-of-two scales" if self.power_of_two else "fp32 scales"
         variable = environment.get(SCALES_VARIABLE)
         if variable is not None:
-            word = "overridden" if config.power_of_two_scales is not None else "followed"
+            word = "followed" if self.power_of_two == (variable == "0") else "overridden"
             scales += f" ({SCALES_VARIABLE}={variable} is {word})"
         when = f"delayed by up to {self.history} updates" if self.history else "dynamic"
         begin = f", from step {config.start_step}" if config.start_step > 1 else ""

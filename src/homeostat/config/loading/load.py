@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from homeostat.config.combinations.check import find_conflicts
 from homeostat.config.data import AutoSource
+from homeostat.config.fp8 import scales_of_environment
 from homeostat.config.int4 import FLAG_VARIABLE, int4_of_environment
 from homeostat.config.loading.beside import placed
 from homeostat.config.loading.defaults import with_defaults
@@ -100,7 +101,14 @@ def _recognise_untyped(raw: dict[str, Any]) -> None:
 def _follow_environment(raw: dict[str, Any]) -> list[Problem]:
     """Set what the environment asks for where the recipe is silent."""
     trainer = raw.get("trainer") or {}
-    if not isinstance(trainer, dict) or "int4" in trainer:
+    if not isinstance(trainer, dict):
+        return []
+    # In the recipe, so that the run records it: a resume elsewhere has the same scales.
+    fp8, has_power_of_two = trainer.get("fp8"), scales_of_environment()
+    if isinstance(fp8, dict) and has_power_of_two is not None:
+        if fp8.get("power_of_two_scales") is None:
+            fp8["power_of_two_scales"] = has_power_of_two
+    if "int4" in trainer:
         return []
     try:
         wanted = int4_of_environment()
