@@ -179,8 +179,7 @@ def _loaded(
         origin = _origin(config, prompts.train.rows, trainer)
         require_vocabulary(prompts, vocab_size=trainer.sheet.vocab_size)
         require_stop_ids(config.rollout, vocab_size=trainer.sheet.vocab_size)
-        if (found := session.resume.found) is not None:
-            load_checkpoint(trainer, config, found)
+        load_checkpoint(trainer, config, session.resume.found)
         yield trainer, origin
 
 

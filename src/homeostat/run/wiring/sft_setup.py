@@ -100,8 +100,7 @@ def set_up(config: RunConfig, session: Session, *, prepare: Prepare) -> Iterator
         )
         attempts = Attempts(config.for_rows, trainer, state, memory)
         inputs, objective = prepare(inputs, attempts, session)
-        if found is not None:
-            load_checkpoint(trainer, config, found)
+        load_checkpoint(trainer, config, found)
         session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
         yield Parts(
             config=config,
