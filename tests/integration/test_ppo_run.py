@@ -116,7 +116,9 @@ def test_the_critic_is_exported_as_a_sequence_classifier(finished: RunConfig) ->
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     assert torch.equal(model.score.weight, saved(finished, 6, "critic")["score.weight"])
     assert model.config.num_labels == 1
-    assert AutoTokenizer.from_pretrained(folder) is not None
+    # Rows end with the token that they are padded with elsewhere.
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.pad_token_id == model.config.pad_token_id != tokenizer.eos_token_id
 
 
 def test_a_stopped_run_goes_on_exactly_with_both_optimizers(
@@ -150,6 +152,25 @@ def test_a_critic_may_start_from_a_reward_model(finished: RunConfig, tmp_path: P
     assert records(config)[0]["critic/value_mean"] != 0
     with pytest.raises(ModelError, match=r"critic\.path: "):
         runs.train(config_of(tmp_path, "name=gone", critic={"path": str(tmp_path / "no")}))
+
+
+def test_an_adapter_of_a_critic_names_the_model_that_it_was_trained_on(
+    finished: RunConfig, tmp_path: Path
+) -> None:
+    start = CheckpointStore(finished.run_dir / "checkpoints").path(6)
+    config = config_of(
+        tmp_path,
+        "trainer.max_steps=1",
+        "checkpoint.export=final",
+        f"model={{path: {start / 'hf'}}}",
+        "lora={rank: 2, alpha: 4.0, targets: [q_proj], export: adapter}",
+        critic={"path": str(start / "hf_critic"), "export": True},
+    )
+    runs.train(config)
+    folder = CheckpointStore(config.run_dir / "checkpoints").path(1)
+    for name in ("hf", "hf_critic"):
+        settings = json.loads((folder / name / "adapter_config.json").read_text())
+        assert settings["base_model_name_or_path"] == str(start / name)
 
 
 def test_check_and_estimate_know_the_critic(tmp_path: Path) -> None:

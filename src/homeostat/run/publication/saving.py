@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -105,8 +106,10 @@ class Saver:
                 scores = self.config.kind is RunKind.REWARD_MODEL
                 self.parts.tokenizer.save(folder / "hf", scores=scores)
             if with_export and self.config.critic is not None and self.config.critic.export:
-                trainer.export(Role.CRITIC, folder / "hf_critic", self.config.for_export)
-                self.parts.tokenizer.save(folder / "hf_critic")
+                settings = self.config.for_export
+                of_critic = replace(settings, model=self.config.critic.start(settings.model))
+                trainer.export(Role.CRITIC, folder / "hf_critic", of_critic)
+                self.parts.tokenizer.save(folder / "hf_critic", scores=True)
 
         is_best = self.parts.state.best_step == step
         try:
