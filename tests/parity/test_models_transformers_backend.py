@@ -120,6 +120,17 @@ def test_a_real_soft_cap_is_refused(tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize("settings", [FAMILIES["llama"], {"model_type": "gemma2", "head_dim": 8}])
+def test_a_model_that_sees_later_tokens_is_refused(settings, tmp_path):
+    """What it is to predict would be among what it reads."""
+    settings = {**settings, "is_causal": False}
+    if settings["model_type"] == "gemma2":
+        settings |= {"final_logit_softcapping": None, "use_bidirectional_attention": True}
+    folder = save(random_model(settings), tmp_path)
+    with pytest.raises(ModelError, match="attend to later ones"):
+        load(folder)
+
+
 def test_checkpointing_and_adapter_dropout_together_give_the_same_gradient(tmp_path):
     save(random_model(FAMILIES["llama"]), tmp_path)
     adapter = LoraConfig(rank=2, dropout=0.5, targets=("q_proj", "down_proj"))

@@ -159,6 +159,7 @@ class TransformersModel(nn.Module):
                 # Dropout only shows in training mode; the other probes need evaluation mode.
                 _refuse_dropout(self.train().causal_lm)
                 _probe_logits(self.eval().causal_lm)
+                _refuse_later_tokens(self.causal_lm)
                 self.packs = self.takes_positions and self._packs()
         # A RuntimeError like those of vendors, but one that the user can act on.
         except torch.OutOfMemoryError:
@@ -335,6 +336,22 @@ def _probe_logits(causal_lm: nn.Module) -> None:
                 f"model.path: {type(causal_lm).__name__} changes its logits after the output "
                 "matrix (a soft cap, a scale or a bias), which cannot be trained exactly here."
             )
+
+
+def _refuse_later_tokens(causal_lm: nn.Module) -> None:
+    """Check that a hidden state does not depend on later tokens, which are what it predicts."""
+    tokens_N = _probe_tokens(causal_lm, sum(_PROBE_LENGTHS))
+    half = len(tokens_N) // 2
+    whole, beginning = (
+        _trunk(causal_lm)(input_ids=one[None], use_cache=False).last_hidden_state
+        for one in (tokens_N, tokens_N[:half])
+    )
+    if not _close(whole[:, :half], beginning):
+        raise ModelError(
+            f"model.path: {type(causal_lm).__name__} lets tokens attend to later ones, which a "
+            "model that is to write texts must not. Name a causal model (see is_causal and "
+            "use_bidirectional_attention in its config.json)."
+        )
 
 
 def _probe_tokens(causal_lm: nn.Module, count: int) -> Tensor:
