@@ -259,3 +259,10 @@ def test_a_scheduler_that_ended_says_less_than_its_exception() -> None:
     (first, *_) = diagnose(read_text(log, config=None), RULES).findings
     assert first.code == "VIT002"
     assert first.causes[0].name == "library-version-mismatch"
+
+
+def test_what_is_only_warned_of_hides_no_error() -> None:
+    error = finding("ERR320")
+    assert [f.code for f in folded([finding("ERR394"), error], RULES)] == ["ERR394"]
+    warned = finding("ERR394", level=Level.WARN)
+    assert [f.code for f in folded([warned, error], RULES)] == ["ERR320", "ERR394"]

@@ -210,15 +210,16 @@ def folded(
     of_code = {rule.code: rule for rule in rules if rule.code in present}
     end = end_of_run(view)
     at_end = {finding.code for finding in findings if end.tells_of(finding)}
+    fatal = at_end | {finding.code for finding in findings if finding.level is Level.ERROR}
     by: dict[str, str] = {}
     played_down = {f.code for f in findings if _is_played_down(f, of_code)}
     warned = {f.code for f in findings if _is_only_warned(f, of_code)} - at_end
     for code in sorted(present):
         for symptom in of_code[code].explains:
-            # Two findings that explain each other both stay, a mere note hides no illness, and a
-            # warning hides neither the exception that ended the run nor what followed from that.
+            # Two findings that explain each other both stay, a mere note hides no illness, and what
+            # is only warned of hides neither an error nor the exception that ended the run.
             hides = code in played_down and symptom in present - played_down
-            hides = hides or (code in warned and (symptom in at_end or symptom in AFTERMATH))
+            hides = hides or (code in warned and symptom in fatal)
             if symptom in present and code not in of_code[symptom].explains and not hides:
                 by.setdefault(symptom, code)
     for finding in findings:
