@@ -517,6 +517,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "triton-version-mismatch": "Triton or a kernel is not compatible with torch or the GPU.",
         "gpu-not-answering": "GPU or driver does not answer in the process.",
         "package-shadowed": "A file or folder of the same name is imported in place of a package.",
+        "container-image-not-pulled": "The image of the container cannot be fetched.",
     },
     Family.PERFORMANCE: {
         "rollout-underutilised": "Rollout or trainer is idle or badly sized, so steps are slow.",
