@@ -159,7 +159,7 @@ _AFTERMATH = ("closing signal sigterm", "sending sigterm", "sending signal", "fo
               "set signal")  # fmt: skip
 # Lines in which these texts are a setting, a hint or an informational message.
 _NOTES = re.compile(r"\b(?:INFO|DEBUG)\b|\s--\w")
-# What a sentence only supposes. An error's own text may go on with such advice.
+# What a sentence only supposes. An error's own text may continue with such advice.
 _SUPPOSED = re.compile(
     r"(?:(?!rror|xception).){0,80}?\b(?:if|in case|should) you(?: still| ever)? "
     r"(?:get|see|encounter|receive|experience|face|run into|hit)\b",

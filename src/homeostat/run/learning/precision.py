@@ -14,13 +14,11 @@ import numpy as np
 from homeostat.arrays import FloatArray
 from homeostat.config.fp8 import Fp8Config
 from homeostat.config.int4 import Int4Config
-from homeostat.config.loading.live import LiveConfig, with_saved_edits
-from homeostat.config.run import RunConfig
+from homeostat.config.loading.live import LiveConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.run.learning.updates import step_rows
 from homeostat.train.events import EmitEvent
 from homeostat.train.inspection.precision_probe import UNQUANTISED
-from homeostat.train.saving.checkpoint import Found
 from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role, RolloutGroup, TrainBatch
@@ -94,19 +92,6 @@ def begin_precision(
     fp8 = settings.fp8
     ends = None if fp8 is None else (fp8.skip_first, fp8.skip_last)
     return trainer.begin_step(counted, observes=observes, ends=ends)
-
-
-def load_checkpoint(trainer: Trainer, config: RunConfig, found: Found | None) -> None:
-    """Load the checkpoint to resume from, if any, and compute as the run did when it was saved.
-
-    The loop tells the trainer of each step that it begins. What comes before it, or in its place,
-    needs this: a first publication, an evaluation, the export of a complete run.
-    """
-    if found is None:
-        return
-    trainer.load(found.path)
-    then = with_saved_edits(config, found.state, place=str(found.state_file))
-    begin_precision(trainer, then.trainer, found.step)
 
 
 def _loss(logp: Sequence[FloatArray]) -> float:

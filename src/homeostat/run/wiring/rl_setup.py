@@ -39,7 +39,6 @@ from homeostat.rollout.journal import Journal
 from homeostat.rollout.sampler import Sampler
 from homeostat.rollout.saved import SavedRollouts
 from homeostat.rollout.scorer import Scorer
-from homeostat.run.learning.precision import load_checkpoint
 from homeostat.run.publication.completions import drop_completions_after
 from homeostat.run.publication.opening import Feed, open_feed
 from homeostat.run.publication.publish import SentWeights
@@ -48,6 +47,7 @@ from homeostat.run.session.reward_problems import ProblemLog
 from homeostat.run.session.session import Session
 from homeostat.run.wiring.engines import engine_starter, open_engine
 from homeostat.run.wiring.inputs import open_prompts, require_vocabulary
+from homeostat.run.wiring.loading import load_checkpoint
 from homeostat.run.wiring.replay import require_replay
 from homeostat.run.wiring.sft_setup import begin_state, describe_model, open_trainer
 from homeostat.train.inspection.profile import StepProfiler

@@ -22,10 +22,10 @@ from homeostat.observe import format as fmt
 from homeostat.observe.devices import GpuSampler
 from homeostat.run.learning.attempts import Attempts
 from homeostat.run.learning.objective import Objective
-from homeostat.run.learning.precision import load_checkpoint
 from homeostat.run.session.session import Session
 from homeostat.run.sizing.token_budget import choose_tokens, sized, tokens_line
 from homeostat.run.wiring.inputs import open_rows, require_vocabulary
+from homeostat.run.wiring.loading import load_checkpoint
 from homeostat.train.build import local_trainer
 from homeostat.train.inspection.profile import StepProfiler
 from homeostat.train.oom import MemoryGuard

@@ -2,7 +2,7 @@
 
 ## What it sees
 Our own events step_skipped and the metric train/skipped_steps: more than `max_share` of the steps
-since the first one, or `in_a_row` one after the other, were skipped. Megatron counts anew in each
+since the first one, or `in_a_row` one after the other, were skipped. Megatron counts from 0 in each
 record; there the counts are added up. fp16 training that skips only within its first `search` steps
 looks for its loss scale, which is information.
 
@@ -81,7 +81,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _num_skipped(view: RunView) -> float:
-    """Return how many updates were skipped; some frameworks count anew in each record."""
+    """Return how many updates were skipped; some frameworks count from 0 in each record."""
     total, each = view.latest("train/skipped_steps"), view.series("train/skipped_since_record")
     if total is None and each is not None:
         return float(each.finite().values.sum())
