@@ -53,18 +53,19 @@ class EndOfRun:
         `findings` are in order. An exception that nobody can read explains at least what others
         said: those processes did not raise it.
         """
-        about = [one for one in findings if self.tells_of(one)]
-        first = next(iter(about), None)
-        for one in findings if first is not None else ():
-            if not self.is_followed_by(one):
-                continue
-            if first.level is not Level.INFO or (self.speaker and self._is_anothers(one)):
+        first = next((one for one in findings if self.tells_of(one)), None)
+        if first is None:
+            return
+        is_read = first.level is not Level.INFO
+        for one in findings:
+            if self.is_followed_by(one) and (is_read or self._is_anothers(one)):
                 yield first, one
 
     def _is_anothers(self, finding: Finding) -> bool:
         """Return whether only other processes said what a finding quotes."""
         said = [QUOTE.sub("", text) for text in finding.evidence if QUOTE.match(text)]
-        return all(speaker_in(text)[0] not in ("", self.speaker) for text in said)
+        others = (speaker_in(text)[0] not in ("", self.speaker) for text in said)
+        return bool(self.speaker) and all(others)
 
 
 def end_of_run(view: RunView | None) -> EndOfRun:
