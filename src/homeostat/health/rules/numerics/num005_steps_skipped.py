@@ -31,6 +31,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
+import numpy as np
+
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import precision
@@ -90,8 +92,8 @@ def _num_skipped(view: RunView) -> float:
 
 def _first_skipped(view: RunView) -> int | None:
     each = view.series("train/skipped_since_record")
-    places = each.finite().values.nonzero()[0] if each is not None else ()
-    return int(each.finite().steps[places[0]]) if each is not None and len(places) else None
+    steps = each.steps[each.values > 0] if each is not None else np.zeros(0)
+    return int(steps[0]) if len(steps) else None
 
 
 def _advice(steps: list[int]) -> str:
