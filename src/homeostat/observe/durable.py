@@ -47,8 +47,9 @@ def not_written(what: Path | str, error: OSError) -> str:
 class FileErrorsAsOsError:
     """Turn the errors inside the block that say "(os error 28)" into OSError with that number.
 
-    safetensors and tokenizers are written in Rust. If they cannot write a file they raise their
-    own class, and tokenizers the bare class Exception, which no narrow except clause can name.
+    safetensors and tokenizers are written in Rust. Where a file cannot be written,
+    safetensors raises its own class, and tokenizers the bare class Exception, which no narrow
+    except clause can name.
     """
 
     def __enter__(self) -> None:

@@ -29,11 +29,11 @@ Place = tuple[str | int, ...]
 class _CoreLoader(yaml.SafeLoader):
     """A SafeLoader whose plain scalars follow YAML 1.2's core schema."""
 
-    def fetch_flow_collection_start(self, token_class: type[yaml.Token]) -> None:
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
         """Refuse brackets that nest more deeply than any file may: they take quadratic time."""
         if self.flow_level > MAX_DEPTH:
             raise RecursionError
-        super().fetch_flow_collection_start(token_class)
+        super().fetch_flow_collection_start(TokenClass)
 
 
 _CoreLoader.yaml_implicit_resolvers = {}
