@@ -325,6 +325,34 @@ def test_a_full_disk_gives_up_the_oldest_checkpoint_and_never_the_newest(
         train(off, FullDisk(2, monkeypatch))
 
 
+class NoRoomForExports(Hooks):
+    """A disk with room for the state of a run, and none for its weights in another format."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.patch = monkeypatch
+
+    def started(self, parts: Any, session: Any) -> None:
+        def export(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        self.patch.setattr(parts.trainer, "export", export)
+
+
+def test_no_room_for_an_export_does_not_cost_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.config(tmp_path, "checkpoint.export=final")
+    with pytest.raises(DiskFullError):
+        train(config, NoRoomForExports(monkeypatch))
+    last = CheckpointStore(config.run_dir / "checkpoints").steps()[-1]
+    assert last == config.trainer.max_steps
+    folder = CheckpointStore(config.run_dir / "checkpoints").path(last)
+    assert not (folder / "hf").exists()
+    # With room again, the same command writes what is missing.
+    train(config, Hooks())
+    assert (folder / "hf" / "config.json").is_file()
+
+
 class ScaleWeights(Hooks):
     """Once, before a step: weights are many times as large. And what rates there were, in order."""
 

@@ -107,11 +107,13 @@ def _obey(talk: Conversation, word: str, rest: str) -> None:
 
 
 def _set_temperature(talk: Conversation, text: str) -> None:
+    from homeostat.rollout.checks import MIN_TEMPERATURE
+
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0.0 <= value < math.inf:
+    if not (value == 0.0 or MIN_TEMPERATURE <= value < math.inf):
         _note(f"temperature {talk.options.temperature:g}; to change it: /temperature 0.7")
         return
     talk.options = replace(talk.options, temperature=value)

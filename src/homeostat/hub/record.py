@@ -69,7 +69,7 @@ def cached_commit(request: Request) -> str | None:
     """Return the commit that a branch or tag had when it was last downloaded."""
     try:
         return _ref(request).read_text(encoding="utf-8").strip() or None
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return None
 
 

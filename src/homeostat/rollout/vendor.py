@@ -78,11 +78,10 @@ class VendorCore(ServingCore, Protocol):
 class VendorEngine(SteppingEngine[Flight]):
     """Samples with a library that serves the model in `folder`.
 
-    `vendor` is the library's name in errors, `min_temperature` the lowest one above 0 that it has.
+    `vendor` is the library's name in errors.
     """
 
     vendor: str
-    min_temperature: float
 
     def __init__(
         self,
@@ -164,15 +163,6 @@ class VendorEngine(SteppingEngine[Flight]):
 
     def _flight(self, request: Request, *, number: int, now: float) -> Flight:
         return Flight(request, number=number, now=now, decode=self.decode)
-
-    def _require_servable(self, request: Request) -> None:
-        super()._require_servable(request)
-        if 0 < request.sampling.temperature < self.min_temperature:
-            raise EngineError(
-                f"request {request.id!r} cannot be served: {self.vendor} has no temperature "
-                f"between 0 and {self.min_temperature}, and rollout.temperature is "
-                f"{request.sampling.temperature}."
-            )
 
     def _start(self, flight: Flight) -> None:
         """Submit a flight; tokens that it has already sampled become part of the prompt."""

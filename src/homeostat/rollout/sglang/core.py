@@ -43,8 +43,6 @@ from homeostat.workers.network import free_port
 
 T = TypeVar("T")
 
-# Below this, SGLang would take the likeliest token.
-MIN_TEMPERATURE = 1e-6
 # SGLang keeps this many places of its context free.
 RESERVED_TOKENS = 8
 # The longest that one step waits for a token, where its caller has no time left.

@@ -17,7 +17,7 @@ from homeostat.config.sglang import SglangEngineConfig
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce
 from homeostat.rollout.flight import Flight
 from homeostat.rollout.served import Served
-from homeostat.rollout.sglang.core import MIN_TEMPERATURE, Core
+from homeostat.rollout.sglang.core import Core
 from homeostat.rollout.vendor import Emitted, VendorEngine, hashed_seed
 from homeostat.sync.bucket import Bucket, Receiver, Transport
 from homeostat.types import POLICY_ID, Completion
@@ -52,7 +52,6 @@ class SglangEngine(VendorEngine):
     may have in all; `decode` turns tokens into the text that stop strings are looked for in."""
 
     vendor = "SGLang"
-    min_temperature = MIN_TEMPERATURE
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 
 from homeostat.config.vllm import VllmEngineConfig
 from homeostat.errors import EngineError
-from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce
+from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.flight import Flight
 from homeostat.rollout.served import Served
 from homeostat.rollout.vendor import Emitted, VendorEngine, hashed_seed
@@ -55,7 +55,6 @@ class VllmEngine(VendorEngine):
     `quantization`: the `quantization_config` of the weights that it will be sent."""
 
     vendor = "vLLM"
-    min_temperature = MIN_TEMPERATURE
 
     def __init__(
         self,
@@ -106,6 +105,14 @@ class VllmEngine(VendorEngine):
             max_running=self.core.most_running,
             cache_bytes=sum(self.core.call("homeostat_cache_bytes")) if has_cache else 0,
         )
+
+    def _require_servable(self, request: Request) -> None:
+        super()._require_servable(request)
+        if 0 < request.sampling.temperature < MIN_TEMPERATURE:
+            raise EngineError(
+                f"request {request.id!r} cannot be served: vLLM has no temperature between 0 and "
+                f"{MIN_TEMPERATURE}, and rollout.temperature is {request.sampling.temperature}."
+            )
 
     def _seed(self, flight: Flight) -> int:
         request = flight.request

@@ -88,46 +88,68 @@ class Saver:
         `sections` is the state of the loop itself. With `must` a failure is raised, because no
         later save follows.
         """
-        recorder, step = self.session.recorder, self.parts.state.step
+        recorder = self.session.recorder
         recorder.flush()
-        started = time.perf_counter()
         export = self.config.checkpoint.export
         with_export = export == "every" or (export == "final" and at_end)
-        health = self.session.health_state()
-        record = {"run": self.parts.state.as_json(), "health": health, **sections}
-        trainer = self.parts.trainer
-
-        def write(folder: Path) -> None:
-            trainer.save(folder)
-            for part in self.also:
-                part.save(folder)
-            if with_export:
-                trainer.export(Role.POLICY, folder / "hf", self.config.for_export)
-                scores = self.config.kind is RunKind.REWARD_MODEL
-                self.parts.tokenizer.save(folder / "hf", scores=scores)
-            if with_export and self.config.critic is not None and self.config.critic.export:
-                settings = self.config.for_export
-                of_critic = replace(settings, model=self.config.critic.start(settings.model))
-                trainer.export(Role.CRITIC, folder / "hf_critic", of_critic)
-                self.parts.tokenizer.save(folder / "hf_critic", scores=True)
-
-        is_best = self.parts.state.best_step == step
         try:
-            with self.session.timeline.phase("checkpoint", step=step):
-                path = self._put(write, record, best=is_best and self.config.eval.keep_best)
+            self._save(sections, with_export=with_export)
         except CheckpointWriteError as error:
-            recorder.event("checkpoint_failed", step, error=str(error))
+            recorder.event("checkpoint_failed", self.parts.state.step, error=str(error))
+            saved = with_export and self._saved_without_export(sections)
             if must:
                 raise
             log.error("%s Training continues.", error)
+            return saved
+        return True
+
+    def _saved_without_export(self, sections: dict[str, Any]) -> bool:
+        """Save what a resume needs where there was no room for an export beside it."""
+        try:
+            self._save(sections, with_export=False)
+        except CheckpointWriteError:
             return False
+        log.error(
+            "Step %d is saved without its export. Make room and run the same command again, or use "
+            "homeostat export.",
+            self.parts.state.step,
+        )
+        return True
+
+    def _save(self, sections: dict[str, Any], *, with_export: bool) -> None:
+        """Write a checkpoint and report it. Raises CheckpointWriteError."""
+        recorder, step = self.session.recorder, self.parts.state.step
+        started = time.perf_counter()
+        health = self.session.health_state()
+        record = {"run": self.parts.state.as_json(), "health": health, **sections}
+
+        def write(folder: Path) -> None:
+            self.parts.trainer.save(folder)
+            for part in self.also:
+                part.save(folder)
+            if with_export:
+                self._export(folder)
+
+        is_best = self.parts.state.best_step == step
+        with self.session.timeline.phase("checkpoint", step=step):
+            path = self._put(write, record, best=is_best and self.config.eval.keep_best)
         seconds = time.perf_counter() - started
         self._seconds += seconds
         recorder.event("checkpoint_saved", step, path=str(path), seconds=seconds, best=is_best)
         if with_export:
             recorder.event("export_written", step, path=str(path / "hf"))
         self._prune(step)
-        return True
+
+    def _export(self, folder: Path) -> None:
+        """Write the weights, and those of a critic that is exported, as Hugging Face folders."""
+        trainer, tokenizer = self.parts.trainer, self.parts.tokenizer
+        settings, critic = self.config.for_export, self.config.critic
+        trainer.export(Role.POLICY, folder / "hf", settings)
+        tokenizer.save(folder / "hf", scores=self.config.kind is RunKind.REWARD_MODEL)
+        if critic is not None and critic.export:
+            of_critic = replace(settings, model=critic.start(settings.model))
+            trainer.export(Role.CRITIC, folder / "hf_critic", of_critic)
+            tokenizer.save(folder / "hf_critic", scores=True)
 
     def _put(self, write: Write, record: dict[str, Any], *, best: bool) -> Path:
         """Save to the store. If the disk is full, make room and try a second time."""
