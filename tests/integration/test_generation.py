@@ -190,8 +190,18 @@ def test_a_conversation_remembers_its_turns(model):
 
 
 def test_a_chat_answers_and_obeys_commands(runs):
-    lines = ["turn around abc", "/retry", "/temperature 0", "/temperature 1e-40", "/nope", " /etc\\"]
-    lines += ["and more", "/system Be brief.", "/retry", "", "abc", "a" * 5000, "abc", "/help"]
+    lines = ["turn around abc", "/retry", "/temperature 0", "/temperature 1e-40", "/nope"]
+    lines += [
+        " /etc\\",
+        "and more",
+        "/system Be brief.",
+        "/retry",
+        "",
+        "abc",
+        "a" * 5000,
+        "abc",
+        "/help",
+    ]
     words = ["chat", str(runs / "base"), "--max-new-tokens", "4", "--context", "96"]
     found = CliRunner().invoke(app, words, input="\n".join(lines))
     assert found.exit_code == 0, found.output
