@@ -6,16 +6,13 @@ import pytest
 import torch
 from tests.parity.tiny_models import SIZES
 
-from homeostat.config.fp8 import Fp8Config
 from homeostat.config.model import LoraConfig
 from homeostat.errors import ModelError
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.lora import apply_lora
 from homeostat.models.value_head import add_value_head
-from homeostat.precision.fp8_model import fp8_choices, require_layers
 from homeostat.precision.layers import DEFAULT_SKIPS, choose, layers_of, matches
-from homeostat.precision.recipe import Fp8Recipe
 
 QWEN3 = {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": False}
 MOE = {
@@ -109,8 +106,5 @@ def test_what_has_no_effect_is_refused() -> None:
         chosen(model, skip=("re:(",))
     with pytest.raises(ModelError, match="leave none"):
         chosen(model, skip_first=1, skip_last=1)
-    config = Fp8Config(skip_layers=("model", "lm_head"))
-    with pytest.raises(ModelError, match="all layers of the model are skipped"):
-        require_layers(fp8_choices(model, config), Fp8Recipe.of(config))
     # A tied model has no lm_head: the default pattern stays silent.
     assert chosen(decoder(**QWEN3 | {"tie_word_embeddings": True}))

@@ -196,11 +196,6 @@ def require_layers(choices: Sequence[Choice], recipe: Fp8Recipe) -> None:
 def layer_obstacles(choices: Sequence[Choice], recipe: Fp8Recipe) -> list[str]:
     """Return why layers that are not skipped cannot be computed in FP8, each with its name."""
     chosen = [choice.layer for choice in choices if not choice.why_skipped]
-    if not chosen:
-        return [
-            "all layers of the model are skipped, so that nothing would be computed in FP8. Skip "
-            f"fewer ({SETTING}.skip_layers, skip_first, skip_last), or remove {SETTING}."
-        ]
     found = [_outside(layer) for layer in chosen if layer.kind in ("head", "embedding")]
     found += [_foreign(layer) for layer in chosen if _is_foreign(layer)]
     experts = [layer for layer in chosen if layer.kind == "experts"]
