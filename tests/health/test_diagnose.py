@@ -19,6 +19,7 @@ from homeostat.health.finding import Finding, Level, Sighting
 from homeostat.health.readers import open_run, read_text
 from homeostat.health.registry import BY_CODE, RULES
 from homeostat.health.view import RunView
+from homeostat.health.vital_signs.ending import ending_of
 
 
 def finding(code: str, **fields: object) -> Finding:
@@ -232,6 +233,18 @@ def test_an_exception_that_nobody_reads_explains_only_what_other_processes_say()
     assert alarms_of(unread + _TIMED_OUT) == ["VIT002"]
     same = _TIMED_OUT.replace("rank3", "rank0").splitlines(keepends=True)[0]
     assert alarms_of(unread + same)[0] == "ERR100"
+
+
+def test_an_error_without_a_traceback_explains_the_watchdog_that_aborts_the_others() -> None:
+    lone = "TypeError: type NoneType doesn't define __brew__ method\n"
+    aborted = f"{_TIMED_OUT}Fatal Python error: Aborted\n"
+    assert alarms_of(aborted)[0] == "ERR100"
+    assert alarms_of(lone + aborted)[0] == "VIT002"
+    assert ending_of(read_text(lone + aborted, config=None)).traceback.start.number == 1
+    # The error of a process that lost another one is no reason, and what comes later is none.
+    lost = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes\n"
+    assert alarms_of(lost + aborted)[0] == "ERR100"
+    assert alarms_of(aborted + lone)[0] == "ERR100"
 
 
 def test_the_exception_that_ended_the_run_goes_before_warnings_above_it() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from homeostat.health.failures.first_failure import is_aftermath
 from homeostat.health.failures.speakers import speaker_in
-from homeostat.health.failures.text import end_of_message
+from homeostat.health.failures.text import lines_of
 from homeostat.health.finding import QUOTE, Finding, Level, quoted_lines
 from homeostat.health.guesses.second_opinion import LEAVES_OPEN
 from homeostat.health.signatures.lists import AFTERMATH
@@ -32,7 +32,7 @@ class EndOfRun:
     if compiled code crashed.
     """
 
-    lines: range = range(0)
+    lines: frozenset[int] = frozenset()
     speaker: str = ""
 
     def tells_of(self, finding: Finding) -> bool:
@@ -45,7 +45,7 @@ class EndOfRun:
         quoted = quoted_lines(finding)
         if finding.code not in AFTERMATH or not quoted or not self.lines:
             return False
-        return self.lines.start <= min(quoted) and not self.tells_of(finding)
+        return min(self.lines) <= min(quoted) and not self.tells_of(finding)
 
     def followed(self, findings: Sequence[Finding]) -> Iterator[tuple[Finding, Finding]]:
         """Yield each finding about the aftermath, after the one about the exception itself.
@@ -62,10 +62,11 @@ class EndOfRun:
                 yield first, one
 
     def _is_anothers(self, finding: Finding) -> bool:
-        """Return whether only other processes said what a finding quotes."""
+        """Return whether only other processes said what a finding quotes. An exception in a line
+        without a name came from none that has one.
+        """
         said = [QUOTE.sub("", text) for text in finding.evidence if QUOTE.match(text)]
-        others = (speaker_in(text)[0] not in ("", self.speaker) for text in said)
-        return bool(self.speaker) and all(others)
+        return all(speaker_in(text)[0] not in ("", self.speaker) for text in said)
 
 
 def end_of_run(view: RunView | None) -> EndOfRun:
@@ -76,5 +77,4 @@ def end_of_run(view: RunView | None) -> EndOfRun:
     # A signal often comes last: NCCL's watchdog aborts a process whose collective timed out.
     if found.is_native:
         return EndOfRun()
-    lines = range(found.start.number, end_of_message(found, view.log) + 1)
-    return EndOfRun(lines, found.speaker)
+    return EndOfRun(lines_of(found, view.log), found.speaker)

@@ -24,7 +24,15 @@ def whole_message(failure: Traceback, log: Log) -> str:
 
 def end_of_message(failure: Traceback, log: Log) -> int:
     """Return the number of the last line that belongs to the exception's message."""
-    return max((number for number, _ in _continued(failure, log)), default=failure.end.number)
+    return max(lines_of(failure, log))
+
+
+def lines_of(failure: Traceback, log: Log) -> frozenset[int]:
+    """Return the numbers of the lines from the exception's first one to the end of its message;
+    below the exception's own line, what other processes print in between is left out.
+    """
+    more = (number for number, _ in _continued(failure, log))
+    return frozenset((*range(failure.start.number, failure.end.number + 1), *more))
 
 
 def _continued(failure: Traceback, log: Log) -> Iterator[tuple[int, str]]:
@@ -44,7 +52,7 @@ def _continued(failure: Traceback, log: Log) -> Iterator[tuple[int, str]]:
         if (
             not is_more
             or 'File "' in text
-            or text.startswith("Traceback")
+            or text.startswith(("Traceback", "Fatal Python error"))
             or text.strip()[:1] in BOX
         ):
             break

@@ -12,12 +12,13 @@ unknown     the planned length of the run is not known
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.failures.end_lines import LAUNCHER, MAX_CLUSTER, End, EndLine, error_at_end
-from homeostat.health.failures.first_failure import first_failure
+from homeostat.health.failures.first_failure import first_failure, is_aftermath
 from homeostat.health.failures.lone_errors import lone_error
 from homeostat.health.failures.tracebacks import Traceback
 from homeostat.health.frameworks import HOMEOSTAT
@@ -39,6 +40,7 @@ _FINISHED = ("training completed", "training finished", "training is complete", 
              "***** train metrics *****", "training complete", "final validation metrics",
              "training done", "finished training", "done training in ",
              "`trainer.fit` stopped: `max_", "rl trainer finished")  # fmt: skip
+_WATCHDOG = "watchdog caught collective operation timeout"
 _SIGNAL = re.compile(r"got signal: (\d{1,2})")
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 9: "SIGKILL", 15: "SIGTERM"}
 
@@ -84,7 +86,10 @@ def ending_of(view: RunView) -> Ending:
         return Ending(End.STOPPED, f"{who} stopped it")
     fatal, told = fatal_traceback(view), _end_line(view)
     only_reported = fatal.is_report if fatal is not None else told is not None
-    if only_reported and (told is None or not _says_more(told)):
+    if fatal is not None and _is_watchdogs(fatal, view):
+        # The watchdog ended a process that waited for another one, whose output gives the reason.
+        fatal = _reason(_lone_error(view, before=fatal.start), told) or fatal
+    elif only_reported and (told is None or not _says_more(told)):
         # The launcher only reports that a process failed; the output of that process gives the
         # reason.
         fatal = _reason(_lone_error(view), told) or fatal
@@ -104,16 +109,29 @@ def ending_of(view: RunView) -> Ending:
     return _by_steps(view)
 
 
-def _lone_error(view: RunView) -> Traceback | None:
-    """Return the error without a traceback with which the log ends; None if it ends otherwise."""
-    lone = lone_error(view.log.lines[-LAST_LINES:])
+def _lone_error(view: RunView, *, before: LogLine | None = None) -> Traceback | None:
+    """Return the error without a traceback with which the log ends, or what comes before a line of
+    it; None if it ends otherwise.
+    """
+    lines = view.log.lines
+    if before is not None:
+        lines = lines[: bisect_left(lines, before.number, key=lambda line: line.number)]
+    lone = lone_error(lines[-LAST_LINES:])
     is_last = lone is not None and num_steps_after(view, lone.end) <= MAX_STEPS_AFTER
     return lone if is_last else None
 
 
+def _is_watchdogs(crash: Traceback, view: RunView) -> bool:
+    """Return whether NCCL's watchdog ended a process that had waited for another one."""
+    if not crash.is_native:
+        return False
+    said = view.log.last(_WATCHDOG)
+    return said is not None and 0 <= crash.start.number - said.number <= LAST_LINES
+
+
 def _reason(lone: Traceback | None, told: EndLine | None) -> Traceback | None:
     """Return the error without a traceback, if it says more than the launcher's report."""
-    if lone is None or lone.is_report:
+    if lone is None or lone.is_report or is_aftermath(lone):
         return None
     is_launchers = told is not None and told.line == lone.end and lone.kind == "Error"
     return None if is_launchers else lone
