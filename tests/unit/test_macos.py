@@ -28,7 +28,7 @@ _LACKING = {
 _PACKAGES = ("config", "observe", "rewards", "sync", "workers")
 _MODULES = (
     "cli.verbs", "clinic.processes", "data.templates", "models.memory", "rollout.native.memory",
-    "run.session.signals", "train.cores", "train.device_report", "user_code",
+    "run.session.signals", "train.cores", "train.inspection.device_report", "user_code",
 )  # fmt: skip
 
 

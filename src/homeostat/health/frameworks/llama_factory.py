@@ -7,6 +7,8 @@ from homeostat.health.frameworks.table import Framework
 
 METRICS: dict[str, str] = {
     **trl.METRICS,
+    # Its short log names the shares of pairs in DPO so.
+    "accuracy": "preference/accuracy",
     "reward": "reward",
     "lr": "learning_rate",
     "throughput": "throughput/tokens_per_s",

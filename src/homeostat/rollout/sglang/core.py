@@ -7,7 +7,8 @@ on whether it is asked or not; requests are tasks on its event loop, which runs 
 verb. Tokens come in the order in which they were sampled.
 
 Noise: with deterministic inference SGLang adds to each logit a hash of (seed, position, token), so
-that a sample does not depend on its batch, and one that resumes draws what it would have drawn.
+that a sample does not depend on its batch, and one that resumes draws what it would have drawn. Where
+greedy or cut requests are in a batch, it counts tokens by their rank, also for the others.
 
 Log-probs of sampled tokens are at the request's temperature and over the whole vocabulary; those
 of given tokens at temperature 1. Where top-k or top-p cut the distribution, SGLang returns the set
@@ -35,6 +36,7 @@ import torch
 from homeostat.config.ranks import LOOPBACK
 from homeostat.config.sglang import SglangEngineConfig
 from homeostat.errors import EngineError
+from homeostat.models.hf import read_config
 from homeostat.rollout.engine import Sampling
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.sglang.options import check_options, require_sglang
@@ -65,6 +67,7 @@ class Core:
         host: str = LOOPBACK,
     ) -> None:
         check_options(config.options)
+        _require_no_mlp_biases(folder)
         self._can_sleep = config.sleep and device == "cuda"
         self._io = require_sglang("sglang.srt.managers.io_struct")
         if device == "cpu":
@@ -300,6 +303,15 @@ def token_bytes(config: Mapping[str, Any], dtype: str) -> int:
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     kv_heads = config.get("num_key_value_heads") or heads
     return 2 * config["num_hidden_layers"] * kv_heads * head_dim * getattr(torch, dtype).itemsize
+
+
+def _require_no_mlp_biases(folder: Path) -> None:
+    """Refuse a model whose MLP has biases: SGLang would leave them out, and say nothing."""
+    if read_config(folder).get("mlp_bias"):
+        raise EngineError(
+            f"SGLang computes MLPs without biases, and the model in {folder} has them (mlp_bias in "
+            "its config.json). Set engine.type to vllm or native."
+        )
 
 
 def _allow_seeds_on_a_cpu() -> None:

@@ -81,7 +81,7 @@ def _by_settings(view: RunView) -> Iterator[Sighting | Unknown]:
         "memorised, and will not show overfitting. Hold out other rows.",
         evidence=tuple(f"the settings name {name} for both" for name in shared[:3]),
         causes=(Cause("validation-overlap", "the same file is on both sides"),),
-        fixes=(Fix("data.validation.path", "rows of another file", "an honest evaluation"),),
+        fixes=(Fix("data.validation", "rows of another file", "an honest evaluation"),),
         value=len(shared) / len(held_out),
         level=None if is_evaluated and 2 * len(shared) >= len(held_out) else Level.INFO,
     )
