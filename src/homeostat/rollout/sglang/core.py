@@ -7,8 +7,8 @@ on whether it is asked or not; requests are tasks on its event loop, which runs 
 verb. Tokens come in the order in which they were sampled.
 
 Noise: with deterministic inference SGLang adds to each logit a hash of (seed, position, token), so
-that a sample does not depend on its batch, and one that resumes draws what it would have drawn. Where
-greedy or cut requests are in a batch, it counts tokens by their rank, also for the others.
+that a sample does not depend on its batch, and one that resumes draws what it would have drawn.
+Where greedy or cut requests are in a batch, it hashes the ranks of all its tokens instead.
 
 Log-probs of sampled tokens are at the request's temperature and over the whole vocabulary; those
 of given tokens at temperature 1. Where top-k or top-p cut the distribution, SGLang returns the set
