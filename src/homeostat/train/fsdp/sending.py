@@ -21,17 +21,14 @@ Named = tuple[str, Tensor]
 class Sending:
     """One rank's part in sending weights.
 
-    Only the first rank has a packer. It stays open between streams, because it may hold connections
-    to the receivers. A packer that comes again is recognised by its state before its first use.
-    Another one comes when the engine is sent weights in another manner, as after an engine's death:
-    the one before, which may hold as much memory as the weights, is closed.
+    Only the first rank has packers. They stay open between streams, because they may hold
+    connections to the receivers. A packer that comes again is recognised by its state before its
+    first use.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self._packer: Packer | None = None
-        # The packer's state before its first use.
-        self._state = b""
+        self._packers: dict[bytes, Packer] = {}
         self._weights: Iterator[Named] = iter(())
         self._buckets: Iterator[Bucket] = iter(())
 
@@ -41,11 +38,8 @@ class Sending:
         if not self.ranks.is_first:
             return
         assert packer is not None, "the first rank packs"
-        state = pickle.dumps(packer)
-        if self._packer is None or state != self._state:
-            self.close()
-            self._packer, self._state = packer, state
-        self._buckets = self._packer.pack(self._led())
+        known = self._packers.setdefault(pickle.dumps(packer), packer)
+        self._buckets = known.pack(self._led())
 
     def next_bucket(self) -> Bucket | None:
         """On the first rank the next bucket, or None at the end; on others always None."""
@@ -59,11 +53,9 @@ class Sending:
             self.ranks.of_first(False)
 
     def close(self) -> None:
-        # The generator of a stream that broke off may hold what the packer closes.
-        self._buckets = iter(())
-        if self._packer is not None:
-            self._packer.close()
-            self._packer = None
+        for packer in self._packers.values():
+            packer.close()
+        self._packers.clear()
 
     def _led(self) -> Iterator[Named]:
         while self.ranks.of_first(True) and (named := next(self._weights, None)) is not None:
