@@ -85,7 +85,9 @@ def test_the_last_layers_are_those_of_the_model_not_of_what_the_recipe_left_in_f
 
 
 def test_back_to_bf16_and_back_again(tmp_path: Path) -> None:
-    schedule, live, _ = schedule_of(tiny.config(tmp_path, "trainer.fp8={recipe: rowwise}"))
+    # Without FP8 the interval has no effect, which a recipe may not have and an edit may cause.
+    settings = ("trainer.fp8={recipe: rowwise}", "observe.precision_interval=2")
+    schedule, live, _ = schedule_of(tiny.config(tmp_path, *settings))
     parts = SimpleNamespace(live=live, state=SimpleNamespace(step=4))
     actions = SftActions(parts, None)  # type: ignore[arg-type]
     assert actions.act(Action.BACK_TO_BF16) is not None

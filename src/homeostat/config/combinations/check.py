@@ -28,10 +28,13 @@ from homeostat.config.run import RunConfig
 from homeostat.errors import ConfigError, Problem
 
 
-def find_conflicts(config: RunConfig) -> list[Problem]:
-    """Return every conflict that can be found from the config alone."""
-    checks = (_trainer, _schedule, _data, _model, _evaluation, _checkpoint, _export)
-    checks = (*checks, _precision, _sinks)
+def find_conflicts(config: RunConfig, *, is_edited: bool = False) -> list[Problem]:
+    """Return every conflict that can be found from the config alone.
+
+    An edit during a run may leave a key of the recipe without effect: that is no conflict.
+    """
+    checks = (_trainer, _schedule, _data, _model, _evaluation, _checkpoint, _export, _sinks)
+    checks = checks if is_edited else (*checks, _precision)
     problems = [problem for check in checks for problem in check(config)]
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]

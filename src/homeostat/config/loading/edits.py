@@ -24,7 +24,7 @@ def edited(config: RunConfig, path: str, value: Any) -> RunConfig:
     except ValidationError as error:
         why = error.errors(include_url=False)[0]["msg"]
         raise ConfigError([Problem(path, f"it cannot be {value!r}: {why}.")]) from None
-    if problems := find_conflicts(found):
+    if problems := find_conflicts(found, is_edited=True):
         raise ConfigError(problems)
     return found
 
