@@ -221,6 +221,7 @@ def test_what_ranks_say_after_the_first_one_raised_is_evidence_of_that_exception
     (first, *_) = diagnose(read_text(_UNREAD_BY_RULES + _TIMED_OUT, config=None), RULES).findings
     assert first.level is Level.ERROR
     assert any(line.startswith("ERR100") for line in first.evidence)
+    assert "nccl-timeout" not in {cause.name for cause in first.causes}
 
 
 def test_an_exception_below_a_timeout_does_not_explain_it() -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from homeostat.health.finding import Cause, Confidence, Finding, Fix, Level
 from homeostat.health.guesses.known_cases import MAX_LINES, VERSIONS, Guess, guesses, merged
 from homeostat.health.log import Log
+from homeostat.health.signatures.lists import AFTERMATH
 
 # Names that say that something failed and leave open what.
 LEAVES_OPEN = frozenset(
@@ -97,7 +98,9 @@ def _recognised(first: Finding, seen: Sequence[Finding]) -> Iterator[Cause]:
     said = {first.name, *(cause.name for cause in first.causes)}
     for one in seen:
         is_error = one.code.startswith("ERR") and one.level is not Level.INFO
-        if is_error and one.name not in said | LEAVES_OPEN:
+        # What other processes say when they lost the one that raised is no cause of its exception.
+        is_consequence = one.code in AFTERMATH and first.code.startswith("VIT")
+        if is_error and not is_consequence and one.name not in said | LEAVES_OPEN:
             said.add(one.name)
             yield Cause(one.name, f"{one.code} knows these words")
 
