@@ -11,9 +11,9 @@ Guesses are made without the threads of the case's own repository. Beside an ill
 recognised, a guess (`guess` in the JSON) counts as right among three, never as first.
 
     first     the first finding names the cause
-    three     the second or third one does, or a guess beside the first one, or all that was said,
-              as a finding of any level, is that something failed (`VAGUE`), and one of the first
-              three causes it considers is right
+    three     the second or third one does, or the third cause of the first one, or a guess beside
+              it, or all that was said, as a finding of any level, is that something failed
+              (`VAGUE`), and one of the first three causes it considers is right
     vague     none of that is right, and nothing misleads: something failed
     silent    no finding; at most the last lines are quoted as not recognised
     wrong     the first finding says something specific, and none of the first three is right
@@ -135,8 +135,7 @@ def judge(case: Case, own: frozenset[Text] = frozenset()) -> Judged:
     hits = [bool(right & _named(one)) for one in findings]
     said = tuple(one["name"] for one in findings[:TOLD])
     guesses = {c["name"] for x in answer["findings"] if x["name"] in VAGUE for c in x["causes"][:3]}
-    beside = {c["name"] for c in findings[0]["causes"] if "guess" in c} if findings else set[str]()
-    hits = [*hits[:TOLD], bool(right & beside)]
+    hits = [*hits[:TOLD], bool(findings and right & _also_named(findings[0]))]
     is_specific = bool(said) and said[0] not in VAGUE
     return Judged(
         case,
@@ -157,6 +156,13 @@ def _named(finding: dict[str, Any]) -> set[str]:
     else:
         causes = [cause for cause in finding["causes"][:2] if "guess" not in cause]
     return {finding["name"], *(cause["name"] for cause in causes)}
+
+
+def _also_named(finding: dict[str, Any]) -> set[str]:
+    """Return the third cause of a finding that names an illness, and guesses beside it."""
+    causes = finding["causes"]
+    third = set() if finding["name"] in VAGUE else {cause["name"] for cause in causes[2:TOLD]}
+    return third | {cause["name"] for cause in causes if "guess" in cause}
 
 
 def _verdict(

@@ -82,22 +82,27 @@ def everything(folder: Path) -> dict[str, Any]:
     return {"rollout": rollout, "data": data, "trainer": trainer}
 
 
+@pytest.mark.parametrize(
+    "checkpoint",
+    [
+        pytest.param({}, id="from a checkpoint and the journal after it"),
+        pytest.param({"checkpoint": NO_SAVE}, id="from the journal", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_with_all_of_it_goes_on_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: dict[str, Any]
 ) -> None:
-    """Once from a checkpoint and the journal after it, once from the journal alone."""
     tiny_rl.recipe(tmp_path)
     sections = everything(tmp_path)
     whole = tiny_rl.config(tmp_path, "name=whole", **sections)
     runs.train(whole)
     expected = records(whole, *COMPARED)
-    for name, checkpoint in (("saved", {}), ("journal", {"checkpoint": NO_SAVE})):
-        again = tiny_rl.config(tmp_path, f"name={name}", **sections, **checkpoint)
-        crash_in_step(again, 4, monkeypatch)
-        runs.train(again)
-        assert values(again, "rollout/replayed_rounds")[3] > 0
-        assert records(again, *COMPARED) == expected
-        assert runs.final_tensors(again) == runs.final_tensors(whole)
+    again = tiny_rl.config(tmp_path, "name=again", **sections, **checkpoint)
+    crash_in_step(again, 4, monkeypatch)
+    runs.train(again)
+    assert values(again, "rollout/replayed_rounds")[3] > 0
+    assert records(again, *COMPARED) == expected
+    assert runs.final_tensors(again) == runs.final_tensors(whole)
     # The second source falls from three quarters to nothing.
     shares = values(whole, "data/share/late")
     assert shares[0] > 0.5
