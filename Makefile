@@ -80,7 +80,7 @@ test-nightly: machine
 
 # Tests over several trainer ranks: each start launches several processes that import torch.
 test-ranks: machine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'ranks and not slow' --numprocesses 2 --dist loadfile tests/parity/test_fsdp.py tests/parity/test_scale.py tests/parity/test_sequence.py tests/integration/test_fsdp_run.py tests/integration/test_rl_async.py tests/integration/test_moe_ranks.py tests/integration/test_ppo_run.py tests/integration/test_preference_run.py tests/integration/test_reward_model_run.py tests/integration/test_every_key.py tests/contract/test_trainer_contract.py tests/contract/test_worker_group_contract.py tests/integration/test_ray_run.py tests/integration/test_trainer_restarts.py tests/integration/test_plugins.py tests/integration/test_launched_run.py tests/integration/test_lost_nodes.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'ranks and not slow' --numprocesses 3 --dist loadfile tests/parity/test_fsdp.py tests/parity/test_scale.py tests/parity/test_sequence.py tests/integration/test_fsdp_run.py tests/integration/test_rl_async.py tests/integration/test_moe_ranks.py tests/integration/test_ppo_run.py tests/integration/test_preference_run.py tests/integration/test_reward_model_run.py tests/integration/test_every_key.py tests/contract/test_trainer_contract.py tests/contract/test_worker_group_contract.py tests/integration/test_ray_run.py tests/integration/test_trainer_restarts.py tests/integration/test_plugins.py tests/integration/test_launched_run.py tests/integration/test_lost_nodes.py
 
 # vLLM pins its dependencies, so its tests have a separate environment with its CPU build. The
 # torchvision and similar packages that it requires do not fit the CPU build of torch, and nothing

@@ -127,7 +127,8 @@ RAY_BY_DAY = {f"cluster.{key} (ray)" for key in ("type", "placement")}
 
 
 # Slow cases of keys that other tests set by day: in tests/unit test_observe_sinks.py,
-# test_data_store.py, test_grouped_experts.py, test_rewards_classifier.py and test_config_load.py,
+# test_data_store.py, test_grouped_experts.py, test_rewards_classifier.py, test_config_load.py,
+# test_fp8_training.py, test_precision_observed.py and test_precision_remedies.py,
 # in tests/integration test_rl_async.py, test_healing.py and test_preference_run.py,
 # tests/health/test_monitor.py.
 SET_ELSEWHERE = {
@@ -137,6 +138,11 @@ SET_ELSEWHERE = {
     "model.moe.grouped_kernel",
     "observe.sinks[].type (wandb)",
     "observe.sinks[].project (wandb)",
+    "observe.sinks[].entity (wandb)",
+    "observe.precision_interval",
+    "trainer.fp8.power_of_two_scales",
+    "trainer.fp8.skip_first",
+    "trainer.fp8.skip_last",
     "rewards.functions[].type (reward_model)",
     "rollout.partial",
     "health.heal",
