@@ -115,6 +115,29 @@ def test_an_exported_adapter_is_used_as_a_model_is(runs, tmp_path):
     assert f"adapter on {runs / 'base'}" in found.stderr
 
 
+def test_a_run_needs_the_adapter_that_it_started_from_no_more(runs, tmp_path):
+    start = tmp_path / "adapter"
+    export_model(choose(runs / "runs" / "adapter"), start, adapter_only=True)
+    shutil.copytree(runs / "base", tmp_path / "elsewhere")
+    short = {"max_steps": 1, "batch_rows": 4, "threads": 1}
+    raw = tiny.recipe(
+        tmp_path,
+        model={"path": str(tmp_path / "elsewhere"), "init": "pretrained"},
+        lora=LORA | {"path": str(start)},
+        trainer=short,
+    )
+    (tmp_path / "recipe.yaml").write_text(json.dumps(raw))
+    words = ["check", str(tmp_path / "recipe.yaml"), "--format", "json"]
+    found = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)
+    (said,) = (item for item in found["items"] if item["name"] == "adapter")
+    assert (said["level"], said["facts"]) == ("warning", {"named_base": str(runs / "base")})
+    train(tiny.config(tmp_path, **{name: raw[name] for name in ("model", "lora", "trainer")}))
+    run = choose(tmp_path / "runs" / "run")
+    before = own_logits(run, [5, 6, 7])
+    shutil.rmtree(start)
+    assert torch.equal(own_logits(run, [5, 6, 7]), before)
+
+
 def test_a_run_that_has_saved_nothing_says_so(runs, tmp_path):
     folder = tmp_path / "young"
     folder.mkdir()

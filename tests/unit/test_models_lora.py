@@ -10,6 +10,7 @@ from homeostat.errors import ModelError
 from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import load_model
 from homeostat.models.lora import adapter_state, merged_state
+from homeostat.models.preview import preview_model
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 
@@ -175,6 +176,11 @@ def test_an_adapter_of_another_shape_is_refused(folder, tmp_path, change, messag
     other = adapter.model_copy(update={"path": str(tmp_path / "adapter"), **change})
     with pytest.raises(ModelError, match=message):
         load(folder, other)
+    # `check` says it too, without loading a weight.
+    with pytest.raises(ModelError, match=message):
+        preview_model(
+            ModelConfig(path=str(folder), init="random"), other, dtype=torch.float32, device=CPU
+        )
 
 
 @pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])

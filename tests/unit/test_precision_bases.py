@@ -11,7 +11,7 @@ from tests.support import runs, tiny
 
 from homeostat.config.loading.load import build_config
 from homeostat.config.model import LoraConfig, ModelConfig
-from homeostat.errors import ConfigError
+from homeostat.errors import ConfigError, ModelError
 from homeostat.generation.choice import choose
 from homeostat.generation.exporting import export_model
 from homeostat.generation.loading import load_weights
@@ -19,6 +19,7 @@ from homeostat.models.adapter_files import save_adapter
 from homeostat.models.build import load_model, num_bytes, num_params
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import adapter_state, merged_state
+from homeostat.models.preview import preview_model
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.held import HeldLinear, held_weights
 from homeostat.precision import int8, nf4
@@ -247,6 +248,39 @@ def test_what_a_quantised_base_cannot_do_is_refused_by_its_key(changes, setting)
     adapter = ["lora.rank=4"] if changes else []
     with pytest.raises(ConfigError, match=setting):
         build_config(copy.deepcopy(RECIPE), [*adapter, *changes], file=None)
+
+
+@pytest.mark.parametrize(
+    ("now", "way_out"),
+    [
+        ({}, "Set model.quantization=nf4, model.double_quantization=true"),
+        ({"quantization": "int8"}, "Set model.quantization=nf4, model.double_quantization=true"),
+        ({"quantization": "nf4"}, "Set model.double_quantization=true"),
+    ],
+)
+def test_an_adapter_goes_on_over_a_base_in_the_bits_it_was_trained_over(
+    folder, tmp_path, now, way_out
+):
+    held = {"quantization": "nf4", "double_quantization": True}
+    trained, adapter = ModelConfig(path=str(folder), **held), LoraConfig(rank=2)
+    how = {**place(torch.float32), "hold": base_rewrite(trained)}
+    module = load_model(trained, adapter, **how).module
+    save_adapter(module, tmp_path / "adapter", adapter, base=trained)
+    going_on = adapter.model_copy(update={"path": str(tmp_path / "adapter")})
+    assert_same(
+        dict(adapter_state(load_model(trained, going_on, **how).module)),
+        dict(adapter_state(module)),
+    )
+    other = ModelConfig(path=str(folder), **now)
+    for build in (load_model, preview):
+        with pytest.raises(
+            ModelError, match=rf"lora\.path: .*held in nf4 with double.*{way_out}\."
+        ):
+            build(other, going_on, **{**place(torch.float32), "hold": base_rewrite(other)})
+
+
+def preview(model, adapter, *, dtype, device, hold, **_):
+    return preview_model(model, adapter, dtype=dtype, device=device, hold=hold)
 
 
 # ---- what a run leaves behind --------------------------------------------------------------------

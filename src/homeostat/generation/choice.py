@@ -206,9 +206,9 @@ def _of_run(folder: Path, step: str | None) -> Choice:
         model = run.model.model_copy(update=own)
         return Choice(model, **of_run, exported=found)
     home = _home(folder, Path(run.runs_dir), run.name)
-    places = ("path", "tokenizer", "chat_template")
-    model = run.model.model_copy(update=_placed(run.model, places, home, "model"))
-    lora = run.lora and run.lora.model_copy(update=_placed(run.lora, ("path",), home, "lora"))
+    model = run.model.model_copy(update=_placed(run.model, home))
+    # The checkpoint holds the whole adapter: the files that it started from are not needed.
+    lora = run.lora and run.lora.model_copy(update={"path": None})
     return Choice(model, lora, checkpoint=found, **of_run)
 
 
@@ -228,13 +228,11 @@ def _home(folder: Path, runs_dir: Path, name: str) -> Path:
     return Path(*whole[: -len(below)])
 
 
-def _placed(
-    settings: ModelConfig | LoraConfig, names: tuple[str, ...], home: Path, section: str
-) -> dict:
-    """Return the paths among the settings as seen from here."""
-    values = {name: getattr(settings, name) for name in names}
+def _placed(model: ModelConfig, home: Path) -> dict[str, str]:
+    """Return the paths among the model's settings as seen from here."""
+    values = {name: getattr(model, name) for name in ("path", "tokenizer", "chat_template")}
     return {
-        name: str(_here(home / value, f"{section}.{name}"))
+        name: str(_here(home / value, f"model.{name}"))
         for name, value in values.items()
         if value is not None
     }

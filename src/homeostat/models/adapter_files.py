@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -130,6 +130,19 @@ def base_quantization(folder: Path) -> dict[str, Any]:
     return {"quantization": found[_BASE_QUANTIZATION], "double_quantization": is_double}
 
 
+def differing_base(folder: Path, base: ModelConfig) -> str | None:
+    """Return the base that an adapter names, if its last part is not that of the model's path.
+
+    The folders before it differ from machine to machine.
+    """
+    settings = read_json(folder / ADAPTER_CONFIG, setting="lora.path")
+    named, own = find_base(folder, settings), adapter_base(base.path)
+    place = f"{own.place}/{own.gguf_file}" if own.gguf_file else own.place
+    if named is None or place is None or PurePath(named).name == PurePath(place).name:
+        return None
+    return named
+
+
 def adapter_dtype(folder: Path) -> torch.dtype:
     """Return the dtype of an adapter's tensors: the one that its run computed in."""
     path = folder / ADAPTER_WEIGHTS
@@ -189,27 +202,42 @@ def save_adapter(
 
 @torch.no_grad()
 def load_adapter(
-    model: nn.Module, folder: Path, config: LoraConfig, *, part: Part = all_of_it
+    model: nn.Module,
+    folder: Path,
+    config: LoraConfig,
+    *,
+    base: ModelConfig,
+    part: Part = all_of_it,
 ) -> None:
     """Fill the adapters that `apply_lora` made from a peft folder of the same shape."""
+    wanted = require_adapter(model, folder, config, base=base)
+    path = folder / ADAPTER_WEIGHTS
+    try:
+        stored = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(path, error) from None
+    for name, tensor in wanted.items():
+        put(tensor, stored[name], part)
+
+
+def require_adapter(
+    model: nn.Module, folder: Path, config: LoraConfig, *, base: ModelConfig
+) -> dict[str, Tensor]:
+    """Raise ModelError unless the files in a peft folder fit the adapters that `apply_lora` made.
+
+    Returns the model's tensors by their names in the file, of which only the header is read.
+    """
     settings = read_json(folder / ADAPTER_CONFIG, setting="lora.path")
     has_head = value_weight(model) is not None
     _check_settings(settings, folder, config, has_head=has_head)
     path = folder / ADAPTER_WEIGHTS
-    require_plain(path, setting="lora.path")
-    try:
-        stored = load_file(path)
-    except FileNotFoundError:
-        raise ModelError(f"lora.path: {not_there(path)}") from None
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"lora.path: {path} cannot be read; it is corrupt or truncated ({error})."
-        ) from None
+    shapes = _stored_shapes(path)
+    _require_same_base(folder, base)
     # The adapter of a causal LM holds no value head: a new one stays as it is.
     has_saved_head = has_head and has_value_head(settings)
     own = saved_parameters(model) if has_saved_head else adapter_state(model)
     wanted = {_PREFIX + name: tensor for name, tensor in own}
-    differing = sorted(stored.keys() ^ wanted.keys())
+    differing = sorted(shapes.keys() ^ wanted.keys())
     if differing:
         side = "lacks" if differing[0] in wanted else "has"
         raise ModelError(
@@ -217,12 +245,54 @@ def load_adapter(
             "targets are not those of lora.targets, or it belongs to another model."
         )
     for name, tensor in wanted.items():
-        if stored[name].shape != tensor.shape:
+        if shapes[name] != tensor.shape:
             raise ModelError(
-                f"lora.path: {path}: {name} has shape {tuple(stored[name].shape)}, and this model "
+                f"lora.path: {path}: {name} has shape {tuple(shapes[name])}, and this model "
                 f"with lora.rank={config.rank} needs {tuple(tensor.shape)}."
             )
-        put(tensor, stored[name], part)
+    return wanted
+
+
+def _stored_shapes(path: Path) -> dict[str, torch.Size]:
+    require_plain(path, setting="lora.path")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise ModelError(f"lora.path: {not_there(path)}") from None
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> ModelError:
+    return ModelError(f"lora.path: {path} cannot be read; it is corrupt or truncated ({error}).")
+
+
+def _require_same_base(folder: Path, base: ModelConfig) -> None:
+    """Raise ModelError if the adapter was trained over a base in other bits than this one."""
+    trained = base_quantization(folder)
+    now = {name: getattr(base, name) for name in trained}
+    if now == trained:
+        return
+    differing = {name: value for name, value in trained.items() if value != now[name]}
+    wanted = ", ".join(f"model.{name}={_as_written(value)}" for name, value in differing.items())
+    raise ModelError(
+        f"lora.path: {folder} was trained over a base held in {_in_words(trained)}, and here the "
+        f"base is {_in_words(now)}: the adapter makes up for errors of its own base, and over "
+        f"another one the model differs from the one that was trained. Set {wanted}. To leave that "
+        "base, merge the adapter with homeostat export, set model.path to the result and remove "
+        "lora.path."
+    )
+
+
+def _in_words(quantization: Mapping[str, Any]) -> str:
+    name = quantization["quantization"]
+    double = " with double quantisation" if quantization["double_quantization"] else ""
+    return "not quantised" if name is None else f"{name}{double}"
+
+
+def _as_written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _check_settings(

@@ -116,7 +116,7 @@ def load_model(
         how |= place
         shape = config if decode is None else unquantised(config)
         module, kernel = _native(model, source, shape, gradient_checkpointing, **how)
-    num_targets = _adapt(module, adapter, seed) if adapter is not None else 0
+    num_targets = _adapt(module, adapter, seed, base=model) if adapter is not None else 0
     if num_targets and device.type == "cuda" and isinstance(module, Decoder):
         lay_adapters_side_by_side(module)
     module.train()
@@ -393,8 +393,8 @@ def _transformers(
     return module, causal_lm.config._attn_implementation
 
 
-def _adapt(module: nn.Module, adapter: LoraConfig, seed: int) -> int:
+def _adapt(module: nn.Module, adapter: LoraConfig, seed: int, *, base: ModelConfig) -> int:
     names = lora.apply_lora(module, adapter, seed=seed)
     if adapter.path is not None:
-        load_adapter(module, Path(adapter.path), adapter)
+        load_adapter(module, Path(adapter.path), adapter, base=base)
     return len(names)

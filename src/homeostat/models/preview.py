@@ -19,6 +19,7 @@ from homeostat.config.cluster import OnHost
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models import hf, weights
+from homeostat.models.adapter_files import require_adapter
 from homeostat.models.build import (
     HoldMaps,
     config_origin,
@@ -105,6 +106,8 @@ def preview_model(
         require_bytes(_num_bytes(module, dtype), device=device, what=origin.sizes)
     if lora is not None:
         apply_lora(module, lora, seed=0)
+        if lora.path is not None:
+            require_adapter(module, Path(lora.path), lora, base=model)
     return _preview(module, config, dtype)
 
 

@@ -51,6 +51,7 @@ from homeostat.run.preflight.health import (
 )
 from homeostat.run.preflight.item import Item
 from homeostat.run.preflight.mixing import filter_items, mix_items
+from homeostat.run.preflight.model import model_items
 from homeostat.run.preflight.plugins import plugin_items
 from homeostat.run.preflight.precision import precision_items
 from homeostat.run.preflight.reward_model import label_items
@@ -215,14 +216,7 @@ class Preflight:
             place = {"are_offloaded": on_host is not None, "ep": self.config.mesh.ep}
             yield expert_item(self.config.model.moe, decoder, decoder.moe, **place)
         yield from precision_items(self.config, device)
-        longest = self.preview.max_positions
-        if longest is not None and self.config.data.max_length > longest:
-            yield Item(
-                "model",
-                "warning",
-                f"data.max_length={self.config.data.max_length} is more than the {longest} "
-                "positions in the model's config",
-            )
+        yield from model_items(self.config, self.preview)
 
     def _data(self) -> Iterator[Item]:
         if self.tokenizer is None:

@@ -109,7 +109,7 @@ def load_sharded(
     if adapter is not None:
         draw_adapters(module, seed=seed, part=part)
         if adapter.path is not None:
-            load_adapter(module, Path(adapter.path), adapter, part=part)
+            load_adapter(module, Path(adapter.path), adapter, base=model, part=part)
     facts = {
         "implementation": model.implementation,
         "attention": attention_name(module),
