@@ -20,6 +20,7 @@ from tests.support.runs import train
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from homeostat import Model
 from homeostat.cli.verbs import app
 from homeostat.errors import CheckpointError, DataError, ModelError
 from homeostat.generation.choice import choose
@@ -136,6 +137,21 @@ def test_a_run_needs_the_adapter_that_it_started_from_no_more(runs, tmp_path):
     before = own_logits(run, [5, 6, 7])
     shutil.rmtree(start)
     assert torch.equal(own_logits(run, [5, 6, 7]), before)
+
+
+def test_low_precision_of_a_run_is_said_where_its_model_is_used(tmp_path):
+    sizes = {"hidden_size": 128, "intermediate_size": 128}
+    tiny.write_model(tmp_path / "model", **sizes)
+    short = {"max_steps": 2, "batch_rows": 4, "threads": 1, "fp8": {"start_step": 2}}
+    run = tiny.config(tmp_path, trainer=short, checkpoint={"interval_steps": 1, "export": "off"})
+    train(run)
+    words = ["generate", str(run.run_dir), "a", "--max-new-tokens", "2"]
+    said = CliRunner().invoke(app, words, catch_exceptions=False).stderr
+    assert said.startswith("computed in float32; the run computes its linear layers in FP8")
+    # Its first step was not in FP8.
+    before = CliRunner().invoke(app, [*words, "--step", "1"], catch_exceptions=False)
+    assert "FP8" not in before.stderr
+    assert Model(run.run_dir, device="cpu").note == said.strip()
 
 
 def test_a_run_that_has_saved_nothing_says_so(runs, tmp_path):

@@ -57,6 +57,9 @@ class Model:
     Or a name on the Hugging Face hub ("owner/name"), with `revision` a branch, tag or commit; it is
     downloaded once. `step` selects the checkpoint of a run (a number, "best" or "latest"); `base`
     is the base model of an adapter whose own files do not say where it is.
+
+    `note` says how it computes where weights are quantised, or where the run computed in another
+    precision; empty for all other models.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class Model:
         with as_before():
             self._model = load_text_model(choice, device=device, precision=precision)
             self._engine = open_engine(self._model, context=context)
-        self.name = choice.describe()
+        self.name, self.note = choice.describe(), self._model.note
 
     def __repr__(self) -> str:
         return f"<homeostat.Model {self.name}>"

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from homeostat.config.data import DataConfig
+from homeostat.config.fp8 import Fp8Config
 from homeostat.config.int4 import Int4Config
 from homeostat.config.kind import RunKind
 from homeostat.config.loading.live import with_saved_edits
 from homeostat.config.loading.resume import as_recipe, saved_config
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.run import RunConfig
+from homeostat.config.trainer import TrainerConfig
 from homeostat.errors import CheckpointError, ModelError
 from homeostat.hub.resolve import resolve_model
 from homeostat.models.adapter_files import (
@@ -36,13 +38,16 @@ from homeostat.models.value_head import is_classifier
 from homeostat.observe.run_dir import RunPaths
 from homeostat.train.saving.checkpoint import CheckpointStore, Found
 
+Low = TypeVar("Low", Fp8Config, Int4Config)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A model, the adapter on it, and the checkpoint whose trained weights replace the loaded ones.
 
     `data` and `seed` are those of the run that the model comes from, if it comes from one.
-    `int4` is how that run rounded its weights at the step of the checkpoint, if it did.
+    `int4` is how that run rounded its weights at the step of the checkpoint, if it did; `fp8`: how
+    it computed then, if in FP8.
     `scores`: it is a reward model, which gives a text a score and cannot write any.
     `exported` is its checkpoint that has the model in Hugging Face format, so that nothing needs to
     be replaced.
@@ -54,6 +59,7 @@ class Choice:
     data: DataConfig | None = None
     seed: int = 0
     int4: Int4Config | None = None
+    fp8: Fp8Config | None = None
     exported: Found | None = None
     scores: bool = False
 
@@ -195,7 +201,9 @@ def saved_recipe(folder: Path) -> RunConfig:
 def _of_run(folder: Path, step: str | None) -> Choice:
     run, store = saved_recipe(folder), CheckpointStore(RunPaths(folder).checkpoints, read_only=True)
     found = _checkpoint(store, step)
-    of_run: Any = {"data": run.data, "seed": run.seed, "int4": _int4_of(run, found)}
+    trainer = _trainer_of(run, found)
+    of_run: Any = {"data": run.data, "seed": run.seed}
+    of_run |= {name: _in_force(getattr(trainer, name), found) for name in ("int4", "fp8")}
     of_run["scores"] = run.kind is RunKind.REWARD_MODEL
     exported = found.path / "hf"
     if (exported / "config.json").is_file():
@@ -212,11 +220,15 @@ def _of_run(folder: Path, step: str | None) -> Choice:
     return Choice(model, lora, checkpoint=found, **of_run)
 
 
-def _int4_of(run: RunConfig, found: Found) -> Int4Config | None:
-    """Return how the run rounded its weights when the checkpoint was saved; None if it did not."""
+def _trainer_of(run: RunConfig, found: Found) -> TrainerConfig:
+    """Return the trainer's settings when the checkpoint was saved; remedies may edit them."""
     place = str(found.state_file)
-    int4 = with_saved_edits(as_recipe(run), found.state, place=place).trainer.int4
-    return int4 if int4 is not None and found.step >= int4.start_step else None
+    return with_saved_edits(as_recipe(run), found.state, place=place).trainer
+
+
+def _in_force(low: Low | None, found: Found) -> Low | None:
+    """Return the settings of low precision if the checkpoint's step was computed under them."""
+    return low if low is not None and found.step >= low.start_step else None
 
 
 def _home(folder: Path, runs_dir: Path, name: str) -> Path:

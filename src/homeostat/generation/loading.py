@@ -52,7 +52,7 @@ class TextModel:
     device: torch.device
     # Whether a prompt is a user's message, rather than a text to be continued.
     answers_chats: bool
-    # How quantised weights are held, for people; empty for plain ones.
+    # How it computes where weights are quantised or the run computed otherwise, for people.
     note: str = ""
 
     @property
@@ -91,7 +91,7 @@ def load_text_model(
     tokenizer = load_tokenizer(choice.model)
     group_size = int4_group_size(choice.model)
     is_whole = choice.adapter is None and choice.checkpoint is None
-    note = _rounding_note(choice)
+    note = _precision_note(choice, dtype)
     if group_size is not None and is_whole and place.type == "cuda":
         how = {"group_size": group_size, "device": place, "dtype": dtype}
         loaded = load_packed(_inference_config(choice.model), **how)
@@ -101,8 +101,7 @@ def load_text_model(
         merge_adapters(loaded.module)
         if group_size is not None:
             why = "a CPU has no INT4 kernels" if place.type == "cpu" else "an adapter is merged in"
-            shown = str(dtype).removeprefix("torch.")
-            note = f"INT4 weights are dequantised to {shown}: {why}"
+            note = f"INT4 weights are dequantised to {_shown(dtype)}: {why}"
     chats = tokenizer.chat_template is not None and choice.was_trained_on_chats
     return TextModel(loaded, tokenizer, place, chats, note)
 
@@ -175,12 +174,27 @@ def _base_values(choice: Choice) -> torch.dtype | None:
     return adapter_dtype(Path(choice.adapter.path))
 
 
-def _rounding_note(choice: Choice) -> str:
+def _precision_note(choice: Choice, dtype: torch.dtype) -> str:
+    """Say how the model computes where its run did not compute with plain weights."""
     if choice.model.quantization is not None:
-        return f"the linear maps under the adapter are held in {choice.model.quantization}"
+        held = choice.model.quantization
+        return f"the linear maps under the adapter are held in {held}, computed in {_shown(dtype)}"
+    if choice.fp8 is not None:
+        return (
+            f"computed in {_shown(dtype)}; the run computes its linear layers in FP8 "
+            f"({choice.fp8.recipe}), so that log-probs differ from its own by the FP8 rounding"
+        )
     if choice.int4 is None or choice.checkpoint is None:
         return ""
-    return f"weights are rounded to INT4 in groups of {choice.int4.group_size}, as in the run"
+    size = choice.int4.group_size
+    return (
+        f"weights are rounded to INT4 in groups of {size}, as in the run, computed in "
+        f"{_shown(dtype)}"
+    )
+
+
+def _shown(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @torch.no_grad()
