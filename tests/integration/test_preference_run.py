@@ -15,12 +15,13 @@ from tests.support import ranks, runs, tiny, tiny_preference
 from typer.testing import CliRunner
 
 from homeostat.config import RunConfig
+from homeostat.config.loading.live import editable_keys
 from homeostat.config.loading.load import build_config
 from homeostat.config.model import ModelConfig
 from homeostat.data.inputs import RowSet
 from homeostat.data.prepare import prepare_rows
 from homeostat.data.tokenizer import load_tokenizer
-from homeostat.errors import CheckpointError
+from homeostat.errors import CheckpointError, ConfigError
 from homeostat.models.build import load_model
 from homeostat.models.hf import save_hf
 from homeostat.observe.jsonl import read_metrics
@@ -99,6 +100,34 @@ def test_before_the_first_update_the_policy_is_its_reference(dpo: RunConfig) -> 
     first = metrics_of(dpo)[0]
     assert first["train/loss"] == pytest.approx(np.log(2), abs=1e-6)
     assert abs(first["preference/chosen_reward"]) < 1e-5
+
+
+@pytest.mark.parametrize("low", ["fp8={}", "int4={group_size: 32}"])
+def test_in_low_precision_the_policy_is_its_reference_at_first(folder: Path, low: str) -> None:
+    how = {"name": f"low_{low[:3]}", "trainer": {"max_steps": 1}}
+    first = metrics_of(trained(folder, "dpo", f"trainer.{low}", **how))[0]
+    assert first["train/loss"] == pytest.approx(np.log(2), abs=1e-6)
+
+
+@pytest.mark.parametrize("low", ["fp8", "int4"])
+def test_a_reference_scored_before_a_switch_of_precision_is_refused(folder: Path, low: str) -> None:
+    late, live = f"trainer.{low}={{start_step: 3}}", "preference.reference_logps=live"
+    with pytest.raises(ConfigError, match=rf"trainer\.{low}\.start_step.*reference_logps=live"):
+        tiny_preference.config(folder, "dpo", late)
+    switching = tiny_preference.config(folder, "dpo", late, live)
+    assert f"trainer.{low}.start_step" in editable_keys(switching)
+    # No remedy may move the switch of the other kind, either.
+    scored = tiny_preference.config(folder, "dpo", f"trainer.{low}={{}}")
+    assert not {key for key in editable_keys(scored) if low in key}
+    # orpo has no reference.
+    tiny_preference.config(folder, "orpo", late)
+
+
+def test_another_precision_is_scored_again(folder: Path) -> None:
+    shutil.copytree(folder / "model", folder / "precise" / "model")
+    for recipe in ("blockwise", "rowwise"):
+        run = trained(folder / "precise", "dpo", f"trainer.fp8={{recipe: {recipe}}}")
+        assert runs.events(run, "reference_scored")[-1]["is_new"]
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "kto"])

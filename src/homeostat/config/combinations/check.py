@@ -18,7 +18,10 @@ from homeostat.config.combinations.fp8 import find_fp8_conflicts, find_late_fp8
 from homeostat.config.combinations.int4 import find_int4_conflicts, find_late_int4
 from homeostat.config.combinations.moe import find_moe_conflicts
 from homeostat.config.combinations.optimizer import find_optimizer_conflicts
-from homeostat.config.combinations.preference import find_preference_conflicts
+from homeostat.config.combinations.preference import (
+    find_late_precision,
+    find_preference_conflicts,
+)
 from homeostat.config.combinations.replay import find_replay_conflicts
 from homeostat.config.combinations.reward_model import find_reward_model_conflicts
 from homeostat.config.combinations.rl import find_rl_conflicts
@@ -294,6 +297,7 @@ def _export(config: RunConfig) -> Iterator[Problem]:
 
 
 def _precision(config: RunConfig) -> Iterator[Problem]:
+    yield from find_late_precision(config)
     trainer, observe = config.trainer, config.observe
     if "precision_interval" not in observe.model_fields_set or observe.precision_interval is None:
         return

@@ -108,3 +108,23 @@ def _reference(config: RunConfig, algorithm: PreferenceAlgorithm) -> Iterator[Pr
             "reference would not be used.",
             "Set preference.reference_logps=live, or remove it.",
         )
+
+
+def find_late_precision(config: RunConfig) -> Iterator[Problem]:
+    """Yield a problem if rows are scored under the reference before layers are quantised.
+
+    The policy's log-probs have the quantisation's error from its first step on, and the loss would
+    take that error for what the policy has learnt.
+    """
+    if not config.precomputes_reference or config.used_reference is None:
+        return
+    for name in ("fp8", "int4"):
+        low = getattr(config.trainer, name)
+        if low is not None and low.start_step > 1:
+            yield Problem(
+                f"trainer.{name}.start_step",
+                "preference.reference_logps=precomputed scores all rows under the reference before "
+                f"the first step, without {name.upper()}, and from step {low.start_step} on the "
+                "policy would be compared with it in another precision.",
+                f"Set preference.reference_logps=live, or trainer.{name}.start_step=1.",
+            )

@@ -125,8 +125,13 @@ def editable_keys(config: RunConfig) -> frozenset[str]:
 
 
 def _precision_keys(config: RunConfig) -> list[str]:
-    """Return the keys of low precision. An engine would not follow them, so RL has none."""
+    """Return the keys of low precision. An engine would not follow them, so RL has none.
+
+    Log-probs of a reference that were computed before the first step would not follow them, either.
+    """
     keys = []
+    if config.precomputes_reference and config.used_reference is not None:
+        return keys
     if config.trainer.fp8 is not None:
         keys += [f"trainer.fp8.{name}" for name in ("start_step", "skip_first", "skip_last")]
     if config.trainer.int4 is not None:

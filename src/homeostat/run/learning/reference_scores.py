@@ -3,10 +3,10 @@
     reference/<key>/logp.npy   a number per token of the rows, or per mismatched row
     reference/<key>/meta.json  its checksum
 
-The key is a digest of the weights that scored, of the rows, and of which of them were scored: a
-resumed run finds the file and computes nothing, and a changed model or dataset never gets outdated
-scores. A file with a wrong checksum is computed again. A checkpoint holds a digest of the weights
-that scored, so that a run is not resumed against another reference.
+The key is a digest of the weights that scored, of the precision, of the rows, and of which of them
+were scored: a resumed run finds the file and computes nothing, and a changed model, precision or
+dataset never gets outdated scores. A file with a wrong checksum is computed again. A checkpoint
+holds a digest of the weights that scored, so that a run is not resumed against another reference.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from homeostat.json_text import parse_json
 from homeostat.observe.durable import sync_folder, write_atomically
 from homeostat.run.learning.attempts import Attempts
 from homeostat.run.learning.mismatched import Mismatched
+from homeostat.run.learning.precision import low_precision
 from homeostat.run.session.session import Session
 from homeostat.run.session.waiting import progress_of
 from homeostat.train.forward import predicted_positions
@@ -96,7 +97,7 @@ class ReferenceScores:
         key = score_key(
             what,
             checksums=self.checksums,
-            dtype=str(self.attempts.trainer.runtime.dtype),
+            precision=self._precision(),
             fingerprint=fingerprint,
             row_ids=ids,
         )
@@ -105,6 +106,14 @@ class ReferenceScores:
             "reference_scored", self.session.start_step, what=what, rows=len(ids), is_new=is_new
         )
         return found
+
+    def _precision(self) -> str:
+        """Name what the scores are computed in, by all settings that decide it."""
+        dtype, low = (
+            self.attempts.trainer.runtime.dtype,
+            low_precision(self.attempts.config.trainer),
+        )
+        return str(dtype) if low is None else f"{dtype} {type(low).__name__} {low!r}"
 
     def _score(self, rows: RowSet[RowStore]) -> FloatArray:
         """Return the log-prob of every token of the store; NaN where it was not scored."""
@@ -190,10 +199,10 @@ def completion_logps(rows: Sequence[TokenRow], role: Role, attempts: Attempts) -
 
 
 def score_key(
-    what: str, *, checksums: Mapping[str, int], dtype: str, fingerprint: str, row_ids: IntArray
+    what: str, *, checksums: Mapping[str, int], precision: str, fingerprint: str, row_ids: IntArray
 ) -> str:
     """Return the name under which scores are kept."""
-    parts = [FORMAT, what, sorted(checksums.items()), dtype, fingerprint]
+    parts = [FORMAT, what, sorted(checksums.items()), precision, fingerprint]
     digest = hashlib.sha256(json.dumps(parts).encode())
     digest.update(np.ascontiguousarray(row_ids, dtype=np.int64).tobytes())
     return digest.hexdigest()[:32]
