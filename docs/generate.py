@@ -63,6 +63,7 @@ RUN_FOLDER = {
     "worse, a line when it closes, each with evidence, causes and fixes.",
     "events.jsonl": "Events in the order in which they happened: see [events](events.md).",
     "row_losses.jsonl": "The ids and losses of the rows of each step (`observe.row_losses`).",
+    "healing.json": "The remedies that were tried when the run last went back to a checkpoint.",
     "console.log": "Everything that was shown or logged, whichever view was chosen.",
     "report.html": "A self-contained page with plots, events and the rows of highest loss, for RL "
     "with completions (`observe.report`). It is also written when a run fails.",

@@ -237,6 +237,35 @@ def test_a_rollback_is_not_forgotten_when_ranks_are_lost_before_the_next_checkpo
     assert (healing["roll_backs"], healing["went_to"]) == (1, 4)
 
 
+class Killed(BaseException):
+    """Ends a run at once, as a signal does that nothing can catch: nothing is saved."""
+
+
+class SpoilAndDie(SpoilWeights):
+    """As the run passes the step again, it is killed."""
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if self.step == -1:
+            raise Killed
+        super().before_step(step, parts)
+
+
+@pytest.mark.parametrize(("spoilt", "target"), [(6, 4), (2, 0)])
+def test_a_rollback_is_not_forgotten_when_the_run_is_killed_before_the_next_checkpoint(
+    tmp_path: Path, spoilt: int, target: int
+) -> None:
+    config = tiny.config(tmp_path, "trainer.lr=1e-3", "health.heal=all")
+    with pytest.raises(Killed):
+        train(config, SpoilAndDie(spoilt))
+    assert [event["to_step"] for event in runs.events(config, "rolled_back")] == [target]
+    # The illness comes back: this time the rate is lowered, as after any rollback but the first.
+    assert train(config, SpoilWeights(spoilt)).step == 6
+    backs = runs.events(config, "rolled_back")
+    assert [back["path"] for back in backs] == ["", "trainer.lr"]
+    state = CheckpointStore(config.run_dir / "checkpoints").at_step(6).state
+    assert state["health"]["healing"]["roll_backs"] == 2
+
+
 class PoisonPolicy(Hooks):
     """Once, after the updates of a step: nothing can be sampled any more."""
 

@@ -5,6 +5,7 @@
     findings.jsonl             findings: a line when one opens, and one when it closes
     events.jsonl               what happened: resumes, checkpoints, skipped steps ...
     row_losses.jsonl           row ids and losses of each step
+    healing.json               remedies that were tried when the run last went back to a checkpoint
     expert_load.jsonl          load of every expert, of models with experts (observe/expert_load.py)
     journal/                   scored rollouts before they are trained on (rollout/journal.py)
     completions/               sampled completions for people to read (observe/completions.py)
@@ -56,6 +57,7 @@ class RunPaths:
         self.findings = path / "findings.jsonl"
         self.row_losses = path / "row_losses.jsonl"
         self.expert_load = path / "expert_load.jsonl"
+        self.healing = path / "healing.json"
         self.checkpoints = path / "checkpoints"
         self.journal = path / "journal"
         self.completions = path / "completions"
@@ -109,6 +111,7 @@ class RunDir(RunPaths):
     def _require_plain_files(self) -> None:
         """Refuse anything but regular files where we write: a pipe would block forever."""
         texts = (self.config_json, self.config_yaml, self.console_log, self.traceback, self.report)
+        texts += (self.healing,)
         records = (self.metrics, self.events, self.findings, self.row_losses, self.expert_load)
         for path in (*texts, *records, self.path / ".lock"):
             if os.path.lexists(path) and not path.is_file():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shlex
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ from homeostat.observe.sinks import build_sinks
 from homeostat.observe.timeline import Timeline
 from homeostat.observe.transcript import RunLabel
 from homeostat.run.healing.healer import Healing, RollBackError
+from homeostat.run.healing.ledger import keep_healing, kept_healing
 from homeostat.run.healing.watch import Watch, sound_state
 from homeostat.run.session.resume import ResumePoint, find_resume_point
 from homeostat.run.session.signals import StopRequest
@@ -69,7 +70,7 @@ class Session:
         self._watch: Watch | None = None
         self._load_history = LoadHistory(0)
         # The state of healing that a rollback left, until a later checkpoint holds it.
-        self._carried: dict[str, Any] | None = None
+        self._carried: Mapping[str, Any] | None = None
         # Whether the steps ahead are the first ones after a rollback.
         self._has_gone_back = False
 
@@ -135,10 +136,19 @@ class Session:
         found = self.resume.found
         saved = found.section("health") if found is not None and "health" in found.state else {}
         place = str(found.state_file) if found is not None else ""
-        self.healing = Healing.from_json(self._carried or saved.get("healing", {}), place=place)
+        self.healing = self._healing(saved.get("healing", {}), place=place)
         restored = sound_state(saved.get("monitor", {}), place=place)
         self._watch = Watch(self.config, self.recorder, total_steps=total_steps, state=restored)
         self._watch.begin(self.run_dir, start_step=self.start_step)
+
+    def _healing(self, saved: Mapping[str, Any], *, place: str) -> Healing:
+        """Return the state of healing: what the run knew as it went back, or the checkpoint's."""
+        file = self.run_dir.healing
+        if self._carried is None and self.run_dir.was_used:
+            self._carried = kept_healing(file, step=self.start_step)
+        if self._carried is not None:
+            saved, place = self._carried, str(file)
+        return Healing.from_json(saved, place=place)
 
     def health_state(self) -> dict[str, Any]:
         """Return the state of monitor and healing, for a checkpoint."""
@@ -153,8 +163,8 @@ class Session:
         self._recorder = self._watch = None
         self._carried = back.healing.as_json()
         self._has_gone_back = True
-        if back.step == 0:
-            self.checkpoints.set_aside_after(0)
+        keep_healing(self.run_dir.healing, self._carried, step=back.step)
+        self.checkpoints.set_aside_after(back.step)
         self.resume = ResumePoint(self.checkpoints.at_step(back.step) if back.step else None, ())
 
     @property
