@@ -143,6 +143,23 @@ def test_a_run_measures_its_quantised_layers(
     assert switched["layers"] == 14
 
 
+@pytest.mark.parametrize("start", [1, 3])
+def test_a_switch_is_recorded_once_however_often_the_run_is_resumed(
+    tmp_path: Path, start: int
+) -> None:
+    for steps in (4, 5, 6):
+        how = {"fp8": {"start_step": start}, "max_steps": steps}
+        config = quantised_run(tmp_path, "run", **how)
+        runs.train(config)
+    assert [event["step"] for event in runs.events(config, "precision_switched")] == [start]
+    # Gone back to before the switch, it comes again.
+    runs.train(quantised_run(tmp_path, "late", fp8={"start_step": 3}))
+    late = quantised_run(tmp_path, "late", fp8={"start_step": 3})
+    saving = late.checkpoint.model_copy(update={"load_step": 2})
+    runs.train(late.model_copy(update={"checkpoint": saving}))
+    assert [event["step"] for event in runs.events(late, "precision_switched")] == [3, 3]
+
+
 def test_measuring_changes_no_bit_of_the_run(tmp_path: Path) -> None:
     losses = []
     for interval in ("null", "1"):

@@ -160,7 +160,9 @@ def open_step(parts: RlParts, session: Session, *, also: Sequence[Saved]) -> RlS
             actions=RlActions(parts, session),
             healing=session.healing,
         ),
-        schedule=PrecisionSchedule(parts.live, trainer=parts.trainer, emit=emit),
+        schedule=PrecisionSchedule.resumed(
+            parts.live, trainer=parts.trainer, emit=emit, watch=session.watch
+        ),
     )
 
 

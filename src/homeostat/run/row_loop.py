@@ -57,7 +57,9 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> It
         actions=SftActions(parts, session),
         healing=session.healing,
     )
-    schedule = PrecisionSchedule(parts.live, trainer=parts.trainer, emit=recorder.event)
+    schedule = PrecisionSchedule.resumed(
+        parts.live, trainer=parts.trainer, emit=recorder.event, watch=session.watch
+    )
     if parts.eval_rows and config.eval.at_start and state.step == 0:
         recorder.log(0, _evaluated(parts, session, schedule)[0])
     session.stop.let_steps_finish()

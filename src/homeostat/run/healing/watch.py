@@ -62,7 +62,8 @@ def _is_quiet(entry: Any) -> bool:
 class Watch:
     """Passes everything that is recorded to the monitor, and records what it finds.
 
-    `halting` is the finding because of which the run is to halt.
+    `halting` is the finding because of which the run is to halt. `past_events` are the kinds of
+    events of the steps up to the one that the run resumed from.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Watch:
         )
         self.halting: Finding | None = None
         self.last_step = 0
+        self.past_events: frozenset[str] = frozenset()
         self._halts = config.health.on_error == "halt"
         self._model = config.model
         self._recorder = recorder
@@ -98,6 +100,7 @@ class Watch:
         self.monitor.restore(records, events, _open_findings(run_dir), self._state)
         self._recorder.listener = self
         self.last_step = start_step
+        self.past_events = frozenset(event.kind for event in events)
         compared = compare_tokenizers(self._model)
         if compared is not None:
             self._recorder.event("tokenizer_compared", start_step, **compared)

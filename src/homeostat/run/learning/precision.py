@@ -16,6 +16,7 @@ from homeostat.config.fp8 import Fp8Config
 from homeostat.config.int4 import Int4Config
 from homeostat.config.loading.live import LiveConfig
 from homeostat.config.trainer import TrainerConfig
+from homeostat.run.healing.watch import Watch
 from homeostat.run.learning.updates import step_rows
 from homeostat.train.events import EmitEvent
 from homeostat.train.inspection.precision_probe import UNQUANTISED
@@ -32,9 +33,25 @@ NUM_SAMPLES = 16
 class PrecisionSchedule:
     """The precision of each step of a run."""
 
-    def __init__(self, live: LiveConfig, *, trainer: Trainer, emit: EmitEvent) -> None:
+    def __init__(
+        self, live: LiveConfig, *, trainer: Trainer, emit: EmitEvent, was_on: bool = False
+    ) -> None:
+        """`was_on`: the steps before were in low precision, and the switch is on record."""
         self._live, self._trainer, self.emit = live, trainer, emit
-        self._was_on = self._measures = False
+        self._was_on, self._measures = was_on, False
+
+    @classmethod
+    def resumed(
+        cls, live: LiveConfig, *, trainer: Trainer, emit: EmitEvent, watch: Watch
+    ) -> PrecisionSchedule:
+        """Return the schedule of a run that goes on after the last step that was watched.
+
+        A switch is recorded once: a second record would look like a run that began without it.
+        """
+        was_on = "precision_switched" in watch.past_events and is_low(
+            live.now.trainer, watch.last_step
+        )
+        return cls(live, trainer=trainer, emit=emit, was_on=was_on)
 
     def begin(self, step: int) -> None:
         """Switch layers to the precision of the step that begins."""
