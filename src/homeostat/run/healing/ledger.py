@@ -1,4 +1,4 @@
-"""What a run knows of its remedies as it goes back, on disk until a checkpoint holds it.
+"""State of healing of a run that goes back, on disk until a checkpoint holds it.
 
     rollback -> healing.json {step, healing} -> the steps after that one -> the next checkpoint
 
