@@ -133,6 +133,12 @@ _ALLOCATED = re.compile(rf"of the allocated memory {_SIZE} is allocated by pytor
 _PROCESS = re.compile(rf"process \d{{1,9}} has {_SIZE} memory in use", re.I)
 _FREE = re.compile(rf"of which {_SIZE} is free", re.I)
 _TOTAL = re.compile(rf"total capacity of {_SIZE}", re.I)
+_THIS_PROCESS = re.compile(rf"this process has {_SIZE} memory in use", re.I)
+# The words of torch before 2.1: they give the card's numbers, and do not name other processes.
+_OLD_TOTAL = re.compile(rf"{_SIZE} total capacity; ", re.I)
+_OLD_FREE = re.compile(rf" already allocated; {_SIZE} free; ", re.I)
+_OLD_OWN = re.compile(rf" free; {_SIZE} (?:reserved in total by pytorch|cached)", re.I)
+_LEAST_HELD_GIB = 1.0
 _GIB = {"k": 2**-20, "m": 2**-10, "g": 1.0, "t": 2.0**10}
 # A buffer of compiled code: fp32, its last axis as long as a vocabulary (no layer is as wide).
 _VOCABULARY = re.compile(
@@ -253,6 +259,27 @@ def is_shared(view: RunView) -> bool:
         if total and sum(_held_by_others(line.text)) >= total / 3:
             return True
     return False
+
+
+def is_held_elsewhere(view: RunView) -> bool:
+    """Return whether a third of the card is neither free nor torch's when an allocation fails.
+
+    Then other programs hold it, although the error does not name them.
+    """
+    lines = islice(view.log.find("total capacity"), MAX_ERRORS)
+    return any(_is_held_elsewhere(line.text) for line in lines)
+
+
+def _is_held_elsewhere(text: str) -> bool:
+    total, own = _size(_OLD_TOTAL, text), _size(_OLD_OWN, text)
+    free = _size(_OLD_FREE, text)
+    if total is None:
+        total, own = _size(_TOTAL, text), _size(_THIS_PROCESS, text)
+        free = _size(_FREE, text)
+    if total is None or own is None:
+        return False
+    # "0 bytes free" has no unit that a size is read with.
+    return total - own - (free or 0.0) >= max(total / 3, _LEAST_HELD_GIB)
 
 
 def _held_by_others(text: str) -> list[float]:

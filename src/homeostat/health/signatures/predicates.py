@@ -15,6 +15,13 @@ from typing import Any, TypedDict
 from homeostat.health.signatures import counts, places
 from homeostat.health.view import RunView
 
+# The word alone, after a progress bar that it cuts off, or with the number of the process or job.
+_KILLED = re.compile(
+    r"^(?:.{0,400}/(?:s|it|example|step)\])?\s{0,8}Killed\s*$"
+    r"|: line \d{1,6}:\s{1,8}\d{1,9} Killed\s"
+    r"|^\[\d{1,4}\]\s{0,4}[+-]?\s{1,8}(?:\d{1,9}\s{1,8})?[Kk]illed\s"
+)
+_LAST_LINES = 6
 _PAD_AND_EOS = re.compile(r"pad_token_id\W{1,5}(\d{1,9})\D.{0,60}?eos_token_id\W{1,5}(\d{1,9})")
 _REFUSED_ROWS = re.compile(r"(?<!\d)(\d{1,15}) of (\d{1,15}) rows cannot be used")
 # A package's own name; a part of one without code may be missing in another version. Packages that
@@ -109,6 +116,12 @@ def stands_first(view: RunView, order: Order) -> bool:
     """Return whether the first line with one of the texts stands before all of the others."""
     first, other = view.log.first(*order["texts"]), view.log.first(*order["others"])
     return first is not None and (other is None or first.number <= other.number)
+
+
+def shell_says_killed(view: RunView) -> bool:
+    """Return whether one of the last lines is what a shell prints if its program was killed."""
+    said = [line.text for line in view.log.lines if line.text.strip()]
+    return any(_KILLED.search(text) is not None for text in said[-_LAST_LINES:])
 
 
 def log_has(view: RunView, texts: Sequence[str]) -> bool:
@@ -314,6 +327,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
         pad_is_eos,
         script_hides_module,
         serves_colocated,
+        shell_says_killed,
         some_rows_refused,
         stands_first,
         trainer_is_out_of_memory,
@@ -330,6 +344,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
         counts.stops_at_start,
         counts.waited_long,
         places.is_fragmented,
+        places.is_held_elsewhere,
         places.is_shared,
         places.oom_at,
         places.oom_nowhere,
