@@ -129,6 +129,13 @@ def log_has(view: RunView, texts: Sequence[str]) -> bool:
     return view.log.has(*texts)
 
 
+def ends_with(view: RunView, texts: Sequence[str]) -> bool:
+    """Return whether the log's last line has one of the patterns, and no metric was logged."""
+    said = next((line for line in reversed(view.log.lines) if line.text.strip()), None)
+    newest = view.log.last(*texts)
+    return not view.metrics and newest is not None and newest == said
+
+
 def nothing_was_trained(view: RunView) -> bool:
     """Return whether no metric was logged."""
     return not view.metrics
@@ -312,6 +319,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
     for one in (
         all_rows_refused,
         deepspeed_counts_one_process,
+        ends_with,
         hub_model_unrecognised,
         imports_bare_folder,
         imports_namesake,
