@@ -138,7 +138,6 @@ SET_ELSEWHERE = {
     "model.moe.grouped_kernel",
     "observe.sinks[].type (wandb)",
     "observe.sinks[].project (wandb)",
-    "observe.sinks[].entity (wandb)",
     "observe.precision_interval",
     "trainer.fp8.power_of_two_scales",
     "trainer.fp8.skip_first",
