@@ -81,6 +81,8 @@ _MAX_SHAPES = 50
 # transformers lists weights that it did not find, and with them buffers that it computes itself.
 _NEW_WEIGHTS = "newly initialized: ["
 _QUOTED = re.compile(r"'([^']{1,200})'")
+_KEYS_DIFFER = "key(s) in state_dict: "
+_DOUBLE_QUOTED = re.compile(r'"([^"]{1,200})"')
 _BUFFERS = (
     "inv_freq", "masked_bias", ".attn.bias", ".attention.bias", "position_ids", "rotary_emb.scale",
 )  # fmt: skip
@@ -294,6 +296,16 @@ def _is_vocabulary(match: re.Match[str]) -> bool:
     return is_wide and match[1] != match[3] and match[2] == match[4]
 
 
+def only_buffers_differ(view: RunView) -> bool:
+    """Return whether all names that are missing or unexpected are buffers that a model computes."""
+    lines = list(islice(view.log.find(_KEYS_DIFFER), _MAX_SHAPES))
+    listed = [line.text.partition(_KEYS_DIFFER)[2].rstrip(" .`") for line in lines]
+    names = [name for part in listed for name in _DOUBLE_QUOTED.findall(part)]
+    is_whole = all(part.endswith('"') for part in listed)
+    fits = bool(names) and not view.log.has("size mismatch for")
+    return is_whole and fits and all(name.endswith(_BUFFERS) for name in names)
+
+
 def new_weights_matter(view: RunView) -> bool:
     """Return whether a weight that was not found is more than a buffer that the model computes."""
     lines = islice(view.log.find(_NEW_WEIGHTS), _MAX_SHAPES)
@@ -332,6 +344,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
         new_weights_matter,
         no_gradient_seen,
         nothing_was_trained,
+        only_buffers_differ,
         pad_is_eos,
         script_hides_module,
         serves_colocated,
