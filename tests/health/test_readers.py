@@ -65,6 +65,28 @@ def test_a_bar_drawn_over_itself_and_a_row_on_its_line() -> None:
     assert (steps_of(view, "train/loss"), view.total_steps) == ([2], 50)
 
 
+def test_bars_of_vllm_count_prompts_and_not_steps() -> None:
+    view = read_text(
+        "".join(
+            "Processed prompts: 100%|####| 768/768 [00:55<00:00, 13.82it/s, "
+            "est. speed input: 1699.36 toks/s, output: 1867.77 toks/s]\n"
+            f"pass 1/4 step {step}/256 lr 1.9e-06 reward 0.8{step}\n"
+            for step in range(1, 5)
+        )
+    )
+    assert steps_of(view, "reward") == [1, 2, 3, 4]
+    assert (view.last_step, view.total_steps) == (4, 256)
+
+
+def test_an_epoch_before_a_dict_tells_that_another_run_began() -> None:
+    first, second = (
+        "".join(f"12:01 - INFO - Epoch {n}: {{'loss': {at / (n + 1)}}}\n" for n in range(count))
+        for at, count in ((9.0, 12), (8.0, 3))
+    )
+    view = read_text(first + "12:01 - INFO - Starting training with configuration: base\n" + second)
+    assert values_of(view, "train/loss") == [8.0, 4.0, 8.0 / 3]
+
+
 def test_rows_of_the_fine_tuning_trainer_of_a_framework_for_rl() -> None:
     rows = [
         f"step:{step} - train/loss:{2.0 / step} - train/grad_norm:0.7 - train/lr:1e-05"

@@ -240,7 +240,7 @@ class TextReader:
             row, is_consumed = self._row(rest, source)
             if row is not None:
                 return row, is_consumed
-        if bar.values:
+        if bar.values and not bar.is_of_engine:
             return self._bars.row(bar), True
         self._bars.other(bar)
         return None, not bar.title

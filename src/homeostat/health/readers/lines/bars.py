@@ -25,6 +25,7 @@ _POSTFIX = re.compile(
 )
 # torchtune prints "1|25|Loss: 1.21:  10%|...": the title of the bar is the newest loss.
 _IN_TITLE = re.compile(rf"(?P<name>[A-Za-z_][\w ]{{0,40}}+)\s*+[:=]\s*+(?P<value>{NUMBER})\s*+:?")
+_SPEED_OF_ENGINE = "est. speed input"
 _TRAINING = re.compile(
     r"(?:train(?:ing)?(?: progress| steps?| epoch)?|episode|epoch|steps?|iterations?)?"
     r"\s*+(?:\[?\d*+(?:/\d++)?\]?)?\s*+:?",
@@ -43,6 +44,11 @@ class Bar:
     @property
     def is_training(self) -> bool:
         return _TRAINING.fullmatch(self.title) is not None
+
+    @property
+    def is_of_engine(self) -> bool:
+        """Return whether vLLM drew it: it counts prompts, and appends only its speed."""
+        return _SPEED_OF_ENGINE in self.values
 
 
 def bar_in(body: str) -> Bar | None:

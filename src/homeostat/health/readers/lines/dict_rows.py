@@ -6,6 +6,7 @@ Global step 12: {...}                                      OpenRLHF
 {"loss": 0.5, "global_step/max_steps": "1/420"}            ms-swift
 {"current_steps": 10, "total_steps": 100, "loss": 0.5}     LLaMA-Factory
 {"step": 3, "data": {...}}                                 verl's file logger
+Epoch 3: {'loss': 0.5}                                     loops of one's own
 """
 
 from __future__ import annotations
@@ -78,6 +79,11 @@ _PREFIX = re.compile(
     re.IGNORECASE,
 )
 
+_EPOCH_PREFIX = re.compile(
+    r"\bepoch\s*+(?:[:#=]\s*+)?(?P<epoch>\d{1,9})(?:\s*+/\s*+\d{1,9})?\s*+[:,|>-]*+\s*+$",
+    re.IGNORECASE,
+)
+
 
 def mapping_in(body: str) -> tuple[str, dict[str, Any], str] | None:
     """Return the first mapping of a line as (text before it, mapping, text after it)."""
@@ -121,6 +127,10 @@ def row_of(
     word = named["word"].lower() if named else "train"
     head = before[: named.start()].lower() if named else ""
     form = _form(mapping, word, is_named=named is not None, head=head)
+    epoch = _EPOCH_PREFIX.search(before) if step is None else None
+    if epoch is not None:
+        # An epoch that goes back tells that another run began in the same log.
+        values.setdefault("epoch", float(epoch["epoch"]))
     row = Row(values, step, channel=f"{source}:{word}", form=form)
     row.total_steps = int(named["total"]) if named and named["total"] else total_in(mapping)
     row.kind = _kind(values, word)
