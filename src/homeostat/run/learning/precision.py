@@ -44,7 +44,7 @@ class PrecisionSchedule:
     def resumed(
         cls, live: LiveConfig, *, trainer: Trainer, emit: EmitEvent, watch: Watch
     ) -> PrecisionSchedule:
-        """Return the schedule of a run that goes on after the last step that was watched.
+        """Return the schedule of a run that continues after the last step that was watched.
 
         A switch is recorded once: a second record would look like a run that began without it.
         """
