@@ -101,7 +101,7 @@ class Publisher:
         self.score_each = score_each
         self._staged: Staged | None = None
         packer = transport.packer()
-        self._packer = packer if through is None else through(packer)
+        self.packer = packer if through is None else through(packer)
 
     def stage(self, source: WeightSource, engine: StagingSink, *, version: int) -> None:
         """Send the weights while the engine keeps sampling; `publish` of this version then only
@@ -111,7 +111,7 @@ class Publisher:
         started = time.perf_counter()
         buckets: list[Bucket] = []
         try:
-            for bucket in source.weight_buckets(self._packer):
+            for bucket in source.weight_buckets(self.packer):
                 engine.stage(bucket)
                 buckets.append(bucket)
         except TrainerLostError:
@@ -175,7 +175,7 @@ class Publisher:
         return manifest
 
     def close(self) -> None:
-        self._packer.close()
+        self.packer.close()
 
     def _send(self, source: WeightSource, engine: WeightSink) -> list[Bucket]:
         take = engine.apply
@@ -186,7 +186,7 @@ class Publisher:
                 list(receiver.unpack(bucket))
 
         buckets: list[Bucket] = []
-        for bucket in source.weight_buckets(self._packer):
+        for bucket in source.weight_buckets(self.packer):
             take(bucket)
             buckets.append(bucket)
         return buckets

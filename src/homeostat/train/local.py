@@ -45,6 +45,9 @@ class LocalTrainer(RankTrainer):
     def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         return packer.pack(self.weights(role))
 
+    def forget_packer(self, packer: Packer) -> None:
+        """Do nothing: a packer is used in this process, where its owner closes it."""
+
     def close(self) -> None:
         if self.lanes is not None:
             self.lanes.close()

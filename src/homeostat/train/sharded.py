@@ -12,6 +12,7 @@ says so, with a report on a hang: `run/calling/start.py` then resumes from the l
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
@@ -107,6 +108,10 @@ class ShardedTrainer:
         self.config = config
         self.runtime = runtime
         self.timeout_s = timeout_s
+        # Packers that the first rank knows, by their numbers, and numbers that it is to forget.
+        self._packers: dict[int, Packer] = {}
+        self._numbers = itertools.count(1)
+        self._forgotten: list[int] = []
 
     # A protocol's property is matched by a property, not by a cached one.
     @property
@@ -173,11 +178,25 @@ class ShardedTrainer:
 
     def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         """Rank 0 packs what all ranks gather."""
-        packers = [packer, *[None] * (self.group.size - 1)]
-        each = [(role, one) for one in packers]
+        forgotten, self._forgotten = self._forgotten, []
+        first = (role, packer, self._number_of(packer), forgotten)
+        each = [first, *[(role, None)] * (self.group.size - 1)]
         self._gather(lambda: self.group.call_each("start_buckets", each))
         while (bucket := self._all("next_bucket")[0]) is not None:
             yield bucket
+
+    def forget_packer(self, packer: Packer) -> None:
+        for number, known in list(self._packers.items()):
+            if known is packer:
+                del self._packers[number]
+                self._forgotten.append(number)
+
+    def _number_of(self, packer: Packer) -> int:
+        """Return the number of a packer: it has state on the first rank, and comes as it was."""
+        known = (number for number, one in self._packers.items() if one is packer)
+        number = next(known, None) or next(self._numbers)
+        self._packers[number] = packer
+        return number
 
     def checksums(self, role: Role) -> Mapping[str, int]:
         return self._all("checksums", role)[0]

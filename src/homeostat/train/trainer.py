@@ -124,6 +124,13 @@ class Trainer(Protocol):
         """All weights of a role, adapters merged in, packed to travel."""
         ...
 
+    def forget_packer(self, packer: Packer) -> None:
+        """Free what a packer holds where the weights are packed. It is not used again.
+
+        Any thread may call it: nothing is freed before the next weights are sent.
+        """
+        ...
+
     def checksums(self, role: Role) -> Mapping[str, int]:
         """Parameter name -> what tells the role's weights from others."""
         ...

@@ -39,9 +39,13 @@ def host_weights(trainer: Trainer) -> dict[str, Tensor]:
     if isinstance(trainer, LocalTrainer):
         return {name: tensor.cpu().clone() for name, tensor in trainer.weights(Role.POLICY)}
     transport = SharedMemoryTransport(f"homeostat-copy-{os.getpid()}", _BUCKET_BYTES)
-    with closing(transport.packer()) as packer, closing(transport.receiver(0, 1)) as receiver:
-        return {
-            name: tensor.clone()
-            for bucket in trainer.weight_buckets(Role.POLICY, packer)
-            for name, tensor in receiver.unpack(bucket)
-        }
+    packer = transport.packer()
+    try:
+        with closing(packer), closing(transport.receiver(0, 1)) as receiver:
+            return {
+                name: tensor.clone()
+                for bucket in trainer.weight_buckets(Role.POLICY, packer)
+                for name, tensor in receiver.unpack(bucket)
+            }
+    finally:
+        trainer.forget_packer(packer)

@@ -213,8 +213,13 @@ class SentWeights:
     def _disconnect(self) -> None:
         """Close the transport: the next publication opens another one."""
         if self._publisher is not None:
-            self._publisher.close()
+            self._end(self._publisher)
             self._publisher = None
+
+    def _end(self, publisher: Publisher) -> None:
+        """Close a transport here, and where the trainer packs."""
+        publisher.close()
+        self.trainer.forget_packer(publisher.packer)
 
     @property
     def _process(self) -> RemoteEngine:

@@ -153,7 +153,7 @@ class SentToSeveral(SentWeights):
             version = self.rl_state.published_version
             self._published(publisher, engine, self._current(), version)
         finally:
-            publisher.close()
+            self._end(publisher)
 
     def _current(self) -> WeightSource:
         """The weights that the other engines have, or are just being sent."""

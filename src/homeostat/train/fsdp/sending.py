@@ -7,8 +7,7 @@ gather, and after each bucket that there is none.
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -22,23 +21,35 @@ class Sending:
     """One rank's part in sending weights.
 
     Only the first rank has packers. They stay open between streams, because they may hold
-    connections to the receivers. A packer that comes again is recognised by its state before its
-    first use.
+    connections to the receivers. Each has a number, by which one that comes again is recognised,
+    until it is forgotten: it may hold as much memory as the weights.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self._packers: dict[bytes, Packer] = {}
+        self._packers: dict[int, Packer] = {}
         self._weights: Iterator[Named] = iter(())
         self._buckets: Iterator[Bucket] = iter(())
 
-    def start(self, weights: Iterator[Named], packer: Packer | None) -> None:
-        """`weights` gathers with the other ranks, which have no packer."""
+    def start(
+        self,
+        weights: Iterator[Named],
+        packer: Packer | None,
+        *,
+        number: int = 0,
+        forgotten: Sequence[int] = (),
+    ) -> None:
+        """`weights` gathers with the other ranks, which have no packer. Those whose numbers are
+        `forgotten` are not used again."""
         self._weights = weights
         if not self.ranks.is_first:
             return
         assert packer is not None, "the first rank packs"
-        known = self._packers.setdefault(pickle.dumps(packer), packer)
+        # The generator of a stream that broke off may hold what its packer closes.
+        self._buckets = iter(())
+        for old in forgotten:
+            self._packers.pop(old).close()
+        known = self._packers.setdefault(number, packer)
         self._buckets = known.pack(self._led())
 
     def next_bucket(self) -> Bucket | None:

@@ -6,7 +6,7 @@ The controller's side, `train.sharded`, makes a Trainer of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
@@ -43,9 +43,15 @@ class FsdpTrainer(RankTrainer):
     def num_state_bytes(self) -> int:
         return self.state_bytes
 
-    def start_buckets(self, role: Role, packer: Packer | None) -> None:
-        """The first rank's packer stays with it, and is used again when it comes again."""
-        self._sending.start(self.weights(role), packer)
+    def start_buckets(
+        self,
+        role: Role,
+        packer: Packer | None,
+        number: int = 0,
+        forgotten: Sequence[int] = (),
+    ) -> None:
+        """The first rank's packer stays with it, and is used again when its number comes again."""
+        self._sending.start(self.weights(role), packer, number=number, forgotten=forgotten)
 
     def next_bucket(self) -> Bucket | None:
         """On the first rank the next bucket, or None at the end; on others always None."""
