@@ -52,6 +52,7 @@ class _Words:
 
 
 LAUNCHER = "its launcher reports"
+BY_SIGKILL = "SIGKILL ended it: memory ran out, or somebody killed it"
 # Texts in lower case. The first entry that matches a line is used.
 _TABLE = (
     _Words(End.KILLED, "the kernel killed it because memory ran out", (
@@ -73,7 +74,7 @@ _TABLE = (
         "slurmstepd: error: *** job", "slurmstepd: error: *** step", "*** cancelled at",
         "force terminated job", "job was cancelled", "job cancelled", "term_owner",
     )),
-    _Words(End.KILLED, "SIGKILL ended it: memory ran out, or somebody killed it", (
+    _Words(End.KILLED, BY_SIGKILL, (
         "signal 9 (sigkill)", "exitcode: -9", "exitcode : -9", "exitcode  : -9", "signals.sigkill",
         "exit code 137", "exit code: 137", "exited with code 137", "exit status 137",
         "exit code is 137", "exited (137)", "received signal: 9", "signal: killed", ": killed: 9",
@@ -147,7 +148,7 @@ _SHELL = re.compile(
     r"(?P<rest>.{0,200})"
 )
 _SHELL_ENDS = {
-    "Killed": (End.KILLED, "SIGKILL ended it: memory ran out, or somebody killed it"),
+    "Killed": (End.KILLED, BY_SIGKILL),
     "Terminated": (End.KILLED, "SIGTERM ended it: a scheduler, its launcher or a person"),
     "Hangup": (End.KILLED, "its terminal or session was closed (SIGHUP)"),
     "Quit": (End.STOPPED, "somebody stopped it (SIGQUIT)"),

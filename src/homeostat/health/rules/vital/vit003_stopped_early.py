@@ -16,6 +16,7 @@ All work since the newest checkpoint is lost, and a schedule that was made for a
 reached its end.
 
 ## Likely causes
+- host-ram-oom: signal 9 ended it, and no line says why; dmesg does.
 - stopped-early: the log's own words, or its last step.
 
 ## What to do
@@ -30,12 +31,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.health.failures.end_lines import End
+from homeostat.health.failures.end_lines import BY_SIGKILL, End
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.frameworks import HOMEOSTAT
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
-from homeostat.health.vital_signs.ending import ending_of
+from homeostat.health.vital_signs.ending import Ending, ending_of
 from homeostat.health.words import shortened
 
 
@@ -54,9 +55,7 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
     yield Sighting(
         message=" ".join(said),
         evidence=(f"line {quote.number}: {shortened(quote.text.strip(), 300)}",) if quote else (),
-        causes=(
-            Cause("stopped-early", "no line says how the run ended" if is_open else ending.words),
-        ),
+        causes=tuple(_causes(ending)),
         fixes=(Fix("", "", "go on from the newest checkpoint"),) if ended else (),
         first_step=step,
         last_step=step,
@@ -66,6 +65,14 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         # A signature that knows the words says more.
         confidence=Confidence.INFERRED if is_death else None,
     )
+
+
+def _causes(ending: Ending) -> Iterator[Cause]:
+    if BY_SIGKILL in ending.words:
+        # The kernel ends the process that holds most; people and schedulers mostly send SIGTERM.
+        yield Cause("host-ram-oom", "if dmesg, or the container's events, name the process")
+    words = "no line says how the run ended" if ending.how is End.OPEN else ending.words
+    yield Cause("stopped-early", words)
 
 
 def _is_ours(view: RunView) -> bool:
