@@ -329,6 +329,12 @@ def test_what_the_doctor_printed_is_no_text_of_the_run() -> None:
         assert reader.recorder.num_rows == 16
 
 
+def test_a_bar_that_an_error_cut_off_says_what_was_being_done() -> None:
+    bar = "Map (num_proc=8):  61%|######    | 61/100 [29:58<19:10,  6.77 examples/s]"
+    view = read_text(f"{bar}[rank1]: RuntimeError: it timed out\n", config=None)
+    assert [line.text for line in view.log.lines] == [bar, "[rank1]: RuntimeError: it timed out"]
+
+
 def test_a_message_after_a_progress_bar_is_no_text_of_the_run() -> None:
     bar = "  5%|4         | 7/150 [00:12<04:04,  1.71s/it]"
     log = "".join(f"{bar}{line}\n" if n == 0 else f"{line}\n" for n, line in enumerate(messages()))

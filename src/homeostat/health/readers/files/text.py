@@ -127,18 +127,22 @@ class TextReader:
         """Read a line that is split at carriage returns; its last piece is what a person sees."""
         if len(pieces) > 1 and is_one_bar(pieces):
             pieces = pieces[-1:]
-        pieces = [*pieces[:-1], *apart(pieces[-1])]
         for piece, following in pairwise(pieces):
             if not is_redrawn(piece, following) and piece.strip():
                 self._rows_of(*bare(self._cut(piece)))
-        last = self._cut(pieces[-1])
-        body, source, rank = bare(last)
+        # A bar that an error cut off says what was being done: it is kept like one on its own line.
+        for part in apart(pieces[-1]):
+            self._feed_part(self._cut(part))
+
+    def _feed_part(self, part: str) -> None:
+        """Read a line without what was overwritten on it."""
+        body, source, rank = bare(part)
         if self._own_messages.holds(body):
             # The next line of such a shape may stand alone.
             self._num_uses += 1
             return
         if self._dumps.holds(body, source) or not self._rows_of(body, source, rank):
-            self._keep(shortened_line(last), body, source, rank)
+            self._keep(shortened_line(part), body, source, rank)
 
     def _cut(self, piece: str) -> str:
         """Shorten a text, because readers take long for long texts.
