@@ -280,3 +280,20 @@ def test_what_is_only_warned_of_hides_no_error() -> None:
     assert [f.code for f in folded([finding("ERR394"), error], RULES)] == ["ERR394"]
     warned = finding("ERR394", level=Level.WARN)
     assert [f.code for f in folded([warned, error], RULES)] == ["ERR320", "ERR394"]
+
+
+def test_a_tracker_that_tries_again_does_not_hide_the_exception_that_ended_the_run() -> None:
+    text = """wandb: ERROR Error while calling W&B API: internal database error
+step 1
+step 2
+step 3
+Traceback (most recent call last):
+  File "/work/train.py", line 55, in <module>
+    rate = settings["lr"]
+KeyError: 'lr'
+"""
+    findings = diagnose(read_text(text, config=None), RULES).findings
+    assert [(f.code, f.level) for f in findings] == [
+        ("VIT006", Level.ERROR),
+        ("ERR356", Level.WARN),
+    ]

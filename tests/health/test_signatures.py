@@ -23,7 +23,7 @@ import pytest
 from tests.health.markdown import named
 
 from homeostat.health.diagnose import diagnose
-from homeostat.health.finding import Finding, Level
+from homeostat.health.finding import Confidence, Family, Finding, Level
 from homeostat.health.frameworks import ALL
 from homeostat.health.frameworks.planned import FOREIGN, PLANNED
 from homeostat.health.readers import read_text
@@ -90,6 +90,18 @@ def test_a_signature_has_a_case_and_says_what_to_do() -> None:
         assert signature.fixes, f"{signature.code}: what should its owner do?"
         causes = [cause.name for cause in signature.causes] or [signature.name]
         assert [name for name in causes if name not in FAMILY_OF] == [], signature.code
+
+
+def test_what_is_inferred_of_an_installation_or_of_numbers_names_what_else_it_may_be() -> None:
+    families = (Family.INSTALL, Family.NUMERICS)
+    inferred = [
+        one
+        for one in SIGNATURES
+        if one.family in families and one.confidence is not Confidence.MEASURED
+        # What one release of one library says for a bug of its own has no other cause.
+        and one.name != "known-bad-version"
+    ]
+    assert [one.code for one in inferred if len({cause.name for cause in one.causes}) < 2] == []
 
 
 def test_a_fix_names_settings_and_frameworks_that_exist() -> None:
