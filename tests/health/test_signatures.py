@@ -97,7 +97,8 @@ def test_what_is_inferred_of_an_installation_or_of_numbers_names_what_else_it_ma
     inferred = [
         one
         for one in SIGNATURES
-        if one.family in families and one.confidence is not Confidence.MEASURED
+        if one.family in families
+        and one.confidence is not Confidence.MEASURED
         # What one release of one library says for a bug of its own has no other cause.
         and one.name != "known-bad-version"
     ]
