@@ -35,12 +35,14 @@ from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, rank_correlation
-from homeostat.health.series.medians import median
+from homeostat.health.series.medians import median, running_medians
 from homeostat.health.series.noise import beside_trend, between_neighbours
 from homeostat.health.view import RunView, Series
 
 # Evaluations after the minimum whose median is judged, and its rise, as a share, that is clear.
 _ENOUGH, _CLEAR = 5, 0.05
+# Evaluations of which a single one tells nothing.
+_MANY = 20
 
 
 class Options(RuleOptions):
@@ -136,11 +138,16 @@ def _is_steep(after: FloatArray64, lowest: float, options: Options) -> bool:
 def _has_risen(held: FloatArray64, low: int, options: Options) -> bool:
     """Return whether the evaluations after the minimum lie higher than by chance."""
     after, rise = held[low + 1 :], float(held[-1] - held[low])
-    if len(after) < options.evals or after[-1] < np.max(after) - 0.5 * rise:
+    if len(after) < options.evals or after[-1] < _highest(after) - 0.5 * rise:
         return False
     if rise >= 3 * _noise(held, low) or _is_higher(held[max(0, low - 2) : low + 1], after):
         return True
     return low == 0 and _stays_above(float(held[0]), after, options)
+
+
+def _highest(after: FloatArray64) -> float:
+    """Return the highest level of the evaluations, without single ones that lie far above."""
+    return float(np.max(running_medians(after, 5) if len(after) >= _MANY else after))
 
 
 def _stays_above(lowest: float, after: FloatArray64, options: Options) -> bool:

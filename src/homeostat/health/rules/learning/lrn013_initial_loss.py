@@ -65,7 +65,9 @@ class Options(RuleOptions):
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     loss = needed(view, "train/loss")
-    head = loss.finite().head(5)
+    # In a log of few records the fifth one tells what training has made of it.
+    few = max(3, min(5, len(loss.finite()) // 4))
+    head = loss.finite().head(few)
     if len(head) < options.min_records or view.setting("model.init") == "random":
         return
     vocabulary = raw_number(view, "vocab_size") or view.facts.get("vocab_size") or _LARGEST
@@ -76,7 +78,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     if start <= limit or _is_sum(view, start, limit):
         return
-    is_over = median(loss.finite().tail(5).values) <= options.usual
+    is_over = median(loss.finite().tail(few).values) <= options.usual
     yield Sighting(
         level=Level.INFO if is_over or not _is_of_tokens(view, options) else Level.WARN,
         message=f"The loss begins at {start:.4g}; guessing gives {limit - options.margin:.3g} at "
