@@ -78,13 +78,13 @@ def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
             f"{path}: {len(chosen)} files look like logs or metrics; {_MAX_FILES} were read, "
             f"the others were skipped ({passed} ...). To read one of them, give its path."
         )
-    merged.reading += Reading(notes=tuple(notes))
     merged.joined = [os.path.relpath(source, path) for source in merged.sources]
     for file in sorted(file for file in files if file.name in CONFIGS):
-        settings = _settings(file)
+        settings = _settings(file, notes)
         if settings:
             merged.settings = {**merged.settings, **settings}
             merged.sources.append(str(file))
+    merged.reading += Reading(notes=tuple(notes))
     return merged
 
 
@@ -195,10 +195,12 @@ def _merge(merged: Found, found: Found) -> None:
     merged.reading += found.reading
 
 
-def _settings(file: Path) -> dict[str, Any]:
+def _settings(file: Path, notes: list[str]) -> dict[str, Any]:
     try:
         config = read_config(file)
     except DataError:
+        if file.stat().st_size:
+            notes.append(f"{file}: its settings cannot be read.")
         return {}
     # The config of a model has no settings of the run, although some names are the same.
     if "model_type" in config or "architectures" in config:
