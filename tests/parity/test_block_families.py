@@ -363,3 +363,23 @@ def test_soft_caps_have_their_gradient_over_kept_sets_too():
     found.square().sum().backward()
     for ours, theirs in zip(narrow, wide, strict=True):
         assert_close(ours.grad, theirs.grad.float(), tolerance=2e-5)
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("truncate", [True, False])
+def test_yarn_of_gemma3_truncates_as_in_transformers(tmp_path, key, truncate):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    yarn |= {"truncate": truncate}
+    local = {"rope_type": "default", "rope_theta": 1e4}
+    nested = {"full_attention": {"rope_theta": 1e6, **yarn}, "sliding_attention": local}
+    reference = random_model({**BLOCKS["gemma3"], "rope_parameters": nested}, seed=7)
+    folder = save(reference, tmp_path / "model")
+    if key == "rope_scaling":
+        # The older spelling.
+        edit_config(folder, rope_parameters=None, rope_theta=1e6, rope_scaling=yarn)
+        reference = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    documents = rows((40, 7))
+    with torch.no_grad():
+        wanted = reference_logits(reference, documents)
+        found = Family("gemma3", folder, reference, documents, wanted)
+        assert_close(logits_of(found.load().module, documents), wanted)

@@ -56,6 +56,8 @@ def _gemma3(config: Json) -> DecoderConfig:
     if not isinstance(scaling, dict):
         raise BadConfigError(f"rope_scaling is {scaling!r}, and must be an object.")
     everywhere = {"rope_theta": theta[0], **scaling, **(ropes.get("full_attention") or {})}
+    # transformers looks for this key beside the kinds of layers, never among a kind's settings.
+    everywhere["truncate"] = ropes.get("truncate", True)
     local = {"rope_theta": theta[1], **(ropes.get("sliding_attention") or {})}
     plain = {key: value for key, value in config.items() if not key.startswith("rope_")}
     pattern = Fields(config).whole("sliding_window_pattern", 6)
