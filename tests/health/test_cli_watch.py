@@ -183,6 +183,20 @@ def test_what_is_no_log_is_refused_at_once(tmp_path: Path) -> None:
         followed_path(recipe, config=None)
 
 
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "-"])
+def test_what_can_be_read_only_once_is_refused_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)
+    code, _, said = run(monkeypatch, capfd, name)
+    assert code == 2
+    assert "homeostat watch -- COMMAND" in " ".join(said.split())
+
+
 def test_findings_that_open_together_are_told_most_likely_first() -> None:
     told: list[str] = []
     watcher = Watcher(

@@ -250,8 +250,9 @@ def followed_path(
     """Return the run at a path, and what follows it: of a folder with several runs the newest.
 
     Raises DataError if the path is a file that no run writes, as training data or a recipe, or that
-    cannot be read.
+    cannot be read more than once.
     """
+    _refuse_stream(path)
     refuse_example_file(path)
     refuse_recipe(path)
     if not path.exists():
@@ -267,6 +268,18 @@ def followed_path(
         return place, RereadPlace(place, config=config, names=names)
     settings: dict[str, Any] | None = read_config(config) if config is not None else None
     return place, GrowingFile(path, config=settings, names=names)
+
+
+def _refuse_stream(path: Path) -> None:
+    """Raise DataError for a pipe or a device: opening one waits for its writer, without a word."""
+    is_stream = path.exists() and not (path.is_file() or path.is_dir())
+    if is_stream or str(path) == "-":
+        what = "standard input" if str(path) == "-" else "a pipe or a device"
+        raise DataError(
+            f"{path}: is {what}, and watch follows files and folders. Start the command through "
+            "watch (homeostat watch -- COMMAND), have it write to a file, or let homeostat doctor "
+            "- read the pipe to its end."
+        )
 
 
 def stop_own_run(path: Path) -> None:
