@@ -19,7 +19,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -75,17 +75,20 @@ class VendorCore(ServingCore, Protocol):
     def abort(self, keys: Sequence[str]) -> None: ...
 
 
-class VendorEngine(SteppingEngine[Flight]):
+CoreT = TypeVar("CoreT", bound=VendorCore)
+
+
+class VendorEngine(SteppingEngine[Flight], Generic[CoreT]):
     """Samples with a library that serves the model in `folder`.
 
-    `vendor` is the library's name in errors.
+    `vendor` is the library's name in errors; `core` makes the calls to it.
     """
 
     vendor: str
 
     def __init__(
         self,
-        core: VendorCore,
+        core: CoreT,
         capabilities: Capabilities,
         *,
         folder: Path,
@@ -102,7 +105,7 @@ class VendorEngine(SteppingEngine[Flight]):
             policy_id=policy_id,
             policy_version=policy_version,
         )
-        self._requests = core
+        self.core = core
         # The name of a flight, or of a row to be scored, in the library: a new one each time.
         self._keys: dict[str, str] = {}
         self._by_key: dict[str, Flight] = {}
@@ -169,7 +172,7 @@ class VendorEngine(SteppingEngine[Flight]):
         if self.life.problem is not None:
             return
         key = self._new_key()
-        self._requests.add(
+        self.core.add(
             key,
             flight.tokens.tolist(),
             flight.request.sampling,
@@ -185,7 +188,7 @@ class VendorEngine(SteppingEngine[Flight]):
         key = self._keys.pop(flight.request.id, None)
         if key is not None:
             del self._by_key[key]
-            self._requests.abort([key])
+            self.core.abort([key])
 
     def _drop_all(self) -> None:
         for flight in self.life.in_flight.values():
@@ -255,7 +258,7 @@ class VendorEngine(SteppingEngine[Flight]):
         if not (row.weights_T[1:] > 0).any():
             return None
         key = self._new_key()
-        self._requests.add_scored(key, row.tokens_T.tolist(), salt=self._salt)
+        self.core.add_scored(key, row.tokens_T.tolist(), salt=self._salt)
         return key
 
     def _weighted(self, row: TokenRow, key: str | None) -> FloatArray:

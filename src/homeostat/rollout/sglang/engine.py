@@ -47,7 +47,7 @@ def sglang_capabilities(
     )
 
 
-class SglangEngine(VendorEngine):
+class SglangEngine(VendorEngine[Core]):
     """Samples with SGLang. `folder` is an HF checkpoint; `max_tokens` is the most that a request
     may have in all; `decode` turns tokens into the text that stop strings are looked for in."""
 
@@ -67,7 +67,7 @@ class SglangEngine(VendorEngine):
         host: str = LOOPBACK,
     ) -> None:
         self.config = config
-        self.core = Core(
+        core = Core(
             folder,
             config,
             device=device,
@@ -77,7 +77,7 @@ class SglangEngine(VendorEngine):
             host=host,
         )
         super().__init__(
-            self.core,
+            core,
             sglang_capabilities(config, device=device, max_tokens=max_tokens),
             folder=folder,
             served=served,

@@ -49,7 +49,7 @@ def vllm_capabilities(config: VllmEngineConfig, *, max_tokens: int) -> Capabilit
     )
 
 
-class VllmEngine(VendorEngine):
+class VllmEngine(VendorEngine[Core]):
     """Samples with vLLM. `folder` is an HF checkpoint; `max_tokens` is the most that a request may
     have in all; `decode` turns tokens into the text that stop strings are looked for in.
     `quantization`: the `quantization_config` of the weights that it will be sent."""
@@ -71,9 +71,8 @@ class VllmEngine(VendorEngine):
         self.config = config
         dtype = served.dtype if config.dtype == "auto" else config.dtype
         how = {"dtype": dtype, "max_tokens": max_tokens, "quantization": quantization}
-        self.core = Core(folder, config, **how)
         super().__init__(
-            self.core,
+            Core(folder, config, **how),
             vllm_capabilities(config, max_tokens=max_tokens),
             folder=folder,
             served=served,
