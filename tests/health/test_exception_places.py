@@ -92,6 +92,12 @@ Traceback (most recent call last):
            ^^^^^^^^^^^^^^
 AttributeError: 'types.SimpleNamespace' object has no attribute 'rollout'
 """
+EMPTY_SECTION = """\
+Traceback (most recent call last):
+  File "/data/run/train.py", line 54, in main
+    rows = build(config.data.transforms.train, seed=config.seed)
+AttributeError: 'NoneType' object has no attribute 'train'
+"""
 SHADOWED_LOGGING = f"""\
 Traceback (most recent call last):
   File "/data/run/train.py", line 2, in <module>
@@ -171,6 +177,7 @@ TypeError: not all arguments converted during string formatting
         (VARIABLE.replace("OUTPUT_DIR", "SLURM_NODEID"), "launcher-variables-missing"),
         (EXPERTS, "known-bad-version"),
         (NAMESPACE, "setting-missing"),
+        (EMPTY_SECTION, "setting-missing"),
         (SHADOWED_LOGGING, "package-shadowed"),
         (MESH, "unknown-setting"),
         (ROW_IS_NONE, "user-code-failed"),
@@ -188,6 +195,8 @@ def test_the_place_names_what_the_words_leave_open(text: str, name: str) -> None
     "text",
     [
         OTHER_VERSION,
+        EMPTY_SECTION.replace("train, seed", "train(), seed"),
+        EMPTY_SECTION.replace("config.data.transforms", "self.transforms"),
         EXPERTS.replace(SITE, "/data/run").replace("vllm", "mine"),
         EMPTY_FILE.replace("torch/serialization.py", "wheel/x.py").replace(
             "torch/_weights_only_unpickler.py", "wheel/y.py"

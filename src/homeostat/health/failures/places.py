@@ -27,6 +27,7 @@ _KEY = re.compile(r"(?:\[|\.(?:pop|__getitem__)\()['\"](\w{1,80})['\"]")
 _UNPACKS_SETTINGS = re.compile(rf"\*\*{_HOLDS}")
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w{1,80})'")
 _IS_NONE = re.compile(r"'NoneType' object (?:is not subscriptable|has no attribute)")
+_NONE_LACKS = re.compile(r"'NoneType' object has no attribute '(?P<name>\w{1,80})'")
 _IMPORTED_FROM = re.compile(
     r"cannot import name '\w{1,80}' from (?:partially initialized module )?'(?P<module>\w{1,80})'"
     r"[^()\n]{0,20}(?:\([^()/\n]{0,80}\) )?\((?P<file>[^()\n]{1,300}\.py)\)"
@@ -118,12 +119,23 @@ def _of_settings(failure: Traceback, code: str) -> Named | None:
     lacks = _LACKS_SETTING.search(words)
     if lacks is not None and failure.frames and owner_of(failure.frames[-1].file) == "user":
         return "setting-missing", f"the settings have no {lacks['name']}"
-    if _IS_NONE.search(words) and any(len(_KEY.findall(chain)) > 1 for chain in looked_up):
+    none_lacks = _NONE_LACKS.search(words)
+    is_below = none_lacks is not None and _reads_below(none_lacks["name"], code)
+    is_key = _IS_NONE.search(words) and any(len(_KEY.findall(chain)) > 1 for chain in looked_up)
+    if is_below or is_key:
         return "setting-missing", "a section of the settings that the code reads is empty"
     unknown = _UNEXPECTED.search(words)
     if unknown is not None and _UNPACKS_SETTINGS.search(code):
         return "unknown-setting", f"the settings have {unknown[1]}, which is not known"
     return None
+
+
+def _reads_below(name: str, code: str) -> bool:
+    """Return whether code reads a setting with this name in a section, as in config.data.train.
+
+    A section has no methods: of config.tokenizer.encode() an object is None, not a section.
+    """
+    return re.search(rf"{_HOLDS}{_LOOKS_UP}{{1,5}}\.{name}\b(?!\()", code) is not None
 
 
 def _of_library(failure: Traceback) -> Named | None:
