@@ -98,6 +98,12 @@ Traceback (most recent call last):
     rows = build(config.data.transforms.train, seed=config.seed)
 AttributeError: 'NoneType' object has no attribute 'train'
 """
+NO_SECTION = """\
+Traceback (most recent call last):
+  File "/data/run/config.py", line 54, in model
+    return self.dic.get('model').copy()
+AttributeError: 'NoneType' object has no attribute 'copy'
+"""
 SHADOWED_LOGGING = f"""\
 Traceback (most recent call last):
   File "/data/run/train.py", line 2, in <module>
@@ -178,6 +184,11 @@ TypeError: not all arguments converted during string formatting
         (EXPERTS, "known-bad-version"),
         (NAMESPACE, "setting-missing"),
         (EMPTY_SECTION, "setting-missing"),
+        (NO_SECTION, "setting-missing"),
+        (
+            NO_SECTION.replace("config.py", "a.py").replace("self.dic", "self.cfg"),
+            "setting-missing",
+        ),
         (SHADOWED_LOGGING, "package-shadowed"),
         (MESH, "unknown-setting"),
         (ROW_IS_NONE, "user-code-failed"),
@@ -197,6 +208,7 @@ def test_the_place_names_what_the_words_leave_open(text: str, name: str) -> None
         OTHER_VERSION,
         EMPTY_SECTION.replace("train, seed", "train(), seed"),
         EMPTY_SECTION.replace("config.data.transforms", "self.transforms"),
+        NO_SECTION.replace("config.py", "rows.py"),
         EXPERTS.replace(SITE, "/data/run").replace("vllm", "mine"),
         EMPTY_FILE.replace("torch/serialization.py", "wheel/x.py").replace(
             "torch/_weights_only_unpickler.py", "wheel/y.py"

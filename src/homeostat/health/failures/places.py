@@ -28,6 +28,8 @@ _UNPACKS_SETTINGS = re.compile(rf"\*\*{_HOLDS}")
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w{1,80})'")
 _IS_NONE = re.compile(r"'NoneType' object (?:is not subscriptable|has no attribute)")
 _NONE_LACKS = re.compile(r"'NoneType' object has no attribute '(?P<name>\w{1,80})'")
+_GETS_NONE = re.compile(r"(?P<of>\w{1,80})\.get\(['\"](?P<key>\w{1,80})['\"]\)\.(?P<name>\w{1,80})")
+_SETTINGS_FILE = re.compile(r"(?:cfg|conf|settings|hparams)\w{0,20}\.py$")
 _IMPORTED_FROM = re.compile(
     r"cannot import name '\w{1,80}' from (?:partially initialized module )?'(?P<module>\w{1,80})'"
     r"[^()\n]{0,20}(?:\([^()/\n]{0,80}\) )?\((?P<file>[^()\n]{1,300}\.py)\)"
@@ -124,6 +126,8 @@ def _of_settings(failure: Traceback, code: str) -> Named | None:
     is_key = _IS_NONE.search(words) and any(len(_KEY.findall(chain)) > 1 for chain in looked_up)
     if is_below or is_key:
         return "setting-missing", "a section of the settings that the code reads is empty"
+    if none_lacks is not None and (key := _got_none(none_lacks["name"], failure, code)):
+        return "setting-missing", f"the settings have no {key}"
     unknown = _UNEXPECTED.search(words)
     if unknown is not None and _UNPACKS_SETTINGS.search(code):
         return "unknown-setting", f"the settings have {unknown[1]}, which is not known"
@@ -136,6 +140,19 @@ def _reads_below(name: str, code: str) -> bool:
     A section has no methods: of config.tokenizer.encode() an object is None, not a section.
     """
     return re.search(rf"{_HOLDS}{_LOOKS_UP}{{1,5}}\.{name}\b(?!\()", code) is not None
+
+
+def _got_none(name: str, failure: Traceback, code: str) -> str:
+    """Return the setting that code asked for with get() and did not get; "" if it asked for none.
+
+    It is a setting if the name of the variable or of the file says so.
+    """
+    file = failure.frames[-1].file if failure.frames else ""
+    for found in _GETS_NONE.finditer(code):
+        is_setting = re.fullmatch(_HOLDS, found["of"]) or _SETTINGS_FILE.search(file)
+        if found["name"] == name and is_setting:
+            return found["key"]
+    return ""
 
 
 def _of_library(failure: Traceback) -> Named | None:
