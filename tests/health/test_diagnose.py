@@ -7,6 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from homeostat.health.diagnose import (
     EXPECTED,
     TURNED_OFF,
@@ -282,9 +284,7 @@ def test_what_is_only_warned_of_hides_no_error() -> None:
     assert [f.code for f in folded([warned, error], RULES)] == ["ERR320", "ERR394"]
 
 
-def test_a_tracker_that_tries_again_does_not_hide_the_exception_that_ended_the_run() -> None:
-    text = """wandb: ERROR Error while calling W&B API: internal database error
-step 1
+OWN_MISTAKE = """step 1
 step 2
 step 3
 Traceback (most recent call last):
@@ -292,8 +292,35 @@ Traceback (most recent call last):
     rate = settings["lr"]
 KeyError: 'lr'
 """
-    findings = diagnose(read_text(text, config=None), RULES).findings
-    assert [(f.code, f.level) for f in findings] == [
-        ("VIT006", Level.ERROR),
-        ("ERR356", Level.WARN),
-    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("wandb: ERROR Error while calling W&B API: internal database error", "ERR356"),
+        ("AttributeError: 'MessageFactory' object has no attribute 'GetPrototype'", "ERR319"),
+        ("AttributeError: _ARRAY_API not found", "ERR318"),
+        ("bitsandbytes was compiled without GPU support. 8-bit optimizers are not", "ERR357"),
+        ("/bin/sh: 1: gcc: not found", "ERR341"),
+    ],
+)
+def test_what_a_program_continues_after_does_not_hide_the_exception_that_ended_it(
+    line: str, code: str
+) -> None:
+    findings = diagnose(read_text(f"{line}\n{OWN_MISTAKE}", config=None), RULES).findings
+    assert [(f.code, f.level) for f in findings] == [("VIT006", Level.ERROR), (code, Level.WARN)]
+
+
+def test_a_launchers_report_is_no_traceback_of_something_else() -> None:
+    text = """Traceback (most recent call last):
+  File "/work/train.py", line 3, in <module>
+    import einops
+ModuleNotFoundError: No module named 'einops'
+Traceback (most recent call last):
+  File "/opt/env/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+train.py FAILED
+"""
+    (only,) = diagnose(read_text(text, config=None), RULES).findings
+    assert (only.code, only.level) == ("ERR307", Level.ERROR)

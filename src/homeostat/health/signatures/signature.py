@@ -39,6 +39,8 @@ MAX_RARE, MIN_SINCE = 3, 20
 _HEAD = 120
 _RETRIES = ("thrown while requesting", "Retrying in ")
 _TRACEBACK = "Traceback (most recent call last)"
+# What launchers raise when a process that they started has failed.
+_LAUNCHERS = ("ChildFailedError:", "CalledProcessError: Command '*python")
 _HANDLING = "During handling of the above exception"
 _CHAINED = (_HANDLING, "was the direct cause of the following")
 # Packages that code tries to import and does without; an error about them says so itself.
@@ -140,7 +142,7 @@ def _is_outlived(signature: Signature, view: RunView) -> bool:
 
     Packages that do not fit show it when they are imported: steps outlive a warning about them.
     """
-    newest, traceback = view.log.last(*signature.texts), view.log.last(_TRACEBACK)
+    newest, traceback = view.log.last(*signature.texts), _last_own_traceback(view)
     if newest is not None and signature.family is Family.INSTALL:
         if _num_steps_after(view, newest) > MAX_STEPS_AFTER:
             return True
@@ -149,6 +151,17 @@ def _is_outlived(signature: Signature, view: RunView) -> bool:
     # A traceback that names the one before it as its cause belongs to that.
     link = view.log.near(traceback, *_CHAINED, lines=3)
     return link is None or (signature.name in _TRIED and _is_about_something_else(link, view))
+
+
+def _last_own_traceback(view: RunView) -> LogLine | None:
+    """Return where the last traceback begins that is not a launcher's report of a failed process."""
+    launchers = [line.number for text in _LAUNCHERS for line in view.log.find(text)]
+    following = float("inf")
+    for line in reversed(tuple(view.log.find(_TRACEBACK))):
+        if not any(line.number < number < following for number in launchers):
+            return line
+        following = line.number
+    return None
 
 
 def _is_about_something_else(link: LogLine, view: RunView) -> bool:
