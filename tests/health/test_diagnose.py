@@ -288,7 +288,7 @@ OWN_MISTAKE = """step 1
 step 2
 step 3
 Traceback (most recent call last):
-  File "/work/train.py", line 55, in <module>
+  File "/app/train.py", line 55, in <module>
     rate = settings["lr"]
 KeyError: 'lr'
 """
@@ -313,7 +313,7 @@ def test_what_a_program_continues_after_does_not_hide_the_exception_that_ended_i
 
 def test_a_launchers_report_is_no_traceback_of_something_else() -> None:
     text = """Traceback (most recent call last):
-  File "/work/train.py", line 3, in <module>
+  File "/app/train.py", line 3, in <module>
     import einops
 ModuleNotFoundError: No module named 'einops'
 Traceback (most recent call last):
