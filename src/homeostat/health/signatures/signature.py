@@ -154,7 +154,7 @@ def _is_outlived(signature: Signature, view: RunView) -> bool:
 
 
 def _last_own_traceback(view: RunView) -> LogLine | None:
-    """Return where the last traceback begins that is not a launcher's report of a failed process."""
+    """Return where the last traceback begins that is no launcher's report of a failed process."""
     launchers = [line.number for text in _LAUNCHERS for line in view.log.find(text)]
     following = float("inf")
     for line in reversed(tuple(view.log.find(_TRACEBACK))):
