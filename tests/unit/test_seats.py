@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.forks import real_workers
+from tests.support.patience import eventually
 from tests.support.seats import keep, launch_of, seated
 
 from homeostat.config.cluster import TorchrunCluster
 from homeostat.config.ranks import LOOPBACK
 from homeostat.errors import ConfigError, WorkerError
+from homeostat.workers.channel import dial
 from homeostat.workers.group import gather
 from homeostat.workers.network import free_port
 from homeostat.workers.opening import launcher_opened, open_group
@@ -93,6 +97,26 @@ def test_a_machine_unlike_the_controllers_is_named_before_a_rank_starts_there(
     assert versions.message.startswith("torch 1.0, the controller has ")
     assert folder.message.startswith(f"the run folder {tmp_path}, to which ranks save, is not v")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_checks_in_with_other_words_keeps_no_rank_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = {"rank": 1, "local_rank": 0, "local_size": 1, "address": LOOPBACK, "machine": "there"}
+    lacking = {name: value for name, value in said.items() if name != "address"}
+    port = free_port(LOOPBACK)
+    with closing(Seats(launch_of(0, 2, port=port), timeout_s=20.0)) as seats:
+        listener, calls = seats._listener, []
+        for words in ([], lacking, said | {"rank": 7}, said | {"newer": 1}):
+            calls.append(dial(listener.address, listener.key))
+            calls[-1].send(json.dumps(words).encode())
+        # Another version may say more: what is installed there is compared once all are in.
+        assert eventually(lambda: sorted(seats._seats) == [0, 1])
+        assert seats._seats[1].arrival.machine == "there"
+        whys = [record.getMessage() for record in caplog.records]
+        assert len([why for why in whys if "turned away" in why]) == 3
+        for call in calls:
+            call.close()
 
 
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:

@@ -52,7 +52,19 @@ class Arrival:
 
     @classmethod
     def unpacked(cls, message: bytes) -> Arrival:
-        return cls(**json.loads(message))
+        """Return the message of a process of any version of homeostat.
+
+        What another version adds is left out, because the versions are compared once all ranks are
+        there. Raises ValueError if anything is missing, or is not of its type.
+        """
+        said = json.loads(message)
+        wanted = {"rank": int, "local_rank": int, "local_size": int, "address": str, "machine": str}
+        if not isinstance(said, dict):
+            raise ValueError("it is not an object")
+        for name, kind in wanted.items():
+            if type(said.get(name)) is not kind:
+                raise ValueError(f"its {name} is {said.get(name)!r:.40}")
+        return cls(**{name: said[name] for name in wanted})
 
 
 @dataclass(frozen=True, slots=True)

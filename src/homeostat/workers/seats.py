@@ -230,16 +230,31 @@ class Seats:
             asked.append(seat.call(keeper, "launch", ticket, {**spec.env, **meeting, **own}, site))
         _answers(spec, seats, asked, end=end)
 
+    def _arrival(self, message: bytes) -> Arrival:
+        """Raise ValueError for a message that no rank of this launch would send."""
+        arrival = Arrival.unpacked(message)
+        if not 0 <= arrival.rank < self.launch.size:
+            raise ValueError(f"there is no rank {arrival.rank} of {self.launch.size}")
+        return arrival
+
     def _admit_all(self) -> None:
         while not self._is_closed:
             channel = self._listener.accept(timeout_s=LOOK_ROUND_SECONDS)
             if channel is None:
                 continue
             try:
-                arrival = Arrival.unpacked(channel.receive(timeout_s=GREETING_SECONDS))
+                arrival = self._arrival(channel.receive(timeout_s=GREETING_SECONDS))
             except OSError:
                 # The process died while it checked in.
                 channel.close()
+                continue
+            except ValueError as error:
+                channel.close()
+                log.warning(
+                    "a process that checked in as a rank was turned away, because its message "
+                    "cannot be read (%s). Is the same version of homeostat installed everywhere?",
+                    error,
+                )
                 continue
             with self._changed:
                 self._seats[arrival.rank] = Seat(arrival, channel)
