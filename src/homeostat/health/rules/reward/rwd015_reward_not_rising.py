@@ -2,13 +2,14 @@
 
 ## What it sees
 After `steps` steps the mean reward is still below `low` of the maximum, without a rise that is more
-than noise. If the maximum is not known, or the reward lies between `low` and `much` of it, it is a
-warning if the reward has not risen in `long` steps, or if `records` records are enough to exclude a
-rise: even the observed change plus two standard errors is less than `gain` of the deviation of
-single rewards. A rise within the first twentieth of the run counts as a rise. A reward that falls
-from the beginning is a warning at once: its last quarter lies below the first by `lost` of it and
-by `surely` standard errors, and the quarters between do not lie above the first. A level that
-breaks off later in one fall does not count.
+than noise. It is a warning if the run is over (its last step is done, or its rate has decayed), and
+`gain` of the level would have shown in its records. If the maximum is not known, or the reward lies
+between `low` and `much` of it, it is a warning if the reward has not risen in `long` steps, or if
+`records` records are enough to exclude a rise: even the observed change plus two standard errors is
+less than `gain` of the deviation of single rewards. A rise within the first twentieth of the run
+counts as a rise. A reward that falls from the beginning is a warning at once: its last quarter lies
+below the first by `lost` of it and by `surely` standard errors, and the quarters between do not lie
+above the first. A level that breaks off later in one fall does not count.
 
 ## Why it matters
 Most runs that learn show a rise by then. Looking costs little, waiting costs much.
@@ -37,6 +38,7 @@ import numpy as np
 from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.readings import needed, peak_rate
 from homeostat.health.rules.signs import Trend, newest, solved_share, trend
 from homeostat.health.series.noise import noise_of
 from homeostat.health.view import Kind, RunView, Series
@@ -45,6 +47,8 @@ from homeostat.health.view import Kind, RunView, Series
 _MIN_RECORDS = 100
 # Factor for the noise of few records.
 _ROUGHLY = 4.0 / 3.0
+# Share of the highest learning rate at which a schedule is over.
+_DECAYED = 0.02
 # Rates of RL below this one rarely move a policy within a run.
 _LOW_RATE = 5e-7
 _FIXES = (
@@ -86,7 +90,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     elif 0.0 < reached < options.low:
         message = f"After {span} steps the reward is {reached:.1%} of the maximum and flat "
         message += f"(expected above {options.low:.0%} by now)."
-        level, value, limit = Level.INFO, reached, options.low
+        level = Level.WARN if _ended_without_rise(view, moved, options) else Level.INFO
+        value, limit = reached, options.low
     else:
         return
     yield Sighting(
@@ -181,6 +186,21 @@ def _excludes_rise(view: RunView, moved: Trend, options: Options) -> bool:
         variance = float(values.var()) + (float(np.mean(spreads**2)) if len(spreads) else 0.0)
     largest = moved.change + 2.0 * moved.chance
     return math.isfinite(variance) and largest < options.gain * math.sqrt(variance)
+
+
+def _ended_without_rise(view: RunView, moved: Trend, options: Options) -> bool:
+    """Return whether the run is over and its records exclude a rise, compared with their level.
+
+    No later step will bring one: the last step is done, or the rate has decayed.
+    """
+    reward, rates = needed(view, "reward").finite(), view.series("learning_rate")
+    if len(reward) < _MIN_RECORDS:
+        return False
+    is_done = view.total_steps is not None and int(reward.steps[-1]) >= view.total_steps
+    peak = peak_rate(view)
+    is_decayed = bool(rates and peak and rates.finite().latest <= _DECAYED * peak)
+    largest = moved.change + 2.0 * moved.chance
+    return (is_done or is_decayed) and largest < options.gain * float(reward.values.mean())
 
 
 def _causes(view: RunView) -> Iterator[Cause]:
