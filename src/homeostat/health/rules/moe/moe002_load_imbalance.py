@@ -2,11 +2,13 @@
 
 ## What it sees
 The busiest expert's load above `max_violation` times the mean over the newest records; or, where
-loads are not logged, a model with experts whose update takes `growth` times as long as at the start
-while lengths, generation time and memory are the same. In RL, loads that were as uneven in the
-first records are the model's own on these prompts, and are only mentioned; so are loads of updates
-that have less than `few_rows` of the rows of the first ones because most answers are right, and
-those of a run that has not ended and has fewer than `min_records` records.
+loads are not logged, a balancing loss that has risen to `aux_growth` times its lowest level over
+the run, by far more than its noise (it is lowest where all experts have the same load), or a model
+with experts whose update takes `growth` times as long as at the start while lengths, generation
+time and memory are the same. In RL, loads that were as uneven in the first records are the model's
+own on these prompts, and are only mentioned; so are loads of updates that have less than `few_rows`
+of the rows of the first ones because most answers are right, and those of a run that has not ended
+and has fewer than `min_records` records.
 
 ## Why it matters
 With expert parallelism everyone waits for the busiest expert's device, and what it has no room for
@@ -39,13 +41,18 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Leve
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import few_records, few_rows, first_over, newest
 from homeostat.health.rules.readings import ends, is_moe, rank_correlation, raw_number
-from homeostat.health.series.medians import median
+from homeostat.health.series.medians import median, running_medians
+from homeostat.health.series.noise import noise_of
 from homeostat.health.view import Kind, RunView, Series
+
+# Records of a balancing loss that are needed.
+_MIN_AUX = 20
 
 
 class Options(RuleOptions):
     max_violation: float = option(3.0, "Largest acceptable factor over the mean load.")
     growth: float = option(1.6, "Factor by which an update takes longer.")
+    aux_growth: float = option(1.5, "Factor over its lowest level to which a balancing loss rose.")
     rise: float = option(1.3, "Factor over its first records from which on a load has risen.")
     few_rows: float = option(0.5, "Share of the first updates' rows that is too few to compare.")
     min_records: int = option(
@@ -57,6 +64,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     load = view.series("moe/max_violation")
     if load is not None:
         yield from _uneven(view, load.finite(), options)
+        return
+    aux = view.series("moe/aux_loss")
+    if aux is not None and len(aux.finite()) >= _MIN_AUX:
+        yield from _grown(view, aux.finite(), options)
         return
     took = view.series("time/train")
     if not is_moe(view) or took is None or len(took) < 8:
@@ -90,6 +101,29 @@ def _uneven(view: RunView, load: Series, options: Options) -> Iterator[Sighting]
     is_ill = (is_changed or view.kind is not Kind.RL) and not early
     level = Level.WARN if is_ill else Level.INFO
     yield _sighting(view, why, first_over(load, options.max_violation - 1), size, level)
+
+
+def _grown(view: RunView, aux: Series, options: Options) -> Iterator[Sighting]:
+    """Report a balancing loss that rises. Its scale differs between trainers; its growth does not.
+
+    A fresh router begins above its later level, so the lowest level is compared, not the first one.
+    """
+    levels = running_medians(aux.values, 5)
+    at = int(np.argmin(levels))
+    low, late = float(levels[at]), aux.tail(5)
+    rise = median(late.values) - low
+    is_clear = rise > 5.0 * noise_of(aux.values).deviation
+    if not 0.0 < (options.aux_growth - 1.0) * low < rise or not is_clear:
+        return
+    limit = low + 0.5 * rise
+    if late.values.min() < limit:
+        return
+    factor = median(late.values) / low
+    why = f"the balancing loss is {median(late.values):.3g}, {factor:.2g} times its level of "
+    why += f"{low:.3g} at step {int(aux.steps[at + 2])}"
+    few = few_rows(view, int(late.steps[0]), share=options.few_rows)
+    level = Level.INFO if few else Level.WARN
+    yield _sighting(view, why + few, first_over(aux, limit), factor, level)
 
 
 def _explained(view: RunView, ratio: float) -> bool:
