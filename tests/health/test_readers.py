@@ -65,6 +65,20 @@ def test_a_bar_drawn_over_itself_and_a_row_on_its_line() -> None:
     assert (steps_of(view, "train/loss"), view.total_steps) == ([2], 50)
 
 
+def test_rows_of_roll_hold_their_metrics_apart_from_the_step() -> None:
+    view = read_text(
+        "".join(
+            "[2025-06-10 12:00:02] [INFO] [tracking.py (45)] [DRIVER 0 / 1][PID 123] metrics_tag: "
+            f'{{"step": {step}, "metrics": {{"critic/score/mean": 0.{step}, "actor/lr": 1e-06, '
+            '"actor/pg_loss": 0.01, "tokens/response_length/mean": 800.0}}\n'
+            for step in range(1, 5)
+        )
+    )
+    assert view.framework.name == "roll"
+    assert steps_of(view, "reward") == [1, 2, 3, 4]
+    assert values_of(view, "completions/mean_length") == [800.0] * 4
+
+
 def test_bars_of_vllm_count_prompts_and_not_steps() -> None:
     view = read_text(
         "".join(

@@ -6,6 +6,7 @@ Global step 12: {...}                                      OpenRLHF
 {"loss": 0.5, "global_step/max_steps": "1/420"}            ms-swift
 {"current_steps": 10, "total_steps": 100, "loss": 0.5}     LLaMA-Factory
 {"step": 3, "data": {...}}                                 verl's file logger
+metrics_tag: {"step": 3, "metrics": {...}}                 ROLL
 Epoch 3: {'loss': 0.5}                                     loops of one's own
 """
 
@@ -63,11 +64,13 @@ NOT_METRICS = frozenset(
         *TOTAL_KEYS,
     }
 )
+_TAG_OF_ROLL = "metrics_tag: "
 _EVAL = re.compile(r"(?:eval|val|validation|test)(?:[_/-].*|$)")
 # Flags that an environment returns with every step, and the names of what is logged with them.
 _ENDS = ("done", "terminal", "terminated", "truncated")
 _SEEN_OR_DONE = ("action", "observation", "obs", "state", "next_state")
-_ENVELOPE = {"step", "data"}
+# Names under which a logger puts all metrics of a step: verl's and ROLL's.
+_ENVELOPES = ("data", "metrics")
 _MAX_DEPTH = 6
 _MAX_VALUES = 5_000
 _MAX_PREFIX = 400
@@ -106,8 +109,7 @@ def row_of(
 
     With `is_named=False`, none of its names needs to be known as a metric's.
     """
-    if mapping.keys() == _ENVELOPE and isinstance(mapping["data"], Mapping):
-        mapping = {**mapping["data"], "step": mapping["step"]}
+    mapping = _opened(mapping)
     if is_transition(mapping):
         return None
     values = {name: value for name, value in numbers_in(mapping) if name not in NOT_METRICS}
@@ -126,7 +128,8 @@ def row_of(
     values.pop(_OF_TOTAL, None)
     word = named["word"].lower() if named else "train"
     head = before[: named.start()].lower() if named else ""
-    form = _form(mapping, word, is_named=named is not None, head=head)
+    is_tagged = before.endswith(_TAG_OF_ROLL)
+    form = _form(mapping, word, is_named=named is not None, is_tagged=is_tagged, head=head)
     epoch = _EPOCH_PREFIX.search(before) if step is None else None
     if epoch is not None:
         # An epoch that goes back tells that another run began in the same log.
@@ -137,6 +140,15 @@ def row_of(
     if row.kind is RowKind.EVAL:
         values.pop("epoch", None)
     return row
+
+
+def _opened(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the metrics of a step together with the step, if a logger wrote them apart."""
+    for name in _ENVELOPES:
+        inside = mapping.get(name)
+        if isinstance(inside, Mapping) and mapping.keys() == {"step", name}:
+            return {**inside, "step": mapping["step"]}
+    return mapping
 
 
 def is_transition(mapping: Mapping[str, Any]) -> bool:
@@ -213,7 +225,9 @@ def _is_result(name: str) -> bool:
     return sounds_like_metric(name) and METRICS.get(folded(name)) not in {"learning_rate", "epoch"}
 
 
-def _form(mapping: Mapping[str, Any], word: str, *, is_named: bool, head: str) -> str:
+def _form(
+    mapping: Mapping[str, Any], word: str, *, is_named: bool, is_tagged: bool, head: str
+) -> str:
     if head.rstrip().endswith("global"):
         # Only OpenRLHF prints the star; many trainers print the words.
         return "openrlhf" if "\u2728" in head else "named"
@@ -221,6 +235,8 @@ def _form(mapping: Mapping[str, Any], word: str, *, is_named: bool, head: str) -
         return "slime" if word in {"rollout", "perf", "step"} else "named"
     if _OF_TOTAL in mapping:
         return "swift"
+    if is_tagged:
+        return "roll"
     return "llamafactory" if "current_steps" in mapping else "dict"
 
 

@@ -41,6 +41,7 @@ _FORMS = {
     "forge": "torchforge",
     "nemo": "nemo_rl",
     "openrlhf": "openrlhf",
+    "roll": "roll",
 }
 _ENOUGH = 2.0
 _HEAD, _TAIL = 4_000, 2_000
