@@ -7,7 +7,9 @@ are enough if each is higher than the one before, by `min_rise` and the last by 
 minimum. If evaluations are noisy, their median after the minimum is compared with the level before
 it; if the first evaluation was the lowest, it is compared with their own spread. If no training
 loss is logged, a rise by `steep` over at least `alone` evaluations is enough; if the evaluations
-fell before, the rise must be as steady as the fall.
+fell before, the rise must be as steady as the fall. One evaluation is enough where training loss is
+a small part of it from the first record on, and the shares of rightly predicted tokens differ as
+much: the rows were known by heart before the run.
 
 ## Why it matters
 The model memorises its rows. Every further step makes it worse at everything else.
@@ -43,6 +45,9 @@ from homeostat.health.view import RunView, Series
 _ENOUGH, _CLEAR = 5, 0.05
 # Evaluations of which a single one tells nothing.
 _MANY = 20
+# Rows that are known by heart: their loss as a share of that of others, the share of their tokens
+# that is predicted rightly, and how many times as often the tokens of others are mistaken.
+_KNOWN_LOSS, _KNOWN_SHARE, _FAR = 0.2, 0.97, 4.0
 
 
 class Options(RuleOptions):
@@ -58,6 +63,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         yield from _alone(held, options)
         return
     train = train.finite()
+    yield from _known_before(view, held, train)
     if len(held) < 3:
         return
     low = int(np.argmin(held.values))
@@ -91,6 +97,47 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=int(held.steps[-1]),
         value=latest,
         limit=lowest * (1 + options.min_rise),
+    )
+
+
+def _known_before(view: RunView, held: Series, train: Series) -> Iterator[Sighting]:
+    """Report training rows that the model knew by heart when the run began.
+
+    Accuracies are compared as well, because losses may be divided by different numbers.
+    """
+    right, held_right = (
+        view.series(name) for name in ("train/token_accuracy", "eval/score/mean_token_accuracy")
+    )
+    passes = view.series("epoch")
+    if right is None or held_right is None or passes is None or len(train) < _ENOUGH:
+        return
+    if passes.first > 0.5:
+        return  # the first record may tell of rows that the run itself has taught
+    first, lowest = median(train.head(3).values), float(held.values.min())
+    share, held_share = median(right.finite().head(3).values), float(held_right.finite().latest)
+    is_known = first < _KNOWN_LOSS * lowest and share > _KNOWN_SHARE
+    if not is_known or (1.0 - held_share) < _FAR * (1.0 - share):
+        return
+    step = int(train.steps[0])
+    yield Sighting(
+        message=f"Training loss is {first:.2g} from the first record on (step {step}, {share:.1%} "
+        f"of the tokens right), and evaluation loss {lowest:.3g} ({held_share:.1%}): the model "
+        "knew these rows by heart before the run. Look where it started from: if that checkpoint "
+        "was trained on them, more passes make it worse at others; if it was not, the held-out "
+        "rows are of another kind.",
+        evidence=(
+            f"train/loss {first:.2g} in the first records, eval/loss at least {lowest:.3g}",
+            f"tokens predicted rightly: {share:.1%} of trained rows, {held_share:.1%} of others",
+        ),
+        causes=(
+            Cause("overfitting", "trained rows are far easier than held-out ones from the start"),
+            Cause("data-repeated", "if the run goes on from a checkpoint of the same rows"),
+        ),
+        fixes=(Fix("trainer.epochs", "1", "fewer passes over the same rows", Grade.UNSAFE),),
+        first_step=step,
+        last_step=int(held.steps[-1]),
+        value=first,
+        limit=_KNOWN_LOSS * lowest,
     )
 
 
