@@ -2,13 +2,13 @@
 
 ## What it sees
 The critic's explained variance, 1 - Var(earned - value) / Var(earned), at or below `limit` in
-`fire` of the newest `window` records and on average at half of that over twice as many, while it
-does not rise over the newest `trend` ones. Records of the critic's warm-up (`critic.warmup_steps`)
-and the `grace` records after it are left out: every new head begins at 0. Where its loss has fallen
-and the reward rises, the critic has learned the mean of the returns at least, and `patience`
-records are left out. So are records in which all completions earned the same, because then there is
-nothing to explain. Where the returns' deviation is not logged, it is information while the reward
-rises: trainers differ in which returns they compare with.
+`fire` of the newest `window` records and on average at half of that over twice as many, or clearly
+below 0 in the former, while it does not rise over the newest `trend` ones. Records of the critic's
+warm-up (`critic.warmup_steps`) and the `grace` records after it are left out: every new head begins
+at 0. Where its loss has fallen and the reward rises, the critic has learned the mean of the returns
+at least, and `patience` records are left out. So are records in which all completions earned the
+same, because then there is nothing to explain. Where the returns' deviation is not logged, it is
+information while the reward rises: trainers differ in which returns they compare with.
 
 ## Why it matters
 PPO compares every token with the critic's value of it. A critic that explains nothing adds noise to
@@ -76,10 +76,14 @@ class Options(RuleOptions):
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     known = _known(view)
     judged = Series(known.steps[options.grace :], known.values[options.grace :])
-    if len(judged) < options.window:
+    newest = judged.tail(2 * options.window).values
+    is_worse = len(newest) > 0 and float(np.mean(newest)) < _DIVERGED
+    # A head that has just begun to learn may say little for some records.
+    enough = options.window if is_worse else 2 * options.window
+    if len(judged) < enough:
         yield Unknown(
             f"{len(judged)} records with different returns after the critic's warm-up; it takes "
-            f"{options.window}"
+            f"{enough}"
         )
         return
     spell = newest_spell(
@@ -87,13 +91,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     )
     if spell is None or not spell.is_open:
         return
-    if float(np.mean(judged.tail(2 * options.window).values)) > 0.5 * options.limit:
+    if float(np.mean(newest)) > 0.5 * options.limit:
         return
     # A critic that learns slowly says little for long, and more all the time.
     if rank_correlation(known.tail(options.trend)) >= _RISES:
         return
     part = Series(judged.steps[spell.start :], judged.values[spell.start :])
-    is_worse = float(np.mean(part.values)) < _DIVERGED
     if len(known) <= options.patience and _learns_the_mean(view) and not is_worse:
         return
     yield _sighting(view, part, options)

@@ -3,8 +3,10 @@
 ## What it sees
 The share of groups whose rewards are all equal stays above `max_share`, or the deviation within the
 groups is 0, or every advantage is 0: in `fire` of the last `window` records, or, if all groups are
-concerned, in `fire_all` records in a row. In an excerpt with fewer records that begins after the
-first tenth of an epoch, it is enough that all records show it and the gradient norm is 0 as well.
+concerned, in `fire_all` records in a row. Small groups are often alike by chance (two answers that
+are right half of the time in every second group), so the limit is higher for them. In an excerpt
+with fewer records that begins after the first tenth of an epoch, it is enough that all records show
+it and the gradient norm is 0 as well.
 
 ## Why it matters
 An advantage compares an answer's reward with those of its group. If all are equal it is 0, and so
@@ -55,7 +57,9 @@ from homeostat.health.view import Kind, RunView, Series
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.8, "Largest acceptable share of groups without any difference.")
+    max_share: float = option(
+        0.8, "Largest acceptable share of groups without any difference, for groups of any size."
+    )
     fire: int = option(6, "Number of records that must show it ...")
     window: int = option(8, "... within a window of this many.")
     fire_all: int = option(
@@ -67,7 +71,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     share = _share(view)
     if share is None:
         return
-    held = share.values > options.max_share
+    limit = _limit(view, options)
+    held = share.values > limit
     spell = newest_spell(share.values >= 0.999, fire=options.fire_all, clear=4) or newest_spell(
         held, fire=options.fire, window=options.window, clear=4
     )
@@ -80,16 +85,27 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     solved = _is_solved(view, first, mean)
     yield Sighting(
         message=f"{mean:.0%} of the groups earned the same for every answer since step {first} "
-        f"(limit {options.max_share:.0%}): no gradient comes from them.",
+        f"(limit {limit:.0%}): no gradient comes from them.",
         evidence=(f"groups without a difference: {mean:.2f} over steps {first}-{last}",),
         causes=tuple(_causes(view, first, share=mean, solved=solved)),
         fixes=_fixes(solved=solved),
         first_step=first,
         last_step=last,
         value=mean,
-        limit=options.max_share,
+        limit=limit,
         level=Level.INFO if score_alike_because_right(view, first, mean) else None,
     )
+
+
+def _limit(view: RunView, options: Options) -> float:
+    """Return the largest acceptable share of groups without a difference, for groups of this size.
+
+    Of groups of n answers that are right half of the time, 2 in 2^n are alike by chance.
+    """
+    size = view.number("rollout.samples_per_prompt")
+    if size is None or size < 2:
+        return options.max_share
+    return 1.0 - (1.0 - options.max_share) * (1.0 - 2.0 * 0.5**size)
 
 
 def _is_dead_excerpt(view: RunView, share: Series, options: Options) -> bool:
