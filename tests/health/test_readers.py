@@ -395,7 +395,7 @@ def test_a_notebook_table_of_epochs_whose_names_hold_digits() -> None:
         "Using device: cuda\n\nEpoch\tTraining Loss\tValidation Loss\tMacro F1\n"
         "1\t0.747868\t0.746368\t0.787534\n"
     )
-    assert {"train/loss", "eval/loss", "Macro F1"} <= set(view.metrics)
+    assert {"train/loss", "eval/loss", "eval_macro_f1"} <= set(view.metrics)
 
 
 def test_engine_lines_are_metrics_and_stay_in_the_log() -> None:

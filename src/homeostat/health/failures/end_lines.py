@@ -163,7 +163,8 @@ _NOTES = re.compile(r"\b(?:INFO|DEBUG)\b|\s--\w")
 # What a sentence only supposes. An error's own text may continue with such advice.
 _SUPPOSED = re.compile(
     r"(?:(?!rror|xception).){0,80}?\b(?:if|in case|should) you(?: still| ever)? "
-    r"(?:get|see|encounter|receive|experience|face|run into|hit)\b",
+    r"(?:get|see|encounter|receive|experience|face|run into|hit)\b"
+    r"|.{0,400}\b(?:[Tt]his|[Ww]hich) (?:prevents|avoids)\b",
     re.IGNORECASE,
 )
 # The start of a log line with level error.
@@ -201,7 +202,9 @@ def end_lines(lines: Sequence[LogLine]) -> Iterator[EndLine]:
 
 
 def is_supposed(line: LogLine) -> bool:
-    """Return whether a line only says what to do in case of an error: it has not happened."""
+    """Return whether a line says what to do in case of an error, or what keeps it from happening:
+    it has not happened.
+    """
     return _SUPPOSED.match(line.text) is not None
 
 

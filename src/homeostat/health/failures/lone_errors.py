@@ -47,7 +47,7 @@ _SAYS_WRONG = re.compile(
     re.IGNORECASE,
 )
 # Log levels of lines that report no error, and the notice about a newer version.
-_AT_EASE = re.compile(r"\b(?:INFO|DEBUG)\b|\bis available!")
+_AT_EASE = re.compile(r"\b(?:INFO|DEBUG)\b|\bis available!| - switching to ")
 _WARNS = re.compile(r"\b(?:WARN(?:ING)?|[Ww]arning|[A-Z][A-Za-z]{0,30}Warning)\b")
 # The head of a warning that Python prints, behind the path of the file.
 _PYTHON_WARNS = re.compile(r"\.py:\d{1,6}\S{0,400}: \w{0,60}Warning: ")

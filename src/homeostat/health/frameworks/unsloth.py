@@ -9,18 +9,6 @@ METRICS: dict[str, str] = {
     **trl.METRICS,
     "Training Loss": "train/loss",
     "Validation Loss": "eval/loss",
-    "completions / mean_length": "completions/mean_length",
-    "completions / min_length": "completions/min_length",
-    "completions / max_length": "completions/max_length",
-    "completions / clipped_ratio": "completions/clipped_ratio",
-    "completions / mean_terminated_length": "completions/mean_terminated_length",
-    "rewards / <name> / mean": "rewards/<name>/mean",
-    "rewards / <name> / std": "rewards/<name>/std",
-    "rewards / chosen": "preference/chosen_reward",
-    "rewards / rejected": "preference/rejected_reward",
-    "rewards / accuracies": "preference/accuracy",
-    "rewards / margins": "preference/margin",
-    "rewards / <name>": "rewards/<name>/mean",
 }
 SETTINGS: dict[str, tuple[str, ...]] = {
     **trl.SETTINGS,

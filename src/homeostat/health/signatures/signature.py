@@ -14,18 +14,21 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from homeostat.health.failures.end_lines import is_supposed
+from homeostat.health.failures.end_lines import End, is_supposed
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.log import LogLine
 from homeostat.health.rule import Rule
 from homeostat.health.signatures.predicates import holds
 from homeostat.health.signatures.unsaid import (
     continues_warning,
+    is_caught,
     is_code_beside,
     is_ignored,
+    is_template,
     lists_settings,
 )
 from homeostat.health.view import RunView
+from homeostat.health.vital_signs.ending import ending_of
 
 # Characters of a line that are quoted.
 MAX_QUOTE = 300
@@ -49,6 +52,11 @@ _BROKEN = ("undefined symbol", "shared object file", "version `GLIBC")
 _ASKS_FOR_PACKAGE = re.compile(r"ImportError|ModuleNotFound|NotFoundError|import|install|package")
 # The line of code that raised, as a traceback quotes it.
 _RAISES = re.compile(r"(?:\[rank\d{1,5}\]:?)?\s{2,80}(?:raise|assert) ")
+# What makes a line an error, whatever it is about.
+_IS_ERROR = re.compile(
+    r"\b[A-Z]\w{1,80}(?:Error|Exception|Interrupt)\b|\b(?:ERROR|FATAL|CRITICAL|Traceback|ABORT)\b"
+    r"|\b[Ee]rror:|\bE\d{4} \d\d:|_ASSERT\b|\b[Ff]ail(?:ed|ure)\b|\bpanicked\b"
+)
 _MILD = re.compile(
     r"\b(?:INFO|DEBUG|WARNING|WARN|[A-Z][A-Za-z]{0,30}Warning)\b|(?:^|\[)[WI]\d{3,4} "
     r"|\[[WI] \w{1,40}\.cpp:|: [WI] (?:tensorflow|external)/"
@@ -187,10 +195,13 @@ def _ends_there(signature: Signature, view: RunView) -> bool:
     """Return whether hardly a step was logged after the newest line with the signature's words.
 
     Runs that continue log the same words: an optional package is missing, a download is retried,
-    an exception is caught. Only the steps that follow distinguish the two.
+    an exception is caught, an answer of the model is about them. Only the steps that follow
+    distinguish the two, and behind the last step, whether the line is an error at all.
     """
     newest = view.log.last(*signature.texts)
-    return newest is not None and _num_steps_after(view, newest) <= MAX_STEPS_AFTER
+    if newest is None or _num_steps_after(view, newest) > MAX_STEPS_AFTER:
+        return False
+    return _IS_ERROR.search(newest.text) is not None or ending_of(view).how is not End.FINISHED
 
 
 def _num_steps_after(view: RunView, line: LogLine) -> int:
@@ -226,8 +237,7 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
     code: tuple[LogLine, LogLine | None] | None = None
     for pattern in signature.texts:
         for line in islice(view.log.find(pattern), MAX_TRIED):
-            is_quoted = lists_settings(line) or is_supposed(line) or is_code_beside(line, view.log)
-            if is_quoted and not signature.notes:
+            if not signature.notes and _is_quoted(line, view):
                 continue
             if is_ignored(line, view.log):
                 continue
@@ -245,6 +255,17 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
             else:
                 return line, beside
     return code or mild
+
+
+def _is_quoted(line: LogLine, view: RunView) -> bool:
+    """Return whether a line holds words of settings, code or advice: nothing of it happened."""
+    return (
+        lists_settings(line)
+        or is_supposed(line)
+        or is_template(line)
+        or is_caught(line, view.log)
+        or is_code_beside(line, view.log)
+    )
 
 
 def _in_one_line(fix: Fix) -> str:

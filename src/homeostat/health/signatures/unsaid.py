@@ -1,11 +1,14 @@
 """Tell lines of a log that hold a signature's words although nothing of the kind ended the run.
 
     list of settings     a dump of the config names settings; none of it happened
+    template             a chat template that is printed holds the errors that it may raise
     code beside          notebooks and rich print the code around the line that raised, with
                          numbers; another branch's `raise ValueError("...")` is among it
     ignored exception    Python reports what a destructor raised while the process ended, and does
                          not stop: it follows from what ended the run
     advice               "If you get `CUDA error: ...`, do this": it has not happened
+    caught exception     "Exception = ...", several times: a script prints what it catches, such as
+                         what code of the model raises, and tries the next one
     rest of a warning    a warning of Python that quotes an exception below its own line: somebody
                          caught that exception, and the run continued
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import islice
 
 from homeostat.health.failures.speakers import speaker_in
 from homeostat.health.failures.tracebacks import IGNORED
@@ -25,6 +29,9 @@ from homeostat.health.log import Log, LogLine
 # A line of that length with so many pairs of names and values is a list of settings.
 _DUMP_LENGTH, _DUMP_PAIRS = 300, 10
 _RAISED = re.compile(r"Error\b|Exception\b")
+_CAUGHT = "Exception = "
+# Marks of a Jinja template, of which a chat template has many in one line.
+_TEMPLATE = re.compile(r"\{%-? ?(?:if|elif|else|for|set|endif|endfor)\b")
 # The number of a quoted line of code, and what code begins with. The line that raised has an arrow
 # before its number.
 _NUMBER = r"(?:\[rank\d{1,5}\]:? ?)?[ \t\u2502|]{0,12}\d{1,6}[ \t\u2502|]{1,200}"
@@ -48,6 +55,17 @@ def lists_settings(line: LogLine) -> bool:
     if len(text) < _DUMP_LENGTH or text.count("=") + text.count(": ") < _DUMP_PAIRS:
         return False
     return _RAISED.search(text) is None
+
+
+def is_template(line: LogLine) -> bool:
+    """Return whether a line is part of a chat template."""
+    return _TEMPLATE.search(line.text) is not None
+
+
+def is_caught(line: LogLine, log: Log) -> bool:
+    """Return whether a script printed an exception that it caught, as it did others."""
+    caught = line.text.lstrip().startswith(_CAUGHT)
+    return caught and len(list(islice(log.find(_CAUGHT), 2))) > 1
 
 
 def is_code_beside(line: LogLine, log: Log) -> bool:

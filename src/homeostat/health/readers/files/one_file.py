@@ -2,6 +2,7 @@
 
     *.jsonl, JSON lines     metrics, many lines at a time; other lines as log
     trainer_state.json      the log history of the HF trainer; other JSON: documents.py
+    *.ipynb                 what the cells of a notebook have printed: notebook.py
     *.csv                   metrics in columns
     events.out.tfevents.*   TensorBoard
     *.wandb                 W&B, offline
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from homeostat.errors import DataError
-from homeostat.health.readers.files import csv_table, documents, tensorboard, wandb_log
+from homeostat.health.readers.files import csv_table, documents, notebook, tensorboard, wandb_log
 from homeostat.health.readers.files.column_batches import (
     BATCH,
     columns_of_block,
@@ -51,6 +52,7 @@ _MAX_MENDED = 8_000_000
 _BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 _CLOSED_BY = {"{": "}", "[": "]"}
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_NOTEBOOK = "a notebook: the outputs of its cells were read, from the first cell to the last."
 
 
 def found_in_file(path: Path) -> Found:
@@ -222,7 +224,7 @@ def _is_document(head: bytes, name: str) -> bool:
     if not start.startswith(b"{"):
         return False
     first = start.partition(b"\n")[0]
-    return name.endswith(".json") or not first.rstrip().endswith(b"}")
+    return name.endswith((".json", ".ipynb")) or not first.rstrip().endswith(b"}")
 
 
 def found_in_document(data: bytes, *, name: str) -> Found | None:
@@ -238,6 +240,10 @@ def found_in_document(data: bytes, *, name: str) -> Found | None:
         if document is None:
             return None
         notes = (f"{name}: the JSON breaks off; it was read as far as it goes.",)
+    if notebook.is_notebook(document):
+        printed = found_in_text(notebook.printed_by(document), name=name)
+        printed.reading += Reading(notes=(*notes, f"{name}: {_NOTEBOOK}"))
+        return printed
     recorder = Recorder()
     history = document.get("log_history") if isinstance(document, dict) else None
     if isinstance(history, list):

@@ -31,6 +31,7 @@ _NAMED_CELLS = re.compile(r"\bTraining Loss\b|\bValidation Loss\b|\S+")
 # Names with more words are sentences: completions also count their steps.
 _MAX_WORDS = 6
 _NO_VALUE = frozenset({"no log", "n/a", "-", "", "none"})
+_VALIDATED, _OF_TRAINING = "Validation Loss", ("Training Loss", "Step", "Epoch")
 
 
 class Blocks:
@@ -138,5 +139,16 @@ def _drawn(body: str) -> Row | None:
 
 
 def _names(line: str) -> list[str]:
-    names = [name for name in _CELLS.split(line) if name]
-    return names if len(names) > 1 else _NAMED_CELLS.findall(line)
+    # Trainers put spaces around the slash of a name, so that a narrow column can break there.
+    names = [name.replace(" / ", "/") for name in _CELLS.split(line) if name]
+    names = names if len(names) > 1 else _NAMED_CELLS.findall(line)
+    return list(map(_evaluated, names)) if _VALIDATED in names else names
+
+
+def _evaluated(name: str) -> str:
+    """Return a column's name as transformers logs it: its notebook tables show `eval_nll_loss` as
+    `Nll Loss`, beside `Validation Loss`.
+    """
+    if name == _VALIDATED or name in _OF_TRAINING or not name[:1].isupper():
+        return name
+    return "eval_" + name.lower().replace(" ", "_")

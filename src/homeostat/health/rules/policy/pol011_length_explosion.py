@@ -28,6 +28,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
@@ -63,6 +65,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     )
     grew = end > options.growth * base and int(on_the_way.sum()) >= options.gradual
     if not grew or now > options.kept * early.start or early.start <= 0:
+        return
+    if _has_fallen_back(lengths, base, end):
         return
     gibberish = _gibberish(view)
     if (cut or 0.0) < options.cut and end < options.huge * base and not gibberish:
@@ -103,6 +107,16 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         value=end,
         limit=options.growth * base,
     )
+
+
+def _has_fallen_back(lengths: Series, base: float, end: float) -> bool:
+    """Return whether earlier lengths were as high and came down: with few answers per step, three
+    long ones in a row are chance.
+    """
+    smooth = np.median(np.lib.stride_tricks.sliding_window_view(lengths.values, 3), axis=1)
+    high = smooth > base + 0.85 * (end - base)
+    after_first = smooth[int(high.argmax()) :]
+    return bool((after_first < base + 0.3 * (end - base)).any())
 
 
 def _gibberish(view: RunView) -> tuple[str, ...]:
