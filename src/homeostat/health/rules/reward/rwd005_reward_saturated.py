@@ -34,7 +34,7 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import mean_since
 from homeostat.health.rules.signs import highest_reward, is_top_known
 from homeostat.health.series.windows import newest_spell
-from homeostat.health.view import Kind, RunView
+from homeostat.health.view import Kind, RunView, Series
 
 
 class Options(RuleOptions):
@@ -42,6 +42,7 @@ class Options(RuleOptions):
     near: float = option(0.97, "The same where most groups are known to score alike.")
     min_same: float = option(0.7, "Share of such groups that is most.")
     fire: int = option(6, "Number of consecutive records that must show it.")
+    held: float = option(0.95, "Share of all records that is as good as all of them.")
     max_spread: float = option(0.02, "Deviation within groups that still counts as none.")
 
 
@@ -57,15 +58,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         spell = newest_spell(_mostly_alike(view, limit, options), fire=options.fire, clear=3)
     if spell is None or not spell.is_open:
         return
-    first, last = int(reward.steps[spell.start]), int(reward.steps[spell.end])
+    last = int(reward.steps[spell.end])
+    always = _since_the_start(reward, limit, options)
+    first = int(reward.steps[0 if always else spell.start])
     value = float(reward.values[spell.end])
     spread = mean_since(view, "reward_std", step=first)
     same = mean_since(view, "frac_reward_zero_std", step=first)
     differs = spread is not None and spread > options.max_spread * top
     if differs or (same is not None and same < 0.5):
         return
-    always = spell.start == 0 and first <= 10
     # Nothing tells answers apart: all score alike, or no gradient comes of them.
+    if same is None:
+        same = _share_without_spread(view, first)
     lowest = mean_since(view, "reward/min", step=first)
     pull = mean_since(view, "grad_norm", step=first)
     is_idle = (same is not None and same >= options.min_same) or (
@@ -73,7 +77,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
     is_idle = is_idle or (spread == 0.0 and pull == 0.0)
     still = [mean_since(view, name, step=first) for name in ("train/loss", "kl")]
-    is_idle = is_idle or (reward.values[spell.start :].min() >= top and still == [0.0, 0.0])
+    is_idle = is_idle or (reward.since(first).values.min() >= top and still == [0.0, 0.0])
     yield Sighting(
         message=f"The mean reward is {value:.4g} of at most {top:.4g} since step {first}: "
         + ("nothing was left to learn from the start on." if always else "all is solved."),
@@ -89,6 +93,23 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         limit=limit,
         level=Level.WARN if always and is_idle else None,
     )
+
+
+def _since_the_start(reward: Series, limit: float, options: Options) -> bool:
+    """Return whether the first rewards and nearly all others are at the maximum.
+
+    A log may begin some steps late, but not a part of the run: the policy may have learned there.
+    """
+    at_top = reward.values >= limit
+    begins = int(reward.steps[0]) <= max(10, int(reward.steps[-1]) // 20)
+    return begins and bool(at_top[: options.fire].all()) and float(at_top.mean()) >= options.held
+
+
+def _share_without_spread(view: RunView, step: int) -> float | None:
+    """Return the share of records since a step in which no group's rewards differ at all."""
+    spread = view.series("reward_std")
+    found = spread.since(step).finite().values if spread is not None else np.empty(0)
+    return float(np.mean(found == 0.0)) if len(found) else None
 
 
 def _mostly_alike(view: RunView, limit: float, options: Options) -> np.ndarray:
