@@ -6,10 +6,12 @@ evidence for a framework counts less if others are built on it.
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Collection, Mapping
 
 from homeostat.health.frameworks import ALL, HOMEOSTAT, UNKNOWN, Framework
-from homeostat.health.log import Log
+from homeostat.health.log import Log, LogLine
 from homeostat.health.names import unprefixed
 from homeostat.health.readers.values.common_names import METRICS, SETTINGS, folded
 from homeostat.health.readers.values.settings import fold_setting
@@ -43,6 +45,11 @@ _FORMS = {
     "openrlhf": "openrlhf",
     "roll": "roll",
 }
+# The folder of a Python environment, above lib/python3.10, Lib\\site-packages or bin/python.
+_ENVIRONMENT = re.compile(
+    r"([/\\])[^/\\\s]{1,100}[/\\](?=lib[/\\](?:python|site-packages)|bin[/\\]python)",
+    re.IGNORECASE,
+)
 _ENOUGH = 2.0
 _HEAD, _TAIL = 4_000, 2_000
 _PREFERENCE = ("rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen",
@@ -95,7 +102,7 @@ def framework_of(
     if _is_ours(names) or "homeostat" in forms:
         return HOMEOSTAT
     # A framework is visible in the first lines and, if it fails, in the last ones.
-    log = Log((*log.lines[:_HEAD], *log.lines[_HEAD:][-_TAIL:]))
+    log = Log(tuple(map(_out_of_environments, (*log.lines[:_HEAD], *log.lines[_HEAD:][-_TAIL:]))))
     folded_settings = {fold_setting(name) for name in settings}
     found: dict[str, float] = {}
     shown: set[str] = set()
@@ -125,6 +132,13 @@ def framework_of(
         beneath |= _PARTS
     over = {name: points for name, points in found.items() if name not in beneath}
     return ALL[max(over, key=lambda name: over[name])] if over else UNKNOWN
+
+
+def _out_of_environments(line: LogLine) -> LogLine:
+    """Take the names of Python environments out of paths: people name them after what they try."""
+    if "python" not in line.text and "site-packages" not in line.text:
+        return line
+    return dataclasses.replace(line, text=_ENVIRONMENT.sub(r"\1", line.text))
 
 
 def _beneath(name: str) -> set[str]:
