@@ -18,9 +18,11 @@ from tensorboard.summary.writer.record_writer import masked_crc32c
 
 from homeostat.arrays import FloatArray64
 from homeostat.errors import HomeostatError
+from homeostat.health.diagnose import diagnose
 from homeostat.health.readers import open_run, read_text, view_of_run
 from homeostat.health.readers.files import column_batches, one_file
 from homeostat.health.readers.rows.recorder import Recorder
+from homeostat.health.registry import RULES
 from homeostat.health.view import Kind
 from homeostat.observe.completions import write_completions
 from homeostat.types import (
@@ -543,3 +545,58 @@ def test_a_document_that_breaks_off_is_read_as_far_as_it_goes(tmp_path: Path, na
     assert view.last_step is not None
     assert 25 < view.last_step < 40
     assert "breaks off" in " ".join(view.facts["reading"].notes)
+
+
+def tinker_record(step: int, *, length: float, reward: float = 0.0, **others: float) -> str:
+    return json.dumps(
+        {
+            "step": step,
+            "progress/batch": step,
+            "optim/lr": 1e-4,
+            "env/all/ac_tokens_per_turn": length,
+            "env/all/turns_per_episode": 1.0,
+            "env/all/reward/total": reward,
+            "env/all/by_group/frac_all_bad": 1.0,
+            "optim/entropy": 1.5,
+            "time/total": 60.0,
+            **others,
+        }
+    )
+
+
+def test_metrics_of_tinker_are_those_of_rl(tmp_path: Path) -> None:
+    rows = [tinker_record(step, length=90.0 + step, reward=0.1 * step) for step in range(6)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
+    view = open_run(tmp_path / "metrics.jsonl")
+    assert (view.framework.name, view.kind) == ("tinker", Kind.RL)
+    assert view.metrics["reward"].latest == pytest.approx(0.5)
+    assert view.metrics["completions/mean_length"].first == 90.0
+    assert view.metrics["learning_rate"].latest == 1e-4
+
+
+def test_prompts_of_distillation_pay_nothing(tmp_path: Path) -> None:
+    rows = [tinker_record(step, length=90.0 + step, teacher_kl=1.0) for step in range(9)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
+    view = open_run(tmp_path / "metrics.jsonl")
+    assert {"reward", "zero_std_groups/all_wrong"}.isdisjoint(view.metrics)
+    assert [one.name for one in diagnose(view, RULES).findings] == []
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cut"),
+    [
+        ([300.0, 700.5, 900.0, 1024.0, 1024.0, 1024.0, 1024.0, 1024.0], 5),
+        ([300.0, 700.5, 900.0, 1020.0, 1024.0, 1024.0, 1024.0, 1024.0], 0),
+        # Fixed lengths, short answers, and lengths that no limit explains.
+        ([1024.0] * 8, 0),
+        ([4.1, 4.6, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0], 0),
+        ([300.0, 700.5, 900.0, 910.5, 910.5, 910.5, 910.5, 910.5], 0),
+    ],
+)
+def test_lengths_that_have_grown_to_one_number_are_the_limit(
+    tmp_path: Path, lengths: list[float], cut: int
+) -> None:
+    rows = [tinker_record(step, length=length) for step, length in enumerate(lengths)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
+    share = open_run(tmp_path / "metrics.jsonl").series("completions/clipped_ratio")
+    assert (share.values.tolist() if share is not None else []) == [1.0] * cut

@@ -39,6 +39,11 @@ _OF_EPISODES = ("episode_reward_mean", "ep_rew_mean", "episode_return_mean")
 _OF_BASELINES = {"train/n_updates", "train/policy_gradient_loss", "train/clip_range"}
 _LOSSES = {"loss", "train_loss", "training_loss", "loss train", "raw/loss", "lm loss"}
 _HF_FORMS = {"dict", "swift", "llamafactory"}
+# The distance from a teacher that distillation lowers: teacher_kl, distill/kl, kl_to_teacher.
+_OF_TEACHER = re.compile(r"(?:^|[/_])(?:teacher|distill?(?:ation)?)(?:[/_]|$)", re.IGNORECASE)
+# Records of one length that are no coincidence, the shortest limit in tokens that is none of short
+# answers (a number, a letter), and the share of the limit from which lengths must have grown.
+_SAME_LENGTH, _SHORT, _GROWN = 5, 64, 0.9
 
 
 # Files that are written as a whole with each checkpoint, so later records are missing in them.
@@ -98,6 +103,8 @@ def view_of(
     _fastest_rate(metrics)
     _as_entropy(metrics)
     _none_ended(metrics)
+    _all_as_long(metrics)
+    _unpaid(metrics)
     _margin_of_pairs(metrics)
     if table is HOMEOSTAT:
         # The timestamp of a record is not a metric.
@@ -332,6 +339,38 @@ def _none_ended(metrics: dict[str, Series]) -> None:
     if ended is None or "completions/clipped_ratio" in metrics or ended.values.any():
         return
     metrics["completions/clipped_ratio"] = Series(ended.steps, np.ones(len(ended)))
+
+
+def _all_as_long(metrics: dict[str, Series]) -> None:
+    """Add the share of cut completions where all have grown to one length, which is the limit.
+
+    Completions that end by themselves differ in length, so their mean is no whole number that stays
+    the same from record to record. Lengths that never varied may be fixed on purpose.
+    """
+    length = metrics.get("completions/mean_length")
+    if length is None or "completions/clipped_ratio" in metrics or len(length) <= _SAME_LENGTH:
+        return
+    most, values = float(length.values.max()), length.values
+    shorter = np.flatnonzero(values != most)
+    start = int(shorter[-1]) + 1 if len(shorter) else 0
+    if most < _SHORT or not most.is_integer() or len(values) - start < _SAME_LENGTH:
+        return
+    if start and values[:start].min() < _GROWN * most:
+        metrics["completions/clipped_ratio"] = Series(
+            length.steps[start:], np.ones(len(values) - start)
+        )
+
+
+def _unpaid(metrics: dict[str, Series]) -> None:
+    """Drop rewards that are always 0 where the distance to a teacher is logged.
+
+    Distillation lowers that distance, and its prompts pay nothing.
+    """
+    reward = metrics.get("reward")
+    if reward is None or reward.values.any() or not any(map(_OF_TEACHER.search, metrics)):
+        return
+    for name in [name for name in metrics if name == "reward" or name.startswith("zero_std")]:
+        del metrics[name]
 
 
 def _margin_of_pairs(metrics: dict[str, Series]) -> None:
