@@ -4,9 +4,11 @@
 After `steps` steps the mean reward is still below `low` of the maximum, without a rise that is more
 than noise. It is a warning if the run is over (its last step is done, or its rate has decayed), and
 `gain` of the level would have shown in its records. If the maximum is not known, or the reward lies
-between `low` and `much` of it, it is a warning if the reward has not risen in `long` steps, or if
-`records` records are enough to exclude a rise: even the observed change plus two standard errors is
-less than `gain` of the deviation of single rewards. A rise within the first twentieth of the run
+between `low` and `much` of it, it is a warning if the reward has not risen in `long` steps, if
+the policy stands still, or if `records` records are enough to exclude a rise: even the observed
+change plus two standard errors is less than `gain` of the deviation of single rewards. A policy
+stands still if over 100 records its KL from a fixed reference stays below `near` and grows by less
+than a half after the first eighth of the run. A rise within the first twentieth of the run
 counts as a rise. A reward that falls from the beginning is a warning at once: its last quarter lies
 below the first by `lost` of it and by `surely` standard errors, and the quarters between do not lie
 above the first. A level that breaks off later in one fall does not count.
@@ -40,6 +42,7 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Leve
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate
 from homeostat.health.rules.signs import Trend, newest, solved_share, trend
+from homeostat.health.series.medians import median
 from homeostat.health.series.noise import noise_of
 from homeostat.health.view import Kind, RunView, Series
 
@@ -49,6 +52,8 @@ _MIN_RECORDS = 100
 _ROUGHLY = 4.0 / 3.0
 # Share of the highest learning rate at which a schedule is over.
 _DECAYED = 0.02
+# Factor by which the KL of a policy that learns grows at least after the first eighth of a run.
+_GROWS = 1.5
 # Rates of RL below this one rarely move a policy within a run.
 _LOW_RATE = 5e-7
 _FIXES = (
@@ -65,6 +70,7 @@ class Options(RuleOptions):
     records: int = option(200, "Number of records that may exclude a rise.")
     lost: float = option(0.05, "Share of the first rewards whose loss is a fall.")
     surely: float = option(3.0, "Standard errors that such a fall must exceed.")
+    near: float = option(2e-3, "KL per token of a policy that has hardly left its reference.")
     gain: float = option(0.33, "Smallest rise that counts, as a share of the rewards' deviation.")
 
 
@@ -77,15 +83,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     lost = _fall_from_start(reward.finite(), options)
     if lost is not None:
-        yield _falling(view, reward, lost)
+        yield _falling(view, reward, lost, options)
         return
     if moved.is_real and moved.change > 0.0 and not _excludes_rise(view, moved, options):
         return
     if reached is None or options.low <= reached < options.much:
         is_long = span >= options.long and len(reward) >= _MIN_RECORDS
-        if _rose_early(reward) or not (is_long or _excludes_rise(view, moved, options)):
+        kl = _kl_at_rest(view, options)
+        is_known = is_long or kl is not None or _excludes_rise(view, moved, options)
+        if _rose_early(reward) or not is_known:
             return
-        message = f"In {span:,} steps the reward has not risen beyond its noise."
+        message = f"In {span:,} steps the reward has not risen beyond its noise"
+        message += f", and the policy stands still: its KL stays at {kl:.2g}." if kl else "."
         level, value, limit = Level.WARN, float(span), None
     elif 0.0 < reached < options.low:
         message = f"After {span} steps the reward is {reached:.1%} of the maximum and flat "
@@ -97,7 +106,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     yield Sighting(
         message=f"{message} Read a few completions.",
         evidence=(f"reward {moved.start:.4g} at first, {moved.end:.4g} now",),
-        causes=tuple(_causes(view)),
+        causes=tuple(_causes(view, options)),
         fixes=_FIXES,
         first_step=int(reward.steps[0]),
         last_step=int(reward.steps[-1]),
@@ -144,7 +153,9 @@ def _fell_later(rewards: FloatArray64) -> bool:
     return is_level and left[best] < 0.6 * float(np.square(rewards - line).sum())
 
 
-def _falling(view: RunView, reward: Series, means: tuple[float, float]) -> Sighting:
+def _falling(
+    view: RunView, reward: Series, means: tuple[float, float], options: Options
+) -> Sighting:
     first, last = means
     return Sighting(
         message=f"The reward falls from the beginning, from {first:.4g} to {last:.4g}: the policy "
@@ -154,7 +165,7 @@ def _falling(view: RunView, reward: Series, means: tuple[float, float]) -> Sight
         causes=(
             Cause("lr-too-high", "each update makes the policy worse"),
             Cause("reward-sign-flipped", "or the policy is paid for the opposite"),
-            *_causes(view),
+            *_causes(view, options),
         ),
         fixes=(
             Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
@@ -203,12 +214,30 @@ def _ended_without_rise(view: RunView, moved: Trend, options: Options) -> bool:
     return (is_done or is_decayed) and largest < options.gain * float(reward.values.mean())
 
 
-def _causes(view: RunView) -> Iterator[Cause]:
+def _kl_at_rest(view: RunView, options: Options) -> float | None:
+    """Return the KL of a policy that stands still near its reference; None if it moves.
+
+    A policy that learns leaves its reference, so its KL grows many times over. If the reference
+    follows the policy, a small KL says nothing.
+    """
+    kl = view.series("kl")
+    values = kl.finite().values if kl is not None else np.empty(0)
+    if len(values) < _MIN_RECORDS or view.setting("reference.refresh_steps"):
+        return None
+    eighth = len(values) // 8
+    early, late = median(values[eighth : 2 * eighth]), median(values[-2 * eighth :])
+    return late if early > 0.0 and late < min(options.near, _GROWS * early) else None
+
+
+def _causes(view: RunView, options: Options) -> Iterator[Cause]:
     cut, kl = newest(view, "completions/clipped_ratio"), newest(view, "kl")
+    at_rest = _kl_at_rest(view, options)
     if cut is not None and cut > 0.5:
         yield Cause("truncation-at-cap", f"{cut:.0%} of the completions are cut")
     if kl is not None and 0.0 <= kl < 1e-4:
         yield Cause("lr-too-low", f"KL is {kl:.2g}: the policy hardly moves")
+    elif at_rest is not None:
+        yield Cause("lr-too-low", f"KL stays at {at_rest:.2g}: the policy hardly moves")
     rates = view.series("learning_rate")
     highest = max(rates.finite().values.tolist(), default=0.0) if rates is not None else 0.0
     if kl is None and 0.0 < highest < _LOW_RATE:
