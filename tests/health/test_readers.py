@@ -79,6 +79,35 @@ def test_rows_of_roll_hold_their_metrics_apart_from_the_step() -> None:
     assert values_of(view, "completions/mean_length") == [800.0] * 4
 
 
+def test_tables_of_notebooks_write_a_slash_between_spaces() -> None:
+    view = read_text(
+        "Step | Training Loss | reward | completions / mean_length | rewards / format / mean\n"
+        "-- | -- | -- | -- | --\n"
+        + "".join(f"{step} | 0.0001 | -17.25 | 445.5 | 0.25\n" for step in range(1, 6))
+    )
+    assert (view.framework.name, view.kind) == ("trl", Kind.RL)
+    assert values_of(view, "completions/mean_length") == [445.5] * 5
+    assert values_of(view, "rewards/format/mean") == [0.25] * 5
+    spaced = read_text(
+        "Step Training Loss reward completions / mean_length\n"
+        + "".join(f"{step} 0.0001 -17.25 445.5\n" for step in range(1, 6))
+    )
+    assert values_of(spaced, "completions/mean_length") == [445.5] * 5
+
+
+def test_lines_of_mlx_hold_the_mean_of_all_rewards() -> None:
+    view = read_text(
+        "".join(
+            f"Iter {step}: Train loss 0.000, Total rewards mean 0.{step}, Total rewards std 0.1, "
+            "Grouped rewards mean 0.000, KL 0.001, Learning Rate 1.000e-05, It/sec 0.118\n"
+            for step in range(1, 6)
+        )
+    )
+    assert view.kind is Kind.RL
+    assert values_of(view, "reward") == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert values_of(view, "reward/std") == [0.1] * 5
+
+
 def test_bars_of_vllm_count_prompts_and_not_steps() -> None:
     view = read_text(
         "".join(

@@ -27,6 +27,8 @@ _BULLET = re.compile(
 )
 # Possessive quantifiers: each run of spaces is matched only once, from its first space on.
 _CELLS = re.compile(r"(?:(?<!\s)\s++)?\|\s*+|\t|\s{2,}+")
+# Notebooks print rewards/format/mean as "rewards / format / mean".
+_SPACED_SLASH = re.compile(r"(?<=\w) / (?=\w)")
 _NAMED_CELLS = re.compile(r"\bTraining Loss\b|\bValidation Loss\b|\S+")
 # Names with more words are sentences: completions also count their steps.
 _MAX_WORDS = 6
@@ -140,7 +142,8 @@ def _drawn(body: str) -> Row | None:
 
 def _names(line: str) -> list[str]:
     # Trainers put spaces around the slash of a name, so that a narrow column can break there.
-    names = [name.replace(" / ", "/") for name in _CELLS.split(line) if name]
+    line = _SPACED_SLASH.sub("/", line)
+    names = [name for name in _CELLS.split(line) if name]
     names = names if len(names) > 1 else _NAMED_CELLS.findall(line)
     return list(map(_evaluated, names)) if _VALIDATED in names else names
 

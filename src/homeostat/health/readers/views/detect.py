@@ -184,8 +184,9 @@ def _names(
         # A single plain name such as "acc" may be anyone's.
         is_telling = len(known) > 1 or any("/" in name for name in known)
         points += (6.0 if is_telling else 1.5) * len(known) / len(special)
-    if "dict" in forms and "loss" in names:
-        # The plain rows of HF's trainer, or those with the metrics that TRL's trainers add.
+    if ("dict" in forms and "loss" in names) or ("table" in forms and "Training Loss" in names):
+        # The plain rows of HF's trainer, or those with the metrics that TRL's trainers add; both
+        # print tables in notebooks.
         is_trl = any(name.startswith(_OF_TRL) for name in names)
         points += _ENOUGH * (table.name == ("trl" if is_trl else "transformers"))
     if not settings:
