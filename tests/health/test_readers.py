@@ -95,6 +95,24 @@ def test_tables_of_notebooks_write_a_slash_between_spaces() -> None:
     assert values_of(spaced, "completions/mean_length") == [445.5] * 5
 
 
+@pytest.mark.parametrize(
+    "rewards", ["['0.80', '0.00', '0.01', '0.39']", "[0.8, 0.0, 1e-2, 0.39]", "[0.8 0. 0.01 0.39]"]
+)
+def test_rewards_of_single_samples_are_averaged(rewards: str) -> None:
+    view = read_text(
+        "".join(
+            f"[step {step}/200] correct=1/4 rewards={rewards} loss=-0.0051 lr=1.00e-06 wasted=0\n"
+            f"  [attempt {step}] SKIP (ALL_CORRECT, rewards=[1.0, 1.0, 1.0, 1.0])\n"
+            for step in range(1, 6)
+        )
+    )
+    assert (view.kind, view.total_steps) == (Kind.RL, 200)
+    assert steps_of(view, "train/loss") == steps_of(view, "reward") == [1, 2, 3, 4, 5]
+    assert values_of(view, "reward") == pytest.approx([0.3] * 5)
+    assert values_of(view, "reward/max") == [0.8] * 5
+    assert values_of(view, "learning_rate") == [1e-6] * 5
+
+
 def test_lines_of_mlx_hold_the_mean_of_all_rewards() -> None:
     view = read_text(
         "".join(

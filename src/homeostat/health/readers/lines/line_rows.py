@@ -8,6 +8,7 @@ step 3/400, loss: 11.93, grad_norm: 0.00, max_memory: 31.0 GB             and si
 Epoch(train)  [1][100/735]  lr: 1.9e-04  loss: 3.41                       mmengine, xtuner
 step=3 loss=0.5 lr=1e-05                                                  and similar
 epoch 1/3 step 2/39 loss 0.5 lr 1e-05                                     users' scripts
+[step 2/200] rewards=['0.80', '0.01'] loss=-0.0051 lr=3.3e-06             users' scripts
 Epoch:[1/3](20/4292), loss: 0.5, lr: 0.00001                              MiniMind
 Epoch 1 | iter 10 step 2 | loss train: 1.23, val: n/a | iter time: ...    litgpt
 """
@@ -15,6 +16,7 @@ Epoch 1 | iter 10 step 2 | loss train: 1.23, val: n/a | iter time: ...    litgpt
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterator
 from functools import cache
 
@@ -25,6 +27,8 @@ from homeostat.health.readers.values.common_names import METRICS, folded
 from homeostat.health.readers.values.numbers import MAX_CHARS, NUMBER, VALUE, decimals_of, number
 
 _MAX_CHARS = 200_000
+# A list of rewards ends within so many characters.
+_MAX_LIST = 20_000
 _VERL = re.compile(r"(?:^|\s)step:(\d{1,15}) - (?=\S)")
 _STEP = re.compile(
     r"(?<![\w/.])(?:global[ _])?(?:step|iteration|iter|batch)s?\s*+(?:[:=#]\s*+)?\[?(\d{1,15})"
@@ -71,6 +75,13 @@ _SPACED = re.compile(
 _BARE = re.compile(
     rf"[\s,;|]*+(?P<name>[A-Za-z_][\w./-]{{0,60}}+)\s++(?P<value>{NUMBER})(?=[\s,;|]|$)"
 )
+# The rewards of a step's samples, one by one.
+_SAMPLE = r"['\"]?[-+]?\d{1,9}+(?:\.\d*+)?(?:[eE][-+]?\d++)?['\"]?"
+_REWARDS = re.compile(
+    rf"(?<![\w.])rewards?\s?[=:]\s?\[\s?(?P<each>{_SAMPLE}(?:(?:,\s?|\s{{1,2}}){_SAMPLE})+)\s?\]",
+    re.IGNORECASE,
+)
+_SAMPLES = re.compile(_SAMPLE)
 _BARE_END = re.compile(r"[\s,;|]*+")
 _COLON_SPACES = re.compile(r"([:=])\s+")
 # A log level ends the prefix of a logger,
@@ -242,6 +253,9 @@ def _pairs(body: str) -> Row | None:
         return None
     row = Row({}, form=_form(body))
     step = _IN_EPOCH.search(body) or _STEP.search(body)
+    each = _REWARDS.search(body[:_MAX_LIST]) if step else None
+    if each:
+        body = f"{body[: each.start()].rstrip()} {body[each.end() :].lstrip()}"
     sure = 0
     pairs = _named(_LOGGER.sub("", body)) or list(_loose(body, step.end() if step else None))
     for name, text in pairs:
@@ -249,6 +263,11 @@ def _pairs(body: str) -> Row | None:
         if known or row.values or step:
             _put(row, known or name, text)
         sure += bool(known) and (known or name) in row.values
+    if each:
+        row.values |= _of_samples(
+            [float(text.strip("'\"")) for text in _SAMPLES.findall(each["each"])]
+        )
+        sure += 1
     if step:
         _place(row, step, body)
         for name in [name for name in row.values if _STEP.fullmatch(f"{name} 1")]:
@@ -258,6 +277,15 @@ def _pairs(body: str) -> Row | None:
         row.step = int(row.values.pop("num_updates"))
     enough = sure >= 1 and (row.step is not None or sure >= 2 or _is_only(body, row))
     return row if enough and row.values else None
+
+
+def _of_samples(rewards: list[float]) -> dict[str, float]:
+    return {
+        "reward": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        "reward/max": max(rewards),
+        "reward/min": min(rewards),
+    }
 
 
 def _bare(body: str) -> Row | None:
