@@ -46,7 +46,7 @@ LOGS: dict[str, list[str]] = {
         ROWS.replace("'epoch'", "'mean_token_accuracy': 0.61, 'num_tokens': 466, 'epoch'"),
         "trainer = GRPOTrainer(model)\n" + TRACE + frame("deepspeed/runtime/engine.py"),
         # An environment that is named after another trainer.
-        "/home/u/miniconda3/envs/verl/lib/python3.10/site-packages/wandb/sdk/build.py:11: "
+        "/opt/conda/envs/verl/lib/python3.10/site-packages/wandb/sdk/build.py:11: "
         "UserWarning: pkg_resources is deprecated\n" + GRPO_ROW * 5,
     ],
     "llama_factory": [

@@ -20,7 +20,7 @@ Nothing now. If it comes back, look at the rows of those steps. After an evaluat
 finite, evaluate that checkpoint again in fp32 or bf16, and leave it out when you choose the best.
 
 ## Known false alarms
-Evaluations on rows that are drawn anew each time: a row without an answer may be among them once.
+Evaluations on other rows each time: a row without an answer may be among them once.
 """
 
 from __future__ import annotations
