@@ -36,6 +36,7 @@ OOM = (
     "mps backend out of memory",
     "ur_result_error_out_of_",
     "pi_error_out_of_",
+    "pt_devmem && allocation failed",
 )
 # Place -> what a frame's line (its file, its function or its source) holds there. A line is of the
 # first place that it fits.
