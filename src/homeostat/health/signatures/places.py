@@ -37,6 +37,8 @@ OOM = (
     "ur_result_error_out_of_",
     "pi_error_out_of_",
     "pt_devmem && allocation failed",
+    "error code is 207001",
+    "error code is 207018",
 )
 # Place -> what a frame's line (its file, its function or its source) holds there. A line is of the
 # first place that it fits.
