@@ -20,7 +20,8 @@ _HINTS = (b"weight", b"memory", b"sleep", b"wake", b"skip", b"checkpoint", b"res
 _SIGNS = (
     b"{", b"'", b'"', b"[prompt]", b"[response]", b"[completion]", b"[output]",
     b"[ground_truth]", b"[score]", b"[reward]", b"(train)", b"(val)", b"iter ", b"zero_advantage=",
-    b"batch", b"throughput", b"metrics", b"\x1b", b"homeostat",
+    b"batch", b"throughput", b"metrics", b"\x1b", b"homeostat", b"epoch ", b"wandb:", b" trl:",
+    b" tel:",
 )  # fmt: skip
 # A line with only these characters is a sentence: it has no number, sign, quote or bracket.
 _SENTENCE = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,;!?"

@@ -24,6 +24,7 @@ from homeostat.health.readers.lines.kept_lines import (
     pieces_of,
     shortened_line,
 )
+from homeostat.health.readers.lines.library_rows import SUMMARY_FORM, LibraryRows
 from homeostat.health.readers.lines.line_parts import apart, bare, is_one_bar, is_redrawn
 from homeostat.health.readers.lines.own_lines import own_row
 from homeostat.health.readers.lines.own_messages import OwnMessages
@@ -66,6 +67,7 @@ class TextReader:
         self._tables = Tables()
         self._ruled = RuledTables()
         self._verl = line_rows.VerlRows()
+        self._library = LibraryRows()
         self._in_traceback = False
         self._own_messages = OwnMessages()
         self._dumps = Dumps()
@@ -167,9 +169,11 @@ class TextReader:
         if "zero_advantage=" in body:
             self._ahead.update(line_rows.ahead_of_row(body))
             self._num_uses += 1
-        row, is_consumed = self._row(body, source)
-        if rank == 0 and not self._has_many_rows:
-            self._num_uses += self.scripts.take(body)
+        row, is_consumed = self._library_row(body)
+        if not is_consumed:
+            row, is_consumed = self._row(body, source)
+            if rank == 0 and not self._has_many_rows:
+                self._num_uses += self.scripts.take(body)
         if row is None:
             self._num_uses += is_consumed
             return is_consumed
@@ -185,6 +189,16 @@ class TextReader:
             self.recorder.add(row)
         self.samples.end_of_text()
         return is_consumed
+
+    def _library_row(self, body: str) -> tuple[Row | None, bool]:
+        """Return the row of a line of a library, and whether the line has nothing else."""
+        self._num_uses += self._library.note(body)
+        # The summary of a run is of use only if the log has none of its rows.
+        if self.recorder.forms.keys() <= {SUMMARY_FORM}:
+            row = self._library.summary(body)
+            if row is not None:
+                return row, True
+        return self._library.row(body)
 
     def _row(self, body: str, source: str) -> tuple[Row | None, bool]:
         if "%|" in body:

@@ -81,6 +81,9 @@ def _bar(found: re.Match[str], title: str) -> Bar:
         value = number(pair["value"])
         if value is not None:
             values[pair["name"].strip()] = value
+    if "reduced_train_loss" in values:
+        # NeMo: Lightning's own loss is a mean that NeMo leaves empty, so it is always NaN.
+        values.pop("loss", None)
     named = _IN_TITLE.fullmatch(title)
     if named and number(named["value"]) is not None:
         title = named["name"].strip()
