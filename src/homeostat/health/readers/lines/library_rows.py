@@ -28,7 +28,7 @@ SUMMARY_FORM = "wandb summary"
 _MAX_CHARS = 2_000
 _KERAS_EPOCH = re.compile(r"Epoch (?P<epoch>\d{1,9})/(?P<total>\d{1,9})\s*+")
 _KERAS = re.compile(
-    r"\s*+(?P<count>\d{1,12})/(?P<total>\d{1,12}|Unknown)\s++(?:\[[=>.\s]*+\]|[━╸╺\s]++)?"
+    r"(?P<count>\d{1,12})/(?P<total>\d{1,12}|Unknown)\s++(?:\[[=>.\s]*+\]|[━╸╺\s]++)?"
     r"(?P<rest>[^|]*+)"
 )
 _KERAS_TIME = re.compile(r"\d(?:s|ms|us)(?:/(?:step|epoch|sample))?(?=\s|$)|\bETA: ")
@@ -96,7 +96,7 @@ class LibraryRows:
         return Row({found["name"]: value}, form=SUMMARY_FORM)
 
     def _keras(self, body: str) -> tuple[Row | None, bool]:
-        found = _KERAS.match(body)
+        found = _KERAS.match(body.lstrip())
         if found is None or not _KERAS_TIME.search(found["rest"]):
             return None, False
         row = Row({}, self._epoch, form="keras")
