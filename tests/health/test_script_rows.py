@@ -55,6 +55,8 @@ def values(view: RunView, name: str = "train/loss") -> list[float]:
         "Epoch {i:03d}: loss={x}, val_loss={x}",
         "epoch={i} step=100 loss={x:.3e}",
         "Epoch: {i:02} | Time: 0m 3s\n\tTrain Loss: {x} | Train PPL:   5.1",
+        "Epoch: {i:04} cost = {x:.9f}",
+        "time:2024-03-23, 04:31:58, iters:{i}, iters_average_Loss:{x}, iters_average_Log_Odds:0.1",
     ],
 )
 def test_lines_of_one_form_are_rows(form: str) -> None:
@@ -75,6 +77,11 @@ def test_lines_of_one_form_are_rows(form: str) -> None:
 def test_rewards_of_episodes_are_rows(form: str) -> None:
     text = "\n".join(form.format(i=i, x=x) for i, x in enumerate(LOSSES, 1))
     assert values(read_text(text), "reward") == LOSSES
+
+
+def test_a_cost_is_a_loss_only_if_epochs_are_counted() -> None:
+    text = "\n".join(f"step {i} API cost {x} dollars" for i, x in enumerate(LOSSES, 1))
+    assert values(read_text(text)) == []
 
 
 def test_a_table_of_epochs_is_read() -> None:

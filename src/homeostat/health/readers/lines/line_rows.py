@@ -95,8 +95,8 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z.-]{0,40}")
 # Words before a metric's name that leave it the same quantity, or do not belong to it.
 _SAME_QUANTITY = frozenset({
     "and", "at", "average", "avg", "batch", "cur", "current", "epoch", "finished", "has", "is",
-    "iter", "iteration", "iterations", "its", "local", "mean", "new", "of", "overall", "running",
-    "smoothed", "step", "steps", "the", "total", "train", "training", "with",
+    "iter", "iteration", "iterations", "iters", "its", "local", "mean", "new", "of", "overall",
+    "running", "smoothed", "step", "steps", "the", "total", "train", "training", "with",
 })  # fmt: skip
 # If a line has none of these, none of its names is certainly a metric's.
 SPEAKS = (
@@ -260,6 +260,8 @@ def _pairs(body: str) -> Row | None:
     pairs = _named(_LOGGER.sub("", body)) or list(_loose(body, step.end() if step else None))
     for name, text in pairs:
         known = _known_tail(name)
+        if not known and (end := _known_end(name)) not in row.values:
+            known = end
         if known or row.values or step:
             _put(row, known or name, text)
         sure += bool(known) and (known or name) in row.values
@@ -359,6 +361,21 @@ def _known_tail(name: str) -> str:
             if place == 0 or not _is_qualifier(words[place - 1]):
                 return tail
             return next((one for one in tails if one in _names_of_words()), "")
+    return ""
+
+
+def _known_end(name: str) -> str:
+    """Return the end of a name in one piece that is a metric's: "iters_average_Loss" -> "Loss".
+
+    All words before it must leave it the same quantity.
+    """
+    words = name.split("_")
+    for start in range(1, len(words)):
+        if words[start - 1].lower() not in _SAME_QUANTITY:
+            return ""
+        tail = "_".join(words[start:])
+        if folded(tail) in _SURE:
+            return tail
     return ""
 
 

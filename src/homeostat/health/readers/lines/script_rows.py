@@ -32,7 +32,9 @@ _MAX_CHARS = 400
 _MAX_FORMS = 200
 _MAX_NUMBERS = 40
 _MAX_ROWS = 200_000
-_SPEAKS = re.compile(r"loss|rew(?:ard|_|\b)|score|return|perplexity|\bppl\b", re.IGNORECASE)
+_SPEAKS = re.compile(
+    r"loss|\bcost\b|rew(?:ard|_|\b)|score|return|perplexity|\bppl\b", re.IGNORECASE
+)
 _NUMBER = re.compile(rf"(?<![A-Za-z_.\d])(?:{NUMBER})")
 # A line that begins with one of these reports held-out data.
 _HELD_OUT = re.compile(r"\b(?:eval(?:uation|uating)?|val(?:id(?:ation)?)?|dev)\b", re.IGNORECASE)
@@ -54,6 +56,8 @@ _OTHER_QUANTITY = frozenset({
     "highest", "kl", "lowest", "max", "maximum", "min", "minimum", "mtp", "old", "ref", "reference",
     "router", "shaped", "std", "test", "validation", "value", "vf", "worst",
 })  # fmt: skip
+# What older tutorials call the loss. Elsewhere a cost may be money, so an epoch must be counted.
+_COST = frozenset({"cost", "avg_cost", "average_cost", "train_cost"})
 _COPULAS = frozenset({"is", "was", "of"})
 _AT = frozenset({"at", "after", "in", "for", "of"})
 _TRAINED = frozenset({"train/loss", "reward"})
@@ -252,6 +256,7 @@ def _form_of(key: str) -> _Form:
     """Name the numbers of a form by the text before each of them."""
     texts = key.split(_OPEN)[:-1][:_MAX_NUMBERS]
     is_episodic = "episode" in key.lower()
+    is_of_epochs = key.lstrip(" \t[|").lower().startswith("epoch")
     is_held_out = _HELD_OUT.search(texts[0]) is not None if texts else False
     form = _Form([], [], {})
     waiting = ""
@@ -276,6 +281,8 @@ def _form_of(key: str) -> _Form:
             name, waiting = waiting, ""
         if folded(name) in _OF_EPISODES:
             name = "reward" if is_episodic or folded(name) == "reward" else ""
+        if not name and is_of_epochs and folded(_last_part(text)) in _COST:
+            name = "loss"
         if is_held_out and METRICS.get(folded(name)) == "train/loss":
             name = "eval_loss"
         form.names.append(name if name not in form.names else "")
