@@ -4,12 +4,14 @@
 Evaluation loss has passed its minimum, is at least `min_rise` above it, has been above it for
 `evals` evaluations in a row and rose over them, while training loss kept falling. Two evaluations
 are enough if each is higher than the one before, by `min_rise` and the last by `steep` above the
-minimum. If evaluations are noisy, their median after the minimum is compared with the level before
-it; if the first evaluation was the lowest, it is compared with their own spread. If no training
-loss is logged, a rise by `steep` over at least `alone` evaluations is enough; if the evaluations
-fell before, the rise must be as steady as the fall. One evaluation is enough where training loss is
-a small part of it from the first record on, and the shares of rightly predicted tokens differ as
-much: the rows were known by heart before the run.
+minimum. If training loss is logged many times between evaluations, its means over these are
+compared, and it need not have kept falling to the end. If evaluations are noisy, their median after
+the minimum is compared with the level before it; if the first evaluation was the lowest, it is
+compared with their own spread. If no training loss is logged, a rise by `steep` over at least
+`alone` evaluations is enough; if the evaluations fell before, the rise must be as steady as the
+fall. One evaluation is enough where training loss is a small part of it from the first record on,
+and the shares of rightly predicted tokens differ as much: the rows were known by heart before the
+run.
 
 ## Why it matters
 The model memorises its rows. Every further step makes it worse at everything else.
@@ -75,7 +77,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if not (_is_steep(after, lowest, options) or _has_risen(held.values, low, options)):
         return
     best_step = int(held.steps[low])
-    then, now = _around(train, best_step)
+    then, now = _around(train, held, low)
     if now >= then:
         return
     first = int(held.steps[low + 1])
@@ -226,11 +228,24 @@ def _noise(held: FloatArray64, low: int) -> float:
     return beside_trend(held) if len(held) >= 8 else between_neighbours(held[: low + 1])
 
 
-def _around(train: Series, step: int) -> tuple[float, float]:
-    """Training loss at the minimum, and now: means of a few records."""
+def _around(train: Series, held: Series, low: int) -> tuple[float, float]:
+    """Training loss at the minimum, and now: means of the records since the evaluation before.
+
+    If there are many of them, their lowest mean since then is used if it is clearly lower: a run
+    that overfits may be damaged afterwards.
+    """
+    num = max(3, len(train) // len(held))
+    levels = [_mean_before(train, int(step), num) for step in held.steps[low:]]
+    then, now = levels[0], float(train.tail(num).values.mean())
+    lowest = min(levels)
+    spread = float(np.std(train.tail(num).values))
+    is_clear = num >= _MANY and lowest < then - 3 * spread * (2 / num) ** 0.5
+    return then, min(now, lowest) if is_clear else now
+
+
+def _mean_before(train: Series, step: int, num: int) -> float:
     upto = train.before(step + 1)
-    then = upto.tail(3) if len(upto) else train.head(3)
-    return float(then.values.mean()), float(train.tail(min(3, len(train))).values.mean())
+    return float((upto.tail(num) if len(upto) else train.head(num)).values.mean())
 
 
 def _causes(view: RunView, best_step: int) -> Iterator[Cause]:

@@ -9,7 +9,9 @@ the lowest one on. Once a run is over, it is also a warning if the loss did come
 before. A rise by `both_factor` is enough if the evaluation loss has risen as much and not come
 back. The first record of a log that begins in the middle of a run does not count, because it may
 cover only a part of an interval. If the target follows the model (its rate is logged as `tau` or
-the like), a rising loss may be normal and is only information. A loss that falls without bound,
+the like), a rising loss may be normal and is only information. If the model was evaluated before
+its first update, it is a warning if every loss since is at least `untrained_factor` times that, and
+`untrained_rise` above it. A loss that falls without bound,
 below zero by `bottomless` times its first value, is an error as well.
 
 ## Why it matters
@@ -60,6 +62,10 @@ class Options(RuleOptions):
     noise: float = option(4.0, "Standard deviations of a record that the rise must exceed.")
     few: int = option(12, "Number of records up to which three that rise are enough ...")
     few_factor: float = option(3.0, "... if each is this many times the lowest one.")
+    untrained_factor: float = option(
+        2.5, "Factor over the loss before the first update that all records lie above ..."
+    )
+    untrained_rise: float = option(2.0, "... if it lies above it by this much as well.")
     bottomless: float = option(1e4, "Factor over its first size that a loss below zero must reach.")
     lost: int = option(8, "Smallest number of records in a row of such a rise.")
 
@@ -67,6 +73,9 @@ class Options(RuleOptions):
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     loss = needed(view, "train/loss")
     loss = _from_whole_record(loss.finite())
+    if (untrained := _of_untrained(view, loss, options)) is not None:
+        yield _worse_than_untrained(view, loss, untrained, options)
+        return
     if len(loss) < options.fire + 1:
         return
     if np.min(loss.values) < 0:
@@ -99,6 +108,44 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     began = best_at + int(below[-1]) + 1
     yield _diverged(view, loss, (best_at, best), began, limit)
+
+
+def _of_untrained(view: RunView, loss: Series, options: Options) -> float | None:
+    """Return the evaluation loss before the first update, if all losses since lie far above it.
+
+    If later evaluations do not, the two losses are of different kinds and cannot be compared.
+    """
+    held = view.series("eval/loss")
+    held = held.finite() if held is not None else None
+    if held is None or view.kind is not Kind.SFT or len(loss) < 2 or not len(held):
+        return None
+    start = held.first
+    if int(held.steps[0]) > min(1, int(loss.steps[0])) or start <= 0:
+        return None
+    lowest, later = float(loss.values.min()), held.values[1:]
+    is_far = lowest >= options.untrained_factor * start and lowest >= start + options.untrained_rise
+    is_told = not len(later) or float(later.min()) >= options.untrained_factor * start
+    return start if is_far and is_told else None
+
+
+def _worse_than_untrained(view: RunView, loss: Series, start: float, options: Options) -> Sighting:
+    first = int(loss.steps[0])
+    return Sighting(
+        message=f"The loss was {start:.4g} before the first update, and training loss is at least "
+        f"{float(loss.values.min()):.4g} since (step {first}): the first updates damaged the "
+        "model. Start again with a lower learning rate.",
+        evidence=(f"eval/loss {start:.4g} before training, train/loss {loss.first:.4g} after",),
+        causes=_causes(view, first, jump=False),
+        fixes=(
+            Fix("trainer.lr", "a third of it", "smaller steps", Grade.UNSAFE),
+            Fix("trainer.schedule.warmup_share", "0.1", "a gentler start", Grade.UNSAFE),
+        ),
+        first_step=first,
+        last_step=int(loss.steps[-1]),
+        value=float(loss.values.min()),
+        limit=options.untrained_factor * start,
+        level=Level.WARN,
+    )
 
 
 def _from_whole_record(loss: Series) -> Series:
