@@ -7,7 +7,9 @@ are those of guessing (ln(k) and 1/k for some number k of classes), or if the lo
 `high_loss` and has moved by less than `no_fall` since the run began; also in a short run if the
 loss is above `blind_loss`. A loss between `blind_loss` and `guessing_loss` at the end of a run is a
 warning as well, if it fell by less than `small_fall`: knowing the frequencies of tokens alone gives
-a lower loss.
+a lower loss. In a run of any length it is a warning if a held-out accuracy or F1 is one number at
+all of `same_scores` evaluations or more, while the loss is above `guessed_loss` and changed by less
+than `same_loss`: a classifier that gives every row the same answer.
 
 ## Why it matters
 A run that does not learn costs as much as one that does.
@@ -30,7 +32,10 @@ why the finding is only information, unless the model guesses or is far from goo
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+
+import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
@@ -46,6 +51,10 @@ from homeostat.health.view import Kind, RunView, Series
 
 # How near to guessing, as a share, accuracy and loss are.
 _CLOSE_ACCURACY, _CLOSE_LOSS = 0.1, 0.03
+_HELD_SCORE = re.compile(
+    r"^(?:eval|val|valid|validation|dev|test)(?:[/_ .-].*)?[/_ .-](?:acc|accuracy|f1)$",
+    re.IGNORECASE,
+)
 
 
 class Options(RuleOptions):
@@ -58,16 +67,25 @@ class Options(RuleOptions):
     blind_loss: float = option(8.0, "Loss of a language model that knows no token's frequency.")
     guessing_loss: float = option(13.0, "Loss of guessing among the tokens of a large vocabulary.")
     small_fall: float = option(0.15, "Fall in all, as a share, that is little from there.")
+    same_scores: int = option(3, "Evaluations with one score that show a single answer.")
+    good_score: float = option(0.95, "Score that a good model may have again and again.")
+    same_loss: float = option(0.1, "Change in all, as a share, that a single answer leaves.")
+    guessed_loss: float = option(0.25, "Loss below which a classifier does not guess.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     loss = needed(view, "train/loss")
     loss = loss.finite()
-    if len(loss) < options.few:
+    if len(loss) < 2:
         return
     first, last = ends(loss)
-    late = loss.tail(len(loss) // 2)
     classes = _guessed_classes(view, last) if len(loss) >= options.min_records else None
+    if classes is None and (told := _one_answer(view, loss, options)) is not None:
+        yield told
+        return
+    if len(loss) < options.few:
+        return
+    late = loss.tail(len(loss) // 2)
     is_blind = _is_blind(view, loss, options)
     if last > 1.1 * first or (first - last > options.min_fall * first and not is_blind):
         return
@@ -100,6 +118,52 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=last,
         limit=first * (1 - (options.small_fall if is_blind else options.min_fall)),
     )
+
+
+def _one_answer(view: RunView, loss: Series, options: Options) -> Sighting | None:
+    """Report a classifier that gives every held-out row the same answer, at each evaluation."""
+    found = next(_same_scores(view, options), None)
+    if found is None:
+        return None
+    name, score = found
+    first, last = ends(loss)
+    if last < options.guessed_loss or abs(first - last) > options.same_loss * first:
+        return None
+    return Sighting(
+        message=f"{name} is {score.latest:.6g} at all {len(score)} evaluations, and training loss "
+        f"has hardly moved ({first:.4g} -> {last:.4g}): the model gives every row the same "
+        "answer. Start again with another learning rate.",
+        level=Level.WARN,
+        evidence=(
+            f"{name} {score.latest:.6g} {len(score)} times",
+            f"train/loss {first:.4g} -> {last:.4g} over {len(loss)} records",
+        ),
+        causes=tuple(_causes(view)),
+        fixes=(
+            Fix("trainer.lr", "2e-5", "usual for a classifier on all weights", Grade.UNSAFE),
+            Fix("trainer.schedule.warmup_share", "0.1", "a gentler start", Grade.UNSAFE),
+        ),
+        first_step=int(score.steps[0]),
+        last_step=int(score.steps[-1]),
+        value=last,
+        limit=first * (1 - options.same_loss),
+    )
+
+
+def _same_scores(view: RunView, options: Options) -> Iterator[tuple[str, Series]]:
+    """Yield held-out scores that are one number at every evaluation, and not a round one.
+
+    Few held-out rows often have the same score by chance: three decimals tell of them.
+    """
+    for name, series in view.metrics.items():
+        if _HELD_SCORE.search(name) is None:
+            continue
+        score = series.finite()
+        if len(score) < options.same_scores or float(np.ptp(score.values)) > 0:
+            continue
+        share = score.latest / (100.0 if score.latest > 1.0 else 1.0)
+        if 0.0 < share < options.good_score and abs(share * 1e3 - round(share * 1e3)) > 1e-6:
+            yield name, score
 
 
 def _is_blind(view: RunView, loss: Series, options: Options) -> bool:
