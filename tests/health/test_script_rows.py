@@ -56,6 +56,8 @@ def values(view: RunView, name: str = "train/loss") -> list[float]:
         "epoch={i} step=100 loss={x:.3e}",
         "Epoch: {i:02} | Time: 0m 3s\n\tTrain Loss: {x} | Train PPL:   5.1",
         "Epoch: {i:04} cost = {x:.9f}",
+        "INFO [step={i}/1000,epoch=0]\n    train/CrossEntropyLoss={x}\n    train/Perplexity=7.2",
+        "[2019-02-01 10:00:00,000 INFO] Step {i}/100000; acc:  14.2; ppl: 8.5; xent: {x}; lr: 0.01",
         "time:2024-03-23, 04:31:58, iters:{i}, iters_average_Loss:{x}, iters_average_Log_Odds:0.1",
     ],
 )
