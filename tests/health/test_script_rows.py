@@ -56,6 +56,8 @@ def values(view: RunView, name: str = "train/loss") -> list[float]:
         "epoch={i} step=100 loss={x:.3e}",
         "Epoch: {i:02} | Time: 0m 3s\n\tTrain Loss: {x} | Train PPL:   5.1",
         "Epoch: {i:04} cost = {x:.9f}",
+        "Epoch {i}, Loss: tensor({x}, device='cuda:0', grad_fn=<NllLossBackward0>)",
+        "step {i}: loss=tensor([[{x}]])",
         "INFO [step={i}/1000,epoch=0]\n    train/CrossEntropyLoss={x}\n    train/Perplexity=7.2",
         "[2019-02-01 10:00:00,000 INFO] Step {i}/100000; acc:  14.2; ppl: 8.5; xent: {x}; lr: 0.01",
         "time:2024-03-23, 04:31:58, iters:{i}, iters_average_Loss:{x}, iters_average_Log_Odds:0.1",
@@ -79,6 +81,49 @@ def test_lines_of_one_form_are_rows(form: str) -> None:
 def test_rewards_of_episodes_are_rows(form: str) -> None:
     text = "\n".join(form.format(i=i, x=x) for i, x in enumerate(LOSSES, 1))
     assert values(read_text(text), "reward") == LOSSES
+
+
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("epoch,train_loss,val_loss", "{i},{x},{x}"),
+        ("Step, Train Loss, Val Loss, Time", "{i}, {x}, {x}, 12.5"),
+        (
+            "| Training Loss | Epoch | Step | Validation Loss | Wer  |\n"
+            "|:-------------:|:-----:|:----:|:---------------:|:----:|",
+            "| {x} | 0.{i} | {i} | {x} | 20.1 |",
+        ),
+        ("epoch;train_loss;val_loss", "{i};{x};{x}"),
+    ],
+)
+@pytest.mark.parametrize("before", ["", "Training started\n"])
+def test_tables_with_a_column_of_steps_are_rows(
+    tmp_path: Path, header: str, row: str, before: str
+) -> None:
+    if before and ";" in header:
+        return
+    rows = "\n".join(row.format(i=i, x=x) for i, x in enumerate(LOSSES, 1))
+    view = in_file(tmp_path, "table.txt", f"{before}{header}\n{rows}\n")
+    assert values(view) == values(view, "eval/loss") == LOSSES
+    assert view.last_step == 10
+
+
+def test_a_model_card_may_have_no_training_loss_at_first(tmp_path: Path) -> None:
+    view = in_file(
+        tmp_path,
+        "README.md",
+        "| Training Loss | Epoch | Step | Validation Loss |\n|:---:|:---:|:---:|:---:|\n"
+        "| No log | 1.0 | 50 | 0.70 |\n| 0.61 | 2.0 | 100 | 0.62 |\n| 0.55 | 3.0 | 150 | 0.60 |\n",
+    )
+    assert values(view, "eval/loss") == [0.70, 0.62, 0.60]
+    assert values(view) == [0.61, 0.55]
+
+
+def test_a_sentence_with_commas_opens_no_table() -> None:
+    text = (
+        "Epoch, training loss and its mean over a window are shown below\n1, 2.5\n2, 2.4\n3, 2.3\n"
+    )
+    assert values(read_text(text)) == []
 
 
 def test_a_cost_is_a_loss_only_if_epochs_are_counted() -> None:

@@ -114,7 +114,7 @@ def _take(recorder: Recorder, names: list[str], rows: list[list[str]]) -> None:
 
 
 def _separator(header: str) -> str:
-    return "\t" if header.count("\t") > header.count(",") else ","
+    return max(",\t;", key=header.count)
 
 
 def _cells(line: str, sign: str) -> list[str]:

@@ -30,6 +30,8 @@ _SENTENCE = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,;!?"
 _HEXADECIMAL = re.compile(rb"(?<=[^0-9A-Za-z_])(?=[a-f]*+0)(?=0*+[a-f])[0a-f]{4,}+(?![0-9A-Za-z_])")
 # Words in rows of users' scripts, which may have no colons.
 _RESULTS = (b"loss", b"reward", b"score", b"return", b"perplexity", b"ppl")
+# Beginnings of headers with commas.
+_FIRST_CELLS = (b"step", b"global_step", b"iter", b"epoch")
 # Ends of words in headers, and in sentences that mention a step; a number may follow.
 _STEPS = (b"tep", b"ollout", b"teration", b"pisode")
 
@@ -90,6 +92,8 @@ def may_matter(line: bytes, *, has_digits: bool, speaks: tuple[bytes, ...]) -> b
     low = line.lower()
     has = low.__contains__
     if any(map(has, _HINTS)) or any(map(has, _SIGNS)):
+        return True
+    if b"," in low and b"loss" in low and low.lstrip().startswith(_FIRST_CELLS):
         return True
     if any(map(has, _STEPS)) and (has_digits or (low.startswith(b"step") and b"loss" in low)):
         return True

@@ -35,6 +35,7 @@ from homeostat.health.readers.lines.unknown_rows import UnknownRows
 from homeostat.health.readers.rows.recorder import Recorder
 from homeostat.health.readers.rows.row import Row, RowKind
 from homeostat.health.readers.values.literals import is_json_object
+from homeostat.health.readers.values.numbers import without_tensors
 from homeostat.health.readers.values.settings import flat, settings_in, total_steps_in
 from homeostat.health.reading import Reading
 from homeostat.health.view import Event
@@ -160,6 +161,8 @@ class TextReader:
         """Record the metrics of a line. Return True if the line contains nothing else."""
         if not body or body.isspace():
             return False
+        if "tensor(" in body:
+            body = without_tensors(body)
         row, is_table = self._ruled.feed(body)
         if row is not None and rank == 0:
             self.recorder.add(row)

@@ -5,11 +5,14 @@
   * generation: 43.55s (48.0%)
 Step   Training Loss   reward            | actor/loss | 0.12 |  (drawn)
 1      0.000000        0.125000          | reward     | 0.50 |
+| Training Loss | Epoch | Step | Validation Loss |            epoch,train_loss,val_loss
+| 0.61          | 1.0   | 500  | 0.58            |            1,0.61,0.58
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from homeostat.health.readers.rows.row import Row
 from homeostat.health.readers.values.common_names import sounds_like_metric
@@ -87,15 +90,20 @@ class Blocks:
 
 # The first word of a header: notebooks count steps, fastai epochs.
 _FIRST_NAMES = ("step", "epoch")
+# The first name of a header with commas.
+_COUNTED = frozenset({"step", "global_step", "iter", "iteration", "epoch"})
 # A word that begins with a digit is a value; "F1" and "ROUGE-1" are names.
 _NO_HEADER = re.compile(r"[:=]|(?:^|\s)[-+.]?\d")
 
 
 class Tables:
-    """Parse tables whose first column is the step, as notebooks print them."""
+    """Parse tables with a column of steps: of notebooks and model cards, or with commas."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
+        # Index of the column of steps, and whether commas separate cells.
+        self._step = 0
+        self._has_commas = False
 
     def may_be_row(self, body: str) -> bool:
         """Return whether a line looks like a row of the open table, whatever its numbers are."""
@@ -104,26 +112,61 @@ class Tables:
     def row(self, body: str) -> Row | None:
         if body.lstrip()[:1] in {"\u2502", "\u2503"}:
             return _drawn(body)
+        is_piped = body.lstrip()[:1] == "|"
         line = body.strip().strip("|").strip()
-        if line[:5].lower().startswith(_FIRST_NAMES) and not _NO_HEADER.search(line):
-            names = _names(line)
-            if len(names) >= 2 and any("loss" in name.lower() for name in names):
-                self._names = names
-                return Row({}, form="table")
-        if not self._names or not line[:1].isdigit():
+        if self._opens(line, is_piped=is_piped):
+            return Row({}, form="table")
+        if not self._names or not (line[:1].isdigit() or (is_piped and _is_empty(line))):
             return None
-        cells = _CELLS.split(line)
-        if len(cells) != len(self._names):
+        cells = _by_commas(line) if self._has_commas else _CELLS.split(line)
+        if len(cells) != len(self._names) and not (self._has_commas or is_piped):
             cells = line.split()
-        if len(cells) != len(self._names) or not cells[0].replace(",", "").isdecimal():
+        if len(cells) != len(self._names):
             return None
-        row = Row({}, int(cells[0].replace(",", "")[:15]), form="table")
-        for name, cell in zip(self._names[1:], cells[1:], strict=True):
-            value = None if cell.lower() in _NO_VALUE else number(cell)
+        step = cells[self._step].replace(",", "")
+        if not step.isdecimal():
+            return None
+        row = Row({}, int(step[:15]), form="table")
+        for place, (name, cell) in enumerate(zip(self._names, cells, strict=True)):
+            value = None if cell.lower() in _NO_VALUE or place == self._step else number(cell)
             if value is not None:
                 row.values[name] = value
                 row.fixed[name] = decimals_of(cell) or 9
         return row if row.values else None
+
+    def _opens(self, line: str, *, is_piped: bool) -> bool:
+        """Note the columns that a header names. Return whether the line is one."""
+        low = line.lower()
+        if "loss" not in low or len(line) > 2_000 or _NO_HEADER.search(line):
+            return False
+        names = _by_commas(line)
+        has_commas = names[0].lower() in _COUNTED and all(len(one.split()) <= 3 for one in names)
+        if has_commas and len(names) > 1:
+            step = 0
+        else:
+            names, has_commas = _names(line), False
+            step = _place_of_step(names) if is_piped or low.startswith(_FIRST_NAMES) else -1
+        if step < 0 or len(names) < 2 or not any("loss" in name.lower() for name in names):
+            return False
+        self._names, self._step, self._has_commas = names, step, has_commas
+        return True
+
+
+def _by_commas(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split(",")]
+
+
+def _place_of_step(names: Sequence[str]) -> int:
+    """Return the index of the column of steps, or else of epochs; -1 if there is none."""
+    lower = [name.lower() for name in names]
+    if lower[0].startswith(_FIRST_NAMES):
+        return 0
+    return next((lower.index(name) for name in _FIRST_NAMES if name in lower), -1)
+
+
+def _is_empty(line: str) -> bool:
+    """Return whether the first cell of a row says that there is no value."""
+    return line.partition("|")[0].strip().lower() in _NO_VALUE
 
 
 def _drawn(body: str) -> Row | None:

@@ -22,12 +22,18 @@ NUMBER = (
 )
 _WRAPPED = r"(?:(?:np|numpy|torch|jnp)\.)?(?:float|int|tensor|array)\d*\(\s*"
 VALUE = rf"(?:{_WRAPPED})?(?:{NUMBER})"
+_TENSOR = re.compile(rf"\btensor\(\[*+(?P<value>{NUMBER})\]*+(?:,[^()<>]*+(?:<[^<>()]*+>)?)?\)")
 # Longer texts are not numbers.
 MAX_CHARS = 64
 _WITH_UNIT = re.compile(
     rf"\s*(?:{_WRAPPED}(?P<inner>{NUMBER})[^()]*+\)|(?P<plain>{NUMBER}))\s*+"
     r"(?P<unit>%|(?!x[\da-fA-F])[A-Za-z\u00b5][\w./^ -]*+)?\s*+(?:\([^()]*+\))?\s*+"
 )
+
+
+def without_tensors(text: str) -> str:
+    """Return a text with the numbers of printed tensors: tensor(0.5, device='cuda:0') -> 0.5."""
+    return _TENSOR.sub(lambda found: found["value"], text)
 
 
 def number(text: str) -> float | None:
