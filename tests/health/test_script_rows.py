@@ -119,6 +119,20 @@ def test_a_model_card_may_have_no_training_loss_at_first(tmp_path: Path) -> None
     assert values(view) == [0.61, 0.55]
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        {f"epoch_{i}": {"train_loss": x, "val_loss": x} for i, x in enumerate(LOSSES, 1)},
+        {f"checkpoint-{i}": {"loss": x, "eval_loss": x} for i, x in enumerate(LOSSES, 1)},
+        {name: [[i, x] for i, x in enumerate(LOSSES, 1)] for name in ("train_loss", "val_loss")},
+    ],
+)
+def test_documents_by_step_are_read(tmp_path: Path, document: Any) -> None:
+    view = in_file(tmp_path, "log.json", json.dumps(document))
+    assert values(view) == values(view, "eval/loss") == LOSSES
+    assert view.last_step == 10
+
+
 def test_a_sentence_with_commas_opens_no_table() -> None:
     text = (
         "Epoch, training loss and its mean over a window are shown below\n1, 2.5\n2, 2.4\n3, 2.3\n"

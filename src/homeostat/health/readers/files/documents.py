@@ -3,14 +3,16 @@
     [{"epoch": 1, "train_loss": 2.0}, ...]             rows, at the top or below any key
     {"train_loss": [2.0, 1.9], "val_loss": [...]}      columns, as Keras' History has them
     {"train": {"loss": [...]}, "val": {...}}           columns in groups
-    {"1": {"loss": 2.0}, "2": {...}}                   rows by their step
+    {"1": {"loss": 2.0}, "2": {...}}                   rows by their step, also "epoch_1"
     {"loss": [{"step": 1, "value": 2.0}, ...]}         columns with their own steps
+    {"loss": [[1, 2.0], ...]}
 
 Of all parts of the document, the one with the most values under known names is used.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,6 +25,9 @@ from homeostat.health.readers.values.numbers import number_of
 MIN_RECORDS = 3
 _MAX_PARTS = 200
 _MAX_DEPTH = 4
+_STEP_KEY = re.compile(
+    r"(?:(?:global_)?step|epoch|iter(?:ation)?|checkpoint)?[ _-]?(?P<step>\d{1,15})", re.IGNORECASE
+)
 _COUNTS = ("step", "steps", "global_step", "iteration", "iterations", "iter", "epoch", "epochs")
 
 
@@ -65,14 +70,15 @@ def _rows(part: list[Any]) -> list[Row]:
 
 def _numbered(part: Mapping[str, Any]) -> list[Row]:
     """Return the rows of a mapping from step to row."""
-    keys = [key for key in part if key.isdecimal() and len(key) < 16]
-    if len(keys) < MIN_RECORDS or len(keys) < 0.8 * len(part):
+    found = {key: _STEP_KEY.fullmatch(key) for key in part}
+    steps = {int(one["step"]): key for key, one in found.items() if one is not None}
+    if len(steps) < MIN_RECORDS or len(steps) < 0.8 * len(part):
         return []
     rows = []
-    for key in sorted(keys, key=int):
+    for step, key in sorted(steps.items()):
         row = row_of(part[key]) if isinstance(part[key], Mapping) else None
         if row is not None:
-            row.step = int(key) if row.step is None else row.step
+            row.step = step if row.step is None else row.step
             rows.append(row)
     return rows
 
@@ -84,11 +90,19 @@ def _stepped(part: Mapping[str, Any]) -> list[Row]:
         if not isinstance(items, list) or not _is_result(name):
             continue
         for item in items:
-            step = number_of(item.get("step")) if isinstance(item, Mapping) else None
-            value = number_of(item.get("value")) if step is not None else None
+            step, value = _pair(item)
             if step is not None and value is not None and 0 <= step < 1e15:
                 rows.setdefault(int(step), {})[name] = value
     return [Row(rows[step], step) for step in sorted(rows)]
+
+
+def _pair(item: Any) -> tuple[float | None, float | None]:
+    """Return the step and the value of an item of a column; None for each that it lacks."""
+    if isinstance(item, Mapping):
+        return number_of(item.get("step")), number_of(item.get("value"))
+    if isinstance(item, list) and len(item) == 2:
+        return number_of(item[0]), number_of(item[1])
+    return None, None
 
 
 def _columns(part: Mapping[str, Any]) -> list[Row]:
