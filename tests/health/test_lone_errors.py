@@ -102,3 +102,37 @@ def test_a_warning_of_python_and_what_it_quotes_are_no_error() -> None:
     assert {one.level for one in found} <= {Level.INFO}
     (raised,) = diagnose(read_text("No module named 'vllm._version'\n"), RULES).findings
     assert raised.code == "ERR320"
+
+
+QUANTITIES = (
+    "Loss error: 0.4703\nLoss error: 0.1962",
+    "Mean Squared Error: 0.0123\nMean Absolute Error: 0.0871",
+    "epoch 7 train error: 0.1429 val error: 0.1714",
+    "Word Error Rate: 4.3 %\nCharacter Error Rate: 0.0532",
+    "10:00:00 | compress | METRIC - error 0.10",
+    "max abs error = 1.2e-05, mismatch: 0.03%",
+)
+
+
+@pytest.mark.parametrize("text", QUANTITIES)
+def test_a_quantity_that_is_called_an_error_is_none(text: str) -> None:
+    assert not list(pasted_errors(read_text(text).log.lines))
+
+
+@pytest.mark.parametrize(
+    "line", ["Error: 12.1 is not supported", "CUDA error: 2", "error: 404", "Error 1.0.0 required"]
+)
+def test_an_error_whose_words_begin_with_a_number_is_one(line: str) -> None:
+    assert list(pasted_errors(read_text(line).log.lines))
+
+
+def test_a_mere_guess_about_a_logged_warning_is_no_warning() -> None:
+    text = "trainer_interface.cc(114) LOG(WARNING) Too many sentences are loaded! (10000000)"
+    found = diagnose(read_text(text), RULES)
+    assert all(one.level is Level.INFO for one in found.findings)
+
+
+def test_a_guess_about_what_nccl_logs_as_a_warning_is_a_warning() -> None:
+    text = "include/socket.h:344 WARN Socket creation failed : Address family not supported"
+    found = diagnose(read_text(text), RULES)
+    assert any(one.level is Level.WARN for one in found.findings)

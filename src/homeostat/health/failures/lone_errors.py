@@ -46,9 +46,19 @@ _SAYS_WRONG = re.compile(
     r"|possible|allowed|valid|initiali[sz]ed|recogni[sz]ed|loaded))\b",
     re.IGNORECASE,
 )
+# A quantity that is called an error, with its value: "Loss error: 0.47", "word error rate: 4.3 %".
+# No words of a sentence may follow: "Error: 12.1 is not supported" is no quantity.
+_MEASURED = re.compile(
+    r"\b(?:error|mismatch)(?: rate)?\b[\s:=]{1,4}[-+]?"
+    r"(?:\d{0,9}\.\d{1,20}(?:e[-+]?\d{1,3})?|\d{1,9}e[-+]?\d{1,3}|\d{1,9}(?=\s?%))\s?%?"
+    r"(?=$|[,;|)\]}]|\s{1,40}(?:$|[|+\xb1]|[\w/@ ]{1,40}[:=]))",
+    re.IGNORECASE,
+)
 # Log levels of lines that report no error, and the notice about a newer version.
 _AT_EASE = re.compile(r"\b(?:INFO|DEBUG)\b|\bis available!| - switching to ")
 _WARNS = re.compile(r"\b(?:WARN(?:ING)?|[Ww]arning|[A-Z][A-Za-z]{0,30}Warning)\b")
+# NCCL logs its errors at this level, behind its own name or the place in its source.
+_NCCL_WARNS = re.compile(r"(?:\bNCCL|\.(?:h|cc|cu):\d{1,6}) WARN\b")
 # The head of a warning that Python prints, behind the path of the file.
 _PYTHON_WARNS = re.compile(r"\.py:\d{1,6}\S{0,400}: \w{0,60}Warning: ")
 _MAX_CHARS = 2_000
@@ -76,13 +86,19 @@ def pasted_errors(lines: Sequence[LogLine]) -> Iterator[LogLine]:
     if len(lines) > MAX_PASTED:
         return
     for line in reversed(lines):
-        if _SAYS_WRONG.search(line.text[:_MAX_CHARS]) and not _AT_EASE.search(line.text):
+        said = _MEASURED.sub("", line.text[:_MAX_CHARS])
+        if _SAYS_WRONG.search(said) and not _AT_EASE.search(line.text):
             yield line
 
 
 def is_warning(line: LogLine) -> bool:
     """Return whether the line is logged as a warning. Runs survive those."""
     return _WARNS.search(line.text[:120]) is not None or is_python_warning(line)
+
+
+def is_nccl_warning(line: LogLine) -> bool:
+    """Return whether NCCL logged the line as a warning, which is how it reports errors."""
+    return _NCCL_WARNS.search(line.text[:_MAX_CHARS]) is not None
 
 
 def is_python_warning(line: LogLine) -> bool:

@@ -44,6 +44,7 @@ from homeostat.health.failures.advice import advice_on
 from homeostat.health.failures.end_lines import LAUNCHER, End
 from homeostat.health.failures.lone_errors import (
     as_error,
+    is_nccl_warning,
     is_python_warning,
     is_warning,
     pasted_errors,
@@ -128,7 +129,7 @@ def _pasted(view: RunView, reading: ExceptionReading) -> Sighting:
         evidence=(f"line {line.number}: {words}",),
         causes=tuple(_causes(said, known, "these lines do not say whether a run ended in it")),
         fixes=(*_advice(said), *helped(known)),
-        **_worth_a_warning(worth, () if is_mild else known),
+        **_worth_a_warning(worth, known if is_nccl_warning(line) or not is_warning(line) else ()),
     )
 
 
