@@ -383,6 +383,17 @@ def test_mmengine_counts_through_epochs_and_litgpt_by_iteration() -> None:
     assert (steps_of(litgpt, "train/loss"), values_of(litgpt, "eval/loss")) == ([8, 9], [1.5])
 
 
+def test_mlx_prints_the_evaluation_loss_in_lines_of_its_own() -> None:
+    found = read_text(
+        "Iter 1: Val loss 2.480, Val took 0.732s\n"
+        "Iter 10: Train loss 2.363, Learning Rate 1.000e-05, It/sec 1.022, Tokens/sec 88.083\n"
+        "Iter 200: Val loss nan, Val took 0.731s\n"
+    )
+    assert steps_of(found, "eval/loss") == [1, 200]
+    assert values_of(found, "eval/loss")[0] == 2.48
+    assert (steps_of(found, "train/loss"), values_of(found, "train/loss")) == ([10], [2.363])
+
+
 def test_a_reward_function_that_stands_alone_is_the_reward() -> None:
     block = (
         "=== [global_reduce] - METRICS STEP {0} ===\n"
