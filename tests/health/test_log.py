@@ -46,3 +46,16 @@ def test_near_looks_at_the_lines_around(
     near = [line for line in log.lines if abs(line.number - middle.number) <= reach]
     expected = next((line for line in near if matches(line.text, pattern)), None)
     assert log.near(middle, pattern, lines=reach) == expected
+
+
+def test_a_number_at_the_end_of_a_pattern_is_a_whole_one() -> None:
+    log = Log([LogLine(1, "500 rows left, exit code 137, Converted 10 modules")])
+    assert log.has("500 rows left")
+    assert log.has("exit code 137")
+    assert not log.has("0 rows left")
+    assert not log.has("exit code 1")
+    assert not log.has("0 && modules")
+    assert log.has("exit code 1*")
+    assert log.has("*0 rows left")
+    # An earlier place that cuts a number does not hide a later one that does not.
+    assert Log([LogLine(1, "100 rows left of 7, 0 rows left of 8")]).has("0 rows left")

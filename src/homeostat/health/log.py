@@ -142,13 +142,23 @@ def _edges(piece: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def _in_order(line: str, pieces: tuple[str, ...]) -> bool:
-    at = 0
-    for piece in pieces:
+    at, last = 0, len(pieces) - 1
+    for place, piece in enumerate(pieces):
         at = line.find(piece, at)
+        while at >= 0 and _cuts_number(line, piece, at, ends=(place == 0, place == last)):
+            at = line.find(piece, at + 1)
         if at < 0:
             return False
         at += len(piece)
     return True
+
+
+def _cuts_number(line: str, piece: str, at: int, *, ends: tuple[bool, bool]) -> bool:
+    """Return whether the piece begins or ends within a number, at the ends of a part."""
+    after = at + len(piece)
+    if ends[0] and piece[:1].isdecimal() and line[at - 1 : at].isdecimal():
+        return True
+    return ends[1] and piece[-1:].isdecimal() and line[after : after + 1].isdecimal()
 
 
 def _words_of(text: str) -> tuple[bytes, ...]:

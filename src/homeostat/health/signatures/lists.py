@@ -27,7 +27,7 @@ AFTERMATH = (
 # Lines of torchrun's table for a rank that ended by itself: it raised, called sys.exit, crashed
 # or was killed. -15 is SIGTERM, which torchrun sends to the others then.
 RANK_FAILED = (
-    *(f"exitcode  : {digit}" for digit in range(1, 10)),
+    *(f"exitcode  : {digit}*" for digit in range(1, 10)),
     *(f"exitcode  : -{signal} (pid" for signal in (4, 6, 7, 8, 9, 11)),
 )
 
