@@ -45,7 +45,6 @@ from homeostat.health.failures.end_lines import LAUNCHER, End
 from homeostat.health.failures.lone_errors import (
     as_error,
     is_nccl_warning,
-    is_python_warning,
     is_warning,
     pasted_errors,
 )
@@ -118,7 +117,7 @@ def _pasted(view: RunView, reading: ExceptionReading) -> Sighting:
     line = reading.failure.end
     # Runs survive what is logged as a warning: it is read only if the library's message is known.
     worth = None if is_warning(line) else reading
-    is_mild = is_python_warning(line)
+    is_mild = is_warning(line) and not is_nccl_warning(line)
     said = reading if reading.stated is not None else worth
     like = "a warning that no rule knows" if is_mild else "an error that no rule knows"
     if reading.stated is not None:
@@ -129,7 +128,7 @@ def _pasted(view: RunView, reading: ExceptionReading) -> Sighting:
         evidence=(f"line {line.number}: {words}",),
         causes=tuple(_causes(said, known, "these lines do not say whether a run ended in it")),
         fixes=(*_advice(said), *helped(known)),
-        **_worth_a_warning(worth, known if is_nccl_warning(line) or not is_warning(line) else ()),
+        **_worth_a_warning(worth, () if is_mild else known),
     )
 
 
