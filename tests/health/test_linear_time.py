@@ -85,9 +85,13 @@ def test_a_pattern_for_one_place_is_not_searched_for(place: str) -> None:
     assert set(uses) <= {"match", "fullmatch"}
 
 
+def pieces_of(pattern: str) -> list[str]:
+    return [piece for part in pattern.split(" && ") for piece in part.split("*") if piece]
+
+
 def attacks_on(pattern: str, size: int) -> list[str]:
     """The pattern's pieces again and again: in order, reversed, and without the last."""
-    pieces = [piece for part in pattern.split(" && ") for piece in part.split("*") if piece]
+    pieces = pieces_of(pattern)
     units = ("".join(pieces), "".join(reversed(pieces)), "".join(pieces[:-1]))
     return [unit * (size // len(unit)) for unit in dict.fromkeys(units) if unit]
 
@@ -101,7 +105,7 @@ def test_a_signatures_pattern_takes_time_in_proportion_to_the_line() -> None:
             return list(Log([LogLine(1, line)]).find(pattern))
 
         shorts, longs = (attacks_on(pattern, size) for size in (SHORT, LONG))
-        assert find(shorts[0]), "the pieces in order match"
+        assert find(" ".join(pieces_of(pattern))), "the pieces in order match"
         for short, long in zip(shorts, longs, strict=True):
             assert_linear(find, short, long)
 
