@@ -19,6 +19,7 @@ from homeostat.health.registry import RULES
 from homeostat.health.view import Kind, RunView
 
 LOSSES = [round(2.0 - 0.1 * i, 3) for i in range(10)]
+LOSS_AT = list(enumerate(LOSSES, start=1))
 NAN = float("nan")
 
 
@@ -58,6 +59,13 @@ def values(view: RunView, name: str = "train/loss") -> list[float]:
         "Epoch: {i:04} cost = {x:.9f}",
         "Epoch {i}, Loss: tensor({x}, device='cuda:0', grad_fn=<NllLossBackward0>)",
         "step {i}: loss=tensor([[{x}]])",
+        "[{i}00] train/total_loss: {x} lr: 1.0e-4 eta: 1:00:00",
+        "INFO:root:ep {i} tr_loss {x} va_loss {x}",
+        "\u7b2c{i}\u8f6e\uff0c\u8bad\u7ec3\u635f\u5931\uff1a{x}\uff0c\u9a8c\u8bc1\u635f\u5931\uff1a{x}",
+        "\u2705 Epoch {i} \u2014 Train Loss: {x} \u2014 Val Loss: {x}",
+        "[batch={i}0/1000]:\n\t Train time/epoch: 0\n\t Train loss/train/total: {x}",
+        "INFO:levanter.tracker:Progress on:train {i}.1kit/10.0kit rate:2.1it/s postfix:loss:{x}",
+        "[2020-03-01 10:00:{i:02}] Ep. 1 : Up. {i}00 : Sen. 6,400 : Cost {x} * 9 @ 2 after 9 : ",
         "INFO [step={i}/1000,epoch=0]\n    train/CrossEntropyLoss={x}\n    train/Perplexity=7.2",
         "[2019-02-01 10:00:00,000 INFO] Step {i}/100000; acc:  14.2; ppl: 8.5; xent: {x}; lr: 0.01",
         "time:2024-03-23, 04:31:58, iters:{i}, iters_average_Loss:{x}, iters_average_Log_Odds:0.1",
@@ -374,3 +382,38 @@ def test_a_sentence_about_another_loss_is_no_row(word: str) -> None:
 def test_a_loss_by_any_other_name_is_that_of_training() -> None:
     rows = [f"epoch {i} reconstruction loss {x}" for i, x in enumerate(LOSSES)]
     assert values(read_text("\n".join(rows))) == LOSSES
+
+
+def test_rows_of_a_script_go_before_pairs_that_lack_a_loss_or_reward() -> None:
+    lines = [f"--- Epoch {i} ---\n  train_loss = {x}\n  val_loss   = {x + 1}" for i, x in LOSS_AT]
+    view = read_text("\n".join(lines))
+    assert values(view) == LOSSES
+    assert values(view, "eval/loss") == [round(x + 1, 3) for x in LOSSES]
+    lines = [f"Step {i}: mean reward = {x}, kl = 0.01, policy loss = 0.1" for i, x in LOSS_AT]
+    assert values(read_text("\n".join(lines)), "reward") == LOSSES
+
+
+def test_a_count_in_brackets_is_the_step_and_shows_the_total() -> None:
+    lines = [f"Epoch:[ 1/ 3], step:[{10 * i:5}/ 1000], loss: {x}, lr: 1e-05" for i, x in LOSS_AT]
+    view = read_text("\n".join(lines))
+    assert view.metrics["train/loss"].steps.tolist() == [10 * i for i, _ in LOSS_AT]
+    assert view.total_steps == 1000
+
+
+@pytest.mark.parametrize(
+    ("file", "metric"),
+    [
+        ("run-exp1-tag-train_loss.csv", "train/loss"),
+        ("run-exp1_validation-tag-epoch_loss.csv", "eval/loss"),
+        ("run_1-tag-rewards_mean.csv", "rewards_mean"),
+        ("loss.csv", "train/loss"),
+    ],
+)
+def test_a_download_of_tensorboard_has_its_metric_in_its_name(
+    tmp_path: Path, file: str, metric: str
+) -> None:
+    rows = [f"1699000000.{i},{10 * i},{x}" for i, x in LOSS_AT]
+    view = in_file(tmp_path, file, "\n".join(["Wall time,Step,Value", *rows]))
+    assert values(view, metric) == LOSSES
+    assert view.metrics[metric].steps.tolist() == [10 * i for i, _ in LOSS_AT]
+    assert "time/step" not in view.metrics

@@ -1,6 +1,7 @@
 """Read CSV or TSV tables of metrics with a header, such as the exports of trackers.
 
 step,train_loss,val_loss          Step,"run - train/loss","run - train/loss__MIN"
+Wall time,Step,Value              a download of TensorBoard; the file's name tells the metric
 #{"t_start": 1769605749.3}        the Monitor of Gym and Stable-Baselines: an episode's reward,
 r,l,t                             length and time
 """
@@ -8,8 +9,10 @@ r,l,t                             length and time
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import PurePath
 
 import numpy as np
 
@@ -27,6 +30,8 @@ _EDGES = ("__MIN", "__MAX")
 # Columns of a Monitor -> the names that other loggers give them.
 _MONITOR = {"r": "episode_reward", "l": "episode_length", "t": "time_elapsed"}
 _TRAINED = frozenset({"train/loss", "reward", "grad_norm"})
+_DOWNLOAD = ["Wall time", "Step", "Value"]
+_HELD_OUT = re.compile(r"(?:^|[-_.])(?:val|valid|validation|eval|test|dev)$", re.IGNORECASE)
 # A column must be empty in this many last rows, and in this share of all rows, to count as NaN.
 _MIN_LOST, _LOST_SHARE = 5, 0.1
 
@@ -59,6 +64,8 @@ def found_in(lines: Iterator[str], *, name: str) -> Found:
         header, num_lines = next(lines, ""), 2
     sign = _separator(header)
     names = _names(_cells(header, sign))
+    if names == _DOWNLOAD:
+        names = ["wall_time", "step", _downloaded(name)]
     while batch := list(islice(lines, BATCH)):
         num_lines += len(batch)
         rows = [
@@ -93,6 +100,15 @@ def _with_lost(series: dict[str, Series]) -> dict[str, Series]:
             steps = np.concatenate([column.steps, longest.steps[is_later]])
             found[name] = Series(steps, np.concatenate([column.values, np.full(lost, np.nan)]))
     return found
+
+
+def _downloaded(path: str) -> str:
+    """Return the metric that a download of TensorBoard holds: "run-exp1_train-tag-loss.csv"."""
+    stem = PurePath(path).name.removesuffix(".csv")
+    run, sign, tag = stem.rpartition("tag-")
+    is_plain = METRICS.get(folded(tag)) == "train/loss"
+    is_held_out = bool(sign) and _HELD_OUT.search(run.rstrip("-_")) is not None
+    return "eval_loss" if is_plain and is_held_out else tag
 
 
 def _take(recorder: Recorder, names: list[str], rows: list[list[str]]) -> None:

@@ -364,7 +364,7 @@ def found_by(reader: TextReader, *, name: str) -> Found:
     recorder = reader.recorder
     series, forms, total = recorder.series(), recorder.forms, recorder.total_steps
     reading, decimals = reader.reading(), recorder.decimals()
-    if reader.scripts.is_better_than(series):
+    if reader.scripts.is_better_than(series, forms=forms):
         series = reader.scripts.series()
         forms = {script_rows.FORM: max(map(len, series.values()))}
         total = total or reader.scripts.total_steps()

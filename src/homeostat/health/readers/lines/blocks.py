@@ -3,6 +3,8 @@
 ====== Step 31/500 ======              === [global_reduce] - METRICS STEP 4 ===
   * Loss: -0.0091                        grpo_loss/kl_divergence_mean: 1,568,987.96
   * generation: 43.55s (48.0%)
+[batch=10/1000]:                         (Composer)
+     Train loss/train/total: 2.3120
 Step   Training Loss   reward            | actor/loss | 0.12 |  (drawn)
 1      0.000000        0.125000          | reward     | 0.50 |
 | Training Loss | Epoch | Step | Validation Loss |            epoch,train_loss,val_loss
@@ -24,6 +26,7 @@ _HEADER = re.compile(
     r"(?:\s*+/\s*+(?P<total>\d{1,15}))?[^\w]*+$",
     re.IGNORECASE,
 )
+_COMPOSER = re.compile(r"\[batch=(?P<step>\d{1,15})/(?P<total>\d{1,15})\]:\s*+")
 _BULLET = re.compile(
     rf"^(?:\s*+[\u2022\u00b7*\u25cf-]\s++|\s{{2,}}+)(?P<name>[A-Za-z][^:=*+$]{{0,120}}+)\s*+[:=]\s*+"
     rf"(?P<value>{VALUE}\s*+[^\s\d,:(]{{0,20}})(?:\s*+\([^()]*+\))?\s*+$"
@@ -49,14 +52,15 @@ class Blocks:
     def header(self, body: str) -> tuple[int, int | None] | None:
         """Return the step and total of a line that is only a step's header; None for others."""
         if len(body) > 200 or not (
-            "tep" in body
+            "[batch=" in body
+            or "tep" in body
             or "TEP" in body
             or "teration" in body
             or "ollout" in body
             or "pisode" in body
         ):
             return None
-        found = _HEADER.match(body)
+        found = _HEADER.match(body) or _COMPOSER.fullmatch(body)
         if not found:
             return None
         self.step = int(found["step"])
@@ -64,6 +68,8 @@ class Blocks:
             self._form = "forge"
         elif body.startswith("=="):
             self._form = "nemo"
+        elif body.startswith("[batch="):
+            self._form = "composer"
         return self.step, int(found["total"]) if found["total"] else None
 
     def may_be_row(self, body: str) -> bool:
@@ -79,6 +85,8 @@ class Blocks:
         if found is None or value is None:
             return None
         name = found["name"].strip()
+        if self._form == "composer":
+            name = name.removeprefix("Train ").removeprefix("Eval ")
         if name.count(" ") >= _MAX_WORDS:
             return None
         row = Row({name: value}, self.step, form=self._form)

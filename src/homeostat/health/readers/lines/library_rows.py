@@ -8,6 +8,8 @@ epoch 43 - iter 6/15 - loss 4.6974 - samples/sec: 0.35
 Iter 1: Val loss 2.381, Val took 16.942s                         mlx-lm
 250 val 3.2856                                                   build-nanogpt, train_gpt2.py
 s:250 trl:3.2856 lr:0.000600 norm:1.02                           llm.c
+Progress on:train 1.2kit/10kit rate:2.1it/s ... postfix:loss:2.3 levanter, whose counts are rounded
+Ep. 1 : Up. 100 : Sen. 6,400 : Cost 8.31 * 1,200 @ 12 after 9 :  Marian
 wandb: Run summary:                                              W&B, at the end of a run
 wandb:      loss 0.52
 
@@ -47,6 +49,12 @@ _LLM_C = re.compile(
     rf"s:(?P<step>\d{{1,12}}) (?P<name>trl|tel|eval):(?P<value>{NUMBER})"
     rf"(?: lr:(?P<lr>{NUMBER}))?(?: norm:(?P<norm>{NUMBER}))?\s*+"
 )
+_LEVANTER = re.compile(
+    rf"\bProgress on:(?P<what>train|eval)\b.{{0,200}}? postfix:loss[:=](?P<loss>{NUMBER})"
+)
+_MARIAN = re.compile(
+    rf"\bEp\. \d{{1,9}} : Up\. (?P<step>\d{{1,12}}) : .{{0,80}}?Cost (?P<loss>{NUMBER}) "
+)
 _NAMES = {
     "train": "loss", "trl": "loss", "val": "val_loss", "tel": "val_loss",
     "hella": "hellaswag_accuracy", "eval": "hellaswag_accuracy",
@@ -81,6 +89,9 @@ class LibraryRows:
             return None, False
         if "/step" in body or " - ETA: " in body or "s - loss: " in body:
             return self._keras(body.rpartition("\b")[2])
+        if "Cost " in body or "Progress on:" in body:
+            row = _counted_otherwise(body)
+            return row, row is not None
         if "loss" in body:
             row, is_read = _flair(body) if " - " in body else (_mlx_val(body), False)
             return row, is_read or row is not None
@@ -128,6 +139,24 @@ def _flair(body: str) -> tuple[Row | None, bool]:
     row = Row({}, form="flair")
     _put(row, "loss", found["loss"])
     return (row if not all(map(isfinite, row.values.values())) else None), True
+
+
+def _counted_otherwise(body: str) -> Row | None:
+    """Return the row of a line of levanter, whose counts are rounded, or of Marian."""
+    found = _LEVANTER.search(body)
+    if found:
+        is_eval = found["what"] == "eval"
+        row = Row({}, form="levanter")
+        if is_eval:
+            row.kind = RowKind.EVAL
+        _put(row, "eval_loss" if is_eval else "loss", found["loss"])
+        return row
+    found = _MARIAN.search(body)
+    if found is None:
+        return None
+    row = Row({}, int(found["step"]), form="marian")
+    _put(row, "loss", found["loss"])
+    return row
 
 
 def _mlx_val(body: str) -> Row | None:

@@ -11,7 +11,6 @@ epoch 1/3 step 2/39 loss 0.5 lr 1e-05                                     users'
 [step 2/200] rewards=['0.80', '0.01'] loss=-0.0051 lr=3.3e-06             users' scripts
 Epoch:[1/3](20/4292), loss: 0.5, lr: 0.00001                              MiniMind
 Epoch 1 | iter 10 step 2 | loss train: 1.23, val: n/a | iter time: ...    litgpt
-Iter 200: Val loss 2.18, Val took 0.7s                                    mlx-lm
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ _MAX_CHARS = 200_000
 _MAX_LIST = 20_000
 _VERL = re.compile(r"(?:^|\s)step:(\d{1,15}) - (?=\S)")
 _STEP = re.compile(
-    r"(?<![\w/.])(?:global[ _])?(?:step|iteration|iter|batch)s?\s*+(?:[:=#]\s*+)?\[?(\d{1,15})"
+    r"(?<![\w/.])(?:global[ _])?(?:step|iteration|iter|batch)s?\s*+(?:[:=#]\s*+)?(?:\[\s*+)?"
+    r"(\d{1,15})"
     r"(?:\s*+/\s*+(\d{1,15}))?(?![\d.])",
     re.IGNORECASE,
 )
@@ -59,7 +59,6 @@ _LITGPT = re.compile(
     rf"(?: *\| *iter time: +(?P<ms>{VALUE}) ms)?"
 )
 _LITGPT_VAL = re.compile(rf"^iter +(?P<iter>\d{{1,12}}): val loss (?P<val>{VALUE})")
-_MLX_VAL = re.compile(rf"^Iter +(?P<iter>\d{{1,12}}): Val loss (?P<val>{VALUE}), Val ")
 # Printed before a step's row: the number of rollouts with an advantage of 0.
 _FILTERED = re.compile(
     r"Detected \d{1,9}/(?P<all>\d{1,9}) rollouts "
@@ -117,8 +116,6 @@ def read_line(body: str) -> Row | None:
         found = _litgpt(body)
         if found is not None:
             return found
-    if ": Val loss " in body and (mlx := _MLX_VAL.match(body)):
-        return _val_loss(mlx, "pairs")
     if ":" in body or "=" in body:
         low = body.lower()
         for word in SPEAKS:
@@ -244,11 +241,11 @@ def _litgpt(body: str) -> Row | None:
         _put(row, "iter time", found["ms"] or "")
         return row
     found = _LITGPT_VAL.search(body)
-    return _val_loss(found, "litgpt") if found else None
+    return _val_loss(found) if found else None
 
 
-def _val_loss(found: re.Match[str], form: str) -> Row:
-    row = Row({}, int(found["iter"]), kind=RowKind.EVAL, form=form)
+def _val_loss(found: re.Match[str]) -> Row:
+    row = Row({}, int(found["iter"]), kind=RowKind.EVAL, form="litgpt")
     _put(row, "val_loss", found["val"])
     return row
 

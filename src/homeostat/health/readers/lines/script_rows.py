@@ -13,7 +13,7 @@ none, rows are counted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -58,6 +58,24 @@ _OTHER_QUANTITY = frozenset({
 })  # fmt: skip
 # What older tutorials call the loss. Elsewhere a cost may be money, so an epoch must be counted.
 _COST = frozenset({"cost", "avg_cost", "average_cost", "train_cost"})
+# The longest first, because one is part of another.
+_CHINESE = {
+    "\u8bad\u7ec3\u635f\u5931": "train loss",
+    "\u9a8c\u8bc1\u635f\u5931": "val loss",
+    "\u5e73\u5747\u635f\u5931": "average loss",
+    "\u603b\u635f\u5931": "total loss",
+    "\u635f\u5931\u503c": "loss",
+    "\u635f\u5931": "loss",
+    "\u5e73\u5747\u5956\u52b1": "mean reward",
+    "\u5956\u52b1": "reward",
+    "\u5b66\u4e60\u7387": "learning rate",
+    "\u8f6e\u6b21": "epoch",
+    "\u8f6e": "epoch",
+    "\u6b65\u6570": "step",
+    "\u6b65": "step",
+    "\uff1a": ":",
+    "\uff0c": ",",
+}
 _COPULAS = frozenset({"is", "was", "of"})
 _AT = frozenset({"at", "after", "in", "for", "of"})
 _TRAINED = frozenset({"train/loss", "reward"})
@@ -85,7 +103,11 @@ class ScriptRows:
 
     def take(self, body: str) -> bool:
         """Collect a line. Return whether it may be a row."""
-        if len(body) > _MAX_CHARS or _SPEAKS.search(body) is None or _OPEN in body:
+        if len(body) > _MAX_CHARS or _OPEN in body:
+            return False
+        if "\u635f\u5931" in body or "\u5956\u52b1" in body:
+            body = _in_english(body)
+        if _SPEAKS.search(body) is None:
             return False
         if is_transition(body):
             return False
@@ -137,15 +159,17 @@ class ScriptRows:
             if name and count is not None
         }
 
-    def is_better_than(self, series: Mapping[str, Series]) -> bool:
+    def is_better_than(self, series: Mapping[str, Series], *, forms: Collection[str] = ()) -> bool:
         """Return whether to use these rows in place of the series that known formats found in the
         log.
 
         A run may print other numbers under the same names, such as one per sample. So rows of a
-        known format take precedence, unless there are hardly any.
+        known format take precedence, unless there are hardly any, or they are only pairs of a name
+        and a number, and these rows have more of the losses and rewards.
         """
         if _num_results(series) >= MIN_ROWS:
-            return False
+            own = self.series() if set(forms) == {"pairs"} else {}
+            return _results(own) > _results(series) and _num_results(own) >= _num_results(series)
         own = self.series()
         if not series:
             return bool(own)
@@ -162,6 +186,13 @@ class ScriptRows:
         totals = {row[longest.totals[place]] for row in longest.rows}
         total = totals.pop()
         return int(total) if not totals and 0 < total < 1e15 and total.is_integer() else None
+
+
+def _in_english(body: str) -> str:
+    """Return a line with the Chinese words for metrics and counters in English."""
+    for chinese, english in _CHINESE.items():
+        body = body.replace(chinese, f" {english} ")
+    return body
 
 
 def _joined(forms: Mapping[str, _Form]) -> dict[str, _Form]:
@@ -184,6 +215,11 @@ def _joined(forms: Mapping[str, _Form]) -> dict[str, _Form]:
             continue
         first.rows, first.decimals = rows, _same(first.decimals, form.decimals)
     return found
+
+
+def _results(series: Iterable[str]) -> set[str]:
+    """Return which of the losses and rewards are among these metrics."""
+    return _RESULTS.intersection(METRICS.get(folded(name), "") for name in series)
 
 
 def _num_results(series: Mapping[str, Series]) -> int:
@@ -268,9 +304,9 @@ def _form_of(key: str) -> _Form:
             rank is None
             and not name
             and text.rstrip().endswith("[")
-            and _follows_total(texts, place)
+            and (_follows_total(texts, place) or _is_alone(texts, place))
         ):
-            # [120/5000] is a counter without a name.
+            # [120/5000] is a counter without a name, and so is [120] at the start of a line.
             rank = 0
         if rank is not None:
             # Loss at step 40: 2.1
@@ -293,6 +329,10 @@ def _form_of(key: str) -> _Form:
 
 def _follows_total(texts: Sequence[str], place: int) -> bool:
     return place + 1 < len(texts) and texts[place + 1].strip() == "/"
+
+
+def _is_alone(texts: Sequence[str], place: int) -> bool:
+    return place == 0 and texts[0].strip() == "[" and len(texts) > 1 and texts[1][:2] == "] "
 
 
 def _last_part(text: str) -> str:

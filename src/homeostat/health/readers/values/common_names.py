@@ -34,6 +34,10 @@ METRICS: dict[str, str] = {
     "xent": "train/loss",
     "train/cross_entropy_loss": "train/loss",
     "total_loss": "train/loss",
+    "train/total_loss": "train/loss",
+    "loss/train/total": "train/loss",
+    "metrics/eval/language_cross_entropy": "eval/loss",
+    "train_total_loss": "train/loss",
     "policy_loss": "train/loss",
     "pg_loss": "train/loss",
     "eval_loss": "eval/loss",
@@ -75,6 +79,7 @@ METRICS: dict[str, str] = {
     "lr": "learning_rate",
     "train/lr": "learning_rate",
     "train/learning_rate": "learning_rate",
+    "train_lr": "learning_rate",
     "act_lr": "learning_rate",
     "actor_lr": "learning_rate",
     "epoch": "epoch",
@@ -162,6 +167,8 @@ METRICS: dict[str, str] = {
     "mean_response_length": "completions/mean_length",
     "avg_response_length": "completions/mean_length",
     "avg_response_len": "completions/mean_length",
+    "resp_len": "completions/mean_length",
+    "response_len": "completions/mean_length",
     "avg_completion_length": "completions/mean_length",
     "response_length/mean": "completions/mean_length",
     "response_length/max": "completions/max_length",
@@ -271,11 +278,17 @@ _ONLY_SETTINGS = frozenset(
 
 
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+# "tr_loss", "va_loss": what they are short for.
+_SHORT = re.compile(r"^(?P<short>trn?|va|vl)(?=[_ ](?:loss|acc|ppl)(?![A-Za-z]))", re.IGNORECASE)
+
+
+def _written_out(found: re.Match[str]) -> str:
+    return "train" if found["short"].lower().startswith("tr") else "val"
 
 
 def folded(name: str) -> str:
     """Return a name as the tables write it: "Val Loss" and "ValLoss" become val_loss."""
-    text = name.strip()
+    text = _SHORT.sub(_written_out, name.strip())
     if not (text.islower() or text.isupper()):
         text = _HUMP.sub("_", text)
     return text.lower().replace(" ", "_")
