@@ -217,7 +217,7 @@ def _joined(forms: Mapping[str, _Form]) -> dict[str, _Form]:
     return found
 
 
-def _results(series: Iterable[str]) -> set[str]:
+def _results(series: Iterable[str]) -> frozenset[str]:
     """Return which of the losses and rewards are among these metrics."""
     return _RESULTS.intersection(METRICS.get(folded(name), "") for name in series)
 
