@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,18 @@ def test_odd_outputs_of_notebooks(tmp_path: Path) -> None:
     nothing = read(tmp_path)
     with pytest.raises(DataError, match="is empty"):
         refuse_empty(nothing, name="train.ipynb")
+
+
+@pytest.mark.parametrize("outputs", [5, {"a": 1}, None, [None, 3], [{"data": {"text/html": 7}}]])
+def test_a_damaged_notebook_is_read_as_far_as_it_goes(tmp_path: Path, outputs: Any) -> None:
+    cells = [None, 3, {"outputs": outputs}, {"outputs": [stream("CUDA out of memory")]}]
+    path = tmp_path / "odd.ipynb"
+    path.write_text(json.dumps({"cells": cells, "nbformat": 4}), encoding="utf-8")
+    assert [line.text for line in open_run(path).log.lines] == ["CUDA out of memory"]
+
+
+@pytest.mark.parametrize("piece", ["<!--", "<a ", "<", "<td>", "</", "<![x ", "<?", "&", "[ 1/2 "])
+def test_html_that_is_never_closed_takes_linear_time(tmp_path: Path, piece: str) -> None:
+    start = time.process_time()
+    read(tmp_path, drawn(piece * 50_000))
+    assert time.process_time() - start < 5

@@ -104,6 +104,8 @@ def _with_lost(series: dict[str, Series]) -> dict[str, Series]:
 
 def _downloaded(path: str) -> str:
     """Return the metric that a download of TensorBoard holds: "run-exp1_train-tag-loss.csv"."""
+    if not path.endswith(".csv"):
+        return "Value"
     stem = PurePath(path).name.removesuffix(".csv")
     run, sign, tag = stem.rpartition("tag-")
     is_plain = METRICS.get(folded(tag)) == "train/loss"

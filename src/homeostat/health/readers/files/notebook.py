@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from html.parser import HTMLParser
+from html import unescape
 from typing import Any
 
 # The text of an output whose content is only in its HTML.
@@ -17,6 +17,7 @@ _STAND_INS = ("<IPython.core.display", "<Figure size")
 _PROGRESS = re.compile(
     r"\[\s*+(?P<count>\d{1,12})/(?P<total>\d{1,12})\s++(?P<time>[^\],]{0,60}+)(?P<rest>[^\]]{0,80}+)\]"
 )
+_TAG = re.compile(r"<(?P<end>/?)(?P<name>[A-Za-z][A-Za-z0-9]*+)[^<>]*+>|<![^<>]*+>")
 _UNSEEN = frozenset({"style", "script"})
 _ROW_ENDS = frozenset({"tr", "div", "p", "br", "li", "table"})
 
@@ -34,7 +35,8 @@ def printed_by(notebook: Mapping[str, Any]) -> str:
 
 def _outputs(cell: Any) -> Iterator[str]:
     outputs = cell.get("outputs") if isinstance(cell, dict) else None
-    texts = [_text_of(one) for one in outputs or [] if isinstance(one, dict)]
+    shown = outputs if isinstance(outputs, list) else []
+    texts = [_text_of(one) for one in shown if isinstance(one, dict)]
     for text, following in zip(texts, [*texts, ""][1:], strict=True):
         # A table that grows may be saved once for each time it was drawn.
         if text and not _is_continued(text, following):
@@ -73,10 +75,7 @@ def _joined(lines: Any, *, between: str = "") -> str:
 
 
 def _as_text(html: str) -> str:
-    parser = _Lines()
-    parser.feed(html)
-    parser.close()
-    return "\n".join(map(_with_bar, parser.lines()))
+    return "\n".join(map(_with_bar, _lines(html)))
 
 
 def _with_bar(line: str) -> str:
@@ -91,41 +90,34 @@ def _with_bar(line: str) -> str:
     return f"{title}{percent:3d}%|          | {count}/{total} [{time}]"
 
 
-class _Lines(HTMLParser):
-    """Collect the text of HTML: a line per row of a table, with ` | ` between its cells."""
+def _lines(html: str) -> Iterator[str]:
+    """Yield the text of HTML: a line per row of a table, with ` | ` between its cells.
 
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self._lines: list[str] = []
-        self._cells: list[str] = [""]
-        self._num_unseen = 0
+    Python's own parser takes quadratic time for tags and comments that are not closed.
+    """
+    cells: list[list[str]] = [[]]
+    at, unseen = 0, ""
+    for tag in _TAG.finditer(html):
+        if not unseen:
+            cells[-1].append(html[at : tag.start()])
+        at = tag.end()
+        name = (tag["name"] or "").lower()
+        if unseen:
+            unseen = "" if tag["end"] and name == unseen else unseen
+        elif name in _UNSEEN:
+            unseen = "" if tag["end"] else name
+        elif name in _ROW_ENDS:
+            yield from _line(cells)
+            cells = [[]]
+        elif name in {"td", "th"} and not tag["end"]:
+            cells.append([])
+    cells[-1].append("" if unseen else html[at:])
+    yield from _line(cells)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _UNSEEN:
-            self._num_unseen += 1
-        elif tag in _ROW_ENDS:
-            self._end_line()
-        elif tag in {"td", "th"}:
-            self._cells.append("")
 
-    def handle_endtag(self, tag: str) -> None:
-        if tag in _UNSEEN:
-            self._num_unseen = max(self._num_unseen - 1, 0)
-        elif tag in _ROW_ENDS:
-            self._end_line()
-
-    def handle_data(self, data: str) -> None:
-        if not self._num_unseen:
-            self._cells[-1] += data
-
-    def lines(self) -> list[str]:
-        self._end_line()
-        return self._lines
-
-    def _end_line(self) -> None:
-        cells = [" ".join(cell.split()) for cell in self._cells]
-        # Text before the first cell is only the space between tags.
-        shown = cells[1:] if len(cells) > 1 and not cells[0] else cells
-        if any(shown):
-            self._lines.append(" | ".join(shown))
-        self._cells = [""]
+def _line(cells: list[list[str]]) -> Iterator[str]:
+    texts = [" ".join(unescape("".join(cell)).split()) for cell in cells]
+    # Text before the first cell is only the space between tags.
+    shown = texts[1:] if len(texts) > 1 and not texts[0] else texts
+    if any(shown):
+        yield " | ".join(shown)
