@@ -272,7 +272,7 @@ def test_the_distance_to_the_engine_is_not_taken_for_kl_to_the_reference() -> No
     [
         ("Critic Loss", "critic/loss"),
         ("Entropy Loss", None),
-        ("Test Loss", None),
+        ("Test Loss", "eval/loss"),
         ("Max Reward", None),
         ("Teacher Entropy", None),
         ("Unclipped Grad Norm", None),

@@ -405,7 +405,7 @@ def test_a_count_in_brackets_is_the_step_and_shows_the_total() -> None:
     [
         ("run-exp1-tag-train_loss.csv", "train/loss"),
         ("run-exp1_validation-tag-epoch_loss.csv", "eval/loss"),
-        ("run_1-tag-rewards_mean.csv", "rewards_mean"),
+        ("run_1-tag-rewards_mean.csv", "reward"),
         ("loss.csv", "train/loss"),
     ],
 )

@@ -87,6 +87,8 @@ FOREIGN: dict[str, str] = {
     "spec/efficiency": "Tokens that speculation gives, against the most it could.",
     "stale/samples": "Samples of an older policy that were trained on.",
     "time/micro_batch": "Time of one micro-batch.",
+    "train/perplexity": "Exponential of the training loss; rules read its logarithm as the loss.",
+    "eval/perplexity": "Exponential of the loss of held-out rows, read likewise.",
     "train/final_loss": "Mean training loss of the whole run, printed at its end.",
     "train/rank_loss_max": "Largest loss of a rank.",
 }

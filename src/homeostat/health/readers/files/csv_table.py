@@ -19,7 +19,7 @@ import numpy as np
 from homeostat.health.readers.files.column_batches import BATCH, take_columns
 from homeostat.health.readers.lines.dict_rows import STEP_KEYS, row_of
 from homeostat.health.readers.rows.recorder import Recorder
-from homeostat.health.readers.values.common_names import METRICS, folded, sounds_like_metric
+from homeostat.health.readers.values.common_names import metric_of, sounds_like_metric
 from homeostat.health.readers.values.numbers import number
 from homeostat.health.readers.views.build import Found
 from homeostat.health.reading import Reading
@@ -91,7 +91,7 @@ def _with_lost(series: dict[str, Series]) -> dict[str, Series]:
         return series
     found = dict(series)
     for name, column in series.items():
-        if METRICS.get(folded(name)) not in _TRAINED or not len(column):
+        if metric_of(name) not in _TRAINED or not len(column):
             continue
         is_later = longest.steps > column.steps[-1]
         lost, before = int(is_later.sum()), int((~is_later).sum())
@@ -108,7 +108,7 @@ def _downloaded(path: str) -> str:
         return "Value"
     stem = PurePath(path).name.removesuffix(".csv")
     run, sign, tag = stem.rpartition("tag-")
-    is_plain = METRICS.get(folded(tag)) == "train/loss"
+    is_plain = metric_of(tag) == "train/loss"
     is_held_out = bool(sign) and _HELD_OUT.search(run.rstrip("-_")) is not None
     return "eval_loss" if is_plain and is_held_out else tag
 

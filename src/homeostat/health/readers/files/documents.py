@@ -19,7 +19,7 @@ from typing import Any
 from homeostat.health.readers.lines.dict_rows import row_of
 from homeostat.health.readers.rows.recorder import Recorder
 from homeostat.health.readers.rows.row import Row
-from homeostat.health.readers.values.common_names import METRICS, folded, sounds_like_metric
+from homeostat.health.readers.values.common_names import metric_of, sounds_like_metric
 from homeostat.health.readers.values.numbers import number_of
 
 MIN_RECORDS = 3
@@ -36,7 +36,7 @@ def record(document: Any, recorder: Recorder) -> str:
     best: list[Row] = []
     form, most = "", 0
     for kind, rows in _parts(document):
-        known = sum(folded(name) in METRICS for row in rows for name in row.values)
+        known = sum(metric_of(name) is not None for row in rows for name in row.values)
         if len(rows) >= MIN_RECORDS and (not best or known > most):
             best, form, most = rows, kind, known
     for row in best:
@@ -152,4 +152,4 @@ def _number(value: Any) -> float | None:
 
 
 def _is_result(name: str) -> bool:
-    return sounds_like_metric(name) and METRICS.get(folded(name)) not in {"learning_rate", "epoch"}
+    return sounds_like_metric(name) and metric_of(name) not in {"learning_rate", "epoch"}

@@ -18,9 +18,8 @@ from typing import Any
 
 from homeostat.health.readers.rows.row import Row, RowKind
 from homeostat.health.readers.values.common_names import (
-    METRICS,
-    folded,
     is_only_setting,
+    metric_of,
     sounds_like_metric,
 )
 from homeostat.health.readers.values.literals import mapping_at
@@ -171,7 +170,7 @@ def _lost(mapping: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, 
 
 def is_trained(name: str) -> bool:
     """Return whether a metric is a result of training that every step has."""
-    return METRICS.get(folded(name)) in {"train/loss", "reward", "grad_norm"}
+    return metric_of(name) in {"train/loss", "reward", "grad_norm"}
 
 
 def _is_place(before: str, named: re.Match[str]) -> bool:
@@ -222,7 +221,7 @@ def _may_be_row(mapping: Mapping[str, Any], values: Mapping[str, float], *, has_
 
 def _is_result(name: str) -> bool:
     """Return whether a name is a result. A learning rate alone may as well be a setting."""
-    return sounds_like_metric(name) and METRICS.get(folded(name)) not in {"learning_rate", "epoch"}
+    return sounds_like_metric(name) and metric_of(name) not in {"learning_rate", "epoch"}
 
 
 def _form(

@@ -23,7 +23,7 @@ from functools import cache
 from homeostat.health.frameworks import ALL
 from homeostat.health.readers.lines.line_parts import is_transition
 from homeostat.health.readers.rows.row import Row, RowKind
-from homeostat.health.readers.values.common_names import METRICS, folded
+from homeostat.health.readers.values.common_names import metric_of
 from homeostat.health.readers.values.numbers import MAX_CHARS, NUMBER, VALUE, decimals_of, number
 
 _MAX_CHARS = 200_000
@@ -91,7 +91,6 @@ _LOGGER = re.compile(
     # except that the place in the code may follow, as in loguru: module:function:line -
     r"(?:[\w./<>]{1,120}:(?:[\w<>]{1,80}:)?\d{1,6}\]?\s*(?:[-|]\s+|:\s+))?"
 )
-_SURE = frozenset(METRICS)
 _WORD = re.compile(r"[A-Za-z][A-Za-z.-]{0,40}")
 # Words before a metric's name that leave it the same quantity, or do not belong to it.
 _SAME_QUANTITY = frozenset({
@@ -303,7 +302,7 @@ def _bare(body: str) -> Row | None:
     at, is_sure = step.end(), False
     while found := _BARE.match(body, at):
         _put(row, found["name"], found["value"])
-        is_sure = is_sure or folded(found["name"]) in _SURE
+        is_sure = is_sure or metric_of(found["name"]) is not None
         at = found.end()
     return row if is_sure and _BARE_END.fullmatch(body, at) else None
 
@@ -360,7 +359,7 @@ def _known_tail(name: str) -> str:
     words = name.split()
     tails = [" ".join(words[start:]) for start in range(max(0, len(words) - 4), len(words))]
     for place, tail in enumerate(tails, start=len(words) - len(tails)):
-        if folded(tail) in _SURE:
+        if metric_of(tail) is not None:
             if place == 0 or not _is_qualifier(words[place - 1]):
                 return tail
             return next((one for one in tails if one in _names_of_words()), "")
@@ -377,7 +376,7 @@ def _known_end(name: str) -> str:
         if words[start - 1].lower() not in _SAME_QUANTITY:
             return ""
         tail = "_".join(words[start:])
-        if folded(tail) in _SURE:
+        if metric_of(tail) is not None:
             return tail
     return ""
 

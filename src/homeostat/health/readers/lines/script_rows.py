@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 
 from homeostat.health.readers.lines.line_parts import is_transition
-from homeostat.health.readers.values.common_names import METRICS, folded
+from homeostat.health.readers.values.common_names import folded, metric_of
 from homeostat.health.readers.values.numbers import NUMBER, decimals_of
 from homeostat.health.view import Series
 
@@ -33,7 +33,9 @@ _MAX_FORMS = 200
 _MAX_NUMBERS = 40
 _MAX_ROWS = 200_000
 _SPEAKS = re.compile(
-    r"loss|\bcost\b|rew(?:ard|_|\b)|score|return|perplexity|\bppl\b", re.IGNORECASE
+    r"loss|\bcost\b|rew(?:ard|_|\b)|score|return|perplexity|ppl|nll|xent|\bce\b|entropy|\bbp[bc]\b"
+    r"|\btrain(?:ing)?[\s:=]{1,3}\d",
+    re.IGNORECASE,
 )
 _NUMBER = re.compile(rf"(?<![A-Za-z_.\d])(?:{NUMBER})")
 # A line that begins with one of these reports held-out data.
@@ -79,7 +81,7 @@ _CHINESE = {
 _COPULAS = frozenset({"is", "was", "of"})
 _AT = frozenset({"at", "after", "in", "for", "of"})
 _TRAINED = frozenset({"train/loss", "reward"})
-_RESULTS = _TRAINED | {"eval/loss"}
+_RESULTS = _TRAINED | {"eval/loss", "train/perplexity", "eval/perplexity"}
 
 
 @dataclass(slots=True)
@@ -219,12 +221,12 @@ def _joined(forms: Mapping[str, _Form]) -> dict[str, _Form]:
 
 def _results(series: Iterable[str]) -> frozenset[str]:
     """Return which of the losses and rewards are among these metrics."""
-    return _RESULTS.intersection(METRICS.get(folded(name), "") for name in series)
+    return _RESULTS.intersection(metric_of(name) for name in series)
 
 
 def _num_results(series: Mapping[str, Series]) -> int:
     """Return the number of records of the training loss or reward that was logged most often."""
-    names = (name for name in series if METRICS.get(folded(name)) in _TRAINED)
+    names = (name for name in series if metric_of(name) in _TRAINED)
     return max((len(series[name]) for name in names), default=0)
 
 
@@ -319,11 +321,11 @@ def _form_of(key: str) -> _Form:
             name = "reward" if is_episodic or folded(name) == "reward" else ""
         if not name and is_of_epochs and folded(_last_part(text)) in _COST:
             name = "loss"
-        if is_held_out and METRICS.get(folded(name)) == "train/loss":
-            name = "eval_loss"
+        if is_held_out and metric_of(name) in {"train/loss", "train/perplexity"}:
+            name = "eval_loss" if metric_of(name) == "train/loss" else "eval_ppl"
         form.names.append(name if name not in form.names else "")
         form.counters.append(rank)
-    is_result = any(METRICS.get(folded(name)) in _RESULTS for name in form.names if name)
+    is_result = any(metric_of(name) in _RESULTS for name in form.names if name)
     return form if is_result else _Form([], [], {})
 
 
@@ -358,7 +360,7 @@ def _named(text: str) -> tuple[str, int | None]:
 def _metric(words: Sequence[str]) -> str:
     """Return the longest end of some words that is a metric's name; "" if none is."""
     for tail in _tails(words):
-        if folded(tail) in METRICS or folded(tail) in _OF_EPISODES:
+        if metric_of(tail) is not None or folded(tail) in _OF_EPISODES:
             before = words[: len(words) - tail.count(" ") - 1]
             is_other = bool(before) and before[-1].strip("./").lower() in _OTHER_QUANTITY
             return "" if is_other else tail

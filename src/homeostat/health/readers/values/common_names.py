@@ -1,138 +1,35 @@
 """Names that many frameworks share, for logs of frameworks that have no table or no entry.
 
-A framework's own table takes precedence. A name that is in neither is kept unchanged.
+A framework's own table takes precedence. A name that neither a table has nor its words explain
+(metric_words.py) is kept unchanged.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
-# The name, in lower case with "_" for spaces -> our name.
+from homeostat.health.readers.values.metric_words import meaning_of
+
+# The name, in lower case with "_" for spaces -> our name. Names that their words explain are only
+# here if another framework uses them for something else.
 METRICS: dict[str, str] = {
-    "loss": "train/loss",
-    "avr_loss": "train/loss",
-    "avg_loss": "train/loss",
     "train_loss": "train/loss",
-    "training_loss": "train/loss",
-    "train/loss": "train/loss",
-    "loss/train": "train/loss",
-    "loss_train": "train/loss",
-    "average_loss": "train/loss",
-    "mean_loss": "train/loss",
-    "running_loss": "train/loss",
-    "reduced_train_loss": "train/loss",
-    "epoch_loss": "train/loss",
-    "losses": "train/loss",
-    "train_losses": "train/loss",
-    "training_losses": "train/loss",
-    "loss_history": "train/loss",
-    "train_loss_history": "train/loss",
-    "avg_train_loss": "train/loss",
-    "average_train_loss": "train/loss",
-    "average_training_loss": "train/loss",
-    "lm_loss": "train/loss",
-    "xent": "train/loss",
-    "train/cross_entropy_loss": "train/loss",
-    "total_loss": "train/loss",
-    "train/total_loss": "train/loss",
-    "loss/train/total": "train/loss",
-    "metrics/eval/language_cross_entropy": "eval/loss",
-    "train_total_loss": "train/loss",
     "policy_loss": "train/loss",
     "pg_loss": "train/loss",
-    "eval_loss": "eval/loss",
-    "eval/loss": "eval/loss",
-    "val_loss": "eval/loss",
-    "val/loss": "eval/loss",
-    "loss_val": "eval/loss",
-    "validation_loss": "eval/loss",
-    "valid_loss": "eval/loss",
-    "valid/loss": "eval/loss",
-    "val_losses": "eval/loss",
-    "valid_losses": "eval/loss",
-    "eval_losses": "eval/loss",
-    "validation_losses": "eval/loss",
-    "val_loss_history": "eval/loss",
-    "val_metrics/loss": "eval/loss",
-    "valid_metrics/loss": "eval/loss",
-    "validation_metrics/loss": "eval/loss",
-    "eval_metrics/loss": "eval/loss",
-    "validation/loss": "eval/loss",
-    "loss/val": "eval/loss",
-    "loss/valid": "eval/loss",
-    "loss/validation": "eval/loss",
-    "avg_val_loss": "eval/loss",
-    "average_val_loss": "eval/loss",
-    "dev_loss": "eval/loss",
-    "eval_reward": "eval/reward",
-    "eval/reward": "eval/reward",
-    "eval/mean_reward": "eval/reward",
     "eval_mean_reward": "eval/reward",
-    "test_reward": "eval/reward",
-    "grad_norm": "grad_norm",
-    "gradnorm": "grad_norm",
-    "gnorm": "grad_norm",
-    "grad._norm": "grad_norm",
-    "gradient_norm": "grad_norm",
-    "train/grad_norm": "grad_norm",
-    "learning_rate": "learning_rate",
-    "lr": "learning_rate",
-    "train/lr": "learning_rate",
-    "train/learning_rate": "learning_rate",
-    "train_lr": "learning_rate",
     "act_lr": "learning_rate",
-    "actor_lr": "learning_rate",
     "epoch": "epoch",
     "train/epoch": "epoch",
-    "reward": "reward",
-    "rewards": "reward",
     "mean_reward": "reward",
-    "avg_reward": "reward",
-    "reward_mean": "reward",
-    "reward/mean": "reward",
-    "rewards/mean": "reward",
-    "train/reward": "reward",
-    "reward/train": "reward",
-    "reward/episode": "reward",
-    "episode/reward": "reward",
-    "episode/return": "reward",
     "return": "reward",
-    "return/train": "reward",
     "avg_final_rewards": "reward",
     "average_reward_score": "reward",
-    "average_reward": "reward",
-    "reward_avg": "reward",
-    "avg_rewards": "reward",
-    "ep_reward": "reward",
-    "mean_ep_reward": "reward",
-    "total_rewards": "reward",
-    "total_rewards_mean": "reward",
     "total_rewards_std": "reward/std",
-    "val_total_rewards_mean": "eval/reward",
-    "cumulative_reward": "reward",
-    "rollout/mean_reward": "reward",
-    "episodic_return": "reward",
-    "episode_return": "reward",
-    "episode_return_mean": "reward",
     "env_runners/episode_return_mean": "reward",
-    "mean_return": "reward",
-    "average_return": "reward",
-    "avg_return": "reward",
-    "total_reward": "reward",
     "totalreward": "reward",
-    "reward_total": "reward",
-    "reward/total": "reward",
     "avg_reward_100": "reward",
-    "episode_reward": "reward",
-    "episode_rewards": "reward",
-    "mean_rewards": "reward",
-    "rewards_history": "reward",
-    "reward_history": "reward",
-    "rollout/ep_rew_mean": "reward",
-    "ep_rew_mean": "reward",
     "eprewmean": "reward",
-    "episode_reward_mean": "reward",
-    "mean_episode_reward": "reward",
     "charts/episodic_return": "reward",
     "accuracy_reward": "rewards/accuracy/mean",
     "accuracy_reward_mean": "rewards/accuracy/mean",
@@ -143,19 +40,10 @@ METRICS: dict[str, str] = {
     "cri_loss": "critic/loss",
     "explained_variance": "critic/explained_variance",
     "explained_var": "critic/explained_variance",
-    "kl": "kl",
-    "mean_kl": "kl",
-    "kl_mean": "kl",
-    "kl_divergence": "kl",
-    "kl_div": "kl",
     "objective/kl": "kl",
     "approx_kl": "policy/update_kl",
     "approxkl": "policy/update_kl",
     "ppo_kl": "policy/update_kl",
-    "entropy": "entropy",
-    "policy_entropy": "entropy",
-    "policy/entropy": "entropy",
-    "mean_entropy": "entropy",
     "objective/entropy": "entropy",
     "clip_fraction": "clip_ratio/region_mean",
     "clipfrac": "clip_ratio/region_mean",
@@ -278,24 +166,27 @@ _ONLY_SETTINGS = frozenset(
 
 
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
-# "tr_loss", "va_loss": what they are short for.
-_SHORT = re.compile(r"^(?P<short>trn?|va|vl)(?=[_ ](?:loss|acc|ppl)(?![A-Za-z]))", re.IGNORECASE)
-
-
-def _written_out(found: re.Match[str]) -> str:
-    return "train" if found["short"].lower().startswith("tr") else "val"
 
 
 def folded(name: str) -> str:
     """Return a name as the tables write it: "Val Loss" and "ValLoss" become val_loss."""
-    text = _SHORT.sub(_written_out, name.strip())
+    text = name.strip()
     if not (text.islower() or text.isupper()):
         text = _HUMP.sub("_", text)
     return text.lower().replace(" ", "_")
 
 
+@lru_cache(maxsize=4096)
+def metric_of(name: str) -> str | None:
+    """Return our name of a metric that many frameworks share; None for any other name."""
+    found = METRICS.get(folded(name))
+    if found is None and (meaning := meaning_of(name)) is not None:
+        found = meaning.name
+    return found
+
+
 def sounds_like_metric(name: str) -> bool:
-    return folded(name) in METRICS or _WORDS.search(name) is not None
+    return metric_of(name) is not None or _WORDS.search(name) is not None
 
 
 def is_only_setting(name: str) -> bool:

@@ -20,6 +20,7 @@ from homeostat.health.frameworks import ALL, HOMEOSTAT, Framework
 from homeostat.health.log import Log
 from homeostat.health.names import FOREIGN, unprefixed
 from homeostat.health.readers.values.common_names import METRICS, folded
+from homeostat.health.readers.values.metric_words import meaning_of
 from homeostat.health.readers.values.settings import flat, ours
 from homeostat.health.readers.views.derived import derive
 from homeostat.health.readers.views.detect import framework_of, kind_of
@@ -194,9 +195,9 @@ def translation(
     taken = {ours_: name for name, ours_ in result.items()}
     known = {name: (rank.get(name, len(table.metrics)), _our_name(name, table)) for name in names}
 
-    def place(item: tuple[str, tuple[int, str | None]]) -> tuple[int, bool]:
+    def place(item: tuple[str, tuple[int, str | None]]) -> tuple[int, int]:
         # A name that many frameworks share comes before one that only another framework has.
-        return item[1][0], folded(item[0]) not in METRICS
+        return item[1][0], _rank(item[0])
 
     for name, (_, canonical) in sorted(known.items(), key=place):
         if name not in result and canonical is not None and canonical not in taken:
@@ -207,6 +208,14 @@ def translation(
             # If another metric already has this name, make it distinct.
             result[name] = name if name not in taken else f"raw/{name}"
     return result
+
+
+def _rank(name: str) -> int:
+    """Return how sure a shared name is, the surest first; names of other frameworks come last."""
+    if folded(name) in METRICS:
+        return 0
+    meaning = meaning_of(name)
+    return meaning.rank if meaning is not None else 3
 
 
 def _our_name(name: str, table: Framework) -> str | None:
@@ -222,6 +231,9 @@ def _our_name(name: str, table: Framework) -> str | None:
     if table is HOMEOSTAT:
         return None
     found = METRICS.get(folded(name)) or _others().get(name)
+    meaning = meaning_of(name)
+    if found is None and meaning is not None:
+        found = meaning.name
     bare = unprefixed(name)
     # An unknown name may be a known name with a tracker's prefix.
     return found or (_our_name(bare, table) if bare != name else None)

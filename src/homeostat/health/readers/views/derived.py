@@ -32,6 +32,7 @@ _SAME_LENGTH, _SHORT, _GROWN = 5, 64, 0.9
 
 def derive(metrics: dict[str, Series]) -> None:
     _join_losses(metrics)
+    _of_perplexity(metrics)
     _only_reward(metrics)
     _fastest_rate(metrics)
     _as_entropy(metrics)
@@ -39,6 +40,20 @@ def derive(metrics: dict[str, Series]) -> None:
     _all_as_long(metrics)
     _unpaid(metrics)
     _margin_of_pairs(metrics)
+
+
+def _of_perplexity(metrics: dict[str, Series]) -> None:
+    """Add the loss where only its exponential is logged. Some logs have one for either kind of rows.
+
+    A perplexity is at least 1; smaller numbers under that name are something else.
+    """
+    for part in ("train", "eval"):
+        found = metrics.get(f"{part}/perplexity")
+        if found is None or f"{part}/loss" in metrics or not len(found):
+            continue
+        if not np.any(found.finite().values < 1.0):
+            with np.errstate(over="ignore", invalid="ignore"):
+                metrics[f"{part}/loss"] = Series(found.steps, np.log(found.values))
 
 
 def _only_reward(metrics: dict[str, Series]) -> None:

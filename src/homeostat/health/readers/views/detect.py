@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from homeostat.health.frameworks import ALL, HOMEOSTAT, UNKNOWN, Framework
 from homeostat.health.log import Log, LogLine
 from homeostat.health.names import unprefixed
-from homeostat.health.readers.values.common_names import METRICS, SETTINGS, folded
+from homeostat.health.readers.values.common_names import SETTINGS, metric_of
 from homeostat.health.readers.values.settings import fold_setting
 from homeostat.health.view import Kind
 from homeostat.observe.names import describe
@@ -177,7 +177,7 @@ def _names(
     settings: Collection[str],
 ) -> float:
     """Return points for evidence that few frameworks share: distinctive metrics and settings."""
-    special = [name for name in names if folded(name) not in METRICS]
+    special = [name for name in names if not _is_shared(name)]
     points = 0.0
     if special:
         known = [name for name in special if {name, unprefixed(name)} & table.metrics.keys()]
@@ -194,6 +194,13 @@ def _names(
     theirs = {fold_setting(name) for spellings in table.settings.values() for name in spellings}
     stated = [name for name in settings if name in theirs and name not in SETTINGS]
     return points + min(4.0, sum(2.0 if "." in name else 0.5 for name in stated))
+
+
+def _is_shared(name: str) -> bool:
+    """Return whether any script may log this name, so that it tells nothing of the framework."""
+    found = metric_of(name)
+    # Scripts log a KL and an entropy, but few sort them into sections.
+    return found is not None and ("/" not in name or found not in {"kl", "entropy"})
 
 
 def _is_ours(names: Collection[str]) -> bool:
