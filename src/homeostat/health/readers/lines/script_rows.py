@@ -21,6 +21,7 @@ import numpy as np
 
 from homeostat.health.readers.lines.line_parts import is_transition
 from homeostat.health.readers.values.common_names import folded, metric_of
+from homeostat.health.readers.values.metric_words import loss_of_rows
 from homeostat.health.readers.values.numbers import NUMBER, decimals_of
 from homeostat.health.view import Series
 
@@ -95,6 +96,8 @@ class _Form:
     rows: list[list[float]] = field(default_factory=list)
     # For each number the decimals with which it is printed; None if they vary.
     decimals: list[int | None] = field(default_factory=list)
+    # Whether numbers are named only by their rows ("train 2.1 val 2.3"), so they may be accuracies.
+    is_unsaid: bool = False
 
 
 class ScriptRows:
@@ -242,11 +245,20 @@ def _value(text: str) -> float:
 
 def _is_row(form: _Form) -> bool:
     """Return whether a form came often enough and, if it has counters, one of them changes."""
+    if form.is_unsaid and not _falls(form, "train_loss"):
+        return False
     counts = [place for place, rank in enumerate(form.counters) if rank is not None]
     if not counts:
         return len(form.rows) >= _MIN_UNCOUNTED
     is_counting = any(len({row[place] for row in form.rows}) > 1 for place in counts)
     return is_counting and len(form.rows) >= MIN_ROWS
+
+
+def _falls(form: _Form, name: str) -> bool:
+    """Return whether a number falls from the first rows to the last, as no accuracy does."""
+    values = [row[form.names.index(name)] for row in form.rows]
+    part = max(1, len(values) // 3)
+    return sum(values[-part:]) < sum(values[:part])
 
 
 def _counter_is_there(form: _Form) -> bool:
@@ -325,8 +337,18 @@ def _form_of(key: str) -> _Form:
             name = "eval_loss" if metric_of(name) == "train/loss" else "eval_ppl"
         form.names.append(name if name not in form.names else "")
         form.counters.append(rank)
-    is_result = any(metric_of(name) in _RESULTS for name in form.names if name)
-    return form if is_result else _Form([], [], {})
+    if not any(metric_of(name) in _RESULTS for name in form.names if name):
+        form.names = [_unsaid(text) or name for text, name in zip(texts, form.names, strict=True)]
+        form.is_unsaid = True
+        if not {"train_loss", "val_loss"} <= set(form.names):
+            return _Form([], [], {})
+    return form
+
+
+def _unsaid(text: str) -> str:
+    """Return the loss that is called by its rows alone: "train" or "val" before a number."""
+    words = _WORD.findall(_last_part(text))
+    return (loss_of_rows(words[-1]) or "") if words else ""
 
 
 def _follows_total(texts: Sequence[str], place: int) -> bool:

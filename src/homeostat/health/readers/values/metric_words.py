@@ -77,10 +77,9 @@ _TOGETHER: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
     (frozenset({"cross"}), frozenset({"entropy"}), "ce"),
     (frozenset({"bits"}), frozenset({"byte", "char", "character"}), "bpb"),
 )
-# Words by which a quantity is mostly called, and quantities that have only one word.
-_PLAIN = frozenset(
-    {"loss", "losses", "reward", "rewards", "entropy", "kl", "learning_rate", "grad_norm"}
-)
+# The words by which quantities are mostly called.
+_PLAIN = frozenset({"loss", "losses", "ppl", "perplexity", "reward", "rewards", "entropy", "kl",
+                    "lr", "gnorm"})  # fmt: skip
 _NAMES = {
     ("loss", True): "train/loss",
     ("loss", False): "eval/loss",
@@ -124,9 +123,14 @@ def meaning_of(name: str) -> Meaning | None:
     if (is_held_out and is_trained) or set(where) - _TRAINED - _HELD_OUT - _TESTED:
         return None
     found = _NAMES.get((quantity, not is_held_out))
-    is_plain = quantity in _PLAIN or not _PLAIN.isdisjoint(words)
-    is_variant = not is_plain or any(word in beside for word in words)
+    is_variant = any(word in beside for word in words) or bool(own & set(words) - _PLAIN)
     return Meaning(found, 2 if is_test else int(is_variant)) if found else None
+
+
+def loss_of_rows(word: str) -> str | None:
+    """Return the loss that a bare "train" or "val" may stand for, as in "train 2.1 val 2.3"."""
+    low = word.lower().strip(".:")
+    return "train_loss" if low in _TRAINED else "val_loss" if low in _HELD_OUT | _TESTED else None
 
 
 def _words(name: str) -> list[str]:

@@ -43,7 +43,7 @@ def derive(metrics: dict[str, Series]) -> None:
 
 
 def _of_perplexity(metrics: dict[str, Series]) -> None:
-    """Add the loss where only its exponential is logged. Some logs have one for either kind of rows.
+    """Add the loss of training or held-out rows where only its exponential is logged.
 
     A perplexity is at least 1; smaller numbers under that name are something else.
     """
