@@ -34,6 +34,7 @@ MAX_GROWTH = 9.0
 # Tried at one place of a text, never looked for in it.
 AT_ONE_PLACE = (
     "bars._IN_TITLE", "bars._TRAINING", "blocks._BULLET", "dumps._INSIDE", "dumps._PAIR",
+    "end_lines._SUPPOSED",
     "frames._ARROW", "frames._BOXED", "frames._BOXED_NAME", "frames._CELL", "frames._OLD_CELL",
     "line_parts._ONE_BAR", "line_rows._BARE", "line_rows._PAIR", "line_rows._SPACED",
     "literals._NUMERIC_CALLS",
