@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from homeostat.health.readers.lines.held_out import as_held_out, is_marked, says_held_out
 from homeostat.health.readers.rows.row import Row, RowKind
 from homeostat.health.readers.values.common_names import (
     is_only_setting,
@@ -136,8 +137,10 @@ def row_of(
     row = Row(values, step, channel=f"{source}:{word}", form=form)
     row.total_steps = int(named["total"]) if named and named["total"] else total_in(mapping)
     row.kind = _kind(values, word)
+    if row.kind is RowKind.TRAIN and (is_marked(mapping) or says_held_out(before)):
+        row = as_held_out(row)
     if row.kind is RowKind.EVAL:
-        values.pop("epoch", None)
+        row.values.pop("epoch", None)
     return row
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from homeostat.health.frameworks import ALL
+from homeostat.health.readers.lines.held_out import as_held_out, says_held_out
 from homeostat.health.readers.lines.line_parts import is_transition
 from homeostat.health.readers.rows.row import Row, RowKind
 from homeostat.health.readers.values.common_names import metric_of
@@ -279,8 +280,18 @@ def _pairs(body: str) -> Row | None:
     if step is None and row.values.get("num_updates", 0.5).is_integer():
         # fairseq: epoch 001:  100 / 5000 loss=2.1, ..., num_updates=100
         row.step = int(row.values.pop("num_updates"))
-    enough = sure >= 1 and (row.step is not None or sure >= 2 or _is_only(body, row))
+    is_held_out = sure >= 1 and says_held_out(_before_first(body, row))
+    if is_held_out:
+        row = as_held_out(row)
+    enough = sure >= 1 and (row.step is not None or sure >= 2 or is_held_out or _is_only(body, row))
     return row if enough and row.values else None
+
+
+def _before_first(body: str, row: Row) -> str:
+    """Return a line, without what a logger put before it, up to the name of its first metric."""
+    text = _LOGGER.sub("", body)
+    places = [text.find(name) for name in row.values if metric_of(name) not in (None, "epoch")]
+    return text[: min((place for place in places if place >= 0), default=0)]
 
 
 def _of_samples(rewards: list[float]) -> dict[str, float]:

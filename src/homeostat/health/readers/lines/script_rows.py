@@ -19,9 +19,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from homeostat.health.readers.lines.held_out import says_held_out
 from homeostat.health.readers.lines.line_parts import is_transition
 from homeostat.health.readers.values.common_names import folded, metric_of
-from homeostat.health.readers.values.metric_words import loss_of_rows
+from homeostat.health.readers.values.metric_words import is_of_one_part, loss_of_rows
 from homeostat.health.readers.values.numbers import NUMBER, decimals_of
 from homeostat.health.view import Series
 
@@ -307,7 +308,7 @@ def _form_of(key: str) -> _Form:
     texts = key.split(_OPEN)[:-1][:_MAX_NUMBERS]
     is_episodic = "episode" in key.lower()
     is_of_epochs = key.lstrip(" \t[|").lower().startswith("epoch")
-    is_held_out = _HELD_OUT.search(texts[0]) is not None if texts else False
+    is_held_out = _is_held_out(texts)
     form = _Form([], [], {})
     waiting = ""
     for place, text in enumerate(texts):
@@ -333,7 +334,8 @@ def _form_of(key: str) -> _Form:
             name = "reward" if is_episodic or folded(name) == "reward" else ""
         if not name and is_of_epochs and folded(_last_part(text)) in _COST:
             name = "loss"
-        if is_held_out and metric_of(name) in {"train/loss", "train/perplexity"}:
+        is_plain = metric_of(name) in {"train/loss", "train/perplexity"}
+        if is_held_out and is_plain and not is_of_one_part(name):
             name = "eval_loss" if metric_of(name) == "train/loss" else "eval_ppl"
         form.names.append(name if name not in form.names else "")
         form.counters.append(rank)
@@ -343,6 +345,16 @@ def _form_of(key: str) -> _Form:
         if not {"train_loss", "val_loss"} <= set(form.names):
             return _Form([], [], {})
     return form
+
+
+def _is_held_out(texts: Sequence[str]) -> bool:
+    """Return whether the text before the first metric says that held-out rows follow."""
+    if not texts:
+        return False
+    if _HELD_OUT.search(texts[0]) is not None:
+        return True
+    first = next((place for place, text in enumerate(texts) if _named(text)[0]), 0)
+    return says_held_out("0".join(texts[: first + 1]))
 
 
 def _unsaid(text: str) -> str:

@@ -24,6 +24,7 @@ _HELD_OUT = frozenset(
      "heldout", "holdout", "held", "out", "va", "vl"}
 )  # fmt: skip
 _TESTED = frozenset({"test", "testing", "tst"})
+_PARTS = _TRAINED | _HELD_OUT | _TESTED
 _ANY = frozenset(
     {"avg", "average", "averaged", "ave", "avr", "mean", "running", "smoothed", "smooth", "ema",
      "moving", "epoch", "iter", "iteration", "step", "batch", "global", "current", "cur", "curr",
@@ -120,11 +121,16 @@ def meaning_of(name: str) -> Meaning | None:
     is_test = any(word in _TESTED for word in where)
     is_held_out = is_test or any(word in _HELD_OUT for word in where)
     is_trained = any(word in _TRAINED for word in where)
-    if (is_held_out and is_trained) or set(where) - _TRAINED - _HELD_OUT - _TESTED:
+    if (is_held_out and is_trained) or set(where) - _PARTS:
         return None
     found = _NAMES.get((quantity, not is_held_out))
     is_variant = any(word in beside for word in words) or bool(own & set(words) - _PLAIN)
     return Meaning(found, 2 if is_test else int(is_variant)) if found else None
+
+
+def is_of_one_part(name: str) -> bool:
+    """Return whether a metric's name says on which rows it was measured."""
+    return meaning_of(name) is not None and not _PARTS.isdisjoint(_words(name))
 
 
 def loss_of_rows(word: str) -> str | None:
