@@ -8,7 +8,8 @@ FOLDER/<owner>/<name>/<path>. Others are skipped and counted, and so are files w
 another than the listed one.
 
     healthy   right if the doctor has no finding of level warn or error
-    ill       right if one of its findings of that level has one of the label's names
+    ill       right if one of its findings of that level has one of the label's names, noted if
+              only a finding of level info has
     unclear   too little is logged to judge; counted as an alarm if the doctor calls it ill
 
 A log's half follows from a hash of its repository, so nobody chooses it; logs whose results were
@@ -86,7 +87,10 @@ def judge(file: Path, row: dict[str, Any]) -> dict[str, Any]:
     said = [one["name"] for one in alarms]
     is_error = any(one["level"] == "error" for one in alarms)
     if row["label"] == "ill":
-        verdict = "right" if set(said) & set(row["names"]) else "other" if said else "missed"
+        noted = {one["name"] for one in answer["findings"] if one["level"] == "info"}
+        verdict = "other" if said else "missed"
+        verdict = "noted" if noted & set(row["names"]) else verdict
+        verdict = "right" if set(said) & set(row["names"]) else verdict
     elif row["label"] == "healthy":
         verdict = ALARMS[is_error] if said else "right"
     else:

@@ -21,11 +21,14 @@ UNDERSTOOD = {
     "eval/reward": ("val reward mean", "test_return"),
     "learning_rate": ("LR", "current learning rate", "lr/actor", "lr-group0"),
     "grad_norm": ("total grad norm (L2)", "gradient_norm/global", "gnorm"),
+    "critic/loss": ("Value Loss", "vf_loss", "critic train loss"),
+    "eval/score/accuracy": ("val_Acc", "Accuracy/valid", "test top-1 accuracy"),
+    "train/accuracy": ("train_acc", "Training Accuracy"),
     "kl": ("kl_div/mean", "KL to ref"),
     "entropy": ("mean token entropy",),
 }  # fmt: skip
 OTHERS = (
-    "value_loss", "reward_std", "critic train loss", "train val loss", "reward loss", "kl loss",
+    "value_function_loss", "reward_std", "best acc", "train val loss", "reward loss", "kl loss",
     "entropy_loss", "best val loss", "max reward", "aux_loss", "router entropy", "loss scale",
     "eval kl", "loss_" * 20, "\u635f\u5931", "",
 )  # fmt: skip

@@ -35,6 +35,7 @@ FOREIGN: dict[str, str] = {
     "sequences/tokens_per_rank/min": "Fewest tokens that a rank has in a step.",
     "sequences/tokens_per_rank/max": "Most tokens that a rank has in a step.",
     "sequences/tokens_per_rank/mean": "Mean of the tokens that a rank has in a step.",
+    "train/accuracy": "Share of training rows, or of their tokens, that the model gets right.",
     "train/token_accuracy": "Share of trained tokens that the model holds most likely.",
     "train/policy_loss": "The policy's part of the loss.",
     "train/loss_scale": "Factor that fp16 training multiplies the loss by.",

@@ -156,7 +156,8 @@ class LiveDoctor:
     def _renamed(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return a row by our names, in our units. A name keeps the meaning it had first."""
         if not values.keys() <= self._names.keys():
-            found = translation({**self._names, **values}, self._framework)
+            once = dict.fromkeys((*self._names, *values), 1)
+            found = translation(once, self._framework)
             taken = set(self._names.values())
             for name in values.keys() - self._names.keys():
                 ours_ = found[name]

@@ -30,7 +30,8 @@ _MARK = re.compile(
     rf"|(?:^|[|,;:]\s{{0,4}}|\s-{{1,3}}\s)\s{{0,4}}{_WORD}{_WHAT}(?:\s?\([^()]{{0,30}}\))?\s{{0,4}}"
     r"(?=[|,;:]|\s-{1,3}\s)"
     # The first word of the line: "EVAL step=1", "Validation result ... at epoch 2", "eval 3 |".
-    rf"|^{_WORD}(?=\s{{1,4}}(?:\d|at |step|epoch|iter|results?|set\b|metrics|phase|round))"
+    rf"|(?:^|[|,;:]\s{{1,4}}|\s-{{1,3}}\s){_WORD}"
+    r"(?=\s{1,4}(?:\d|at |step|epoch|iter|results?|set\b|metrics|phase|round))"
     # "Epoch 3 validation:", "step 7 (eval)".
     rf"|\b(?:epoch|step|iter|iteration|round)\s?[:=#\[(]?\s?\d{{1,12}}(?:/\d{{1,12}})?\s?[\])]?"
     rf"\s{{1,2}}{_WORD}(?=\s?[:|-])"

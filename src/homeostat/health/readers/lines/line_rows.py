@@ -18,11 +18,10 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator
-from functools import cache
 
-from homeostat.health.frameworks import ALL
 from homeostat.health.readers.lines.held_out import as_held_out, says_held_out
 from homeostat.health.readers.lines.line_parts import is_transition
+from homeostat.health.readers.lines.number_names import known_end, known_tail
 from homeostat.health.readers.rows.row import Row, RowKind
 from homeostat.health.readers.values.common_names import metric_of
 from homeostat.health.readers.values.numbers import MAX_CHARS, NUMBER, VALUE, decimals_of, number
@@ -92,13 +91,6 @@ _LOGGER = re.compile(
     # except that the place in the code may follow, as in loguru: module:function:line -
     r"(?:[\w./<>]{1,120}:(?:[\w<>]{1,80}:)?\d{1,6}\]?\s*(?:[-|]\s+|:\s+))?"
 )
-_WORD = re.compile(r"[A-Za-z][A-Za-z.-]{0,40}")
-# Words before a metric's name that leave it the same quantity, or do not belong to it.
-_SAME_QUANTITY = frozenset({
-    "and", "at", "average", "avg", "batch", "cur", "current", "epoch", "finished", "has", "is",
-    "iter", "iteration", "iterations", "iters", "its", "local", "mean", "new", "of", "overall",
-    "running", "smoothed", "step", "steps", "the", "total", "train", "training", "with",
-})  # fmt: skip
 # If a line has none of these, none of its names is certainly a metric's.
 SPEAKS = (
     "loss", "reward", "grad", "gnorm", "learning", "lr", "kl", "entropy", "clip", "throughput",
@@ -262,8 +254,8 @@ def _pairs(body: str) -> Row | None:
     sure = 0
     pairs = _named(_LOGGER.sub("", body)) or list(_loose(body, step.end() if step else None))
     for name, text in pairs:
-        known = _known_tail(name)
-        if not known and (end := _known_end(name)) not in row.values:
+        known = known_tail(name)
+        if not known and (end := known_end(name)) not in row.values:
             known = end
         if known or row.values or step:
             _put(row, known or name, text)
@@ -357,49 +349,8 @@ def _loose(text: str, after_step: int | None) -> Iterator[tuple[str, str]]:
         pieces = _PIECES.split(text[after_step:].lstrip(" :|,-")[:20_000])
         matches = [_SPACED.fullmatch(piece.strip()) for piece in pieces if len(piece) < 100]
         spaced = [(one["name"], one["value"]) for one in matches if one]
-        found = spaced if sum(bool(_known_tail(name)) for name, _ in spaced) >= 2 else found
+        found = spaced if sum(bool(known_tail(name)) for name, _ in spaced) >= 2 else found
     yield from found if len(found) >= 2 else ()
-
-
-def _known_tail(name: str) -> str:
-    """Return the end of a text that is a metric's name: "trainer.py: step 3 loss" -> "loss".
-
-    A word may make it another quantity, as in "critic loss": the name is then not known, or it is
-    one that a framework has.
-    """
-    words = name.split()
-    tails = [" ".join(words[start:]) for start in range(max(0, len(words) - 4), len(words))]
-    for place, tail in enumerate(tails, start=len(words) - len(tails)):
-        if metric_of(tail) is not None:
-            if place == 0 or not _is_qualifier(words[place - 1]):
-                return tail
-            return next((one for one in tails if one in _names_of_words()), "")
-    return ""
-
-
-def _known_end(name: str) -> str:
-    """Return the end of a name in one piece that is a metric's: "iters_average_Loss" -> "Loss".
-
-    All words before it must leave it the same quantity.
-    """
-    words = name.split("_")
-    for start in range(1, len(words)):
-        if words[start - 1].lower() not in _SAME_QUANTITY:
-            return ""
-        tail = "_".join(words[start:])
-        if metric_of(tail) is not None:
-            return tail
-    return ""
-
-
-def _is_qualifier(word: str) -> bool:
-    return word.lower() not in _SAME_QUANTITY and _WORD.fullmatch(word) is not None
-
-
-@cache
-def _names_of_words() -> frozenset[str]:
-    """Return the frameworks' names of metrics that have several words."""
-    return frozenset(name for table in ALL.values() for name in table.metrics if " " in name)
 
 
 def _is_only(body: str, row: Row) -> bool:

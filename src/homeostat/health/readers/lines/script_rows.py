@@ -13,7 +13,7 @@ none, rows are counted.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -21,6 +21,13 @@ import numpy as np
 
 from homeostat.health.readers.lines.held_out import says_held_out
 from homeostat.health.readers.lines.line_parts import is_transition
+from homeostat.health.readers.lines.number_names import (
+    OF_EPISODES,
+    last_part,
+    last_words,
+    metric_in,
+    named,
+)
 from homeostat.health.readers.values.common_names import folded, metric_of
 from homeostat.health.readers.values.metric_words import is_of_one_part, loss_of_rows
 from homeostat.health.readers.values.numbers import NUMBER, decimals_of
@@ -28,7 +35,10 @@ from homeostat.health.view import Series
 
 FORM = "script"
 MIN_ROWS = 4
-# Number of rows that are needed if no counter is printed.
+# Factor by which rows of scripts must outnumber those of a known format that say the same.
+_MUCH_DENSER = 4
+# Number of rows that are needed if a row has several losses, and if no counter is printed.
+_MIN_OF_SEVERAL = 2
 _MIN_UNCOUNTED = 6
 _MAX_CHARS = 400
 _MAX_FORMS = 200
@@ -44,22 +54,6 @@ _NUMBER = re.compile(rf"(?<![A-Za-z_.\d])(?:{NUMBER})")
 _HELD_OUT = re.compile(r"\b(?:eval(?:uation|uating)?|val(?:id(?:ation)?)?|dev)\b", re.IGNORECASE)
 _OPEN = "\0"
 _SPACES = re.compile(r" +")
-# Separators between the name of a number and the text before that name.
-_APART = re.compile(r"[|,;\t()\[\]{}<>]|\s-\s|\d")
-_WORD = re.compile(r"[A-Za-z][A-Za-z_./]*")
-# Names of counters, the finest first: if a script prints epochs and steps, steps are used.
-_COUNTERS = (
-    frozenset({"step", "steps", "global_step", "iter", "iters", "iteration", "it", "update"}),
-    frozenset({"episode", "episodes", "round", "batch"}),
-    frozenset({"epoch", "epochs", "ep"}),
-)
-_OF_EPISODES = {"score", "average_score", "return", "episode_return", "average_return", "reward"}
-# Words that make a loss or a reward another quantity than the one that is trained on.
-_OTHER_QUANTITY = frozenset({
-    "aux", "auxiliary", "balancing", "best", "critic", "draft", "entropy", "format", "gold",
-    "highest", "kl", "lowest", "max", "maximum", "min", "minimum", "mtp", "old", "ref", "reference",
-    "router", "shaped", "std", "test", "validation", "value", "vf", "worst",
-})  # fmt: skip
 # What older tutorials call the loss. Elsewhere a cost may be money, so an epoch must be counted.
 _COST = frozenset({"cost", "avg_cost", "average_cost", "train_cost"})
 # The longest first, because one is part of another.
@@ -80,7 +74,6 @@ _CHINESE = {
     "\uff1a": ":",
     "\uff0c": ",",
 }
-_COPULAS = frozenset({"is", "was", "of"})
 _AT = frozenset({"at", "after", "in", "for", "of"})
 _TRAINED = frozenset({"train/loss", "reward"})
 _RESULTS = _TRAINED | {"eval/loss", "train/perplexity", "eval/perplexity"}
@@ -175,7 +168,11 @@ class ScriptRows:
         """
         if _num_results(series) >= MIN_ROWS:
             own = self.series() if set(forms) == {"pairs"} else {}
-            return _results(own) > _results(series) and _num_results(own) >= _num_results(series)
+            is_more = _num_results(own) >= _num_results(series)
+            is_denser = _num_results(own) >= _MUCH_DENSER * _num_results(series)
+            if _results(own) == _results(series):
+                return is_denser
+            return _results(own) > _results(series) and is_more
         own = self.series()
         if not series:
             return bool(own)
@@ -252,7 +249,8 @@ def _is_row(form: _Form) -> bool:
     if not counts:
         return len(form.rows) >= _MIN_UNCOUNTED
     is_counting = any(len({row[place] for row in form.rows}) > 1 for place in counts)
-    return is_counting and len(form.rows) >= MIN_ROWS
+    is_several = len({"train/loss", "eval/loss"} & set(map(metric_of, form.names))) > 1
+    return is_counting and len(form.rows) >= (_MIN_OF_SEVERAL if is_several else MIN_ROWS)
 
 
 def _falls(form: _Form, name: str) -> bool:
@@ -312,7 +310,7 @@ def _form_of(key: str) -> _Form:
     form = _Form([], [], {})
     waiting = ""
     for place, text in enumerate(texts):
-        name, rank = _named(text)
+        name, rank = named(text)
         if text.strip() == "/" and place and form.counters[place - 1] is not None:
             form.totals[place - 1] = place
         elif (
@@ -325,14 +323,14 @@ def _form_of(key: str) -> _Form:
             rank = 0
         if rank is not None:
             # Loss at step 40: 2.1
-            words = _WORD.findall(_last_part(text))
+            words = last_words(text)
             is_at = len(words) > 2 and words[-2].lower() in _AT
-            waiting, name = _metric(words[:-2]) if is_at else "", ""
+            waiting, name = metric_in(words[:-2]) if is_at else "", ""
         elif not name and waiting and text.strip() in (":", "=", "is", ""):
             name, waiting = waiting, ""
-        if folded(name) in _OF_EPISODES:
+        if folded(name) in OF_EPISODES:
             name = "reward" if is_episodic or folded(name) == "reward" else ""
-        if not name and is_of_epochs and folded(_last_part(text)) in _COST:
+        if not name and is_of_epochs and folded(last_part(text)) in _COST:
             name = "loss"
         is_plain = metric_of(name) in {"train/loss", "train/perplexity"}
         if is_held_out and is_plain and not is_of_one_part(name):
@@ -353,13 +351,13 @@ def _is_held_out(texts: Sequence[str]) -> bool:
         return False
     if _HELD_OUT.search(texts[0]) is not None:
         return True
-    first = next((place for place, text in enumerate(texts) if _named(text)[0]), 0)
+    first = next((place for place, text in enumerate(texts) if named(text)[0]), 0)
     return says_held_out("0".join(texts[: first + 1]))
 
 
 def _unsaid(text: str) -> str:
     """Return the loss that is called by its rows alone: "train" or "val" before a number."""
-    words = _WORD.findall(_last_part(text))
+    words = last_words(text)
     return (loss_of_rows(words[-1]) or "") if words else ""
 
 
@@ -369,39 +367,3 @@ def _follows_total(texts: Sequence[str], place: int) -> bool:
 
 def _is_alone(texts: Sequence[str], place: int) -> bool:
     return place == 0 and texts[0].strip() == "[" and len(texts) > 1 and texts[1][:2] == "] "
-
-
-def _last_part(text: str) -> str:
-    """Return the words right before a number, even if it is in brackets or in a table's cell."""
-    parts = [part.strip(" :=#.-") for part in _APART.split(text)]
-    is_cell = len(parts) > 1 and not parts[-1] and text.rstrip()[-1:] in {"|", "[", "("}
-    return parts[-2] if is_cell else parts[-1]
-
-
-def _named(text: str) -> tuple[str, int | None]:
-    """Return the metric's name in a text, and the rank of the counter that the text names."""
-    words = _WORD.findall(_last_part(text))
-    if len(words) > 1 and words[-1].lower() in _COPULAS:
-        words.pop()
-    if not words:
-        return "", None
-    for rank, counters in enumerate(_COUNTERS):
-        if words[-1].strip("./").lower() in counters:
-            return "", rank
-    return _metric(words), None
-
-
-def _metric(words: Sequence[str]) -> str:
-    """Return the longest end of some words that is a metric's name; "" if none is."""
-    for tail in _tails(words):
-        if metric_of(tail) is not None or folded(tail) in _OF_EPISODES:
-            before = words[: len(words) - tail.count(" ") - 1]
-            is_other = bool(before) and before[-1].strip("./").lower() in _OTHER_QUANTITY
-            return "" if is_other else tail
-    return ""
-
-
-def _tails(words: Sequence[str]) -> Iterator[str]:
-    clean = [word.strip("./") for word in words]
-    for start in range(max(0, len(clean) - 4), len(clean)):
-        yield " ".join(clean[start:])

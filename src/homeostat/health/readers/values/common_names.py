@@ -35,6 +35,8 @@ METRICS: dict[str, str] = {
     "accuracy_reward_mean": "rewards/accuracy/mean",
     "format_reward": "rewards/format/mean",
     "format_reward_mean": "rewards/format/mean",
+    "acc": "train/accuracy",
+    "accuracy": "train/accuracy",
     "reward_std": "reward_std",
     "reward/std": "reward_std",
     "cri_loss": "critic/loss",

@@ -54,6 +54,11 @@ _QUANTITIES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
              "accumulated", "sample", "samples"}
         ),
     ),
+    "accuracy": (
+        frozenset({"acc", "accuracy"}),
+        frozenset({"token", "tokens", "top", "1", "score"}),
+    ),
+    "critic": (frozenset({"criticloss"}), frozenset({"ppo"})),
     "kl": (
         frozenset({"kl", "kld", "kldiv"}),
         frozenset({"div", "divergence", "policy", "ref", "reference", "to", "from", "token"}),
@@ -76,11 +81,14 @@ _TOGETHER: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
     (frozenset({"grad", "grads", "gradient", "gradients"}), frozenset({"norm", "norms"}), "gnorm"),
     (frozenset({"learning"}), frozenset({"rate"}), "lr"),
     (frozenset({"cross"}), frozenset({"entropy"}), "ce"),
+    (frozenset({"critic", "value", "vf", "v", "baseline"}), frozenset({"loss"}), "criticloss"),
     (frozenset({"bits"}), frozenset({"byte", "char", "character"}), "bpb"),
 )
 # The words by which quantities are mostly called.
-_PLAIN = frozenset({"loss", "losses", "ppl", "perplexity", "reward", "rewards", "entropy", "kl",
-                    "lr", "gnorm"})  # fmt: skip
+_PLAIN = frozenset(
+    {"acc", "accuracy", "criticloss", "loss", "losses", "ppl", "perplexity", "reward", "rewards",
+     "entropy", "kl", "lr", "gnorm"}
+)  # fmt: skip
 _NAMES = {
     ("loss", True): "train/loss",
     ("loss", False): "eval/loss",
@@ -88,6 +96,9 @@ _NAMES = {
     ("perplexity", False): "eval/perplexity",
     ("reward", True): "reward",
     ("reward", False): "eval/reward",
+    ("accuracy", True): "train/accuracy",
+    ("accuracy", False): "eval/score/accuracy",
+    ("critic", True): "critic/loss",
     ("kl", True): "kl",
     ("entropy", True): "entropy",
     ("learning_rate", True): "learning_rate",

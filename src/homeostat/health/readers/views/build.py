@@ -83,7 +83,7 @@ def view_of(
     table = framework or framework_of(
         names=found.series.keys(), log=found.log, forms=found.forms, settings=raw
     )
-    renamed = translation(found.series, table, given=given)
+    renamed = translation(_counts(found.series), table, given=given)
     metrics = _renamed(found.series, renamed, table, given=given)
     derive(metrics)
     if table is HOMEOSTAT:
@@ -130,7 +130,7 @@ def _facts(found: Found, table: Framework, *, given: Mapping[str, str]) -> dict[
             {
                 "label": label,
                 "metrics": _renamed(
-                    series, translation(series, table, given=given), table, given=given
+                    series, translation(_counts(series), table, given=given), table, given=given
                 ),
                 "settings": ours(settings, table),
             }
@@ -179,25 +179,32 @@ def _not_logged(name: str, ours_: str, found: Found) -> str:
     return f"--map {name}={ours_} has no effect: the run logs no metric of that name. {there}"
 
 
+def _counts(series: Mapping[str, Series]) -> dict[str, int]:
+    return {name: len(one) for name, one in series.items()}
+
+
 def translation(
-    names: Collection[str], table: Framework, *, given: Mapping[str, str] | None = None
+    counts: Mapping[str, int], table: Framework, *, given: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return their name -> ours; an unknown name maps to itself. No two names map to the same one.
+
+    `counts` has the number of records of each name.
 
     The names `given` by the user take precedence over those from tables and from the wording.
     """
     rank = {name: place for place, name in enumerate(table.metrics)}
-    for name in names:
+    for name in counts:
         # A name with a prefix comes after the same metric without it, if both were logged.
         if unprefixed(name) != name and name not in rank:
             rank[name] = len(table.metrics) + 1
-    result = {name: ours_ for name, ours_ in (given or {}).items() if name in names}
+    result = {name: ours_ for name, ours_ in (given or {}).items() if name in counts}
     taken = {ours_: name for name, ours_ in result.items()}
-    known = {name: (rank.get(name, len(table.metrics)), _our_name(name, table)) for name in names}
+    known = {name: (rank.get(name, len(table.metrics)), _our_name(name, table)) for name in counts}
 
-    def place(item: tuple[str, tuple[int, str | None]]) -> tuple[int, int]:
-        # A name that many frameworks share comes before one that only another framework has.
-        return item[1][0], _rank(item[0])
+    def place(item: tuple[str, tuple[int, str | None]]) -> tuple[int, int, int]:
+        # A name that many frameworks share comes before one that only another framework has, and
+        # what was logged often before what was logged beside it now and then.
+        return item[1][0], _rank(item[0]), -counts[item[0]]
 
     for name, (_, canonical) in sorted(known.items(), key=place):
         if name not in result and canonical is not None and canonical not in taken:

@@ -25,6 +25,8 @@ _OF_BASELINES = {"train/n_updates", "train/policy_gradient_loss", "train/clip_ra
 _LOSSES = {"loss", "train_loss", "training_loss", "loss train", "raw/loss", "lm loss"}
 # The distance from a teacher that distillation lowers: teacher_kl, distill/kl, kl_to_teacher.
 _OF_TEACHER = re.compile(r"(?:^|[/_])(?:teacher|distill?(?:ation)?)(?:[/_]|$)", re.IGNORECASE)
+# A loss that is so many times the logarithm of the perplexity is a sum over tokens.
+_MANY_TOKENS = 20.0
 # Records of one length that are no coincidence, the shortest limit in tokens that is none of short
 # answers (a number, a letter), and the share of the limit from which lengths must have grown.
 _SAME_LENGTH, _SHORT, _GROWN = 5, 64, 0.9
@@ -45,15 +47,28 @@ def derive(metrics: dict[str, Series]) -> None:
 def _of_perplexity(metrics: dict[str, Series]) -> None:
     """Add the loss of training or held-out rows where only its exponential is logged.
 
+    It also replaces a loss that is the sum over all tokens, which JoeyNMT prints.
+
     A perplexity is at least 1; smaller numbers under that name are something else.
     """
     for part in ("train", "eval"):
-        found = metrics.get(f"{part}/perplexity")
-        if found is None or f"{part}/loss" in metrics or not len(found):
+        found, loss = metrics.get(f"{part}/perplexity"), metrics.get(f"{part}/loss")
+        if found is None or not len(found) or np.any(found.finite().values < 1.0):
             continue
-        if not np.any(found.finite().values < 1.0):
-            with np.errstate(over="ignore", invalid="ignore"):
-                metrics[f"{part}/loss"] = Series(found.steps, np.log(found.values))
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = Series(found.steps, np.log(found.values))
+        if loss is None or _is_sum(loss, mean):
+            metrics[f"{part}/loss"] = mean
+
+
+def _is_sum(loss: Series, mean: Series) -> bool:
+    """Return whether a loss, logged together with the mean over tokens, is a multiple of it."""
+    if not np.array_equal(loss.steps, mean.steps):
+        return False
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = loss.values / mean.values
+    ratios = ratios[np.isfinite(ratios)]
+    return bool(len(ratios)) and float(ratios.min()) > _MANY_TOKENS
 
 
 def _only_reward(metrics: dict[str, Series]) -> None:

@@ -7,7 +7,10 @@ are enough if each is higher than the one before, by `min_rise` and the last by 
 minimum. If training loss is logged many times between evaluations, its means over these are
 compared, and it need not have kept falling to the end. If evaluations are noisy, their median after
 the minimum is compared with the level before it; if the first evaluation was the lowest, it is
-compared with their own spread. If no training loss is logged, a rise by `steep` over at least
+compared with their own spread. Held-out rows need not get worse: it is overfitting as well if they
+have gained nothing since the first `early` share of the evaluations, while training loss fell to
+less than `left` of what it was and of theirs, or training accuracy has left theirs behind
+(overfitting_gap.py). If no training loss is logged, a rise by `steep` over at least
 `alone` evaluations is enough; if the evaluations fell before, the rise must be as steady as the
 fall. One evaluation is enough where training loss is a small part of it from the first record on,
 and the shares of rightly predicted tokens differ as much: the rows were known by heart before the
@@ -38,6 +41,7 @@ import numpy as np
 from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.learning.overfitting_gap import memorised
 from homeostat.health.rules.readings import needed, rank_correlation
 from homeostat.health.series.medians import median, running_medians
 from homeostat.health.series.noise import beside_trend, between_neighbours
@@ -68,6 +72,14 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     yield from _known_before(view, held, train)
     if len(held) < 3:
         return
+    risen = list(_past_minimum(view, held, train, options))
+    yield from risen or memorised(view, held, train)
+
+
+def _past_minimum(
+    view: RunView, held: Series, train: Series, options: Options
+) -> Iterator[Sighting]:
+    """Report held-out loss that rises from its minimum while training loss falls."""
     low = int(np.argmin(held.values))
     lowest, latest = float(held.values[low]), held.latest
     after = held.values[low + 1 :]

@@ -7,9 +7,10 @@ are those of guessing (ln(k) and 1/k for some number k of classes), or if the lo
 `high_loss` and has moved by less than `no_fall` since the run began; also in a short run if the
 loss is above `blind_loss`. A loss between `blind_loss` and `guessing_loss` at the end of a run is a
 warning as well, if it fell by less than `small_fall`: knowing the frequencies of tokens alone gives
-a lower loss. In a run of any length it is a warning if a held-out accuracy or F1 is one number at
-all of `same_scores` evaluations or more, while the loss is above `guessed_loss` and changed by less
-than `same_loss`: a classifier that gives every row the same answer.
+a lower loss. So is a loss that fell within the first `soon` share of the run and stands above
+`unigram_loss` since. In a run of any length it is a warning if a held-out accuracy or F1 is one
+number at all of `same_scores` evaluations or more, while the loss is above `guessed_loss` and
+changed by less than `same_loss`: a classifier that gives every row the same answer.
 
 ## Why it matters
 A run that does not learn costs as much as one that does.
@@ -47,6 +48,7 @@ from homeostat.health.rules.readings import (
     peak_rate,
     usual_rates,
 )
+from homeostat.health.series.medians import median
 from homeostat.health.view import Kind, RunView, Series
 
 # How near to guessing, as a share, accuracy and loss are.
@@ -67,6 +69,8 @@ class Options(RuleOptions):
     blind_loss: float = option(8.0, "Loss of a language model that knows no token's frequency.")
     guessing_loss: float = option(13.0, "Loss of guessing among the tokens of a large vocabulary.")
     small_fall: float = option(0.15, "Fall in all, as a share, that is little from there.")
+    unigram_loss: float = option(5.0, "Loss of a model that knows only how frequent tokens are.")
+    soon: float = option(0.3, "Share of the run after which such a model has stopped learning.")
     same_scores: int = option(3, "Evaluations with one score that show a single answer.")
     good_score: float = option(0.95, "Score that a good model may have again and again.")
     same_loss: float = option(0.1, "Change in all, as a share, that a single answer leaves.")
@@ -87,6 +91,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     late = loss.tail(len(loss) // 2)
     is_blind = _is_blind(view, loss, options)
+    if (stuck := _stuck(loss, options)) is not None:
+        yield _at_unigrams(view, loss, stuck, options)
+        return
     if last > 1.1 * first or (first - last > options.min_fall * first and not is_blind):
         return
     if classes is None and not is_blind:
@@ -147,6 +154,40 @@ def _one_answer(view: RunView, loss: Series, options: Options) -> Sighting | Non
         last_step=int(score.steps[-1]),
         value=last,
         limit=first * (1 - options.same_loss),
+    )
+
+
+def _stuck(loss: Series, options: Options) -> int | None:
+    """Return the step since which a loss stands at what the frequencies of tokens alone give.
+
+    It fell before, so the run began there and was not resumed.
+    """
+    start = int(options.soon * len(loss))
+    if len(loss) - start < options.min_records or start < 3:
+        return None
+    since, last = loss.tail(len(loss) - start), ends(loss)[1]
+    then = median(since.values[: max(3, len(since) // 10)])
+    began = median(loss.values[:2])
+    is_still = abs(then - last) < options.min_fall * then
+    is_high = options.unigram_loss <= last < options.blind_loss
+    return int(since.steps[0]) if is_still and is_high and began > 1.2 * last else None
+
+
+def _at_unigrams(view: RunView, loss: Series, since: int, options: Options) -> Sighting:
+    last = ends(loss)[1]
+    return Sighting(
+        message=f"Training loss fell to {last:.3g} and has stood there since step {since}: that "
+        "is what a language model reaches by the frequencies of its tokens alone. It does not use "
+        "the context. Look at attention masks, positions and the shift of the labels, then at the "
+        "learning rate.",
+        level=Level.WARN,
+        evidence=(f"train/loss {loss.first:.4g} at first, {last:.4g} since step {since}",),
+        causes=tuple(_causes(view)),
+        fixes=(Fix("trainer.lr", "3 times it, or a third", "other steps", Grade.UNSAFE),),
+        first_step=since,
+        last_step=int(loss.steps[-1]),
+        value=last,
+        limit=options.unigram_loss,
     )
 
 

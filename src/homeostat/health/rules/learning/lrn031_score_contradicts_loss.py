@@ -1,9 +1,11 @@
-"""Held-out loss is almost 0, yet what the model writes is wrong.
+"""The loss says that the model learns, yet what it writes is wrong.
 
 ## What it sees
 The evaluation loss is below `low_loss` nats per token, while the error rate of the texts that the
 model writes (word or character errors, in percent) is above `wrong` in the last `evals`
-evaluations. Error rates that are logged as a share are not judged: 0.9 may be 90 % or 0.9 %.
+evaluations. Error rates that are logged as a share are not judged: 0.9 may be 90 % or 0.9 %. It is
+seen as well if a score of texts (BLEU, ROUGE, exact match, F1) is exactly 0 in all of `zeros`
+evaluations or more, while the loss fell by half.
 
 ## Why it matters
 The loss is computed with the right answer up to each token in sight; the score is computed from
@@ -26,23 +28,34 @@ None are known.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import needed
+from homeostat.health.rules.readings import ends, needed
 from homeostat.health.view import Kind, RunView, Series
 
 _RATES = ("wer", "cer")
+# Some misspell the first one.
+_SCORE = re.compile(
+    r"(?:^|[/_ .-])(?:(?:sacre)?bl(?:eu|ue)(?:[-_]?4)?|rouge[-_]?(?:[12l]|lsum)?|exact_match|em"
+    r"|f1)$",
+    re.IGNORECASE,
+)
 
 
 class Options(RuleOptions):
     low_loss: float = option(0.1, "Loss, in nats per token, at which hardly a token is mistaken.")
     wrong: float = option(50.0, "Error rate, in percent, of texts that are mostly wrong.")
     evals: int = option(2, "Evaluations in a row that must show it.")
+    zeros: int = option(10, "Evaluations without a single point that show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    if (never := _never_scored(view, options)) is not None:
+        yield never
+        return
     rate = _error_rate(view)
     if rate is None:
         yield Unknown("no error rate of written texts is logged")
@@ -73,6 +86,31 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         value=errors.latest,
         limit=options.wrong,
     )
+
+
+def _never_scored(view: RunView, options: Options) -> Sighting | None:
+    """Report a score of texts that is 0 at every evaluation, although the loss falls."""
+    first, last = ends(needed(view, "eval/loss").finite())
+    if not 0.0 < last < 0.5 * first:
+        return None
+    for name, series in view.metrics.items():
+        score = series.finite()
+        if _SCORE.search(name) and len(score) >= options.zeros and not score.values.any():
+            said = f"{name} is exactly 0 in all {len(score)} evaluations, and the loss falls"
+            return Sighting(
+                message=f"{said} from {first:.3g} to {last:.3g}. Print a few texts of the model "
+                "beside what is expected, as the score gets them.",
+                evidence=(said,),
+                causes=(
+                    Cause("score-contradicts-loss", "the score gets other texts than it should"),
+                    Cause("task-too-hard", "if the printed texts are merely wrong"),
+                ),
+                first_step=int(score.steps[0]),
+                last_step=int(score.steps[-1]),
+                value=0.0,
+                limit=0.0,
+            )
+    return None
 
 
 def _error_rate(view: RunView) -> tuple[str, Series] | None:
