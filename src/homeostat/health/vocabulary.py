@@ -40,6 +40,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "user-code-failed": "The user's code that the trainer calls raised an exception: a reward, a dataset, a collator.",
         "script-failed": "The training or data script itself raised an exception, outside of any library.",
         "ended-in-exception": "The run ended in an exception whose message no rule knows.",
+        "symptom-described": "A symptom is described in words, and nothing measures it.",
         "unknown-setting": "A setting that this version of the framework does not know.",
         "setting-missing": "A setting without a default is not set.",
         "settings-exclusive": "Two settings exclude each other.",

@@ -26,6 +26,7 @@ LEAVES_OPEN = frozenset(
         "ended-in-exception", "user-code-failed", "script-failed", "rank-failed", "peer-rank-died",
         "worker-died-unknown", "native-crash", "stopped-early", "job-ended-from-outside",
         "engine-died", "engine-failed-to-start", "dataloader-worker-failed", "device-side-assert",
+        "symptom-described",
     }
 )  # fmt: skip
 # Lines below the one in which an error ends that may still belong to it.
