@@ -9,7 +9,7 @@ import numpy as np
 from homeostat.arrays import FloatArray64
 from homeostat.health.finding import Cause, Fix, Grade, Sighting
 from homeostat.health.series.medians import median
-from homeostat.health.view import RunView, Series
+from homeostat.health.view import Kind, RunView, Series
 
 # Evaluations that are needed, and the share of them after which held-out rows gain nothing.
 _LEAST, _EARLY = 8, 0.4
@@ -44,13 +44,13 @@ def memorised(view: RunView, held: Series, train: Series) -> Iterator[Sighting]:
     if is_stalled and 0.0 < now < _LEFT * min(then, held.latest):
         fell = f"while training loss fell from {then:.4g} to {now:.4g}"
         what = f"Evaluation loss has gained nothing since step {step}, {fell}"
-        yield _sighting(held, step, what, evidence)
+        yield _sighting(view, held, step, what, evidence)
     elif scores is not None and is_stalled and now < then:
-        yield from _by_scores(held, *scores)
+        yield from _by_scores(view, held, *scores)
     elif 0.0 < now < min(_BY_HEART, _BY_HEART * held.latest) and held.latest > _STILL_HIGH:
         known = f"evaluation loss {held.latest:.3g}: the training rows are known by heart"
         what = f"Training loss is {now:.3g} and {known}"
-        yield _sighting(held, int(train.steps[0]), what, evidence)
+        yield _sighting(view, held, int(train.steps[0]), what, evidence)
 
 
 def _level_at(train: Series, step: int, evaluations: int) -> float:
@@ -71,7 +71,9 @@ def _scores(view: RunView) -> tuple[FloatArray64, Series] | None:
     return train.values / unit, Series(held.steps, held.values / unit)
 
 
-def _by_scores(held_loss: Series, train: FloatArray64, held: Series) -> Iterator[Sighting]:
+def _by_scores(
+    view: RunView, held_loss: Series, train: FloatArray64, held: Series
+) -> Iterator[Sighting]:
     turn = int(_EARLY * len(held))
     count = max(3, len(train) // 8)
     last = median(train[-count:])
@@ -80,6 +82,7 @@ def _by_scores(held_loss: Series, train: FloatArray64, held: Series) -> Iterator
     if later - best > _NO_POINTS or last - later < _LEAD or last - then < _GROWTH:
         return
     yield _sighting(
+        view,
         held_loss,
         int(held.steps[turn]),
         f"The accuracy on training rows grew from {then:.1%} to {last:.1%}, that on held-out rows "
@@ -88,16 +91,21 @@ def _by_scores(held_loss: Series, train: FloatArray64, held: Series) -> Iterator
     )
 
 
-def _sighting(held: Series, since: int, what: str, evidence: tuple[str, ...]) -> Sighting:
+def _other_cause(view: RunView) -> Cause:
+    if view.kind is Kind.PREFERENCE:
+        return Cause("preference-labels-noise", "labels by chance can only be learned by heart")
+    return Cause("data-repeated", "if the same rows are passed over many times")
+
+
+def _sighting(
+    view: RunView, held: Series, since: int, what: str, evidence: tuple[str, ...]
+) -> Sighting:
     lowest = int(held.steps[int(np.argmin(held.values))])
     return Sighting(
         message=f"{what}: the run overfits. More passes teach nothing that carries over; the "
         f"evaluation was best at step {lowest}.",
         evidence=evidence,
-        causes=(
-            Cause("overfitting", "only the training rows get better"),
-            Cause("data-repeated", "if the same rows are passed over many times"),
-        ),
+        causes=(Cause("overfitting", "only the training rows get better"), _other_cause(view)),
         fixes=(
             Fix("trainer.epochs", "1", "fewer passes over the same rows", Grade.UNSAFE),
             Fix("eval.patience", "3", "ends the run when evaluations stop improving", Grade.UNSAFE),

@@ -3,8 +3,9 @@
 ## What it sees
 Among several reward functions, one about form (by its type or its name: format, tags, style) rises
 to `near` of its maximum, from well below. One about the content stays below `low` of its maximum
-over `fire` records, and has certainly not risen: even with its noise counted in favour of a rise
-(two standard errors), it gained less than `gain` of its maximum.
+over `fire` records, `after` of them since the form is learned, and has certainly not risen: even
+with its noise counted in favour of a rise (two standard errors), it gained less than `gain` of its
+maximum.
 
 ## Why it matters
 The total rises, so the run seems to learn. But the policy has only learned to write tags: on the
@@ -21,8 +22,9 @@ right. Check that the verifier finds the answer inside the form.
 
 ## Known false alarms
 The first steps of many runs look like this, because the form is learned first. The rule judges only
-after `fire` records. If steps have few prompts, the noise of the content's reward is larger than
-the gain to be expected so far; the rule then waits for more records.
+after `fire` records, and gives the content `after` records from the form on. If steps have few
+prompts, the noise of the content's reward is larger than the gain to be expected so far; the rule
+then waits for more records.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ _FORM = re.compile(r"form|tag|xml|style|markup|think|structure|length|language",
 
 class Options(RuleOptions):
     fire: int = option(20, "Number of records that are needed.")
+    after: int = option(10, "Records since the form was learned that the content has to rise.")
     near: float = option(0.85, "Share of its maximum at which the form is learned.")
-    low: float = option(0.6, "Share of its maximum below which the content is not.")
+    low: float = option(0.4, "Share of its maximum below which the content is not.")
     gain: float = option(0.1, "Share of its maximum that the content must not have gained.")
 
 
@@ -57,6 +60,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         course = courses[name]
         if not course.rises or course.end < options.near * top or course.start > 0.8 * top:
             continue
+        if len(functions[name]) - _learned_at(functions[name], options) < options.after:
+            continue
         content = {n: c for n, c in courses.items() if n not in forms}
         stuck = {n: c for n, c in content.items() if _is_stuck(functions[n], c, options)}
         if stuck and len(stuck) == len(content):
@@ -71,6 +76,11 @@ def _is_form(view: RunView, name: str) -> bool:
             if one.get("type") == "regex_format":
                 return True
     return _FORM.search(name) is not None
+
+
+def _learned_at(form: Series, options: Options) -> int:
+    """Return the place of the first record in which the form is learned."""
+    return int((form.finite().values >= options.near * _top(form)).argmax())
 
 
 def _top(series: Series) -> float:
@@ -98,8 +108,7 @@ def _sighting(
 ) -> Sighting:
     form, others = functions[name], ", ".join(stuck)
     worst = max(stuck.values(), key=lambda one: one.end)
-    learned = form.finite()
-    at = int((learned.values >= options.near * _top(form)).argmax())
+    learned, at = form.finite(), _learned_at(form, options)
     return Sighting(
         message=f"The reward {name} rose from {course.start:.2g} to {course.end:.2g}, and {others} "
         f"went from {worst.start:.2g} to {worst.end:.2g}: the form is learned, and not the task. "
