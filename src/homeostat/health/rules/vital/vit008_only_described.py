@@ -31,6 +31,7 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sigh
 from homeostat.health.guesses.described import MAX_CAUSES, described
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
+from homeostat.health.vocabulary import FAMILY_OF, WORDS
 from homeostat.health.vital_signs.ending import ending_of
 from homeostat.health.words import shortened
 
@@ -50,7 +51,7 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
     causes: dict[str, Cause] = {}
     for one in found:
         for name in one.causes:
-            causes.setdefault(name, Cause(name, f"a usual reason why {one.symptom.says}"))
+            causes.setdefault(name, Cause(name, WORDS[FAMILY_OF[name]][name]))
     kept = tuple(causes.values())[:MAX_CAUSES]
     yield Sighting(
         message=f"The text says that {first.symptom.says}, and shows no error or metric. These are "
