@@ -31,8 +31,8 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sigh
 from homeostat.health.guesses.described import MAX_CAUSES, described
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
-from homeostat.health.vocabulary import FAMILY_OF, WORDS
 from homeostat.health.vital_signs.ending import ending_of
+from homeostat.health.vocabulary import FAMILY_OF, WORDS
 from homeostat.health.words import shortened
 
 # Lines of a text that somebody may have written to ask for help.
