@@ -44,11 +44,12 @@ _MAX_CHARS = 400
 _MAX_FORMS = 200
 _MAX_NUMBERS = 40
 _MAX_ROWS = 200_000
-_SPEAKS = re.compile(
-    r"loss|\bcost\b|rew(?:ard|_|\b)|score|return|perplexity|ppl|nll|xent|\bce\b|entropy|\bbp[bc]\b"
-    r"|\btrain(?:ing)?[\s:=]{1,3}\d",
-    re.IGNORECASE,
-)
+# Rows that tell how many decimals are printed.
+_MAX_FOR_DECIMALS = 2_000
+# A row has one of these words, or the name of its rows right before a number ("train 2.1").
+_SPEAKS = ("loss", "cost", "rew", "score", "return", "perplexity", "ppl", "nll", "xent", "entropy",
+           "ce", "bpb", "bpc")  # fmt: skip
+_NAMES_ROWS = re.compile(r"\btrain(?:ing)?[\s:=]{1,3}\d", re.IGNORECASE)
 _NUMBER = re.compile(rf"(?<![A-Za-z_.\d])(?:{NUMBER})")
 # A line that begins with one of these reports held-out data.
 _HELD_OUT = re.compile(r"\b(?:eval(?:uation|uating)?|val(?:id(?:ation)?)?|dev)\b", re.IGNORECASE)
@@ -106,7 +107,7 @@ class ScriptRows:
             return False
         if "\u635f\u5931" in body or "\u5956\u52b1" in body:
             body = _in_english(body)
-        if _SPEAKS.search(body) is None:
+        if not _speaks(body):
             return False
         if is_transition(body):
             return False
@@ -124,7 +125,8 @@ class ScriptRows:
         if len(form.rows) > _MAX_ROWS:
             # If there are so many rows, half of them are enough.
             form.rows = form.rows[::2]
-        form.decimals = _same(form.decimals, [decimals_of(text) for text in texts])
+        if len(form.rows) <= _MAX_FOR_DECIMALS:
+            form.decimals = _same(form.decimals, [decimals_of(text) for text in texts])
         return True
 
     def _drop_rare(self) -> None:
@@ -189,6 +191,14 @@ class ScriptRows:
         totals = {row[longest.totals[place]] for row in longest.rows}
         total = totals.pop()
         return int(total) if not totals and 0 < total < 1e15 and total.is_integer() else None
+
+
+def _speaks(body: str) -> bool:
+    low = body.lower()
+    for word in _SPEAKS:
+        if word in low:
+            return True
+    return "train" in low and _NAMES_ROWS.search(body) is not None
 
 
 def _in_english(body: str) -> str:
