@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from homeostat.health.readers import read_text
+from homeostat.health.readers import RunPlace, open_run, read_text
 from homeostat.health.view import RunView
 
 FORMS = [
@@ -88,3 +91,20 @@ def test_a_loss_that_is_a_sum_gives_way_to_the_perplexity_beside_it() -> None:
         "step {n} train loss {a} lr 1e-4", "Validation | step {n} | loss: 6{b}e3 | ppl: 20.0"
     )
     np.testing.assert_allclose(view.metrics["eval/loss"].values, np.log(20.0))
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "metrics.csv"])
+def test_a_column_that_names_the_rows_divides_them(tmp_path: Path, file: str) -> None:
+    rows = [
+        {"step": n, "split": split, "loss": loss}
+        for n in range(1, 31)
+        for split, loss in (("train", 3 - 0.05 * n), ("val", 5 + 0.05 * n))
+    ]
+    if file.endswith("csv"):
+        lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+    else:
+        lines = [json.dumps(row) for row in rows]
+    (tmp_path / file).write_text("\n".join(lines) + "\n")
+    metrics = open_run(RunPlace(tmp_path / file), config=None).metrics
+    np.testing.assert_allclose(metrics["train/loss"].values, 3 - 0.05 * np.arange(1, 31))
+    np.testing.assert_allclose(metrics["eval/loss"].values, 5 + 0.05 * np.arange(1, 31))

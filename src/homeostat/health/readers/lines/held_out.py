@@ -64,12 +64,13 @@ def as_held_out(row: Row) -> Row:
     if any(is_of_one_part(name) for name in row.values):
         return row
     row.kind = RowKind.EVAL
-    row.values = {_named(name): value for name, value in row.values.items()}
-    row.fixed = {_named(name): count for name, count in row.fixed.items()}
+    row.values = {named_held_out(name): value for name, value in row.values.items()}
+    row.fixed = {named_held_out(name): count for name, count in row.fixed.items()}
     return row
 
 
-def _named(name: str) -> str:
+def named_held_out(name: str) -> str:
+    """Return the name of a metric that was measured on held-out rows; times keep their name."""
     if metric_of(name) in _COMMON or _TIMES.search(name):
         return name
     return f"val_{name}"

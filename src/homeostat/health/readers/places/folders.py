@@ -34,6 +34,7 @@ from homeostat.health.readers.places.file_names import (
 )
 from homeostat.health.readers.places.loose_logs import with_parts
 from homeostat.health.readers.places.own_runs import MAX_DEPTH, is_our_run
+from homeostat.health.readers.places.run_parts import mark_held_out
 from homeostat.health.readers.values.settings import flat, read_config
 from homeostat.health.readers.views.build import Found
 from homeostat.health.reading import Reading
@@ -63,14 +64,15 @@ def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
     if examples:
         notes.append(_not_read(path, examples))
     chosen = [file for file in _chosen(files) if file not in examples]
-    read: list[Found] = []
+    read: list[tuple[Path, Found]] = []
     for parts in with_parts(chosen[:_MAX_FILES]):
         try:
-            read.append(found_in_parts(parts))
+            read.append((parts[0], found_in_parts(parts)))
         except DataError as error:
             # A file that cannot be read must not prevent reading the others.
             notes.append(str(error))
-    for found in _placed(read):
+    mark_held_out(read, path)
+    for found in _placed([found for _, found in read]):
         _merge(merged, found)
     if len(chosen) > _MAX_FILES:
         passed = ", ".join(file.name for file in chosen[_MAX_FILES:][:3])

@@ -31,6 +31,7 @@ from homeostat.health.readers.places.file_names import (
 )
 from homeostat.health.readers.places.loose_logs import runs_of
 from homeostat.health.readers.places.own_runs import is_our_run, our_runs_below
+from homeostat.health.readers.places.run_parts import are_parts
 
 _MAX_ENTRIES = 1_000_000
 _MAX_RUNS = 1_000
@@ -109,6 +110,9 @@ def _of_others(path: Path) -> list[RunPlace]:
         # All subfolders belong to the folder's only log.
         return []
     runs = [RunPlace(child) for child in children[:_MAX_RUNS] if _is_run(child)]
+    if not loose and are_parts(run.path.name for run in runs):
+        # They hold the training rows and the held-out rows of one run.
+        return []
     runs += [RunPlace(path, files) for files in loose]
     return runs if len(runs) > 1 else []
 
