@@ -108,3 +108,30 @@ def test_a_column_that_names_the_rows_divides_them(tmp_path: Path, file: str) ->
     metrics = open_run(RunPlace(tmp_path / file), config=None).metrics
     np.testing.assert_allclose(metrics["train/loss"].values, 3 - 0.05 * np.arange(1, 31))
     np.testing.assert_allclose(metrics["eval/loss"].values, 5 + 0.05 * np.arange(1, 31))
+
+
+def test_a_log_of_evaluations_alone_has_all_of_them() -> None:
+    lines = [f"[Valid] epoch {n}, loss: {5 - 0.1 * n:.2f}" for n in range(1, 21)]
+    metrics = read_text("\n".join(lines) + "\n").metrics
+    np.testing.assert_allclose(metrics["eval/loss"].values, 5 - 0.1 * np.arange(1, 21))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "iter {n} nll {a}",
+        "Epoche {n} Verlust {a}",
+        "\u00c9poque {n} : perte {a}",
+        "\u042d\u043f\u043e\u0445\u0430 {n}: \u043f\u043e\u0442\u0435\u0440\u0438 {a}",
+        "\u30a8\u30dd\u30c3\u30af {n} \u640d\u5931 {a}",
+        "\uc5d0\ud3ed {n}: \uc190\uc2e4 {a}",
+        "update={n} xent={a}",
+        "step {n} ce {a}",
+    ],
+)
+@pytest.mark.parametrize("count", [40, 12_000])
+def test_a_loss_by_another_word_is_read_in_short_and_long_logs(line: str, count: int) -> None:
+    """Long logs pass a filter of words first."""
+    losses = [round(3 - n * 1e-4, 4) for n in range(1, count + 1)]
+    rows = (f"{line.format(n=n, a=a)}\nanother line {n}\n" for n, a in enumerate(losses, start=1))
+    assert read_text("".join(rows)).metrics["train/loss"].values.tolist() == losses

@@ -29,7 +29,10 @@ _SENTENCE = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,;!?"
 # matters. Digits are 0 in a key already, so numbers without letters need no pattern.
 _HEXADECIMAL = re.compile(rb"(?<=[^0-9A-Za-z_])(?=[a-f]*+0)(?=0*+[a-f])[0a-f]{4,}+(?![0-9A-Za-z_])")
 # Words in rows of users' scripts, which may have no colons.
-_RESULTS = (b"loss", b"reward", b"score", b"return", b"perplexity", b"ppl")
+_RESULTS = (
+    b"loss", b"reward", b"score", b"return", b"perplexity", b"ppl", b"nll", b"xent", b"entropy",
+    b" ce", b"bpb", b"bpc", b"train", b"perte", b"verlust", b"perdida", b"perdita", b"perda",
+)  # fmt: skip
 # Beginnings of headers with commas.
 _FIRST_CELLS = (b"step", b"global_step", b"iter", b"epoch")
 # Ends of words in headers, and in sentences that mention a step; a number may follow.
@@ -97,9 +100,10 @@ def may_matter(line: bytes, *, has_digits: bool, speaks: tuple[bytes, ...]) -> b
         return True
     if any(map(has, _STEPS)) and (has_digits or (low.startswith(b"step") and b"loss" in low)):
         return True
-    if b":" not in low and b"=" not in low:
-        return has_digits and any(map(has, _RESULTS))
-    return low.count(b".") >= 2 or any(map(has, speaks))
+    if has_digits and any(map(has, _RESULTS)):
+        return True
+    is_pairs = b":" in low or b"=" in low
+    return is_pairs and (low.count(b".") >= 2 or any(map(has, speaks)))
 
 
 def without_ids(key: bytes) -> bytes:

@@ -20,6 +20,7 @@ from itertools import pairwise
 import numpy as np
 
 from homeostat.health.readers.lines.held_out import says_held_out
+from homeostat.health.readers.lines.languages import in_english
 from homeostat.health.readers.lines.line_parts import is_transition
 from homeostat.health.readers.lines.number_names import (
     OF_EPISODES,
@@ -57,24 +58,6 @@ _OPEN = "\0"
 _SPACES = re.compile(r" +")
 # What older tutorials call the loss. Elsewhere a cost may be money, so an epoch must be counted.
 _COST = frozenset({"cost", "avg_cost", "average_cost", "train_cost"})
-# The longest first, because one is part of another.
-_CHINESE = {
-    "\u8bad\u7ec3\u635f\u5931": "train loss",
-    "\u9a8c\u8bc1\u635f\u5931": "val loss",
-    "\u5e73\u5747\u635f\u5931": "average loss",
-    "\u603b\u635f\u5931": "total loss",
-    "\u635f\u5931\u503c": "loss",
-    "\u635f\u5931": "loss",
-    "\u5e73\u5747\u5956\u52b1": "mean reward",
-    "\u5956\u52b1": "reward",
-    "\u5b66\u4e60\u7387": "learning rate",
-    "\u8f6e\u6b21": "epoch",
-    "\u8f6e": "epoch",
-    "\u6b65\u6570": "step",
-    "\u6b65": "step",
-    "\uff1a": ":",
-    "\uff0c": ",",
-}
 _AT = frozenset({"at", "after", "in", "for", "of"})
 _TRAINED = frozenset({"train/loss", "reward"})
 _RESULTS = _TRAINED | {"eval/loss", "train/perplexity", "eval/perplexity"}
@@ -105,8 +88,7 @@ class ScriptRows:
         """Collect a line. Return whether it may be a row."""
         if len(body) > _MAX_CHARS or _OPEN in body:
             return False
-        if "\u635f\u5931" in body or "\u5956\u52b1" in body:
-            body = _in_english(body)
+        body = in_english(body)
         if not _speaks(body):
             return False
         if is_transition(body):
@@ -178,8 +160,13 @@ class ScriptRows:
         own = self.series()
         if not series:
             return bool(own)
-        has_counter = any(map(_counter_is_there, self._forms.values()))
-        return has_counter and _num_results(own) >= MIN_ROWS
+        if not any(map(_counter_is_there, self._forms.values())):
+            return False
+        if _num_results(own) or _num_results(series):
+            return _num_results(own) >= MIN_ROWS
+        # A log of evaluations alone.
+        most = _num_results(series, among=_RESULTS)
+        return _num_results(own, among=_RESULTS) >= max(MIN_ROWS, _MUCH_DENSER * most)
 
     def total_steps(self) -> int | None:
         """Return the total that is printed with the counter of the longest form."""
@@ -199,13 +186,6 @@ def _speaks(body: str) -> bool:
         if word in low:
             return True
     return "train" in low and _NAMES_ROWS.search(body) is not None
-
-
-def _in_english(body: str) -> str:
-    """Return a line with the Chinese words for metrics and counters in English."""
-    for chinese, english in _CHINESE.items():
-        body = body.replace(chinese, f" {english} ")
-    return body
 
 
 def _joined(forms: Mapping[str, _Form]) -> dict[str, _Form]:
@@ -235,9 +215,9 @@ def _results(series: Iterable[str]) -> frozenset[str]:
     return _RESULTS.intersection(metric_of(name) for name in series)
 
 
-def _num_results(series: Mapping[str, Series]) -> int:
-    """Return the number of records of the training loss or reward that was logged most often."""
-    names = (name for name in series if metric_of(name) in _TRAINED)
+def _num_results(series: Mapping[str, Series], *, among: Collection[str] = _TRAINED) -> int:
+    """Return the number of records of the loss or reward that was logged most often."""
+    names = (name for name in series if metric_of(name) in among)
     return max((len(series[name]) for name in names), default=0)
 
 

@@ -104,9 +104,17 @@ class Recorder:
         elif row.kind is RowKind.ENGINE:
             self._add_engine(row)
         elif row.kind is RowKind.EVAL:
-            self._store(row, row.step if row.step is not None else (self.step or 0))
+            self._store(row, self._step_of_evaluation(row))
         else:
             self._add_train(row)
+
+    def _step_of_evaluation(self, row: Row) -> int:
+        """Return the step of an evaluation: its own, or the newest one; else its epoch."""
+        step = row.step if row.step is not None else self.step
+        if step is not None:
+            return step
+        epoch = row.values.get(_EPOCH, 0.0)
+        return int(epoch) if 0.0 <= epoch < MAX_STEP else 0
 
     def add_columns(
         self,
