@@ -27,5 +27,23 @@ def test_the_most_specific_symptom_comes_first() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
+@pytest.mark.parametrize(
+    "notice",
+    [
+        "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",
+        "INFO 11-01 10:00:00 [gpu_worker.py] Sleep mode freed 4.1 GiB memory, 4 GiB is still in use.",
+        "[rank0]: This can potentially cause a hang if this rank to GPU mapping is incorrect.",
+        "Gradient checkpointing enabled, training may be slower",
+        "The speedups for torchdynamo mostly come with GPU Ampere or higher",
+        "MoE: 128 experts, top 8, router aux loss 0.001",
+        "FlashAttention2 is not installed, using sdpa; training may be slower.",
+        "Packing enabled: samples are packed to 4096 tokens, attention does not cross documents",
+        "The tokenizer has new EOS tokens that differ from the model config and generation config.",
+    ],
+)
+def test_a_notice_of_a_library_is_no_symptom(notice: str) -> None:
+    assert described([LogLine(1, notice)]) == ()
+
+
 def test_a_word_counts_only_where_it_begins() -> None:
     assert described([LogLine(1, "The xhang of the trainingset")]) == ()

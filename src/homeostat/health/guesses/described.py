@@ -23,6 +23,16 @@ MAX_CAUSES = 4
 _MAX_CHARS = 400
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+|[\u3002\uff01\uff1f]")
 _BESIDE_CHINESE = re.compile(r"(?<=[\u4e00-\u9fff])(?=[a-z0-9])|(?<=[a-z0-9])(?=[\u4e00-\u9fff])")
+# Lines of programs, and what may happen or helps: libraries say much that is no symptom.
+_LOGGED = re.compile(
+    r"^\W{0,3}(?:\d{4}-\d\d|\d\d:\d\d|\[?rank\d|wandb:|\(\w{1,40} pid=)"
+    r"|^.{0,60}\b(?:INFO|DEBUG|WARNING|WARN)\b|%\||\b\w{1,40}Warning:"
+)
+_HEDGED = re.compile(
+    r"\b(?:may|might|can|could|potentially|consider|deprecated|newly|to avoid|recommended"
+    r"|by default)\b(?! ?not)",
+    re.IGNORECASE,
+)
 _SIGNS = re.compile(r"[^\w.=\-/+!'\"<>|()*,:]+")
 
 
@@ -47,7 +57,13 @@ class Described:
 
 def described(lines: Sequence[LogLine]) -> tuple[Described, ...]:
     """Return the symptoms that a text names, the most specific first."""
-    units = [(_plain(part), line) for line in lines for part in _parts(line.text)]
+    units = [
+        (_plain(part), line)
+        for line in lines
+        if _LOGGED.search(line.text) is None
+        for part in _parts(line.text)
+        if _HEDGED.search(part) is None
+    ]
     # A sentence may run over two lines, and the second one may say what the first one left open.
     units += [(f"{a}{b}", line) for (a, line), (b, _) in pairwise(units)]
     whole = "".join(text for text, _ in units)
