@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from homeostat.health.readers import open_run, runs_at
+from homeostat.health.readers.places.run_places import runs_of_files
 from homeostat.health.readers.places.run_parts import are_parts
 
 
@@ -61,3 +62,12 @@ def test_a_held_out_file_alone_keeps_its_names(tmp_path: Path) -> None:
     (tmp_path / "val.csv").write_text(csv_of(FALLS))
     (run,) = runs_at(tmp_path)
     assert "train/loss" in open_run(run, config=None).metrics
+
+
+def test_files_that_are_given_one_by_one_are_one_run_as_well(tmp_path: Path) -> None:
+    files = [tmp_path / "train.csv", tmp_path / "val.csv", tmp_path / "other.csv"]
+    for file, losses in zip(files, (FALLS, RISES, FALLS), strict=True):
+        file.write_text(csv_of(losses))
+    (run,) = runs_of_files(files[:2])
+    assert {"train/loss", "eval/loss"} <= open_run(run, config=None).metrics.keys()
+    assert len(runs_of_files(files)) == 3

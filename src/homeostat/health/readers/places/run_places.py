@@ -84,10 +84,17 @@ def runs_in(path: Path) -> list[RunPlace]:
 def runs_of_files(files: Sequence[Path]) -> list[RunPlace]:
     """Return the runs to which several files belong, newest first.
 
-    Console logs of one folder are grouped by name, as in `runs_in`. Any other file is a run.
+    Console logs of one folder are grouped by name, as in `runs_in`. Files of training rows and of
+    held-out rows are one run. Any other file is a run.
     """
     logs = [file for file in files if is_console(file.name) and file.is_file()]
-    runs = [RunPlace(file) for file in files if file not in logs]
+    runs: list[RunPlace] = []
+    for folder in dict.fromkeys(file.parent for file in files if file not in logs):
+        others = tuple(file for file in files if file not in logs and file.parent == folder)
+        if are_parts(file.stem for file in others):
+            runs.append(RunPlace(folder, others))
+        else:
+            runs += [RunPlace(file) for file in others]
     for folder in dict.fromkeys(file.parent for file in logs):
         there = [file for file in logs if file.parent == folder]
         runs += [RunPlace(folder, group) for group in runs_of(there)]
