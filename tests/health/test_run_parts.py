@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from homeostat.health.readers import open_run, runs_at
-from homeostat.health.readers.places.run_places import runs_of_files
 from homeostat.health.readers.places.run_parts import are_parts
+from homeostat.health.readers.places.run_places import runs_of_files
 
 
 def csv_of(losses: np.ndarray) -> str:
