@@ -31,7 +31,7 @@ def test_the_most_specific_symptom_comes_first() -> None:
     "notice",
     [
         "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",
-        "INFO 11-01 10:00:00 [gpu_worker.py] Sleep mode freed 4.1 GiB memory, 4 GiB is still in use.",
+        "INFO 11-01 10:00:00 [gpu_worker.py] Sleep mode freed 4.1 GiB memory, 4 GiB is in use.",
         "[rank0]: This can potentially cause a hang if this rank to GPU mapping is incorrect.",
         "Gradient checkpointing enabled, training may be slower",
         "The speedups for torchdynamo mostly come with GPU Ampere or higher",

@@ -45,6 +45,9 @@ MAX_TEXT = 40_000
 _TEXT_TAIL = 8_000
 MAX_SETTINGS = 20_000
 _MANY_ROWS = 200
+# Characters of a line whose shape is remembered, and number of shapes.
+_MAX_SHAPE, _MAX_SHAPES = 400, 2_000
+_DIGITS = re.compile(r"\d+")
 _SPOKEN = re.compile(r"\b(?:step|rollout|iteration)[ _]?(\d{1,12})\b(?!/)", re.IGNORECASE)
 
 
@@ -70,6 +73,8 @@ class TextReader:
         self._verl = line_rows.VerlRows()
         self._library = LibraryRows()
         self._in_traceback = False
+        # Shapes of lines that are no row of pairs.
+        self._without_row: set[str] = set()
         self._own_messages = OwnMessages()
         self._dumps = Dumps()
         self._ahead: dict[str, float] = {}
@@ -239,7 +244,7 @@ class TextReader:
             self._begin_section()
             self.recorder.begin_step(*header)
             return None, True
-        row = self._blocks.row(body) or self._tables.row(body) or line_rows.read_line(body)
+        row = self._blocks.row(body) or self._tables.row(body) or self._line_row(body)
         if row is None:
             if self.unknown.note(body) and not self.recorder.num_rows:
                 self._num_uses += self.unknown.take_line(body)
@@ -248,6 +253,16 @@ class TextReader:
         elif row.form == "table":
             self._begin_section()
         return row, row is not None
+
+    def _line_row(self, body: str) -> Row | None:
+        """Return the row of a line of pairs. Lines that differ only in digits are alike in that."""
+        shape = _DIGITS.sub("0", body) if len(body) <= _MAX_SHAPE else ""
+        if shape in self._without_row:
+            return None
+        row = line_rows.read_line(body)
+        if row is None and shape and len(self._without_row) < _MAX_SHAPES:
+            self._without_row.add(shape)
+        return row
 
     def _begin_section(self) -> None:
         """Hook for subclasses, called at a header: the lines below it may have another meaning."""
