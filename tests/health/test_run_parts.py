@@ -48,6 +48,7 @@ def test_either_loss_comes_from_its_own_file(tmp_path: Path, train: str, held_ou
         (("train_lr1e-3", "train_lr1e-4"), False),
         (("train_a", "test_b"), False),
         (("run1", "run2"), False),
+        (("train", "out"), False),
         (("train",), False),
         ((), False),
     ],

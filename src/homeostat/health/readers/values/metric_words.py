@@ -21,7 +21,7 @@ _MAX_CHARS, _MAX_WORDS = 80, 8
 _TRAINED = frozenset({"train", "training", "trn", "tr", "trainer"})
 _HELD_OUT = frozenset(
     {"val", "valid", "validation", "validate", "eval", "evaluation", "dev", "development",
-     "heldout", "holdout", "held", "out", "va", "vl"}
+     "heldout", "holdout", "va", "vl"}
 )  # fmt: skip
 _TESTED = frozenset({"test", "testing", "tst"})
 _PARTS = _TRAINED | _HELD_OUT | _TESTED
@@ -82,6 +82,7 @@ _TOGETHER: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
     (frozenset({"learning"}), frozenset({"rate"}), "lr"),
     (frozenset({"cross"}), frozenset({"entropy"}), "ce"),
     (frozenset({"critic", "value", "vf", "v", "baseline"}), frozenset({"loss"}), "criticloss"),
+    (frozenset({"held"}), frozenset({"out"}), "heldout"),
     (frozenset({"bits"}), frozenset({"byte", "char", "character"}), "bpb"),
 )
 # The words by which quantities are mostly called.

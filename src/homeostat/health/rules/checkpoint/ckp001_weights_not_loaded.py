@@ -12,6 +12,7 @@ pretraining, with the settings of fine-tuning.
 - weights-not-loaded: no path was given to the code that fills a model built on the meta device;
   names in the checkpoint do not match; the folder has no checkpoint marker.
 - no-gradient-flow: the gradient is 0 as well.
+- lr-too-low: the model is trained from scratch on purpose, and the rate moves nothing.
 
 ## What to do
 Check that the checkpoint is found, and which names are missing. For Megatron: the folder given to
@@ -60,6 +61,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     causes = [Cause("weights-not-loaded", f"a loss of {start:.4g} is that of guessing")]
     if still:
         causes.append(Cause("no-gradient-flow", "the gradient is 0 as well"))
+    causes.append(Cause("lr-too-low", "if the model is trained from scratch: nothing moves it"))
     yield Sighting(
         message=f"The loss is {start:.4g} from the first record on and does not move: that is "
         f"guessing among {math.exp(start):,.0f} tokens. The weights were not loaded; see the path "
