@@ -14,7 +14,7 @@ from homeostat.health.readers.values.metric_words import meaning_of
 UNDERSTOOD = {
     "train/loss": ("smoothed train CE", "NLL/token", "trainLossEpoch", "train_cross_entropy_loss",
                    "training bits per byte", "mean loss per token", "loss.train.avg"),
-    "eval/loss": ("Dev NLL", "heldout_nll", "held-out loss", "val/bpb", "eval_avg_cross-entropy", "TestLoss"),
+    "eval/loss": ("Dev NLL", "held-out nll", "val/bpb", "eval_avg_cross-entropy", "TestLoss"),
     "train/perplexity": ("ppl", "Train PPL", "training_perplexity"),
     "eval/perplexity": ("Val. PPL", "eval/ppl", "test perplexity"),
     "reward": ("mean_ep_return", "avg rew per episode", "train/total_reward"),
@@ -28,9 +28,9 @@ UNDERSTOOD = {
     "entropy": ("mean token entropy",),
 }  # fmt: skip
 OTHERS = (
-    "value_function_loss", "reward_std", "best acc", "loss_out", "train val loss", "reward loss", "kl loss",
+    "value_function_loss", "reward_std", "best acc", "train val loss", "reward loss", "kl loss",
     "entropy_loss", "best val loss", "max reward", "aux_loss", "router entropy", "loss scale",
-    "eval kl", "loss_" * 20, "\u635f\u5931", "",
+    "eval kl", "loss_out", "loss_" * 20, "\u635f\u5931", "",
 )  # fmt: skip
 
 
