@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from homeostat.health.guesses.described import described, symptoms
+from homeostat.health.guesses.described import Symptom, described, symptoms
 from homeostat.health.log import LogLine
 from homeostat.health.vocabulary import FAMILY_OF
 
 
 @pytest.mark.parametrize("symptom", symptoms(), ids=lambda one: one.says)
-def test_a_symptom_is_found_by_its_words_and_names_illnesses(symptom) -> None:
+def test_a_symptom_is_found_by_its_words_and_names_illnesses(symptom: Symptom) -> None:
     causes = [*symptom.causes, *(name for name, _ in symptom.if_said)]
     assert [name for name in causes if name not in FAMILY_OF] == []
     assert all(word == word.lower() and word for words in symptom.words for word in words)

@@ -131,7 +131,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "lr-too-low": "The learning rate is too low to move the policy (for example that of full fine-tuning with LoRA).",
         "lr-decay-misses-run": "The decay of the learning rate ends long before the run does, or long after it.",
         "preference-labels-noise": "Labels of preference pairs say nothing about the answers.",
-        "score-contradicts-loss": "Held-out loss is almost 0, but the texts written are wrong.",
+        "score-contradicts-loss": "The loss says that the model learns, but the texts that it writes are wrong.",
         "lr-schedule-horizon-wrong": "The length or warm-up of the schedule is wrong, or off by one, so the rate reaches 0 too early.",
         "no-gradient-flow": "Gradient and KL are exactly 0 although rewards vary.",
         "loss-not-normalised-by-grad-accum": "Loss or gradient is multiplied by the number of accumulation steps.",

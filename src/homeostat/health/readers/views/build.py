@@ -188,9 +188,8 @@ def translation(
 ) -> dict[str, str]:
     """Return their name -> ours; an unknown name maps to itself. No two names map to the same one.
 
-    `counts` has the number of records of each name.
-
-    The names `given` by the user take precedence over those from tables and from the wording.
+    `counts` has the number of records of each name. The names `given` by the user take precedence
+    over those from tables and from the wording.
     """
     rank = {name: place for place, name in enumerate(table.metrics)}
     for name in counts:

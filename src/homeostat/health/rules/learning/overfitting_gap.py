@@ -48,8 +48,8 @@ def memorised(view: RunView, held: Series, train: Series) -> Iterator[Sighting]:
     elif scores is not None and is_stalled and now < then:
         yield from _by_scores(view, held, *scores)
     elif 0.0 < now < min(_BY_HEART, _BY_HEART * held.latest) and held.latest > _STILL_HIGH:
-        known = f"evaluation loss {held.latest:.3g}: the training rows are known by heart"
-        what = f"Training loss is {now:.3g} and {known}"
+        losses = f"training loss is {now:.3g}, and evaluation loss {held.latest:.3g}"
+        what = f"The training rows are known by heart ({losses})"
         yield _sighting(view, held, int(train.steps[0]), what, evidence)
 
 
