@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from homeostat.health.readers import RunPlace, open_run, read_text
-from homeostat.health.view import RunView
+from homeostat.health.view import RunView, Series
 
 FORMS = [
     ("step {n} train loss {a} lr 1e-4", "Validation | step {n} | loss: {b} | acc: 0.3"),
@@ -135,3 +136,22 @@ def test_a_loss_by_another_word_is_read_in_short_and_long_logs(line: str, count:
     losses = [round(3 - n * 1e-4, 4) for n in range(1, count + 1)]
     rows = (f"{line.format(n=n, a=a)}\nanother line {n}\n" for n, a in enumerate(losses, start=1))
     assert read_text("".join(rows)).metrics["train/loss"].values.tolist() == losses
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Epoch {n}: train loss {a} (val {b})",
+        "{n}/20 loss: {a} | val: {b}",
+        "epoch {n} [Loss: {a}] [Val: {b}]",
+    ],
+)
+def test_val_alone_beside_a_loss_is_one_if_it_is_as_large(line: str) -> None:
+    def metrics_of(values: list[float]) -> Mapping[str, Series]:
+        rows = [line.format(n=n, a=3 - 0.2 * n, b=round(b, 3)) for n, b in enumerate(values, 1)]
+        return read_text("\n".join(rows) + "\n").metrics
+
+    losses = [3.1 - 0.19 * n for n in range(12)]
+    np.testing.assert_allclose(metrics_of(losses)["eval/loss"].values, np.round(losses, 3))
+    assert "eval/loss" not in metrics_of([0.4 + 0.04 * n for n in range(12)])
+    assert "eval/loss" not in metrics_of([40 + 4.0 * n for n in range(12)])

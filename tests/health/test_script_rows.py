@@ -52,6 +52,7 @@ def values(view: RunView, name: str = "train/loss") -> list[float]:
         "Epoch {i} finished. Average loss: {x}",
         "step {i} | loss {x} | lr 1e-4 | norm 0.3 | dt 300ms",
         "Loss at step {i}: {x}",
+        "Loss (epoch {i}): {x}",
         "Training loss at epoch {i}: {x}",
         "Epoch {i:03d}: loss={x}, val_loss={x}",
         "epoch={i} step=100 loss={x:.3e}",

@@ -59,6 +59,8 @@ _SPACES = re.compile(r" +")
 # What older tutorials call the loss. Elsewhere a cost may be money, so an epoch must be counted.
 _COST = frozenset({"cost", "avg_cost", "average_cost", "train_cost"})
 _AT = frozenset({"at", "after", "in", "for", "of"})
+# What stands between a count and the value of the metric that was named before the count.
+_BEFORE_WAITED = frozenset({"", ":", "=", "is", ")", "):", ") =", ")="})
 _TRAINED = frozenset({"train/loss", "reward"})
 _RESULTS = _TRAINED | {"eval/loss", "train/perplexity", "eval/perplexity"}
 
@@ -76,6 +78,8 @@ class _Form:
     decimals: list[int | None] = field(default_factory=list)
     # Whether numbers are named only by their rows ("train 2.1 val 2.3"), so they may be accuracies.
     is_unsaid: bool = False
+    # The index of a number that only says its rows beside a named loss: "loss 2.1 (val 2.3)".
+    beside: int | None = None
 
 
 class ScriptRows:
@@ -127,6 +131,8 @@ class ScriptRows:
                 continue
             form.rows = _of_last_run(form)
             values, steps = np.array(form.rows, dtype=np.float64), _steps(form)
+            if form.beside is not None and not _is_loss_like(form, values):
+                form.names[form.beside] = ""
             for place, name in enumerate(form.names):
                 if name and name not in found:
                     found[name] = Series(steps, np.ascontiguousarray(values[:, place]))
@@ -312,11 +318,8 @@ def _form_of(key: str) -> _Form:
             # [120/5000] is a counter without a name, and so is [120] at the start of a line.
             rank = 0
         if rank is not None:
-            # Loss at step 40: 2.1
-            words = last_words(text)
-            is_at = len(words) > 2 and words[-2].lower() in _AT
-            waiting, name = metric_in(words[:-2]) if is_at else "", ""
-        elif not name and waiting and text.strip() in (":", "=", "is", ""):
+            waiting, name = _waiting(text), ""
+        elif not name and waiting and text.strip() in _BEFORE_WAITED:
             name, waiting = waiting, ""
         if folded(name) in OF_EPISODES:
             name = "reward" if is_episodic or folded(name) == "reward" else ""
@@ -327,7 +330,12 @@ def _form_of(key: str) -> _Form:
             name = "eval_loss" if metric_of(name) == "train/loss" else "eval_ppl"
         form.names.append(name if name not in form.names else "")
         form.counters.append(rank)
-    if not any(metric_of(name) in _RESULTS for name in form.names if name):
+    found = {metric_of(name) for name in form.names if name}
+    if "train/loss" in found and "eval/loss" not in found:
+        form.beside = next((at for at, text in enumerate(texts) if _says_only_val(text)), None)
+        if form.beside is not None and not form.names[form.beside]:
+            form.names[form.beside] = "val_loss"
+    elif not found & _RESULTS:
         form.names = [_unsaid(text) or name for text, name in zip(texts, form.names, strict=True)]
         form.is_unsaid = True
         if not {"train_loss", "val_loss"} <= set(form.names):
@@ -343,6 +351,29 @@ def _is_held_out(texts: Sequence[str]) -> bool:
         return True
     first = next((place for place, text in enumerate(texts) if named(text)[0]), 0)
     return says_held_out("0".join(texts[: first + 1]))
+
+
+def _waiting(text: str) -> str:
+    """Return the metric whose value follows its count: "Loss at step 4: 2", "Loss (step 4): 2"."""
+    head, bracket, _ = text.rpartition("(")
+    if bracket:
+        return metric_in(last_words(head))
+    words = last_words(text)
+    return metric_in(words[:-2]) if len(words) > 2 and words[-2].lower() in _AT else ""
+
+
+def _says_only_val(text: str) -> bool:
+    """Return whether a number is called "val" and nothing else, as "best val" would be."""
+    words = last_words(text)
+    return len(words) == 1 and loss_of_rows(words[0]) == "val_loss"
+
+
+def _is_loss_like(form: _Form, values: np.ndarray) -> bool:
+    """Return whether a number beside the loss is one as well, and no accuracy, by its size."""
+    place = next(at for at, name in enumerate(form.names) if metric_of(name) == "train/loss")
+    part = max(1, len(values) // 3)
+    own, other = values[:part, form.beside].mean(), values[:part, place].mean()
+    return bool(values[:, form.beside].max() > 1.0 and other / 2 <= own <= 2 * other)
 
 
 def _unsaid(text: str) -> str:
