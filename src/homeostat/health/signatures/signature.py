@@ -23,6 +23,7 @@ from homeostat.health.signatures.unsaid import (
     continues_warning,
     is_caught,
     is_code_beside,
+    is_denied,
     is_ignored,
     is_template,
     lists_settings,
@@ -237,7 +238,7 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
     code: tuple[LogLine, LogLine | None] | None = None
     for pattern in signature.texts:
         for line in islice(view.log.find(pattern), MAX_TRIED):
-            if not signature.notes and _is_quoted(line, view):
+            if not signature.notes and (_is_quoted(line, view) or is_denied(line, pattern)):
                 continue
             if is_ignored(line, view.log):
                 continue

@@ -7,6 +7,7 @@
     ignored exception    Python reports what a destructor raised while the process ended, and does
                          not stop: it follows from what ended the run
     advice               "If you get `CUDA error: ...`, do this": it has not happened
+    denied               "no `CUDA out of memory` in the worker's log", which a person writes
     caught exception     "Exception = ...", several times: a script prints what it catches, such as
                          what code of the model raises, and tries the next one
     rest of a warning    a warning of Python that quotes an exception below its own line: somebody
@@ -44,6 +45,8 @@ _ARROW = re.compile(r"(?:\[rank\d{1,5}\]:? ?)?[ \t\u2502|]{0,12}(?:-{1,8}>|\u277
 # Lines of a message that is written over several lines of code, and lines of a traceback.
 _MAX_TEXT_LINES, _MAX_TRACEBACK = 12, 60
 _HEADER = "traceback (most recent call"
+# What denies the words that follow it at once.
+_DENIES = re.compile(r"\b(?:no|without(?: an?)?|not an?|nor|neither) [`'\"*(]{0,3}$", re.IGNORECASE)
 # The head of a warning that Python prints, whose text continues in the next line.
 _WARNS = re.compile(r"\.py:\d{1,6}[^\s:]{0,2}\S{0,400}: \w{0,60}Warning: [^\n]{0,400}:\s*$")
 _MAX_WARNING = 6
@@ -60,6 +63,13 @@ def lists_settings(line: LogLine) -> bool:
 def is_template(line: LogLine) -> bool:
     """Return whether a line is part of a chat template."""
     return _TEMPLATE.search(line.text) is not None
+
+
+def is_denied(line: LogLine, pattern: str) -> bool:
+    """Return whether a line says that what a pattern matches there did not happen."""
+    start = re.split(r" && |\*", pattern)[0].lower()
+    at = line.text.lower().find(start)
+    return at > 0 and _DENIES.search(line.text[max(0, at - 20) : at]) is not None
 
 
 def is_caught(line: LogLine, log: Log) -> bool:
