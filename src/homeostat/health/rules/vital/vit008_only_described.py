@@ -1,10 +1,11 @@
 """The text describes a symptom in words, and neither an error nor a metric shows it.
 
 ## What it sees
-A short text without metrics in which a sentence names a symptom: generation that does not stop, a
-hang, a loss that is NaN, weights that do not change. Some 40 symptoms are known, in English and a
-few in Chinese (health/guesses/described.toml). If a rule recognises an error in the text, that
-finding is shown instead.
+A short text in which a sentence names a symptom: generation that does not stop, a hang, a loss that
+is NaN, weights that do not change. Some 170 symptoms are known, in English and many also in Chinese
+(health/guesses/symptoms). If the text also has metrics, only whole sentences count. Of several
+symptoms, the one whose words fewer others have comes first. If a rule recognises an error in the
+text, that finding is shown instead.
 
 ## Why it matters
 Nothing is measured here, so this is a guess by what such symptoms usually come from. A log of the
@@ -28,7 +29,7 @@ from collections.abc import Iterator
 from homeostat.health.failures.advice import advice_on
 from homeostat.health.failures.end_lines import End
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.guesses.described import MAX_CAUSES, described
+from homeostat.health.guesses.described import MAX_CAUSES, described, sentences
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
 from homeostat.health.vital_signs.ending import ending_of
@@ -40,11 +41,11 @@ _MAX_LINES = 60
 
 
 def check(view: RunView, _: object) -> Iterator[Sighting]:
-    if view.metrics or len(view.log.lines) > _MAX_LINES:
+    lines = view.log.lines
+    if len(lines) > _MAX_LINES or ending_of(view).how not in (End.UNKNOWN, End.OPEN):
         return
-    if ending_of(view).how not in (End.UNKNOWN, End.OPEN):
-        return
-    found = described(view.log.lines)
+    # Beside metrics stand the other lines of a run's log, which are no sentences.
+    found = described(sentences(lines) if view.metrics else lines)
     if not found:
         return
     first = found[0]
@@ -53,9 +54,10 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         for name in one.causes:
             causes.setdefault(name, Cause(name, WORDS[FAMILY_OF[name]][name]))
     kept = tuple(causes.values())[:MAX_CAUSES]
+    shown = "no error" if view.metrics else "no error or metric"
     yield Sighting(
-        message=f"The text says that {first.symptom.says}, and shows no error or metric. These are "
-        "the usual reasons, none of them measured; the run's log can tell which it is.",
+        message=f"The text says that {first.symptom.says}, and shows {shown}. These are the usual "
+        "reasons, none of them measured; the run's log can tell which it is.",
         evidence=(shortened(first.line.text.strip(), 300),),
         causes=kept,
         fixes=(*_advice(kept), Fix("", "", "run the doctor on the run's log and metrics")),
