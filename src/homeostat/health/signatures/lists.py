@@ -8,7 +8,7 @@ from homeostat.observe.exits import ALLOCATOR_TEXTS
 # A rank that dies takes the others with it: their collectives time out, Ray reports a lost actor,
 # the launcher a failed child. The first failure explains these codes: collective timeout, lost
 # peer, lost actor, launcher's summary, native crash, dead engine, engine that did not start, engine
-# that does not answer.
+# that does not answer, Ray graph that waits, server that does not answer.
 AFTERMATH = (
     "ERR100",
     "ERR104",
@@ -22,6 +22,8 @@ AFTERMATH = (
     "ERR255",
     "ERR256",
     "ERR271",
+    "ERR133",
+    "ERR117",
 )
 
 # Lines of torchrun's table for a rank that ended by itself: it raised, called sys.exit, crashed

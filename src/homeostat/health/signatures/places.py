@@ -314,3 +314,16 @@ def raised_in_library(view: RunView) -> bool:
     frames = failure.frames if failure is not None else ()
     owners = [owner for frame in frames if (owner := owner_of(frame.file)) != "stdlib"]
     return bool(owners) and owners[-1] != "user"
+
+
+def raised_beyond_user(view: RunView) -> bool:
+    """Return whether the exception that ended the run, if one did, was not raised in user code."""
+    failure = ending_of(view).traceback
+    frames = failure.frames if failure is not None else ()
+    owners = [owner for frame in frames if (owner := owner_of(frame.file)) != "stdlib"]
+    return not owners or owners[-1] != "user"
+
+
+def not_raised_in_own_code(view: RunView, texts: Sequence[str]) -> bool:
+    """Return whether no own code raised the exception, or the log has one of the patterns."""
+    return raised_beyond_user(view) or view.log.has(*texts)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypedDict
 
-from homeostat.health.signatures import counts, places
+from homeostat.health.signatures import counts, misfits, places, progress
 from homeostat.health.view import RunView
 
 # The word alone, after a progress bar that it cuts off, or with the number of the process or job.
@@ -80,6 +80,13 @@ _ENGINE_PLACES = {"wake", "capture", "kv", "profile", "engine", "load"}
 _MAX_SHAPES = 50
 # transformers lists weights that it did not find, and with them buffers that it computes itself.
 _NEW_WEIGHTS = "newly initialized: ["
+# A key that is a type of model, such as qwen2_5_vl: names of models have sizes, dots and slashes.
+_MODEL_TYPE = re.compile(
+    r"KeyError: '(?=qwen|llama|mistral|gemma|deepseek|phi|glm)"
+    r"(?![^']{0,80}(?:chat|instruct|\d[bB]\b))[\w-]{1,60}'"
+)
+# Where libraries look for it.
+_LOOKED_UP = ("model_type", "CONFIG_MAPPING", "configuration_auto")
 _QUOTED = re.compile(r"'([^']{1,200})'")
 _KEYS_DIFFER = "key(s) in state_dict: "
 _DOUBLE_QUOTED = re.compile(r'"([^"]{1,200})"')
@@ -261,6 +268,15 @@ def hub_model_unrecognised(view: RunView) -> bool:
     return any(match is not None and match[1].lower() not in _FOLDERS for match in found)
 
 
+def lacks_model_type(view: RunView) -> bool:
+    """Return whether a key that was not found is a type of model, and not in a table of one's own.
+
+    A project's own tables of models, templates or weights have similar keys.
+    """
+    is_type = any(_MODEL_TYPE.search(line.text) for line in view.log.find("KeyError: '"))
+    return is_type and places.not_raised_in_own_code(view, _LOOKED_UP)
+
+
 def trains_lora(view: RunView) -> bool:
     """Return whether an adapter is trained, by the settings or the log's words."""
     rank = view.number("lora.rank") or 0.0
@@ -336,6 +352,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
         imports_bare_folder,
         imports_namesake,
         imports_own_file,
+        lacks_model_type,
         lacks_part_of_own,
         lacks_part_of_package,
         loads_elsewhere,
@@ -364,12 +381,19 @@ PREDICATES: dict[str, Callable[..., bool]] = {
         counts.sleep_leaks,
         counts.stops_at_start,
         counts.waited_long,
+        misfits.cut_for_other_ranks,
+        misfits.four_bits_packed,
+        misfits.token_rows_differ,
         places.is_fragmented,
         places.is_held_elsewhere,
         places.is_shared,
+        places.not_raised_in_own_code,
         places.oom_at,
         places.oom_nowhere,
+        places.raised_beyond_user,
         places.raised_in_library,
         places.tried_at_least_gib,
+        progress.is_not_only_tuning,
+        progress.preparation_goes_on,
     )
 }

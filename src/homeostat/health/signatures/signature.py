@@ -42,6 +42,18 @@ MAX_RARE, MIN_SINCE = 3, 20
 # Where a logger puts its level: INFO, [W301, [W socket.cpp:601], UserWarning, ": W tensorflow/".
 _HEAD = 120
 _RETRIES = ("thrown while requesting", "Retrying in ")
+# What a program says when it knows what to do instead, or tries once more: it goes on.
+_TRIES_AGAIN = re.compile(r"\b[Rr]etrying\b|\b[Rr]etry \(?\d{1,3} ?/")
+_GOES_ON = re.compile(
+    r"[,;:.!-] ?(?:skipping|ignoring|disabling|truncating|setting|using|adding|padding"
+    r"|(?:re)?building|creating) |\bfalling back (?:to|on)\b|\b(?:is|are) (?:skipped|ignored)\b"
+    r"|\bwill (?:use|be (?:set|used|skipped|ignored|created)) ",
+    re.IGNORECASE,
+)
+_RAISED = re.compile(
+    r"\b[A-Z]\w{1,80}(?:Error|Exception|Interrupt)\b|\b(?:ERROR|FATAL|CRITICAL|ABORT|E\d{4})\b"
+    r"|\b[Ee]rror:|_ASSERT\b|\bpanicked\b"
+)
 _TRACEBACK = "Traceback (most recent call last)"
 # What launchers raise when a process that they started has failed.
 _LAUNCHERS = ("ChildFailedError:", "CalledProcessError: Command '*python")
@@ -212,9 +224,11 @@ def _num_steps_after(view: RunView, line: LogLine) -> int:
 
 
 def is_said_mildly(line: LogLine) -> bool:
-    """Return whether the line's author calls it a note or a warning, or tries again."""
+    """Return whether the line's author calls it a note or a warning, goes on, or tries again."""
     is_retry = any(words in line.text for words in _RETRIES)
-    return is_retry or _MILD.search(line.text[:_HEAD]) is not None
+    if is_retry or _MILD.search(line.text[:_HEAD]) or _TRIES_AGAIN.search(line.text):
+        return True
+    return _RAISED.search(line.text) is None and _GOES_ON.search(line.text) is not None
 
 
 def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None] | None:
