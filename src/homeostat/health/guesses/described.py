@@ -43,7 +43,7 @@ _HEDGED = re.compile(
     re.IGNORECASE,
 )
 _SIGNS = re.compile(r"[^\w.=\-/+!'\"<>|()*,:%\ufffd]+")
-_PUNCTUATION = re.compile(r"[.,:)*]+(?= |$)")
+_PUNCTUATION = re.compile(r"(?<![.,:)*])[.,:)*]++(?= |$)")
 _WORD_START = re.compile(r"(?<![^\W_])(?<!_)\S")
 # Words that sentences have, and lines with numbers seldom do.
 _SMALL_WORDS = (
