@@ -269,7 +269,7 @@ def hub_model_unrecognised(view: RunView) -> bool:
 
 
 def lacks_model_type(view: RunView) -> bool:
-    """Return whether a key that was not found is a type of model, and not in a table of one's own.
+    """Return whether a key that was not found is a type of model, and not in the user's own table.
 
     A project's own tables of models, templates or weights have similar keys.
     """
