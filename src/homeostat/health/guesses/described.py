@@ -85,7 +85,8 @@ def described(lines: Sequence[LogLine]) -> tuple[Described, ...]:
         for part in _parts(line.text)
         if _HEDGED.search(part) is None
     ]
-    return tuple(sorted(_named_in(units), key=lambda one: -one.weight))
+    # Most logs have no sentence, and reading the symptoms takes time.
+    return tuple(sorted(_named_in(units), key=lambda one: -one.weight)) if units else ()
 
 
 def sentences(lines: Iterable[LogLine]) -> tuple[LogLine, ...]:
