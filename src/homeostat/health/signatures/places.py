@@ -310,18 +310,20 @@ def _held_by_others(text: str) -> list[float]:
 
 def raised_in_library(view: RunView) -> bool:
     """Return whether the run ended in an exception that a library's code raised, not the user's."""
-    failure = ending_of(view).traceback
-    frames = failure.frames if failure is not None else ()
-    owners = [owner for frame in frames if (owner := owner_of(frame.file)) != "stdlib"]
-    return bool(owners) and owners[-1] != "user"
+    return _owner_that_raised(view) not in ("", "user")
 
 
 def raised_beyond_user(view: RunView) -> bool:
     """Return whether the exception that ended the run, if one did, was not raised in user code."""
+    return _owner_that_raised(view) != "user"
+
+
+def _owner_that_raised(view: RunView) -> str:
+    """Return whose code raised the exception that ended the run; "" if no frame tells."""
     failure = ending_of(view).traceback
     frames = failure.frames if failure is not None else ()
-    owners = [owner for frame in frames if (owner := owner_of(frame.file)) != "stdlib"]
-    return not owners or owners[-1] != "user"
+    owners = (owner_of(frame.file) for frame in reversed(frames))
+    return next((owner for owner in owners if owner != "stdlib"), "")
 
 
 def not_raised_in_own_code(view: RunView, texts: Sequence[str]) -> bool:

@@ -41,9 +41,8 @@ MAX_STEPS_AFTER = 2
 MAX_RARE, MIN_SINCE = 3, 20
 # Where a logger puts its level: INFO, [W301, [W socket.cpp:601], UserWarning, ": W tensorflow/".
 _HEAD = 120
-_RETRIES = ("thrown while requesting", "Retrying in ")
-# What a program says when it knows what to do instead, or tries once more: it continues.
-_TRIES_AGAIN = re.compile(r"\b[Rr]etrying\b|\b[Rr]etry \(?\d{1,3} ?/")
+# What a program says when it tries once more, or knows what to do instead: it continues.
+_TRIES_AGAIN = re.compile(r"thrown while requesting|\b[Rr]etrying\b|\b[Rr]etry \(?\d{1,3} ?/")
 _GOES_ON = re.compile(
     r"[,;:.!-] ?(?:skipping|ignoring|disabling|truncating|setting|using|adding|padding"
     r"|(?:re)?building|creating) |\bfalling back (?:to|on)\b|\b(?:is|are) (?:skipped|ignored)\b"
@@ -225,8 +224,7 @@ def _num_steps_after(view: RunView, line: LogLine) -> int:
 
 def is_said_mildly(line: LogLine) -> bool:
     """Return whether the line's author calls it a note or a warning, continues, or tries again."""
-    is_retry = any(words in line.text for words in _RETRIES)
-    if is_retry or _MILD.search(line.text[:_HEAD]) or _TRIES_AGAIN.search(line.text):
+    if _MILD.search(line.text[:_HEAD]) or _TRIES_AGAIN.search(line.text):
         return True
     return _RAISED.search(line.text) is None and _GOES_ON.search(line.text) is not None
 
